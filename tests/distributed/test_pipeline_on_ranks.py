@@ -33,20 +33,21 @@ def differ(kinds: list[str], depths: list[int]) -> dict[tuple[str, int], list[st
     return found
 
 
-def differ_on_a_drive(folder: str) -> tuple[list[str], int]:
+def differ_on_a_drive(folder: str, like_gpu: bool) -> tuple[list[str], int]:
     """Runs on every rank: where training with rows on a drive differs, and how many rows came back."""
     leave_keras_as_it_is()
     plain = train_at_depth("by chance", 0)
     with pytest.MonkeyPatch.context() as patch:
-        put_on_a_drive(patch, Tiers(host_bytes=600, ssd=folder))
-        tiered = train_at_depth("by chance", 1)
+        put_on_a_drive(patch, Tiers(host_bytes=600, ssd=folder), like_gpu=like_gpu)
+        tiered = train_at_depth("by chance", 2 if like_gpu else 1)
     take_moves(plain)
     moved = take_moves(tiered)
     return differences(plain, tiered), moved
 
 
-def test_rows_on_a_drive_are_read_ahead_on_ranks(tmp_path: Path) -> None:
-    for different, moved in run_ranks(differ_on_a_drive, 2, str(tmp_path), timeout=600):
+@pytest.mark.parametrize("like_gpu", [False, True], ids=["peeks", "prefetches"])
+def test_rows_on_a_drive_are_read_ahead_on_ranks(tmp_path: Path, like_gpu: bool) -> None:
+    for different, moved in run_ranks(differ_on_a_drive, 2, str(tmp_path), like_gpu, timeout=600):
         assert different == []
         assert moved > 0
 

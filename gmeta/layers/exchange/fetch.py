@@ -5,11 +5,15 @@ owners. `Fetch.rows` has the effects of a lookup (rows are evicted, admitted, in
 the rows. Between the two, `Fetch.peek` may read the rows where they are, without any effect. `Fetch.rows`
 then reads again only those that have changed since, and its result is the same, bit for bit. So a scheduler
 may request and peek for the next batch while this one computes.
+
+Of a table on a GPU with `gmeta.policies.Tiers`, rows in host memory come to the GPU only if they are asked
+for (`prefetch`), and are read over the bus before. So a scheduler asks for the rows of a batch when it has
+requested the keys, and peeks one batch later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import tensorflow as tf
@@ -72,6 +76,11 @@ class Fetch:
         """The place of all tables; host memory if they are in different places."""
         return "gpu" if {table.device for table in self.tables} == {"gpu"} else "cpu"
 
+    @property
+    def moves_to_gpu(self) -> bool:
+        """Whether there are tables on a GPU whose rows come there only by prefetches."""
+        return any(_moves_to_gpu(table) for table in self.tables)
+
     def request(self, keys: Sequence[tf.Tensor], samples: tf.Tensor | int = 0) -> Requested:
         """Find the distinct keys, and send them to their owners. The tables don't change.
 
@@ -131,3 +140,25 @@ class Fetch:
             device=self.place,
             name=self.name,
         )
+
+
+def prefetch(lookups: Iterable[tuple[Fetch, Owned]]) -> None:
+    """Let the rows of a batch move to the memory of the GPUs that have their tables. No number changes.
+
+    A table gets one prefetch, of all its keys, since it keeps room for a number of prefetches, not of keys.
+
+    Args:
+      lookups: The batch's lookups, and their keys.
+    """
+    keys: dict[int, tuple[HashTable, list[tf.Tensor]]] = {}
+    for fetch, requested in lookups:
+        for table, owned in zip(fetch.tables, requested.owned, strict=True):
+            if _moves_to_gpu(table):
+                keys.setdefault(id(table), (table, []))[1].append(owned)
+    for table, parts in keys.values():
+        with tf.device(DEVICE_NAMES[table.device]):
+            table.prefetch(parts[0] if len(parts) == 1 else tf.concat(parts, axis=0))
+
+
+def _moves_to_gpu(table: HashTable) -> bool:
+    return table.tiers is not None and table.tiers.hbm_rows is not None

@@ -42,7 +42,9 @@ class Pipeline:
     `gmeta.models.NextItemModel` whole users. `gmeta.models.Model.split_batch` makes the parts.
 
     Tables may be in host memory or on a GPU. The keys of micro-batches are divided in host memory, and travel
-    from there.
+    from there. Of tables on a GPU with rows in host memory (`gmeta.policies.Tiers`), the rows of a batch
+    begin to move to the GPU when its keys are at their owners, by one prefetch a table. With depth 2 they
+    have a whole step for it; with depth 1, the rest of one.
 
     Args:
       depth: 0: a step begins with an exchange of its keys, then reads the rows. 1: while a batch computes,

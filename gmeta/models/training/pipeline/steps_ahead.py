@@ -5,6 +5,13 @@ It makes Keras' steps, one a call, and works on a queue of batches::
     depth 1    call t:   step(t)      beside   request + peek (t + 1)
     depth 2    call t:   step(t)      beside   peek (t + 1)    beside   request (t + 2)
 
+Rows of tables on a GPU that may be in host memory (`gmeta.policies.Tiers`) are asked for when the keys of
+their batch are at their owners, and move to the GPU while batches compute. They aren't peeked in the same
+call, because they would cross the bus twice: with depth 1 their step reads them, when they are on the GPU ::
+
+    depth 1    call t:   step(t)      beside   request + prefetch (t + 1)
+    depth 2    call t:   step(t)      beside   peek (t + 1)    beside   request + prefetch (t + 2)
+
 A call is one `tf.function`. Its arguments and results carry the batches that wait, with what was fetched for
 them, so TensorFlow runs the two halves side by side, without a thread of ours. The exchange of keys is traced
 after the last exchange of rows and before the exchange of gradients: all ranks make their collectives in the
@@ -33,6 +40,7 @@ from tf_keras.src.engine import training
 from gmeta.core import collectives
 from gmeta.core.graph.crossings import from_caller, to_caller
 from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, use_fetched
+from gmeta.layers.exchange.fetch import prefetch
 from gmeta.layers.exchange.sample_counts import active_step_samples
 from gmeta.layers.exchange.window.frozen_window import FrozenWindow
 from gmeta.models.training.pipeline.foresight import foresee
@@ -149,7 +157,7 @@ class StepsAhead:
             while len(waiting) < self._depth:
                 real, data = _next(iterator, waiting[-1])
                 waiting.append(request(real, self._after(made, len(waiting)), self._arrange(data)))
-            waiting[0] = _peek(waiting[0])
+            waiting[0] = self._peek(waiting[0])
             forms[:] = [_Form(waiting)]
             return forms[0].leave(waiting)
 
@@ -157,7 +165,7 @@ class StepsAhead:
         def again(iterator: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
             now, *later = forms[0].enter(tensors)
             number = self._after(self._model.optimizer.iterations, 0)
-            return forms[0].leave([_peek(request(now.real, number, now.data)), *later])
+            return forms[0].leave([self._peek(request(now.real, number, now.data)), *later])
 
         def step(iterator: Any, *tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
             now, *later = forms[0].enter(tensors)
@@ -196,7 +204,16 @@ class StepsAhead:
         """Return the batches that wait in the next step, with what is to be fetched in this one."""
         real, data = _next(iterator, waiting[-1])
         later = [*waiting[1:], request(real, number, self._arrange(data))]
-        return [_peek(later[0]), *later[1:]]
+        return [self._peek(later[0]), *later[1:]]
+
+    def _peek(self, waiting: Waiting) -> Waiting:
+        """Read the rows of the next batch without any effect, except those that are on their way to a GPU."""
+
+        def peek(each: Fetched) -> Fetched:
+            moves = self._depth == 1 and each.fetch.moves_to_gpu
+            return each if moves else each._replace(peeked=each.fetch.peek(each.requested))
+
+        return waiting._replace(lookups=tuple(map(peek, waiting.lookups)))
 
     def _arrange(self, data: Any) -> Any:
         windows = self._model._windows
@@ -220,7 +237,7 @@ class StepsAhead:
         self._reads_number = True
 
     def _request(self, spec: Any) -> Request:
-        """Return a function that sends the keys of a batch to their owners."""
+        """Return a function that sends the keys of a batch to their owners, and asks for its rows there."""
         windows = self._model._windows
         wanted = foresee(self._model, spec) if windows is None else None
 
@@ -228,10 +245,12 @@ class StepsAhead:
             samples = batch_size(data) if collectives.world().size > 1 else 0
             with use_step_number(number, self._note_number):
                 if wanted is None:
-                    return Waiting(real, number, data, windows.request(data, samples))
-                found = wanted(data)
-            lookups = [Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in found]
-            return Waiting(real, number, data, tuple(lookups))
+                    lookups = windows.request(data, samples)
+                else:
+                    found = wanted(data)
+                    lookups = tuple(Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in found)
+            prefetch((each.fetch, each.requested) for each in lookups)
+            return Waiting(real, number, data, lookups)
 
         return request
 
@@ -252,12 +271,6 @@ def _next(iterator: Any, last: Waiting) -> tuple[tf.Tensor, Any]:
         found = iterator.get_next_as_optional()
         real = last.real & found.has_value()
         return real, tf.cond(real, found.get_value, lambda: last.data)
-
-
-def _peek(waiting: Waiting) -> Waiting:
-    """Read the rows of a batch where they are, without any effect."""
-    lookups = [each._replace(peeked=each.fetch.peek(each.requested)) for each in waiting.lookups]
-    return waiting._replace(lookups=tuple(lookups))
 
 
 class _Form:
