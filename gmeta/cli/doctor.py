@@ -25,24 +25,38 @@ from gmeta.core.errors import ConfigError
     type=click.Path(path_type=Path),
     help="With --checkpoint: a folder on the drive that would hold the rows that don't fit in memory.",
 )
+@click.option(
+    "--gpu-bytes",
+    type=click.IntRange(min=1),
+    help="With --checkpoint: the free memory of the GPU that would hold rows; else nvidia-smi says it.",
+)
 @click.pass_context
-def command(ctx: click.Context, size: int | None, checkpoint: Path | None, ssd: Path | None) -> None:
+def command(
+    ctx: click.Context,
+    size: int | None,
+    checkpoint: Path | None,
+    ssd: Path | None,
+    gpu_bytes: int | None,
+) -> None:
     """Say what this installation is and what is wrong with it.
 
     Each line reports one check; a line that starts with BROKEN names a problem, and ends with its remedy. The
     exit code is 1 if anything that gmeta needs is broken.
 
     With --checkpoint it also says what each table of a model takes, and whether all fit in host memory, or
-    which gmeta.policies.Tiers would do with the drive of --ssd. If they fit in neither, that is BROKEN too.
+    which gmeta.policies.Tiers would do with the drive of --ssd; and, where there is a GPU or with
+    --gpu-bytes, how many rows fit in the GPU's memory, and the others in host memory. If they fit nowhere,
+    that is BROKEN too.
 
     With --np the command then starts that many ranks; under horovodrun it uses horovodrun's ranks. There it
     runs every collective that training uses, checks the results, and prints latency, bandwidth, each rank's
     versions, and how tensors in host memory and on GPUs travel.
     """
-    if ssd is not None and checkpoint is None:
-        raise ConfigError(
-            f"--ssd {ssd} is for the rows of a checkpoint: add --checkpoint FOLDER, or leave it out"
-        )
+    for option, value in (("--ssd", ssd), ("--gpu-bytes", gpu_bytes)):
+        if value is not None and checkpoint is None:
+            raise ConfigError(
+                f"{option} {value} is for the rows of a checkpoint: add --checkpoint FOLDER, or leave it out"
+            )
     if checkpoint is not None and (size is not None or under_launcher()):
         raise ConfigError(
             f"--checkpoint {checkpoint} is compared with this machine, and needs no ranks: leave out --np "
@@ -57,7 +71,7 @@ def command(ctx: click.Context, size: int | None, checkpoint: Path | None, ssd: 
     if checkpoint is not None:
         from gmeta.cli.checks.capacity import examine_tables  # what it imports may be broken
 
-        tables = examine_tables(checkpoint, ssd)  # before TensorFlow takes memory
+        tables = examine_tables(checkpoint, ssd, gpu_bytes)  # before TensorFlow takes memory
     findings = [*core.examine(), *tables]
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:

@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from gmeta import ops, optimizers, policies
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.cli import main
-from gmeta.cli.checks import capacity
+from gmeta.cli.checks import capacity, gpu_capacity
 from gmeta.cli.checks import installation as doctor
-from gmeta.cli.checks.capacity import Drive, TableSize, judge
+from gmeta.cli.checks.capacity import Drive, judge
+from gmeta.cli.checks.gpu_capacity import judge_gpu
 from gmeta.cli.checks.installation import Finding, Status
+from gmeta.cli.checks.table_sizes import TableSize
 from gmeta.cli.nccl_log import parse_transports
 from gmeta.core import collectives, native
 from gmeta.core.errors import ConfigError
@@ -148,10 +150,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def size_up(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, *options: object, memory: int, free: int = 0
 ) -> Result:
-    """Call the command on a machine of that memory and drive, on which segments take no memory."""
+    """Call the command on a machine of that memory and drive without a GPU, where blocks take no memory."""
     monkeypatch.setattr(doctor, "examine", lambda: [Finding("python", "3")])
     monkeypatch.setattr(capacity, "available_memory", lambda: memory)
     monkeypatch.setattr(capacity, "SEGMENT_BYTES", 0)
+    monkeypatch.setattr(capacity, "gpu_memory", lambda: None)
+    monkeypatch.setattr(gpu_capacity, "BLOCK_BYTES", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     return CliRunner().invoke(main, ["doctor", "--checkpoint", str(checkpoint), *map(str, options)])
 
@@ -159,9 +163,10 @@ def size_up(
 NEEDED = 1000 * 776 + 200 * 24 + 100 * 40 + 1300 * 48
 
 
-def verdict(done: Result) -> str:
-    (line,) = [line for line in done.output.splitlines() if " tables " in line and "model needs" in line]
-    return re.sub(" +", " ", line)
+def verdict(done: Result, subject: str = "tables") -> str:
+    found = [re.sub(" +", " ", line) for line in done.output.splitlines()]
+    (line,) = [line for line in found if f" {subject} this model needs" in line]
+    return line
 
 
 def test_tables_that_fit_in_memory(monkeypatch: pytest.MonkeyPatch, checkpoints: Path) -> None:
@@ -223,6 +228,108 @@ def test_memory_that_does_not_hold_the_index(
     assert "add 10.9 kB of memory" in verdict(done)
 
 
+ON_GPU = 776_000 + 200 * 24 + 100 * 40
+INDEX_ON_GPU = 16 * (2048 + 1024)  # at most three quarters full
+
+
+def test_tables_that_fit_on_a_gpu(monkeypatch: pytest.MonkeyPatch, checkpoints: Path) -> None:
+    gpu = -(-(ON_GPU + INDEX_ON_GPU * 3 // 2) * 4 // 3)
+    done = size_up(monkeypatch, checkpoints, "--gpu-bytes", gpu, memory=10**5)
+    assert done.exit_code == 0, done.output
+    assert verdict(done, "tables on a GPU") == (
+        "ok tables on a GPU this model needs 1,300 rows, 834 kB with their index; "
+        "all of them fit in the GPU's memory"
+    )
+    assert "ok gpu memory 1.14 MB available: 859 kB for tables" in re.sub(" +", " ", done.output)
+    assert verdict(done).startswith("note tables")  # they needn't fit in host memory
+    monkeypatch.setattr(capacity, "gpu_memory", lambda: gpu)
+    found = capacity.examine_tables(checkpoints, None)
+    assert [each.status for each in found if each.subject == "tables on a GPU"] == [Status.OK]
+
+
+def test_tables_that_need_tiers_on_a_gpu_name_them(
+    monkeypatch: pytest.MonkeyPatch, checkpoints: Path
+) -> None:
+    gpu = (400_000) * 4 // 3 + 1
+    done = size_up(monkeypatch, checkpoints, "--gpu-bytes", gpu, memory=620_000)
+    assert done.exit_code == 0, done.output
+    rows = (400_000 - INDEX_ON_GPU * 3 // 2 - 8800) // 776  # of `user`, beside all rows of `item`
+    assert verdict(done, "tables on a GPU") == (
+        f"note tables on a GPU this model needs 1,300 rows, 834 kB with their index; {rows + 300} of them "
+        f"({(rows + 300) / 1300:.1%}) fit in the GPU's memory, and the others in "
+        f"{(1000 - rows) * 776 / 1e3:.3g} kB of host memory: "
+        f"give the tables device='gpu', tiers=Tiers(hbm_rows={rows})"
+    )
+    less = size_up(monkeypatch, checkpoints, "--gpu-bytes", gpu, memory=600_000)
+    assert less.exit_code == 1
+    assert "but the others take 459 kB of host memory, which lacks 8.62 kB: add 11.5 kB of memory" in verdict(
+        less, "tables on a GPU"
+    )
+
+
+def test_a_gpu_that_does_not_hold_the_index(monkeypatch: pytest.MonkeyPatch, checkpoints: Path) -> None:
+    done = size_up(monkeypatch, checkpoints, "--gpu-bytes", 90_000, memory=10**7)
+    assert done.exit_code == 0  # they fit in host memory
+    said = verdict(done, "tables on a GPU")
+    assert said.startswith("note tables on a GPU")
+    assert (
+        "the index of all rows takes 49.2 kB of the GPU's memory, half as much again while it grows" in said
+    )
+
+
+SHAPES = st.lists(
+    st.tuples(st.integers(0, 10**9), st.integers(1, 4096), st.floats(0, 1), st.booleans()),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(SHAPES, st.integers(1 << 24, 1 << 42))
+def test_proposed_rows_on_a_gpu_are_the_most_that_fit(
+    shapes: list[tuple[int, int, float, bool]], gpu: int
+) -> None:
+    tables = [
+        TableSize(str(number), rows, floats, int(half * rows) if two else 0, two)
+        for number, (rows, floats, half, two) in enumerate(shapes)
+    ]
+
+    def needed(hbm_rows: int) -> int:
+        total = 0
+        for table in tables:
+            slots = 1024
+            while slots * 0.75 < table.rows:
+                slots *= 2
+            numbers = (table.floats + 3) // 4 * 4
+            full = -(-hbm_rows // 2) if table.two_precisions else hbm_rows
+            total += (4 << 20) + slots * 24 + min(table.half_rows, hbm_rows) * (8 + 2 * numbers)
+            total += min(table.rows - table.half_rows, full) * (8 + 4 * numbers)
+        return total
+
+    found = judge_gpu(tables, gpu, 1 << 62)
+    if found.status is Status.OK:
+        assert needed(10**10) <= 0.75 * gpu
+    elif found.status is Status.NOTE:
+        rows = int(re.findall(r"hbm_rows=(\d+)", str(found.remedy))[0])
+        assert needed(rows) <= 0.75 * gpu < needed(rows + 1) + 1
+    else:
+        assert needed(1) > int(0.75 * gpu)
+
+
+def test_a_gpus_memory_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_capacity.gpu_memory() is None
+    command = tmp_path / "nvidia-smi"
+    for script, expected in (
+        ("echo 81000; echo 70000", 70_000 << 20),
+        ("echo No devices were found; exit 6", None),
+        ("echo '[N/A]'", None),
+        ("true", None),
+    ):
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o755)
+        assert gpu_capacity.gpu_memory() == expected
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 10**10), st.integers(1, 4096)), min_size=1, max_size=4),
     st.integers(1 << 20, 1 << 42),
@@ -269,6 +376,7 @@ def test_available_memory_is_the_containers_if_that_is_less(
             ["--ssd", "{}"],
             "--ssd {} is for the rows of a checkpoint: add --checkpoint FOLDER, or leave it out",
         ),
+        (["--gpu-bytes", "9"], "--gpu-bytes 9 is for the rows of a checkpoint: add --checkpoint FOLDER"),
         (["--checkpoint", "{}", "--np", "2"], "--checkpoint {} is compared with this machine, and needs no"),
     ],
 )

@@ -1,7 +1,6 @@
 """Compares the tables of a checkpoint with the memory and the drive of this machine, for ``gmeta doctor``.
 
-It loads no TensorFlow. Rows of `gmeta.policies.TwoPrecisions` are counted by their frequencies, so the
-records of such a table are read; of other tables the manifest says all.
+It loads no TensorFlow. `gmeta.cli.checks.gpu_capacity` does the same for tables on a GPU.
 """
 
 from __future__ import annotations
@@ -10,22 +9,16 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from gmeta.checkpoint.files.chain import CheckpointReader
 from gmeta.checkpoint.files.contents import find_checkpoint, format_size
-from gmeta.checkpoint.files.manifest import TableEntry
+from gmeta.cli.checks.gpu_capacity import gpu_memory, judge_gpu
 from gmeta.cli.checks.installation import Finding, Status
+from gmeta.cli.checks.table_sizes import TABLES_SHARE, TableSize, describe, read_sizes
 from gmeta.core.errors import ConfigError
-from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.policies import Tiers
 from gmeta.policies.eviction import ROW_INDEX_BYTES
-
-TABLES_SHARE = 0.75
-"""Share of the available memory that tables may take. The rest of the process has the others."""
 
 DISK_ROW_BYTES = 12  # of a row on the drive, besides its record
 PLACE_BYTES = 16  # of memory, at most, for a row on the drive
@@ -37,38 +30,6 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class TableSize:
-    """Size of one table.
-
-    Attributes:
-      name: Its name in the checkpoint.
-      rows: Number of rows.
-      floats: Weights and slots of a row.
-      half_rows: How many rows are in half precision.
-    """
-
-    name: str
-    rows: int
-    floats: int
-    half_rows: int = 0
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a float32 row."""
-        return 8 + 4 * self.floats
-
-    @property
-    def half_bytes(self) -> int:
-        """Bytes of a row in half precision."""
-        return 8 + 4 * -(-self.floats // 2)
-
-    @property
-    def records(self) -> int:
-        """Bytes of all rows, without the index."""
-        return self.rows * self.row_bytes - self.half_rows * (self.row_bytes - self.half_bytes)
-
-
-@dataclass(frozen=True)
 class Drive:
     """The drive that would hold rows: a folder on it, and its free bytes."""
 
@@ -76,12 +37,15 @@ class Drive:
     free: int
 
 
-def examine_tables(checkpoint: Path, ssd: Path | None) -> list[Finding]:
+def examine_tables(checkpoint: Path, ssd: Path | None, gpu_bytes: int | None = None) -> list[Finding]:
     """Say what a checkpoint's tables need, what this machine has, and whether the tables fit.
+
+    Tables that fit in host memory or on a GPU aren't `Status.BROKEN` because they don't fit in the other.
 
     Args:
       checkpoint: A checkpoint, or a folder of checkpoints, whose latest one is taken.
       ssd: A folder on the drive that would hold rows; None: there is no such drive.
+      gpu_bytes: The free memory of a GPU; None: that of this machine's GPUs, if it has any.
 
     Raises:
       DataError: There is no checkpoint, or it isn't whole.
@@ -94,33 +58,20 @@ def examine_tables(checkpoint: Path, ssd: Path | None) -> list[Finding]:
     share = f"{format_size(memory * TABLES_SHARE)} for tables, the rest for the process"
     findings = [
         Finding("checkpoint", str(folder)),
-        *map(_describe, tables),
+        *map(describe, tables),
         Finding("host memory", f"{format_size(memory)} available: {share}"),
     ]
     if drive is not None:
         findings.append(Finding("drive", f"{format_size(drive.free)} free in {drive.folder}"))
-    return [*findings, judge(tables, memory, drive)]
-
-
-def read_sizes(folder: Path) -> list[TableSize]:
-    """Read the sizes of a checkpoint's tables.
-
-    Raises:
-      DataError: The checkpoint isn't whole.
-    """
-    with CheckpointReader(folder) as reader:
-        return [
-            TableSize(name, entry.size, entry.dim + entry.slot_floats, _half_rows(reader, name, entry))
-            for name, entry in reader.manifest.tables.items()
-        ]
-
-
-def _half_rows(reader: CheckpointReader, name: str, entry: TableEntry) -> int:
-    half_below = entry.settings.get("half_below")
-    if half_below is None:
-        return 0
-    frequencies = (reader.read_shard(name, shard)["frequency"] for shard in range(LOGICAL_SHARDS))
-    return sum(int(np.count_nonzero(found < half_below)) for found in frequencies)
+    verdicts = [judge(tables, memory, drive)]
+    gpu = gpu_memory() if gpu_bytes is None else gpu_bytes
+    if gpu is not None:
+        share = f"{format_size(gpu * TABLES_SHARE)} for tables, the rest for the model"
+        findings.append(Finding("gpu memory", f"{format_size(gpu)} available: {share}"))
+        verdicts.append(judge_gpu(tables, gpu, memory))
+    if any(each.status is not Status.BROKEN for each in verdicts):
+        verdicts = [replace(v, status=Status.NOTE) if v.status is Status.BROKEN else v for v in verdicts]
+    return [*findings, *verdicts]
 
 
 def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Finding:
@@ -186,16 +137,6 @@ def _divide(tables: Sequence[TableSize], host_bytes: int) -> tuple[int, int]:
         held += int(part * table.rows)
         files += (1 - part) * DISK_FACTOR * (table.records + DISK_ROW_BYTES * table.rows)
     return held, math.ceil(files)
-
-
-def _describe(table: TableSize) -> Finding:
-    half = f", {table.half_rows:,} of {table.half_bytes} in half precision" if table.half_rows else ""
-    index = format_size(table.rows * ROW_INDEX_BYTES)
-    return Finding(
-        f"table {table.name}",
-        f"{table.rows:,} rows of {table.row_bytes} bytes{half}: {format_size(table.records)}, "
-        f"and {index} for their index",
-    )
 
 
 def _drive(folder: Path) -> Drive:
