@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops import HashTable
+from gmeta.ops.device import asked_place
 from gmeta.policies import Tiers
 from gmeta.testing.reference import ReferenceHashTable
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     import pytest
 
 
-def put_on_a_drive(patch: pytest.MonkeyPatch, tiers: Tiers, *, like_gpu: bool = False) -> None:
-    """Give all tables that are made from now on these tiers, unless they have some.
+def give_tiers(patch: pytest.MonkeyPatch, tiers: Tiers, *, like_gpu: bool = False) -> None:
+    """Give all tables that are made from now on these tiers, unless they have some or are in another place.
 
     Args:
       patch: Undoes it.
@@ -26,7 +27,9 @@ def put_on_a_drive(patch: pytest.MonkeyPatch, tiers: Tiers, *, like_gpu: bool = 
     make = HashTable.__init__
 
     def make_tiered(self: HashTable, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **{**kwargs, "tiers": kwargs.get("tiers") or tiers})
+        on_gpu = asked_place(kwargs.get("device", "auto"), "a table") == "gpu"
+        fit = tiers if on_gpu == (tiers.hbm_rows is not None) else None
+        make(self, *args, **{**kwargs, "tiers": kwargs.get("tiers") or fit})
         if like_gpu:
             self._tiers = Tiers(hbm_rows=1)
 

@@ -13,7 +13,7 @@ from gmeta.policies import Tiers
 from gmeta.testing.jobs.pipeline_runs import KINDS, differences, take_moves, train_at_depth
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.tables import put_on_a_drive
+from gmeta.testing.tables import give_tiers
 
 pytestmark = pytest.mark.ranks
 
@@ -38,7 +38,7 @@ def differ_on_a_drive(folder: str, like_gpu: bool) -> tuple[list[str], int]:
     leave_keras_as_it_is()
     plain = train_at_depth("by chance", 0)
     with pytest.MonkeyPatch.context() as patch:
-        put_on_a_drive(patch, Tiers(host_bytes=600, ssd=folder), like_gpu=like_gpu)
+        give_tiers(patch, Tiers(host_bytes=600, ssd=folder), like_gpu=like_gpu)
         tiered = train_at_depth("by chance", 2 if like_gpu else 1)
     take_moves(plain)
     moved = take_moves(tiered)

@@ -137,8 +137,10 @@ def test_rows_beyond_those_of_the_gpu_are_in_host_memory_and_the_same(precision)
         for tiers in (None, policies.Tiers(hbm_rows=1000))
     ]
     for table in tables:
-        for start in (0, 20_000, 10_000):
-            found = table.lookup(np.arange(start, start + 40_000))
+        for start in (0, 20_000, 10_000, 25_000):
+            ids = np.arange(start, start + 40_000)
+            table.prefetch(ids[::40])
+            found = table.lookup(ids)
             table.apply_gradients(found.keys, tf.sin(found.rows))
     assert_same_tables(*tables)
 

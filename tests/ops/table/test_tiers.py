@@ -21,7 +21,7 @@ from gmeta.ops.device import VARIABLE
 from gmeta.policies import Tiers
 from gmeta.testing.jobs import warm
 from gmeta.testing.jobs.pipeline_runs import differences, take_moves, train_at_depth
-from gmeta.testing.tables import assert_same_tables, put_on_a_drive
+from gmeta.testing.tables import assert_same_tables, give_tiers
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ from gmeta.testing.tables import assert_same_tables, put_on_a_drive
 )
 def test_a_training_is_that_of_tables_in_memory(tmp_path, monkeypatch, kind, depth):
     expected = train_at_depth(kind, depth, epochs=1)
-    put_on_a_drive(monkeypatch, Tiers(host_bytes=600, ssd=tmp_path))  # less than a batch needs
+    give_tiers(monkeypatch, Tiers(host_bytes=600, ssd=tmp_path))  # less than a batch needs
     found = train_at_depth(kind, depth, epochs=1)
     assert take_moves(expected) == 0
     assert take_moves(found) > 0

@@ -9,7 +9,7 @@ import pytest
 from gmeta.ops import HashTable
 from gmeta.policies import Tiers
 from gmeta.testing.jobs.pipeline_runs import differences, take_moves, train_at_depth
-from gmeta.testing.tables import put_on_a_drive
+from gmeta.testing.tables import give_tiers
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def test_only_tables_with_tiers_on_a_gpu_are_prefetched(traced, depth, micro_bat
 
 @pytest.mark.parametrize(("kind", "depth"), [("by chance", 1), ("towers", 2)])
 def test_all_numbers_are_those_of_depth_0(kind, depth, tmp_path, monkeypatch):
-    put_on_a_drive(monkeypatch, Tiers(host_bytes=600, ssd=tmp_path), like_gpu=True)
+    give_tiers(monkeypatch, Tiers(host_bytes=600, ssd=tmp_path), like_gpu=True)
     found, expected = train_at_depth(kind, depth), dict(at_depth_0(kind))
     assert take_moves(found) > 0
     take_moves(expected)
