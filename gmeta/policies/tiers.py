@@ -40,7 +40,7 @@ class Tiers:
     (``statistics().crowded``). The index of all keys is in HBM; a table of n keys, with w weights and
     optimizer slots in a row, takes there::
 
-      16 * slots + hbm_rows * (8 + 4 * ceil(w / 4) * 4) bytes,   slots = 2^ceil(log2(n / 0.75))
+      16 * slots + 8 * n + hbm_rows * (8 + 4 * ceil(w / 4) * 4) bytes,   slots = 2^ceil(log2(n / 0.75))
 
     Args:
       host_bytes: Bytes of the rows in memory after each step; from its lookup to its update, the rows of its
@@ -52,8 +52,9 @@ class Tiers:
       hbm_rows: About how many rows the GPU's memory holds, >= 1: of each table of a collection, so a table
         that has fewer rows takes less. With `TwoPrecisions`, as many rows in half precision, and half as many
         in float32, which takes no more memory.
-      lookahead: With ``hbm_rows``: rows that this many prefetches before the last one asked for don't move
-        down, >= 0. Let it be the pipeline's depth at least, or rows may go before their step.
+      lookahead: With ``hbm_rows``: how many batches a prefetch is ahead of its batch's lookup, 0 to 64; of a
+        pipeline, its depth. A lookup waits for all but so many of the latest prefetches. Rows that the last
+        ``lookahead + 2`` prefetches asked for stay in HBM.
 
     Raises:
       ConfigError: An argument isn't an integer within its limits; ``host_bytes`` and ``ssd`` are not both
@@ -87,7 +88,7 @@ class Tiers:
                 "Tiers: no tier is given: give host_bytes and ssd for a table in host memory, or hbm_rows "
                 "for one on a GPU"
             )
-        check_whole(self, "lookahead", self.lookahead, 0, 2**31 - 1)
+        check_whole(self, "lookahead", self.lookahead, 0, 64)
         if self.hbm_rows is not None:
             check_whole(self, "hbm_rows", self.hbm_rows, 1, 2**53)
         elif self.lookahead != Tiers.lookahead:

@@ -16,6 +16,7 @@ from gmeta.cli.checks.table_sizes import TABLES_SHARE, TableSize
 from gmeta.policies import Tiers
 
 SLOT_BYTES = 16  # of the index
+ROW_BYTES = 8  # a row's mark, and its place among the free numbers
 FEWEST_SLOTS = 1024
 BLOCK_BYTES = 4 << 20  # rows are allocated in blocks of at most as many bytes, if 32 rows don't take more
 
@@ -82,11 +83,11 @@ def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int) -> Finding:
 
 
 def index_bytes(rows: int) -> int:
-    """Return the bytes of the index of a table that has grown to many rows: 21 to 43 a row."""
+    """Return the bytes beside the rows of a table that has grown to many: 29 to 51 a row."""
     slots = FEWEST_SLOTS
     while slots // 4 * 3 < rows:
         slots *= 2
-    return slots * SLOT_BYTES
+    return slots * SLOT_BYTES + rows * ROW_BYTES
 
 
 def _most_rows(tables: Sequence[TableSize], left: int) -> int:

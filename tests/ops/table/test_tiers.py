@@ -128,7 +128,7 @@ def test_tiers_of_before_there_were_others_are_read():
     [
         ({"host_bytes": 0, "ssd": "rows"}, "host_bytes must be an integer of at least 1, got 0"),
         ({"hbm_rows": 0}, "hbm_rows must be an integer from 1 to 9007199254740992, got 0"),
-        ({"hbm_rows": 5, "lookahead": -1}, "lookahead must be an integer from 0 to 2147483647, got -1"),
+        ({"hbm_rows": 5, "lookahead": -1}, "lookahead must be an integer from 0 to 64, got -1"),
         ({"host_bytes": 5}, "host_bytes and ssd go together, got 5 and None"),
         ({"ssd": "rows", "hbm_rows": 5}, "host_bytes and ssd go together, got None and 'rows'"),
         ({}, "no tier is given: give host_bytes and ssd .* or hbm_rows"),
