@@ -29,6 +29,7 @@ def test_a_smoke_run(subject, tmp_path):
         known = (
             f"{subject}/",
             f"{subject.replace('_', '/')}/",
+            f"{subject.removeprefix('gpu_')}/",
             "pipeline/",
         )  # of the parts that steps consist of
         assert result["name"].startswith(known)

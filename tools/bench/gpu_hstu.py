@@ -38,12 +38,18 @@ _PRODUCTS = 64  # of a call: 0.1 s on an H200, beside which the call itself take
 BATCH = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)]  # ids, offsets
 
 
+def offsets_of(tokens: int, rng: np.random.Generator) -> np.ndarray:
+    """Offsets of histories of about so many tokens together."""
+    lengths = np.clip(rng.lognormal(np.log(600) - 0.32, 0.8, 4 * tokens // 600), 1, LONGEST).astype(np.int64)
+    lengths = lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), tokens)))]
+    return np.concatenate([[0], np.cumsum(lengths)])
+
+
 def batch_of(tokens: int, seed: int) -> tuple[tf.Tensor, tf.Tensor, int]:
     """Ids and offsets of about so many tokens, and how many pairs they see."""
     rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(np.log(600) - 0.32, 0.8, 4 * tokens // 600), 1, LONGEST).astype(np.int64)
-    lengths = lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), tokens)))]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = offsets_of(tokens, rng)
+    lengths = np.diff(offsets)
     ids = (rng.zipf(1.1, offsets[-1]) * 2654435761) % ITEMS
     return tf.constant(ids), tf.constant(offsets), int((lengths * (lengths + 1) // 2).sum())
 
@@ -56,9 +62,8 @@ def operations(dim: int, blocks: int, tokens: int, pairs: int) -> float:
 class Trainer:
     """A model over a table, and its step."""
 
-    def __init__(self, dim: int, blocks: int, heads: int, device: str) -> None:
-        tf.keras.backend.clear_session()
-        self.table = HashTable(dim, Adam(1e-3), seed=1, name="items", device=device)
+    def __init__(self, table: HashTable, blocks: int, heads: int) -> None:
+        self.table, dim = table, table.dim
         self.stack = HSTU(
             blocks=blocks,
             heads=heads,
@@ -96,14 +101,19 @@ class Trainer:
     def step(self, ids: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         """A step of training; the loss before it."""
         lookup = self.table.lookup(ids)
-        with tf.GradientTape() as tape:
-            tape.watch(lookup.rows)
-            loss = self.loss(lookup.rows, lookup.inverse, offsets)
-        weights = self.stack.trainable_variables
-        of_rows, *of_weights = tape.gradient(loss, [lookup.rows, *weights])
-        self.optimizer.apply_gradients(zip(of_weights, weights, strict=True))
+        loss, of_rows = self.train_model(lookup.rows, lookup.inverse, offsets)
         self.table.apply_gradients(lookup.keys, of_rows)
         return loss
+
+    def train_model(self, rows: tf.Tensor, inverse: tf.Tensor, offsets: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Train the blocks on rows; the loss before, and the gradient of the rows."""
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            loss = self.loss(rows, inverse, offsets)
+        weights = self.stack.trainable_variables
+        of_rows, *of_weights = tape.gradient(loss, [rows, *weights])
+        self.optimizer.apply_gradients(zip(of_weights, weights, strict=True))
+        return loss, of_rows
 
 
 def seconds(run: Callable[[int], tf.Tensor], steps: int, warm_up: int = 3) -> float:
@@ -136,7 +146,9 @@ def matmul_rate(size: int) -> float:
 def train(name: str, tokens: int, steps: int, device: str, rate: float) -> list[Result]:
     """Training one of the models."""
     dim, blocks, heads = MODELS[name]
-    trainer = Trainer(dim, blocks, heads, device)
+    tf.keras.backend.clear_session()
+    table = HashTable(dim, Adam(1e-3), seed=1, name="items", device=device)
+    trainer = Trainer(table, blocks, heads)
     batches = [batch_of(tokens, seed) for seed in range(4)]
     of = lambda call: lambda i: call(*batches[i % 4][:2])  # noqa: E731
     whole = seconds(of(trainer.step), steps)

@@ -144,9 +144,14 @@ def report(title: str, results: Sequence[Result], path: Path | None, **facts: An
         )
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        objects = [{**machine(), **facts}, *(result.to_json() for result in results)]
-        path.write_text(json.dumps(objects, indent=1) + "\n")
+        write(path, results, **facts)
+
+
+def write(path: Path, results: Sequence[Result], **facts: Any) -> None:
+    """Write results as JSON; benchmarks that take long do so whenever they have one more."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    objects = [{**machine(), **facts}, *(result.to_json() for result in results)]
+    path.write_text(json.dumps(objects, indent=1) + "\n")
 
 
 def _bare(word: str) -> str:

@@ -26,56 +26,18 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 import numpy as np
 import tensorflow as tf
 from gmeta.ops import HashTable
-from gmeta.optimizers import Adam
 from gmeta.policies import Tiers
 from harness import WARM_UP, Result, parser, report
-from numpy.typing import NDArray
 from parts.tiers.drive import Drive, written_bytes
 from parts.tiers.figure import plot
-
-Ids = NDArray[np.int64]
-
-
-def batches(rows: int, size: int, skew: float, seed: int) -> Iterator[Ids]:
-    """Draw the distinct ids of batches, endlessly; a skew of 0 is uniform."""
-    random = np.random.default_rng(seed)
-    order = random.permutation(rows)
-    shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew)
-    while True:
-        drawn = np.searchsorted(shares, random.random(size) * shares[-1])
-        yield np.unique(order[drawn]).astype(np.int64)
-
-
-def expected_hits(rows: int, cached: int, skew: float, size: int) -> float:
-    """Return the share of a batch's distinct ids that Che's approximation has in a cache of distinct ids.
-
-    An id of which a batch has one with probability q is there if it came within the last T batches, T such
-    that ``cached`` ids did in the mean: ``1 - (1 - q)^T`` (Che, Tung and Wang, 2002).
-    """
-    share = np.arange(1, rows + 1, dtype=np.float64) ** -skew
-    once = -np.expm1(size * np.log1p(-share / share.sum()))
-    low, high = 0.0, 1e9
-    for _ in range(200):
-        middle = (low + high) / 2
-        held = -np.expm1(middle * np.log1p(-np.minimum(once, 1 - 1e-12)))
-        low, high = (middle, high) if held.sum() < cached else (low, middle)
-    return float((once * held).sum() / once.sum())
-
-
-def new_table(given: Namespace, tiers: Tiers | None) -> HashTable:
-    """Make a table and all of its rows."""
-    table = HashTable(given.dim, Adam(1e-3), tiers=tiers, device="cpu")
-    for first in range(0, given.rows, 50_000):
-        table.lookup_keys(np.arange(first, min(given.rows, first + 50_000)))
-        table.apply_gradients([], tf.zeros([0, given.dim]))
-    return table
+from parts.tiers.tables import new_table
+from parts.tiers.zipf import Ids, batches, che
 
 
 def train(table: HashTable, ids: Ids, gradients: tf.Tensor) -> None:
@@ -88,8 +50,8 @@ def steps(given: Namespace, folder: Path, cache: int, skew: float) -> list[Resul
     """Measure steps with a share of the rows in memory."""
     record = 8 + 12 * given.dim
     memory = given.rows * record * cache // 100
-    tiered = new_table(given, Tiers(memory, str(folder / "rows")))
-    whole = new_table(given, None)
+    tiered = new_table(given.rows, given.dim, Tiers(memory, str(folder / "rows")))
+    whole = new_table(given.rows, given.dim)
     gradients = tf.ones([given.batch, given.dim])
     contenders = {"tiered": lambda ids: train(tiered, ids, gradients)}
     contenders["memory"] = lambda ids: train(whole, ids, gradients)
@@ -114,7 +76,7 @@ def steps(given: Namespace, folder: Path, cache: int, skew: float) -> list[Resul
             brought += int(tiered.statistics().brought) - before
     took = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
     about = f"zipf{skew:g}/cache{cache}"
-    hits = 100 * expected_hits(given.rows, given.rows * cache // 100, skew, given.batch)
+    hits = 100 * che(given.rows, given.rows * cache // 100, skew, given.batch).hits
     return [
         Result(f"tiers/cpu/step/{about}", took["tiered"], "ms", "RocksDB", took.get("rocksdb")),
         Result(f"tiers/cpu/memory/{about}", took["tiered"] / took["memory"], "times a table in memory"),
@@ -126,7 +88,7 @@ def drive(given: Namespace, folder: Path) -> list[Result]:
     """Measure the drive, and the rows that come from it."""
     record = 8 + 12 * given.dim
     raw = Drive(folder, given.rows * record)
-    table = new_table(given, Tiers(given.rows * record // 2, str(folder / "rows")))
+    table = new_table(given.rows, given.dim, Tiers(given.rows * record // 2, str(folder / "rows")))
     gradients = tf.ones([given.batch, given.dim])
     reads, rows, drawn = [], [], batches(given.rows, given.batch, 0.0, 1)
     before, moved = written_bytes(), int(table.statistics().spilled)

@@ -1,0 +1,182 @@
+"""Part hstu: steps of the model of `gmeta bench gpu_hstu` over tables that are held in different ways.
+
+All contenders take the same batches in turn, in rounds. One more takes rows that are there already: what a
+step takes without its embeddings. A step's time ends when its loss has come to the host.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
+import gpu_hstu
+import numpy as np
+import tensorflow as tf
+from gmeta.ops import HashTable
+from gmeta.policies import Tiers
+from harness import Result
+from parts.tiers.tables import new_table
+from parts.tiers.zipf import Zipf, che
+
+SKEW, LOOKAHEAD = 1.05, 2
+_STEPS = 6  # of a round
+_PAPER = 5  # % of a step that 9N-LLM's embeddings take
+
+Batch = tuple[tf.Tensor, tf.Tensor]  # ids, offsets
+Step = Callable[[Batch], Any]
+
+
+class Bare:
+    """A trainer's model on rows that are there already."""
+
+    def __init__(self, trainer: gpu_hstu.Trainer) -> None:
+        self._trainer = trainer
+
+    @tf.function(reduce_retracing=True)
+    def step(self, rows: tf.Tensor, inverse: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
+        """Train the blocks, and compute the gradient of the rows."""
+        loss, of_rows = self._trainer.train_model(rows, inverse, offsets)
+        values = of_rows.values if isinstance(of_rows, tf.IndexedSlices) else of_rows
+        return loss + 0.0 * tf.reduce_sum(values[:1])
+
+
+def measure(given: Namespace, note: Callable[..., None]) -> None:
+    """Measure steps with each share of the rows in the GPU's memory."""
+    for cache in given.caches:
+        with tempfile.TemporaryDirectory() as folder:
+            _of_cache(given, cache, folder, note)
+
+
+def _of_cache(given: Namespace, cache: int, folder: str, note: Callable[..., None]) -> None:
+    model = "d512x3"
+    dim, blocks, heads = (32, 2, 2) if given.smoke else gpu_hstu.MODELS[model]
+    rows, tokens = given.rows, given.batch
+    bound = _tiers(rows, dim, cache, folder)
+    with_gpu = bool(tf.config.list_physical_devices("GPU"))
+    tables = {
+        "hbm": new_table(rows, dim, device="gpu"),
+        "tiers": new_table(rows, dim, bound, device="gpu" if with_gpu else "cpu"),
+        "no_prefetch": new_table(rows, dim, bound, device="gpu" if with_gpu else "cpu"),
+        "host": new_table(rows, dim, device="cpu"),
+    }
+    print(f"  tables of {rows:,} rows are made", flush=True)
+    trainers = {name: gpu_hstu.Trainer(table, blocks, heads) for name, table in tables.items()}
+    draw, random = Zipf(rows, SKEW, 0), np.random.default_rng(1)
+
+    def batches(count: int) -> list[Batch]:
+        offsets = [gpu_hstu.offsets_of(tokens, random) for _ in range(count)]
+        return [(tf.constant(draw.ids(int(each[-1]))), tf.constant(each)) for each in offsets]
+
+    tiered = trainers["tiers"]
+    warm = min(given.warm, math.ceil(2 * che(rows, rows * cache // 100, SKEW, tokens).batches))
+    for _ in range(warm):
+        [(ids, offsets)] = batches(1)
+        tiered.table.prefetch(ids)
+        tiered.rows(ids, offsets)
+    print(f"  the cache is warm after {warm} batches", flush=True)
+    bare = Bare(trainers["hbm"])
+    plain: dict[str, Step] = {name: lambda batch, name=name: trainers[name].step(*batch) for name in tables}
+    seconds: dict[str, list[float]] = {}
+    moves = {"brought": 0, "spilled": 0, "crowded": 0}
+    asked = 0
+    for number in range(1 + given.rounds):
+        drawn = batches(_STEPS + LOOKAHEAD)
+        before = _moves(tiered.table)
+        took = {"tiers": pipelined(tiered, drawn)}
+        after = _moves(tiered.table)
+        took["unpipelined"] = [
+            _seconds(lambda batch=batch: _one_by_one(tiered, batch)) for batch in drawn[:_STEPS]
+        ]
+        for name in ("hbm", "no_prefetch", "host"):
+            took[name] = [
+                _seconds(lambda batch=batch, name=name: plain[name](batch)) for batch in drawn[:_STEPS]
+            ]
+        took["model"] = [_without_embeddings(trainers["hbm"].table, bare, batch) for batch in drawn[:_STEPS]]
+        if number == 0:
+            continue  # functions were traced
+        asked += sum(len(np.unique(ids)) for ids, _ in drawn)
+        moves = {name: moves[name] + after[name] - before[name] for name in moves}
+        for name, each in took.items():
+            seconds.setdefault(name, []).extend(each)
+        times = {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
+        moved = {name: count / (number * (_STEPS + LOOKAHEAD)) for name, count in moves.items()}
+        hits = 100 - 100 * (moves["brought"] + moves["crowded"]) / asked
+        note(*results(f"{model}/cache{cache}", times, moved, hits))
+
+
+def results(about: str, times: Mapping[str, float], moved: Mapping[str, float], hits: float) -> list[Result]:
+    """Return the figures of contenders' milliseconds a step, and of rows that moved in one."""
+    name = f"tiers/step/{about}"
+    peers = {
+        "all in HBM": "hbm",
+        "prefetched late": "unpipelined",
+        "no prefetch": "no_prefetch",
+        "in host memory": "host",
+    }
+    exposed = {each: 100 * (took - times["model"]) / took for each, took in times.items()}
+    return [
+        Result(name, times["tiers"] / times["hbm"], "times all in HBM"),
+        *(Result(f"{name}/beside/{of}", times["tiers"], "ms", peer, times[of]) for peer, of in peers.items()),
+        Result(f"{name}/model", times["model"], "ms"),
+        Result("tiers/exposed", exposed["tiers"], "% of a step", "9N-LLM's paper", _PAPER),
+        *(Result(f"tiers/exposed/{of}", exposed[of], "% of a step") for of in peers.values()),
+        *(Result(f"{name}/{each}", count, "rows a step") for each, count in moved.items()),
+        Result(f"{name}/hits", hits, "%"),
+    ]
+
+
+def pipelined(trainer: gpu_hstu.Trainer, batches: Sequence[Batch]) -> list[float]:
+    """Take a step for each batch; return the seconds of those beside which another thread prefetched one."""
+    seconds = []
+    with ThreadPoolExecutor(1) as pool:
+        for ids, _ in batches[:LOOKAHEAD]:
+            pool.submit(trainer.table.prefetch, ids).result()
+        for number, batch in enumerate(batches):
+            ahead = None
+            start = time.perf_counter()
+            if number + LOOKAHEAD < len(batches):
+                ahead = pool.submit(trainer.table.prefetch, batches[number + LOOKAHEAD][0])
+            float(trainer.step(*batch))
+            seconds.append(time.perf_counter() - start)
+            if ahead is not None:
+                ahead.result()  # raises what it raised
+    return seconds[:-LOOKAHEAD]
+
+
+def _one_by_one(trainer: gpu_hstu.Trainer, batch: Batch) -> tf.Tensor:
+    trainer.table.prefetch(batch[0])
+    int(trainer.table.statistics().size)  # waits
+    return trainer.step(*batch)
+
+
+def _without_embeddings(table: HashTable, bare: Bare, batch: Batch) -> float:
+    ids, offsets = batch
+    lookup = table.lookup(ids, insert=False)
+    float(lookup.rows[0, 0])
+    return _seconds(lambda: bare.step(lookup.rows, lookup.inverse, offsets))
+
+
+def _seconds(step: Callable[[], tf.Tensor]) -> float:
+    start = time.perf_counter()
+    float(step())
+    return time.perf_counter() - start
+
+
+def _moves(table: HashTable) -> dict[str, int]:
+    counted = table.statistics()
+    return {name: int(getattr(counted, name, 0)) for name in ("brought", "spilled", "crowded")}
+
+
+def _tiers(rows: int, dim: int, cache: int, folder: str) -> Tiers:
+    """Tiers with a share of the rows in HBM; without a GPU, in memory over a drive."""
+    held = rows * cache // 100
+    if tf.config.list_physical_devices("GPU"):
+        return Tiers(hbm_rows=held, lookahead=LOOKAHEAD)
+    return Tiers(host_bytes=held * (8 + 12 * dim), ssd=folder)
