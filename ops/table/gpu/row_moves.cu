@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "ops/common/gpu/cuda_launch.cuh"
+#include "ops/table/gpu/device/tiers.cuh"
 #include "ops/table/gpu/row_moves.cuh"
 
 namespace gmeta {

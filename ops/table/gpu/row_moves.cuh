@@ -16,10 +16,13 @@
 #include <memory>
 #include <vector>
 
-#include "ops/table/gpu/device/tiers.cuh"
+#include "ops/table/gpu/device/index.cuh"
+#include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
 
 namespace gmeta {
+
+struct FlightView;
 
 class RowMoves {
  public:

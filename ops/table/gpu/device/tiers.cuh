@@ -194,13 +194,25 @@ __global__ void __launch_bounds__(kBlockThreads)
   flight.clock->looked = 0;
 }
 
-// Copies a record. The whole warp calls it.
+// Copies a record. The whole warp calls it. Each lane loads some vectors before it stores them,
+// because a load over the bus takes long.
 template <class Vec>
 __device__ inline void CopyRecord(const RowsView& rows, uint32_t from, uint32_t to) {
+  constexpr uint32_t kAhead = 4;
   const uint32_t vectors = rows.stride * sizeof(uint32_t) / sizeof(Vec);
   const Vec* const source = reinterpret_cast<const Vec*>(rows.weights(from));
   Vec* const target = reinterpret_cast<Vec*>(rows.weights(to));
-  for (uint32_t c = threadIdx.x % kWarp; c < vectors; c += kWarp) target[c] = __ldcg(source + c);
+  for (uint32_t c = threadIdx.x % kWarp; c < vectors; c += kAhead * kWarp) {
+    Vec read[kAhead];
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      if (c + i * kWarp < vectors) read[i] = __ldcg(source + c + i * kWarp);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      if (c + i * kWarp < vectors) target[c + i * kWarp] = read[i];
+    }
+  }
 }
 
 // Each warp takes one record at a time; those that rise and those that leave alternate, so that the
