@@ -1,7 +1,9 @@
 """Part hstu: steps of the model of `gmeta bench gpu_hstu` over tables that are held in different ways.
 
-All contenders take the same batches in turn, in rounds. One more takes rows that are there already: what a
-step takes without its embeddings. A step's time ends when its loss has come to the host.
+All contenders take the same batches in turn, in rounds, but the one whose rows are brought just before their
+step: it has the table of the one whose rows are brought ahead, so its batches are others of the same law.
+One more takes rows that are there already: what a step takes without its embeddings. The time of a step ends
+when its loss has come to the host. The ids by which rows are brought are made distinct before.
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import NamedTuple
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 import gpu_hstu
@@ -21,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 from gmeta.ops import HashTable
 from gmeta.policies import Tiers
+from gmeta.testing.gpu.cuda_library import synchronize
 from harness import Result
 from parts.tiers.tables import new_table
 from parts.tiers.zipf import Zipf, che
@@ -29,8 +31,13 @@ SKEW, LOOKAHEAD = 1.05, 2
 _STEPS = 6  # of a round
 _PAPER = 5  # % of a step that 9N-LLM's embeddings take
 
-Batch = tuple[tf.Tensor, tf.Tensor]  # ids, offsets
-Step = Callable[[Batch], Any]
+
+class Batch(NamedTuple):
+    """Ids and offsets of histories, and the distinct ids: rows are brought by these."""
+
+    ids: tf.Tensor
+    offsets: tf.Tensor
+    distinct: tf.Tensor
 
 
 class Bare:
@@ -71,18 +78,21 @@ def _of_cache(given: Namespace, cache: int, folder: str, note: Callable[..., Non
     draw, random = Zipf(rows, SKEW, 0), np.random.default_rng(1)
 
     def batches(count: int) -> list[Batch]:
-        offsets = [gpu_hstu.offsets_of(tokens, random) for _ in range(count)]
-        return [(tf.constant(draw.ids(int(each[-1]))), tf.constant(each)) for each in offsets]
+        drawn = []
+        for _ in range(count):
+            offsets = gpu_hstu.offsets_of(tokens, random)
+            ids = draw.ids(int(offsets[-1]))
+            drawn.append(Batch(*map(tf.constant, (ids, offsets, np.unique(ids)))))
+        return drawn
 
     tiered = trainers["tiers"]
     warm = min(given.warm, math.ceil(2 * che(rows, rows * cache // 100, SKEW, tokens).batches))
     for _ in range(warm):
-        [(ids, offsets)] = batches(1)
-        tiered.table.prefetch(ids)
-        tiered.rows(ids, offsets)
+        [batch] = batches(1)
+        tiered.table.prefetch(batch.distinct)
+        tiered.rows(batch.ids, batch.offsets)
     print(f"  the cache is warm after {warm} batches", flush=True)
     bare = Bare(trainers["hbm"])
-    plain: dict[str, Step] = {name: lambda batch, name=name: trainers[name].step(*batch) for name in tables}
     seconds: dict[str, list[float]] = {}
     moves = {"brought": 0, "spilled": 0, "crowded": 0}
     asked = 0
@@ -91,17 +101,14 @@ def _of_cache(given: Namespace, cache: int, folder: str, note: Callable[..., Non
         before = _moves(tiered.table)
         took = {"tiers": pipelined(tiered, drawn)}
         after = _moves(tiered.table)
-        took["unpipelined"] = [
-            _seconds(lambda batch=batch: _one_by_one(tiered, batch)) for batch in drawn[:_STEPS]
-        ]
+        # Other batches: the table has the rows of those.
+        took["unpipelined"] = [_late(tiered, batch) for batch in batches(_STEPS)]
         for name in ("hbm", "no_prefetch", "host"):
-            took[name] = [
-                _seconds(lambda batch=batch, name=name: plain[name](batch)) for batch in drawn[:_STEPS]
-            ]
+            took[name] = [_step(trainers[name], batch) for batch in drawn[:_STEPS]]
         took["model"] = [_without_embeddings(trainers["hbm"].table, bare, batch) for batch in drawn[:_STEPS]]
         if number == 0:
             continue  # functions were traced
-        asked += sum(len(np.unique(ids)) for ids, _ in drawn)
+        asked += sum(len(batch.distinct) for batch in drawn)
         moves = {name: moves[name] + after[name] - before[name] for name in moves}
         for name, each in took.items():
             seconds.setdefault(name, []).extend(each)
@@ -133,40 +140,46 @@ def results(about: str, times: Mapping[str, float], moved: Mapping[str, float], 
 
 
 def pipelined(trainer: gpu_hstu.Trainer, batches: Sequence[Batch]) -> list[float]:
-    """Take a step for each batch; return the seconds of those beside which another thread prefetched one."""
+    """Take a step for each batch; return the seconds of those beside which rows of a later one came."""
+    for batch in batches[:LOOKAHEAD]:
+        trainer.table.prefetch(batch.distinct)
+    _wait()
     seconds = []
-    with ThreadPoolExecutor(1) as pool:
-        for ids, _ in batches[:LOOKAHEAD]:
-            pool.submit(trainer.table.prefetch, ids).result()
-        for number, batch in enumerate(batches):
-            ahead = None
-            start = time.perf_counter()
-            if number + LOOKAHEAD < len(batches):
-                ahead = pool.submit(trainer.table.prefetch, batches[number + LOOKAHEAD][0])
-            float(trainer.step(*batch))
-            seconds.append(time.perf_counter() - start)
-            if ahead is not None:
-                ahead.result()  # raises what it raised
+    for number, batch in enumerate(batches):
+        start = time.perf_counter()
+        if number + LOOKAHEAD < len(batches):
+            trainer.table.prefetch(batches[number + LOOKAHEAD].distinct)
+        float(trainer.step(batch.ids, batch.offsets))
+        seconds.append(time.perf_counter() - start)
     return seconds[:-LOOKAHEAD]
 
 
-def _one_by_one(trainer: gpu_hstu.Trainer, batch: Batch) -> tf.Tensor:
-    trainer.table.prefetch(batch[0])
-    int(trainer.table.statistics().size)  # waits
-    return trainer.step(*batch)
+def _late(trainer: gpu_hstu.Trainer, batch: Batch) -> float:
+    start = time.perf_counter()
+    trainer.table.prefetch(batch.distinct)
+    _wait()
+    float(trainer.step(batch.ids, batch.offsets))
+    return time.perf_counter() - start
+
+
+def _step(trainer: gpu_hstu.Trainer, batch: Batch) -> float:
+    start = time.perf_counter()
+    float(trainer.step(batch.ids, batch.offsets))
+    return time.perf_counter() - start
 
 
 def _without_embeddings(table: HashTable, bare: Bare, batch: Batch) -> float:
-    ids, offsets = batch
-    lookup = table.lookup(ids, insert=False)
+    lookup = table.lookup(batch.ids, insert=False)
     float(lookup.rows[0, 0])
-    return _seconds(lambda: bare.step(lookup.rows, lookup.inverse, offsets))
-
-
-def _seconds(step: Callable[[], tf.Tensor]) -> float:
     start = time.perf_counter()
-    float(step())
+    float(bare.step(lookup.rows, lookup.inverse, batch.offsets))
     return time.perf_counter() - start
+
+
+def _wait() -> None:
+    """Wait for all work on the GPU, copies beside compute among it."""
+    if tf.config.list_physical_devices("GPU"):
+        synchronize()
 
 
 def _moves(table: HashTable) -> dict[str, int]:
