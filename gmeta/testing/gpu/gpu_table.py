@@ -14,7 +14,8 @@ Array = npt.NDArray[Any]
 
 STATISTICS = (
     *("size", "capacity", "bytes", "hits", "misses", "inserts", "removes", "updates"),
-    *("ignored", "rejects", "evictions", "half_rows"),
+    *("ignored", "rejects", "evictions", "half_rows", "disk_rows", "disk_bytes"),
+    *("brought", "spilled", "host_rows", "crowded"),
 )
 _RECORD_COLUMNS = ("keys", "rows", "slots", "frequency", "last_step")
 _HOST_COLUMNS = (
