@@ -13,8 +13,8 @@ roomy   the preallocated table has more rows than there are ids, as it must if n
 full    it has a tenth as many; our table is bounded to as many, and both let the least frequently used go
 
 rate         ids a second that are found or inserted, and trained; medians of rounds of --interval batches
+rows         rows a second that are trained so: in the preallocated table, ids that wait train none of theirs
 start, then  bytes at the start, and after the rounds
-without_row  percent of a batch's distinct ids that have no row in the preallocated table; ours has all
 needed, fit  bytes that the preallocated table takes, and rows that nine tenths of the free memory hold
 
 Where the preallocated table doesn't fit in those, it is absent.
@@ -61,16 +61,16 @@ def measure(given: Namespace, place: ModuleType, form: str, dim: int) -> list[Re
     rates = rates_of(given, place, draw, dim, contenders)
     then = {name: table.bytes() for name, table in contenders.items()}
     about = f"{given.device}/{form}/dim{dim}"
-    without: list[Result] = []
+    distinct = place.distinct(place.batch(draw_keys(draw, given.batch)))
+    rows = {"own": rates["own"] * len(distinct) / given.batch}
     if "peer" in contenders:
-        found = contenders["peer"].find(place.distinct(place.batch(draw_keys(draw, given.batch))))[1]
-        share = 100 - 100 * float(found.sum()) / len(found)
-        without = [Result(f"preallocated/without_row/{about}", share, "% of the peer's ids")]
+        found = float(contenders["peer"].find(distinct)[1].sum())
+        rows["peer"] = rates["peer"] * found / given.batch
     return [
         Result(f"preallocated/rate/{about}", rates["own"], "ids/s", PEER, rates.get("peer")),
+        Result(f"preallocated/rows/{about}", rows["own"], "rows/s", PEER, rows.get("peer")),
         Result(f"preallocated/start/{about}", start["own"], "B", PEER, start.get("peer")),
         Result(f"preallocated/then/{about}", then["own"], "B", PEER, then.get("peer")),
-        *without,
         Result(f"preallocated/needed/{about}", needed, "B"),
         Result(f"preallocated/fit/{about}", int(free / needed * capacity), "rows"),
     ]
