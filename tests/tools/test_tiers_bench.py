@@ -46,6 +46,15 @@ def test_che_approximates_a_least_recently_used_cache(modules, skew):
     assert hits / asked == pytest.approx(expected.hits, abs=0.03)
 
 
+@pytest.mark.parametrize("skew", [0.0, 1.05])
+def test_ranks_that_go_together_change_nothing(modules, skew, monkeypatch):
+    alike = [modules.zipf.che(30_000, 3_000, skew, 500)]
+    monkeypatch.setattr(modules.zipf, "_ALONE", 300)
+    monkeypatch.setattr(modules.zipf, "_GROUPS", 500)
+    alike.append(modules.zipf.che(30_000, 3_000, skew, 500))
+    assert alike[0] == pytest.approx(alike[1], rel=1e-4)
+
+
 def test_a_cache_that_holds_everything_is_never_missed(modules):
     assert modules.zipf.che(1_000, 1_000, 1.05, 200).hits == pytest.approx(1.0)
 

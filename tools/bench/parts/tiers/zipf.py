@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+_ALONE, _GROUPS = 100_000, 20_000
 
 
 def batches(rows: int, size: int, skew: float, seed: int) -> Iterator[Ids]:
@@ -56,12 +57,21 @@ def che(rows: int, cached: int, skew: float, size: int) -> Cache:
     An id of which a batch has one with probability q is there if it came within the last T batches, T such
     that ``cached`` ids did in the mean: ``1 - (1 - q)^T`` (Che, Tung and Wang, 2002).
     """
-    share = np.arange(1, rows + 1, dtype=np.float64) ** -skew
-    never = size * np.log1p(-np.minimum(share / share.sum(), 1 - 1e-12))  # log of 1 - q
+    ranks, ids = _ranks(rows)
+    share = ranks**-skew
+    never = size * np.log1p(-np.minimum(share / (ids @ share), 1 - 1e-12))  # log of 1 - q
     low, high = np.log(1e-3), np.log(1e9)
     for _ in range(40):
         middle = (low + high) / 2
         held = -np.expm1(np.exp(middle) * never)
-        low, high = (middle, high) if held.sum() < cached else (low, middle)
+        low, high = (middle, high) if ids @ held < cached else (low, middle)
     once = -np.expm1(never)
-    return Cache(float((once * held).sum() / once.sum()), float(np.exp(high)))
+    return Cache(float(ids @ (once * held) / (ids @ once)), float(np.exp(high)))
+
+
+def _ranks(rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return ranks, and how many ids each stands for: late ones, of about equal shares, go together."""
+    edges = np.arange(1.0, min(rows, _ALONE) + 2)
+    if rows > _ALONE:
+        edges = np.union1d(edges, np.round(np.geomspace(_ALONE + 1, rows + 1, _GROUPS)))
+    return (edges[:-1] + edges[1:] - 1) / 2, np.diff(edges)
