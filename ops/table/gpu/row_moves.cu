@@ -94,13 +94,14 @@ std::unique_ptr<RowMoves::Flight> RowMoves::Take(uint32_t n, cudaStream_t stream
   return flight;
 }
 
-void RowMoves::Send(const Place& place, const int64_t* keys, uint32_t n, uint32_t target,
+void RowMoves::Send(const Place& place, const int64_t* keys, uint32_t n, uint32_t most_free,
                     cudaStream_t stream) {
   std::unique_ptr<Flight> flight = Take(n, stream);
   flight->number = ++prefetches_;
   flight->step = place.step;
   FlightView view = View(place, *flight);
-  view.target = target;
+  view.flights = lookahead_ + 1;
+  view.most_free = most_free;
   CheckCuda(cudaMemsetAsync(view.counts, 0, sizeof *view.counts, stream), "clearing counts");
   Launch(ListWanted, BlocksOf(n), kBlockThreads, 0, stream, "listing rows to fetch", view, keys, n);
   Launch(PickLeaving, 2 * multiprocessors_, kBlockThreads, 0, stream, "choosing rows to leave",

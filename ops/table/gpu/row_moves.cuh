@@ -43,8 +43,9 @@ class RowMoves {
     uint32_t step;
   };
 
-  // Sends a batch's far rows on their way, and near ones to make room for at most `target` rows.
-  void Send(const Place& place, const int64_t* keys, uint32_t n, uint32_t target,
+  // Sends a batch's far rows on their way, and near ones to make room, until at most `most_free`
+  // near rows are free.
+  void Send(const Place& place, const int64_t* keys, uint32_t n, uint32_t most_free,
             cudaStream_t stream);
   // Installs flights until `most` are on their way, and further ones as far as their copies are
   // done.

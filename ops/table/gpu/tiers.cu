@@ -25,8 +25,6 @@ void GpuTable::NoteGiven(cudaStream_t stream) {
   });
 }
 
-// As many near rows are to be free as a batch has keys: for the rows that the next prefetches bring
-// and for new ones. In a small cache, an eighth is.
 void GpuTable::Prefetch(const int64_t* keys, int64_t n, cudaStream_t stream) {
   CheckBatch(n);
   const Turn turn(this, stream);
@@ -41,10 +39,10 @@ void GpuTable::Prefetch(const int64_t* keys, int64_t n, cudaStream_t stream) {
       store->Grow(store->Wish(count), pools, stream);
       asked_ = false;
     }
-    const uint64_t target = std::min(count, store->near_capacity() / 8);
+    const auto most_free = static_cast<uint32_t>(store->near_capacity() / 4);
     moves->Send({index(), store->View(dim(), slot_floats(), pools, counters()), pools, counters(),
                  static_cast<uint32_t>(step_)},
-                keys, static_cast<uint32_t>(n), static_cast<uint32_t>(target), stream);
+                keys, static_cast<uint32_t>(n), most_free, stream);
     store->MayHaveTaken(count);
   });
   since_moved_ += count;

@@ -35,8 +35,10 @@
 // and numbers together, rows needn't know their keys. It reads 16 bytes per slot, densely.
 //
 // How many rows move: as many wanted ones as there are free near rows; the others stay, are counted
-// as `crowded`, and are read over the bus. As many leave as it takes to have `target` free near
-// rows for the next flight and for new rows.
+// as `crowded`, and are read over the bus. So many leave that the next flight finds free rows while
+// what leaves in the flights before it may still be on its way: what a flight wants, times the
+// flights, but at most `most_free`. A flight is taken to want what the latest ones wanted at the
+// most, of which an eighth is forgotten with each flight.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_TIERS_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_TIERS_CUH_
@@ -67,6 +69,7 @@ struct FlightCounts {
 struct Clock {
   unsigned long long hand;  // the block of slots that comes next
   uint32_t looked;          // blocks that this flight has looked at
+  uint32_t wants;           // what a flight wants
 };
 
 // A flight as kernels see it. It moves rows of one form.
@@ -77,7 +80,8 @@ struct FlightView {
   uint32_t form, form_mask;  // a row is of this form if its number has these bits of the mask
   uint32_t number;           // of the prefetch, from 1 on
   uint32_t pinned_from;      // rows that this prefetch or a later one asked for stay
-  uint32_t target;           // of free near rows
+  uint32_t flights;          // that may be on their way, with this one
+  uint32_t most_free;        // near rows that are to be free, at most
   uint32_t step;             // of the table, when numbers were assigned
   uint32_t most;             // moves there is room for, in either direction
   Move *rising, *leaving;
@@ -92,6 +96,8 @@ struct FlightView {
   }
   __device__ uint32_t MostLeaving() const {
     const uint64_t there = pools->near.free() - MostRising() + pools->leaving;
+    const uint64_t wants = max(clock->wants, counts->wanted);
+    const uint64_t target = min(wants * flights, uint64_t{most_free});
     const uint64_t room = min(uint64_t{most}, pools->far.free());
     return there >= target ? 0 : static_cast<uint32_t>(min(target - there, room));
   }
@@ -192,6 +198,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   counters->crowded += wanted - rising;
   flight.clock->hand += flight.clock->looked;
   flight.clock->looked = 0;
+  flight.clock->wants = max(flight.clock->wants - flight.clock->wants / 8, wanted);
 }
 
 // Copies a record. The whole warp calls it. Each lane loads some vectors before it stores them,
