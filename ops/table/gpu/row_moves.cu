@@ -104,7 +104,7 @@ void RowMoves::Send(const Place& place, const int64_t* keys, uint32_t n, uint32_
   view.most_free = most_free;
   CheckCuda(cudaMemsetAsync(view.counts, 0, sizeof *view.counts, stream), "clearing counts");
   Launch(ListWanted, BlocksOf(n), kBlockThreads, 0, stream, "listing rows to fetch", view, keys, n);
-  Launch(PickLeaving, 2 * multiprocessors_, kBlockThreads, 0, stream, "choosing rows to leave",
+  Launch(PickLeaving, 8 * multiprocessors_, kBlockThreads, 0, stream, "choosing rows to leave",
          view);
   Launch(AssignRows, BlocksOf(flight->most), kBlockThreads, 0, stream, "giving rows new numbers",
          view, place.counters);

@@ -128,10 +128,15 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (wanted) flight.rising[place] = {key, {}, row, 0};
 }
 
-// Goes around the index at most twice, with blocks of as many slots as a block has threads.
+// The slots that a block looks at in one turn: a thread loads some before it uses any.
+inline constexpr uint32_t kClockAhead = 4;
+inline constexpr uint32_t kClockSlots = kClockAhead * kBlockThreads;
+
+// Goes around the index at most twice. Two threads may look at a row at the same time, and the one
+// that changes the mark takes it.
 __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView flight) {
   __shared__ uint64_t shared[1];
-  const uint64_t rounds = (uint64_t{flight.index.bucket_mask} + 1) * kBucketSlots / kBlockThreads;
+  const uint64_t rounds = (uint64_t{flight.index.bucket_mask} + 1) * kBucketSlots / kClockSlots;
   const uint32_t lane = threadIdx.x % kWarp, enough = flight.MostLeaving();
   if (enough == 0) return;
   while (true) {
@@ -142,26 +147,42 @@ __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView fl
     }
     __syncthreads();
     if (shared[0] >= 2 * rounds) return;
-    const uint64_t at = (flight.clock->hand + shared[0]) % rounds * kBlockThreads + threadIdx.x;
-    const KeySlot slot = ReadSlot(flight.index.slots + at);
-    bool leaves = slot.entry != kNoEntry && flight.Has(slot.entry - 1);
-    const uint32_t row = (slot.entry - 1) & ~flight.form_mask;
-    leaves = leaves && flight.rows.IsNear(row);
-    if (leaves) {
-      uint32_t* const mark = flight.rows.marks + row;
-      const uint32_t last = *mark;
-      const bool pinned = (last & ~kUsed) >= flight.pinned_from;  // a row on its way is, too
-      leaves = !pinned && (last & kUsed) == 0;
-      if (!pinned) *mark = last & ~kUsed;
+    const KeySlot* const slots =
+        flight.index.slots + (flight.clock->hand + shared[0]) % rounds * kClockSlots + threadIdx.x;
+    KeySlot slot[kClockAhead];
+    bool leaves[kClockAhead];
+    uint32_t mark[kClockAhead];
+#pragma unroll
+    for (uint32_t i = 0; i < kClockAhead; ++i) slot[i] = ReadSlot(slots + i * kBlockThreads);
+#pragma unroll
+    for (uint32_t i = 0; i < kClockAhead; ++i) {
+      const uint32_t row = slot[i].entry - 1;
+      leaves[i] = slot[i].entry != kNoEntry && flight.Has(row) &&
+                  flight.rows.IsNear(row & ~flight.form_mask);
+      mark[i] = leaves[i] ? flight.rows.marks[row & ~flight.form_mask] : kMoving;
     }
-    const uint32_t mask = __ballot_sync(kFullWarp, leaves);
-    if (mask == 0) continue;
-    uint32_t place = 0;
-    if (lane == 0) place = atomicAdd(&flight.counts->picked, __popc(mask));
-    place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
-    if (leaves && place < enough) {
-      flight.rows.marks[row] = kMoving;
-      flight.leaving[place] = {slot.key, {}, row, 0};
+#pragma unroll
+    for (uint32_t i = 0; i < kClockAhead; ++i) {
+      const uint32_t row = (slot[i].entry - 1) & ~flight.form_mask;
+      if ((mark[i] & ~kUsed) >= flight.pinned_from) {  // or it is on its way
+        leaves[i] = false;
+      } else if ((mark[i] & kUsed) != 0) {
+        atomicCAS(flight.rows.marks + row, mark[i], mark[i] & ~kUsed);
+        leaves[i] = false;
+      } else {
+        leaves[i] = atomicCAS(flight.rows.marks + row, mark[i], kMoving) == mark[i];
+      }
+      const uint32_t mask = __ballot_sync(kFullWarp, leaves[i]);
+      if (mask == 0) continue;
+      uint32_t place = 0;
+      if (lane == 0) place = atomicAdd(&flight.counts->picked, __popc(mask));
+      place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
+      if (!leaves[i]) continue;
+      if (place < enough) {
+        flight.leaving[place] = {slot[i].key, {}, row, 0};
+      } else {
+        flight.rows.marks[row] = mark[i];
+      }
     }
   }
 }
