@@ -1,5 +1,6 @@
-// Compares the eight one-byte tags of a group at once. Each function returns a mask whose bit i
-// stands for slot i. A tag is 0 (empty) or has its top bit set (full).
+// Compares the nine one-byte tags of a group at once. Each function returns a mask whose bit i
+// stands for slot i. A tag is 0 (empty) or has its top bit set (full). The 16 bytes from the first
+// tag on must be readable; those after the tags have no influence.
 //
 // Two forms: SSE2, which every x86-64 has, and plain 64-bit arithmetic ("SIMD within a register")
 // for all others; a native test checks that they agree.
@@ -16,7 +17,8 @@
 
 namespace gmeta {
 
-inline constexpr int kTagWidth = 8;
+inline constexpr int kTagWidth = 9;
+inline constexpr uint32_t kAllSlots = (1u << kTagWidth) - 1;
 
 namespace portable {
 
@@ -25,6 +27,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 inline constexpr uint64_t kHighBits = 0x8080808080808080ULL;
 
+// The first eight; each function takes the ninth on its own.
 inline uint64_t LoadTags(const uint8_t* tags) {
   uint64_t word;
   std::memcpy(&word, tags, sizeof word);
@@ -41,26 +44,28 @@ inline uint32_t MatchTag(const uint8_t* tags, uint8_t tag) {
   // The top bit of a byte of `nonzero` is set if that byte differs from the tag. The addition can't
   // carry from one byte to the next.
   const uint64_t nonzero = ((difference & ~kHighBits) + ~kHighBits) | difference;
-  return MoveMask(~nonzero);
+  return MoveMask(~nonzero) | static_cast<uint32_t>(tags[8] == tag) << 8;
 }
 
-inline uint32_t MatchFull(const uint8_t* tags) { return MoveMask(LoadTags(tags)); }
+inline uint32_t MatchFull(const uint8_t* tags) {
+  return MoveMask(LoadTags(tags)) | static_cast<uint32_t>(tags[8] >> 7) << 8;
+}
 
 }  // namespace portable
 
 #if defined(__SSE2__)
 
 inline __m128i LoadTags(const uint8_t* tags) {
-  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(tags));
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(tags));
 }
 
 inline uint32_t MatchTag(const uint8_t* tags, uint8_t tag) {
   const __m128i equal = _mm_cmpeq_epi8(LoadTags(tags), _mm_set1_epi8(static_cast<char>(tag)));
-  return static_cast<uint32_t>(_mm_movemask_epi8(equal)) & 0xff;
+  return static_cast<uint32_t>(_mm_movemask_epi8(equal)) & kAllSlots;
 }
 
 inline uint32_t MatchFull(const uint8_t* tags) {
-  return static_cast<uint32_t>(_mm_movemask_epi8(LoadTags(tags)));  // the upper half is zero
+  return static_cast<uint32_t>(_mm_movemask_epi8(LoadTags(tags))) & kAllSlots;
 }
 
 #else
@@ -70,7 +75,7 @@ using portable::MatchTag;
 
 #endif
 
-inline uint32_t MatchEmpty(const uint8_t* tags) { return ~MatchFull(tags) & 0xff; }
+inline uint32_t MatchEmpty(const uint8_t* tags) { return ~MatchFull(tags) & kAllSlots; }
 
 }  // namespace gmeta
 

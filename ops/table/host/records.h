@@ -55,7 +55,7 @@ class ShardRecords {
   // Of shard number `shard` of `shards`.
   ShardRecords(const RowRecipe* recipe, RowArenas* arenas, size_t shard, size_t shards)
       : recipe_(recipe),
-        index_(GrowthLoad(shard, shards)),
+        index_(GrowthPlace(shard, shards)),
         rows_(MakeRows(recipe->layout, recipe->half_below, arenas,
                        recipe->disk ? DiskRows::kDisk : RowStore::kMostRows)),
         undo_(recipe->layout) {

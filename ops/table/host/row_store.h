@@ -70,13 +70,19 @@ class ChunkArena {
 
   // The size of the next chunk: a sixteenth of the memory so far, so that memory grows with the
   // rows. From one huge page on, it is a 64th, in whole huge pages, since a part of a huge page
-  // would consist of small pages.
+  // would consist of small pages: as many, up to twice that, as leave the least of them unused
+  // behind the last block.
   size_t NextBytes() const {
     const size_t share = std::min(total_ / 16, std::max(total_ / 64, MemoryBlock::kHugePage));
     const size_t wish = std::max(block_bytes_, std::clamp(share, kSmallest, kLargest));
-    const size_t huge_pages = (wish + MemoryBlock::kHugePage - 1) / MemoryBlock::kHugePage;
-    return wish >= MemoryBlock::kHugePage ? huge_pages * MemoryBlock::kHugePage
-                                          : wish / block_bytes_ * block_bytes_;
+    if (wish < MemoryBlock::kHugePage) return wish / block_bytes_ * block_bytes_;
+    const size_t fewest = (wish + MemoryBlock::kHugePage - 1) / MemoryBlock::kHugePage;
+    size_t best = fewest * MemoryBlock::kHugePage;
+    for (size_t pages = fewest + 1; pages <= 2 * fewest; ++pages) {
+      const size_t bytes = pages * MemoryBlock::kHugePage;
+      if (bytes % block_bytes_ * best < best % block_bytes_ * bytes) best = bytes;
+    }
+    return best;
   }
 
   void Advance() {
@@ -124,6 +130,9 @@ class RowStore {
     if (next_row_ == directory_.size() * ChunkArena::kBlockRows) {
       if (next_row_ == most_rows_) {
         throw std::length_error("a shard of a table is full: it has no numbers for more rows");
+      }
+      if (directory_.size() == directory_.capacity()) {
+        directory_.reserve(directory_.size() * 5 / 4 + 1);  // by less than push_back would
       }
       directory_.push_back(arena_->AllocateBlock());
     }

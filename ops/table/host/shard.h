@@ -448,9 +448,9 @@ class alignas(128) Shard {
     return before - index.size();
   }
 
-  // How many groups a batch drains. Batches that insert nothing also advance a drain, so that later
-  // batches needn't probe two tables.
-  static uint64_t DrainShare(size_t items) { return items / 4 + 1; }
+  // How many groups a batch drains. Batches that insert nothing also advance a drain, so that soon
+  // batches needn't probe two tables, and no shard has two for long.
+  static uint64_t DrainShare(size_t items) { return 4 * items + 1; }
 
   std::shared_mutex mutex_;
   const RowRecipe* const recipe_;
