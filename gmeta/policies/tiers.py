@@ -44,10 +44,10 @@ class Tiers:
 
     Args:
       host_bytes: Bytes of the rows in memory after each step; from its lookup to its update, the rows of its
-        batch come on top. So do the key index, about 48 bytes for each row wherever it is, 8 to 16 bytes for
-        each row on the drive, and the segments that fill, at most 32 MiB. A row has 8 bytes, and 4 for each
-        weight and optimizer slot. The tables of a collection divide the bytes, so that each may have as many
-        rows.
+        batch come on top. So do the key index, at most 28 bytes for each row of a large table wherever it is,
+        8 to 16 for each row on the drive, and the segments that fill, at most 32 MiB. A row has 8 bytes, and
+        4 for each weight and optimizer slot. The tables of a collection divide the bytes, so that each may
+        have as many rows.
       ssd: A folder on a fast local drive. It is made if it isn't there.
       hbm_rows: About how many rows the GPU's memory holds, >= 1: of each table of a collection, so a table
         that has fewer rows takes less. With `TwoPrecisions`, as many rows in half precision, and half as many

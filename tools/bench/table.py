@@ -2,9 +2,10 @@
 
     gmeta bench table --json FILE
     gmeta bench table --rows 10000000 --dims 64
+    gmeta bench table --bytes-alone --rows 64000 256000 1000000 4000000 --dims 16 64
 
 One table at a time is filled with random int64 keys and its optimizer's slots (Adam), in an index made for
-their number: 1, 1.5 and 10 million rows load it to 0.48, 0.72 and 0.60. Calls take batches of 65,536 keys.
+their number, with a load of 0.54 to 0.75 in each shard, 0.63 in the mean. Calls take batches of 65,536 keys.
 Rates are keys per second of the call, medians of interleaved rounds.
 
 lookup   rows of keys that are there; peers: TFRA's lookup, tf.gather of row numbers
@@ -13,6 +14,10 @@ insert   new keys into a table of this size; peer: TFRA's insert of zeros, thric
 update   fused Adam, one call; peers: TFRA's weights and both moments looked up, Adam in TensorFlow, all three
          inserted again; gather, Adam, scatter on three dense variables
 lookup with deduplication   `HashTable.lookup`, which finds the distinct ids first (no peer does)
+bytes beside record   what a row takes in memory besides its header, weights and moments, at most, while
+         another table, made for no number of rows, grows to this size from a quarter of it. Read after each
+         of some hundred batches; all counts: indexes, those that a growth has just left, directories, and
+         blocks and chunks that aren't full. --bytes-alone measures only this
 
 The peer's weights and moments would be three tables. Here they are three sets of keys of one table: the same
 calls, in a third of the memory and so never slower. A peer that doesn't fit into the machine's memory beside
@@ -39,7 +44,6 @@ from gmeta import initializers, optimizers
 from harness import ROUNDS, WARM_UP, Result, interleave, parser, report
 
 BATCH = 65_536
-MEMORY_ROWS = 1_000_000
 MOST_MEMORY = 0.85
 """Of the machine's, for the contenders of one comparison."""
 _NUMBERS = itertools.count()
@@ -62,7 +66,7 @@ class Case:
     @property
     def own_bytes(self) -> int:
         """What our table takes with Adam's moments, about."""
-        return self.rows * (8 + 3 * 4 * self.dim + 48)
+        return self.rows * (8 + 3 * 4 * self.dim + 28)
 
     @property
     def tfra_bytes(self) -> int:
@@ -125,8 +129,22 @@ def measure(case: Case, rounds: int, left_out: list[str]) -> Iterator[Result]:
     yield from bench.lookup_with_deduplication()
     yield from bench.miss()
     yield from bench.update()
-    yield from bench.memory()
+    yield bench.load_factor()
     yield from bench.insert()
+
+
+def bytes_beside_record(case: Case) -> Result:
+    """What a row costs at most beside its record of header, weights and two moments, while a table grows."""
+    table = ops.HashTable(
+        case.dim, optimizer=optimizers.Adam(), initializer=initializers.Zeros(), name="memory"
+    )
+    record, worst = 8 + 4 * 3 * case.dim, 0.0
+    for numbers in np.array_split(np.arange(case.rows), max(case.rows // BATCH, 400)):
+        table.lookup_keys(tf.constant(scramble(numbers)))
+        now = table.statistics()
+        if int(now.size) >= case.rows // 4:
+            worst = max(worst, int(now.bytes) / int(now.size) - record)
+    return Result(case.name("bytes_beside_record"), worst, "bytes/row")
 
 
 class Bench:
@@ -245,27 +263,11 @@ class Bench:
 
         yield from self.compare("update_adam", count, own, None, scatter)
 
-    def memory(self) -> Iterator[Result]:
-        """What a row costs beside its record of header, weights and two moments.
-
-        The worst that growth leaves while a table of no stated size fills, from a quarter of the rows on: two
-        doublings (of a small table's memory, half-empty blocks of 32 rows a shard are the most).
-        An index that has grown drains its old half in the batches that follow: some run before each reading.
-        """
-        yield Result(self.case.name("load_factor"), float(self.table.statistics().load_factor), "keys/slot")
+    def load_factor(self) -> Result:
+        """Of the table, which ends here to make room."""
+        load = float(self.table.statistics().load_factor)
         self.table = None
-        table = ops.HashTable(
-            self.case.dim, optimizer=optimizers.Adam(), initializer=initializers.Zeros(), name="memory"
-        )
-        worst, rows = 0.0, min(self.case.rows, MEMORY_ROWS)
-        for numbers in np.array_split(np.arange(rows), 40):
-            keys = tf.constant(scramble(numbers))
-            for _ in range(30):
-                table.lookup_keys(keys)
-            now = table.statistics()
-            if int(now.size) >= rows // 4:
-                worst = max(worst, int(now.bytes) / int(now.size) - (8 + 4 * 3 * self.case.dim))
-        yield Result(self.case.name("bytes_beside_record"), worst, "bytes/row")
+        return Result(self.case.name("load_factor"), load, "keys/slot")
 
     def insert(self) -> Iterator[Result]:
         """New keys; the peer is handed rows that were made beforehand, and a table for each moment."""
@@ -340,6 +342,7 @@ def main() -> None:
     options.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 1_500_000, 10_000_000])
     options.add_argument("--dims", type=int, nargs="+", default=[16, 64, 128])
     options.add_argument("--keys", nargs="+", choices=["uniform", "zipf"], default=["uniform", "zipf"])
+    options.add_argument("--bytes-alone", action="store_true", help="only bytes beside a record")
     given = options.parse_args()
     rows, dims = ([20_000], [8]) if given.smoke else (given.rows, given.dims)
     results: list[Result] = []
@@ -347,7 +350,9 @@ def main() -> None:
     for size in rows:
         for dim in dims:
             for keys in given.keys:
-                results += measure(Case(size, dim, keys), given.rounds, left_out)
+                if not given.bytes_alone:
+                    results += measure(Case(size, dim, keys), given.rounds, left_out)
+            results.append(bytes_beside_record(Case(size, dim, "uniform")))
     tfra = importlib.metadata.version("tensorflow-recommenders-addons") if find_tfra() else None
     about = {"tensorflow": tf.__version__, "tfra": tfra, "batch": BATCH, "left_out": sorted(set(left_out))}
     report("table", results, given.json, **about)

@@ -15,10 +15,9 @@ from pathlib import Path
 from gmeta.checkpoint.files.contents import find_checkpoint, format_size
 from gmeta.cli.checks.gpu_capacity import gpu_memory, judge_gpu
 from gmeta.cli.checks.installation import Finding, Status
-from gmeta.cli.checks.table_sizes import TABLES_SHARE, TableSize, describe, read_sizes
+from gmeta.cli.checks.table_sizes import INDEX_BYTES, TABLES_SHARE, TableSize, describe, read_sizes
 from gmeta.core.errors import ConfigError
 from gmeta.policies import Tiers
-from gmeta.policies.eviction import ROW_INDEX_BYTES
 
 DISK_ROW_BYTES = 12  # of a row on the drive, besides its record
 PLACE_BYTES = 16  # of memory, at most, for a row on the drive
@@ -85,12 +84,12 @@ def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Find
       drive: The drive that would hold rows, or None.
     """
     rows = sum(table.rows for table in tables)
-    whole = sum(table.records for table in tables) + rows * ROW_INDEX_BYTES
+    whole = sum(table.records for table in tables) + rows * INDEX_BYTES
     usable = int(memory * TABLES_SHARE)
     need = f"this model needs {rows:,} rows, {format_size(whole)} with their index"
     if whole <= usable:
         return Finding("tables", f"{need}; all of them fit in host memory")
-    besides = rows * (ROW_INDEX_BYTES + PLACE_BYTES) + len(tables) * SEGMENT_BYTES
+    besides = rows * (INDEX_BYTES + PLACE_BYTES) + len(tables) * SEGMENT_BYTES
     host_bytes = usable - besides
     if host_bytes <= 0:
         lack = min(besides + 1, whole) / TABLES_SHARE - memory

@@ -16,7 +16,9 @@ from gmeta.checkpoint.files.contents import format_size
 from gmeta.checkpoint.files.manifest import TableEntry
 from gmeta.cli.checks.installation import Finding
 from gmeta.core.logical_shards import LOGICAL_SHARDS
-from gmeta.policies.eviction import ROW_INDEX_BYTES
+
+INDEX_BYTES = 28
+"""Bytes of host memory, at most, for a row in the key index of a large table."""
 
 TABLES_SHARE = 0.75
 """Share of the available memory that tables may take. The rest of the process has the others."""
@@ -86,7 +88,7 @@ def _half_rows(reader: CheckpointReader, name: str, entry: TableEntry) -> int:
 def describe(table: TableSize) -> Finding:
     """Say what a table in host memory takes."""
     half = f", {table.half_rows:,} of {table.half_bytes} in half precision" if table.half_rows else ""
-    index = format_size(table.rows * ROW_INDEX_BYTES)
+    index = format_size(table.rows * INDEX_BYTES)
     return Finding(
         f"table {table.name}",
         f"{table.rows:,} rows of {table.row_bytes} bytes{half}: {format_size(table.records)}, "

@@ -13,7 +13,8 @@ class Statistics(NamedTuple):
     Attributes:
       size: Keys in the table.
       capacity: Slots of the key index.
-      load_factor: ``size / capacity``; the index doubles at 0.75, a shard at a time.
+      load_factor: ``size / capacity``; an index grows at 0.75, a shard at a time: by two fifths in host
+        memory, to twice its size on a GPU.
       bytes: Memory of index, records, and what admission remembers.
       hits: Keys that were looked up and found.
       misses: Keys that were looked up and absent.

@@ -16,8 +16,8 @@
 //
 // By count. A key is admitted at the miss that brings its count to the threshold. Counts of keys
 // that are not admitted yet are kept in one of two ways:
-//   exactly (AdmitByCount): a KeyIndex whose values are counts takes 21 to 43 bytes for each
-//     waiting key, 64 while it grows. Admission frees the counter, so after an eviction the key
+//   exactly (AdmitByCount): a KeyIndex whose values are counts takes 19 to 27 bytes for each
+//     waiting key, 46 while it grows. Admission frees the counter, so after an eviction the key
 //     must be counted up to the threshold again.
 //   in a counting Bloom filter (AdmitByFilter; L. Fan et al., "Summary Cache", 2000) of one-byte
 //     counters with conservative update (C. Estan and G. Varghese, 2002): a key's count is the

@@ -26,8 +26,9 @@
 //   deterministic for a trace, whatever the threads, also across a checkpoint.
 //
 // For the bound in bytes, a row counts as its record plus kIndexBytes for its share of the key
-// index. The memory that the table allocates is close to that: the table allocates records in
-// chunks of up to a sixteenth of the bound.
+// index, on any device the same, so that the same rows are evicted. The memory that the table
+// allocates is at most about that: a GPU's index takes up to kIndexBytes, host memory's up to 28,
+// and the table allocates records in chunks of up to a sixteenth of the bound.
 
 #ifndef GMETA_OPS_TABLE_CORE_EVICTION_H_
 #define GMETA_OPS_TABLE_CORE_EVICTION_H_

@@ -1,22 +1,23 @@
-// KeyIndex: int64 key -> row number: a GroupTable (key_groups.h) that grows by a quarter.
+// KeyIndex: int64 key -> row number: a GroupTable (key_groups.h) that grows by two fifths.
 //
 // Growth
-//   At load 0.75, an index moves to a table of 1.25 times as many groups, so its load is at least
-//   0.6 from then on, and a key takes 19 to 24 bytes. The rows stay where they are: only keys and
-//   row numbers move. They move gradually: the old groups drain into the new ones, a few for each
-//   insert and more for each batch, so no insert pays for more than those, and no growth begins
-//   before the last one has drained. A drain reads the old groups and writes the new ones in order,
-//   because homes keep their order (key_groups.h). So it runs at the speed of a copy, and moving a
-//   key four times costs less than one move to a random place. During a drain, a key is in exactly
-//   one of the two tables; a probe tries the new groups, then the old. Draining doesn't lower the
-//   counts of the old groups: they remain upper bounds, which is all that a probe needs.
+//   At load 0.75, an index moves to a table of 1.4 times as many groups, so its load is at least
+//   0.53 from then on, and a key takes 19 to 27 bytes. The rows stay where they are: only keys and
+//   row numbers move. They move gradually: the old groups drain into the new ones, 32 for every
+//   eighth insert and more after each batch, so no insert pays for more than those, and a drain is
+//   over before the next growth begins. A drain reads the old groups and writes the new ones in
+//   order, because homes keep their order (key_groups.h). So it is bound by memory's bandwidth, not
+//   its latency, which makes up for more moves: growth by 1.4 moves a key 2.5 times, growth by 2
+//   would once. During a drain, a key is in exactly one of the two tables; a probe tries the new
+//   groups, then the old. Draining doesn't lower the counts of the old groups.
 //
 //   The shards of a table hold about equally many keys. If all of them grew at the same number of
 //   keys, they would grow in the same batch, and that batch would wait for as much fresh memory as
 //   the whole index has. So the sizes of shards differ: each begins at its own place (GrowthPlace)
-//   between a first size and 1.25 times that. The shards then grow one after another while the
-//   number of keys grows by a quarter, and few have an old table at a time. A small size rounds up
-//   to a prime, but the next one is computed from the unrounded size, so places are never lost.
+//   between a first size and 1.4 times that. The shards then grow one after another while the
+//   number of keys grows by two fifths, few have an old table at a time, and all of them together
+//   take 23 to 25 bytes for a key at any time. A size rounds up to a prime, but the next one is
+//   computed from the unrounded size, so places are never lost, also by Reserve.
 //
 // Invariants
 //   1. size() <= 0.75 * capacity().
