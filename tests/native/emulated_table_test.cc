@@ -14,6 +14,7 @@
 
 #include "device_memory.h"
 #include "ops/common/gpu/cuda_error.cu"
+#include "ops/table/gpu/eviction.cu"
 #include "ops/table/gpu/growth.cu"
 #include "ops/table/gpu/lookup.cu"
 #include "ops/table/gpu/lookup_mixed.cu"
@@ -91,7 +92,7 @@ struct Settings {
 };
 
 struct Records {
-  vector<int64_t> keys, frequency, last_step;
+  vector<int64_t> keys, frequency, last_step, removed;
   vector<float> rows, slots;
   int64_t step = 0;
 
@@ -137,7 +138,7 @@ class Gpu {
   Gpu(const Gpu&) = delete;
   ~Gpu() { gmeta_gpu_table_destroy(table); }
 
-  Records Export() const {
+  Records Export(bool cut_journal = false) const {
     Records records;
     struct Context {
       Records* records;
@@ -154,9 +155,11 @@ class Gpu {
       columns->slots = r->slots.data();
       columns->frequency = r->frequency.data();
       columns->last_step = r->last_step.data();
+      r->removed.resize(static_cast<size_t>(sizes->removed));
+      columns->removed = r->removed.data();
       return 0;
     };
-    CHECK_EQ(gmeta_gpu_table_export_shards(table, 0, 1024, 0, 0, allocate, &context), 0);
+    CHECK_EQ(gmeta_gpu_table_export_shards(table, 0, 1024, 0, cut_journal, allocate, &context), 0);
     return records;
   }
 
@@ -343,6 +346,52 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
   CheckSame(gpu, &table);
 }
 
+// Many rows of equal rank in several shards that evict at different times, and journals.
+void TestShardsEvictAlike(const char* policy, const vector<double>& parameters, uint32_t half_below,
+                          uint32_t seed) {
+  Settings settings{4, "sgd", {}, half_below};
+  settings.eviction = policy;
+  settings.eviction_parameters = parameters;
+  Gpu gpu(settings);
+  Table table(OptionsOf(settings));
+  CHECK(table.filters() > 1);
+  constexpr size_t kJournal = 100000, kMostKeys = 2000;
+  CHECK_EQ(gmeta_gpu_table_start_journal(gpu.table, kJournal), 0);
+  table.StartJournal(kJournal);
+  std::mt19937_64 random(seed);
+  vector<float> rows(kMostKeys * settings.dim), expected(rows);
+  for (int call = 0; call < 12; ++call) {
+    vector<int64_t> keys(random() % kMostKeys + 1);
+    for (int64_t& key : keys) key = static_cast<int64_t>(random() % 9000) - 4500;
+    const auto count = static_cast<int64_t>(keys.size());
+    if (call % 4 == 3) {
+      std::fill(rows.begin(), rows.end(), 1.0f);
+      CHECK_EQ(gmeta_gpu_table_update(gpu.table, keys.data(), rows.data(), count, .1f, 0, nullptr),
+               0);
+      table.Update(keys.data(), rows.data(), keys.size(), .1f, Serial());
+    } else {
+      CHECK_EQ(
+          gmeta_gpu_table_lookup_or_insert(gpu.table, keys.data(), count, 0, rows.data(), nullptr),
+          0);
+      table.Lookup(keys.data(), keys.size(), true, expected.data(), Serial());
+      CHECK(SameBits(rows.data(), expected.data(), keys.size() * settings.dim));
+    }
+  }
+  CheckSame(gpu, &table);
+  CHECK(table.Statistics().evictions > 0);
+  vector<int64_t> removed, splits(gmeta::kLogicalShards + 1), live(splits);
+  const auto allocate = [&](const gmeta::ShardExportSizes& sizes) {
+    removed.resize(sizes.removed);
+    gmeta::ShardExportColumns columns{};
+    columns.removed = removed.data();
+    columns.row_splits = columns.removed_splits = columns.waiting_splits = splits.data();
+    columns.live = live.data();
+    return std::optional(columns);
+  };
+  CHECK(table.ExportShards({0, gmeta::kLogicalShards}, UINT32_MAX, allocate, Serial()));
+  CHECK(gpu.Export(true).removed == removed);
+}
+
 // At one step, a row is peeked, evicted, and made again.
 void TestARowThatIsMadeAgainIsReadAgain() {
   Settings settings{4, "sgd", {}, 0};
@@ -489,6 +538,13 @@ int main() {
     TestTrace(few, 100, 30, 12, seed++);
   }
   CHECK(unchanged_rows > 0);
+  for (const uint32_t half_below : {0u, 2u}) {
+    const double row = 8 + 4 * 4 + 48;
+    TestShardsEvictAlike("age", {2100, 0, 0}, half_below, seed++);
+    TestShardsEvictAlike("frequency", {0, 4200 * row, 0}, half_below, seed++);
+    TestShardsEvictAlike("expired", {4100, 0, 1, 1}, half_below, seed++);
+    TestShardsEvictAlike("norm", {2100, 0, 2, 1.0}, half_below, seed++);
+  }
   TestARowThatIsMadeAgainIsReadAgain();
   TestPromotionGoesOnWhenThereIsMemory();
   CHECK_EQ(emulated::device_memory.bytes, size_t{0});

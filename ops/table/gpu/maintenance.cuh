@@ -1,4 +1,4 @@
-// The kernels that find, remove, select and judge rows of a GPU table.
+// The kernels that find, remove and select rows of a GPU table.
 
 #ifndef GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
 #define GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
@@ -91,25 +91,6 @@ __global__ void __launch_bounds__(kBlockThreads)
     keys[place] = slot.key;
     numbers[place] = slot.entry - 1;
   }
-}
-
-// Reads the values by which eviction judges rows. `norms` receives the square of the L2 norm,
-// summed in float64 and in the order of the elements, as on the CPU; if it is null, no norm is
-// computed.
-template <class Rows>
-__global__ void __launch_bounds__(kBlockThreads)
-    JudgeRows(Rows rows, const uint32_t* numbers, uint32_t n, RowHeader* headers, double* norms) {
-  const uint64_t at = GlobalThread();
-  if (at >= n) return;
-  headers[at] = *rows.header(numbers[at]);
-  if (norms == nullptr) return;
-  const auto record = rows.record(numbers[at]);
-  double sum = 0.0;
-  for (uint32_t i = 0; i < rows.dim; ++i) {
-    const double weight = record.Weights(record.template Load<float>(i));
-    sum += weight * weight;
-  }
-  norms[at] = sum;
 }
 
 }  // namespace gmeta

@@ -67,6 +67,13 @@ GpuTable::GpuTable(const GpuTableOptions& options)
                               own_stream_),
               "writing the prior");
   }
+  if (policies_.evict()) {
+    const std::vector<ShardMarks> marks = policies_.marks();
+    marks_ = DeviceMemory(options.allocator, sizeof(ShardMarks) * marks.size());
+    CheckCuda(cudaMemcpyAsync(marks_.as<void>(), marks.data(), marks_.bytes(),
+                              cudaMemcpyHostToDevice, own_stream_),
+              "writing the marks of shards");
+  }
   GrowIndex(0, own_stream_);
   epochs_.resize(policies_.shards());
   epoch_numbers_ = DeviceMemory(options.allocator, sizeof(uint32_t) * epochs_.size());
@@ -245,8 +252,8 @@ const uint8_t* GpuTable::Admit(const LookupBatch<Rows>& batch, cudaStream_t stre
   std::sort(positions.begin(), positions.end());
   std::vector<MissingKey> missing(count);
   for (uint32_t i = 0; i < count; ++i) missing[i] = {positions[i], keys[positions[i]]};
-  const std::vector<uint8_t> verdicts = policies_.Admit(missing, batch.step);
   uint8_t* const flags = static_cast<uint8_t*>(Scratch(count + 1, stream));
+  const std::vector<uint8_t> verdicts = policies_.Admit(missing, batch.step);
   CheckCuda(cudaMemcpyAsync(batch.missing, positions.data(), sizeof(uint32_t) * count,
                             cudaMemcpyHostToDevice, stream),
             "writing missing keys");

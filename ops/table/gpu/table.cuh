@@ -34,6 +34,7 @@
 //            (device/tiers.cuh). A prefetch moves a later batch's rows to GPU memory beside
 //            compute; lookups install what has arrived, and wait for a batch that was prefetched
 //            `lookahead` batches ago.
+//   Evicting Ranks are computed and sorted on the GPU, and victims erased there (eviction.cuh).
 //   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
 //            (stamps.cuh).
 //   Order    Calls take turns (a mutex); if a call's stream differs from the last call's, an event
@@ -240,10 +241,15 @@ class GpuTable {
   void EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream);
   void SweepDueShards(cudaStream_t stream);
   uint64_t EvictShards(uint64_t shards, bool sweep, cudaStream_t stream);
-  void EraseOnHost(const std::vector<int64_t>& keys, cudaStream_t stream);
+  // The same for shards that have n rows.
+  uint64_t EvictSome(uint64_t shards, uint32_t n, bool sweep, cudaStream_t stream);
+  // Notes the victims of each shard, whose keys begin at starts[2 * shard]. Returns their number.
+  uint64_t NoteEvicted(const uint32_t* starts, const uint32_t* victims, const int64_t* keys,
+                       cudaStream_t stream);
   void RecountShards(cudaStream_t stream);
-  uint32_t Select(const Scan& scan, int64_t* keys, uint32_t* numbers, uint32_t* live,
-                  uint32_t* found, cudaStream_t stream);
+  // Runs SelectRows (maintenance.cuh).
+  void LaunchSelect(const Scan& scan, int64_t* keys, uint32_t* numbers, uint32_t* live,
+                    uint32_t* found, cudaStream_t stream);
   bool IsWatched() const { return policies_.decide() || policies_.has_journal(); }
 
   const GpuTableOptions options_;
@@ -281,6 +287,7 @@ class GpuTable {
   GpuCounters* answer_ = nullptr;  // in pinned host memory
 
   GpuTablePolicies policies_;
+  DeviceMemory marks_;         // of its shards, if it evicts
   std::vector<Epoch> epochs_;  // of the shards of policies_
   DeviceMemory epoch_numbers_;
 };
