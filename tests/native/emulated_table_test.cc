@@ -12,9 +12,12 @@
 #include <string>
 #include <vector>
 
+#define GMETA_PART_SLOTS 1024  // so that the index of a small table has several parts
+
 #include "device_memory.h"
 #include "ops/common/gpu/cuda_error.cu"
 #include "ops/table/gpu/eviction.cu"
+#include "ops/table/gpu/gpu_index.cu"
 #include "ops/table/gpu/growth.cu"
 #include "ops/table/gpu/lookup.cu"
 #include "ops/table/gpu/lookup_mixed.cu"
@@ -390,6 +393,9 @@ void TestShardsEvictAlike(const char* policy, const vector<double>& parameters, 
   };
   CHECK(table.ExportShards({0, gmeta::kLogicalShards}, UINT32_MAX, allocate, Serial()));
   CHECK(gpu.Export(true).removed == removed);
+  int64_t statistics[12];
+  CHECK_EQ(gmeta_gpu_table_statistics(gpu.table, statistics), 0);
+  CHECK(statistics[1] >= 2 * GMETA_PART_SLOTS);  // the capacity: the index was cut
 }
 
 // At one step, a row is peeked, evicted, and made again.

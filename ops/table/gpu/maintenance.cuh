@@ -58,19 +58,18 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Writes the keys and row numbers of the rows that a scan finds, in any order. Counts the rows of
-// each logical shard: all rows in `live`, and the rows found in `found`. counters->selected counts
-// all rows found.
+// Writes the keys and row numbers of the rows that a scan finds in a part, in any order. Counts the
+// rows of each logical shard: all rows in `live`, and the rows found in `found`. counters->selected
+// counts all rows found.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    SelectRows(IndexView index, Rows rows, Scan scan, int64_t* keys, uint32_t* numbers,
-               uint32_t* live, uint32_t* found) {
+    SelectRows(const KeySlot* slots, uint64_t count, Rows rows, Scan scan, int64_t* keys,
+               uint32_t* numbers, uint32_t* live, uint32_t* found) {
   const uint64_t at = GlobalThread();
   const uint32_t lane = threadIdx.x % kWarp;
-  const uint64_t slots = (uint64_t{index.bucket_mask} + 1) * kBucketSlots;
   bool selected = false;
   KeySlot slot{};
-  if (at < slots) slot = ReadSlot(index.slots + at);
+  if (at < count) slot = ReadSlot(slots + at);
   if (slot.entry != kNoEntry) {
     const uint64_t hash = MurmurHash3(slot.key);
     const uint32_t logical = LogicalShard(hash);

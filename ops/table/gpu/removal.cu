@@ -55,8 +55,10 @@ void GpuTable::LaunchSelect(const Scan& scan, int64_t* keys, uint32_t* numbers, 
             "clearing a counter");
   WithRows([&](const auto& rows) {
     using Rows = std::decay_t<decltype(rows)>;
-    Launch(SelectRows<Rows>, BlocksOf(slot_count()), kBlockThreads, 0, stream, "scanning a table",
-           index(), rows, scan, keys, numbers, live, found);
+    index_.ForEachPart([&](const KeySlot* slots, uint64_t count) {
+      Launch(SelectRows<Rows>, BlocksOf(count), kBlockThreads, 0, stream, "scanning a table", slots,
+             count, rows, scan, keys, numbers, live, found);
+    });
   });
 }
 

@@ -38,6 +38,7 @@ GpuTable::GpuTable(const GpuTableOptions& options)
       full_("table '" + options.name + "': ", options.allocator,
             RowGeometry::OfFull(layout_, NearFull(options)),
             options.half_below == 0 ? kMostRows : kMostRowsOfEither, NearFull(options)),
+      index_("table '" + options.name + "': ", options.allocator),
       policies_(options.admission, options.eviction, layout_.bytes(), HalfLayout(layout_).bytes()) {
   const DeviceScope device(options.device);
   if (options.half_below != 0) {
@@ -74,7 +75,7 @@ GpuTable::GpuTable(const GpuTableOptions& options)
                               cudaMemcpyHostToDevice, own_stream_),
               "writing the marks of shards");
   }
-  GrowIndex(0, own_stream_);
+  index_.Begin(counters()->part_keys, own_stream_);
   epochs_.resize(policies_.shards());
   epoch_numbers_ = DeviceMemory(options.allocator, sizeof(uint32_t) * epochs_.size());
   EndEpochs(policies_.all_shards(), own_stream_);
@@ -373,7 +374,7 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
 void GpuTable::Clear() {
   const Turn turn(this);
   InstallMoves(0, own_stream_);
-  CheckCuda(cudaMemsetAsync(slots_.as<void>(), 0, slots_.bytes(), own_stream_), "clearing keys");
+  index_.Clear(own_stream_);
   EmptyPools(own_stream_);
   EndEpochs(policies_.all_shards(), own_stream_);
   policies_.Clear();
@@ -396,8 +397,8 @@ TableStatistics GpuTable::Statistics() {
   NoteSize(now);
   TableStatistics sum;
   sum.size = known_rows_;
-  sum.capacity = slot_count();
-  sum.bytes = slots_.bytes() + policies_.bytes();
+  sum.capacity = index_.slots();
+  sum.bytes = index_.bytes() + policies_.bytes();
   ForEachStore([&](GpuRowStore* store, StorePools*, RowMoves* moves) {
     sum.bytes += store->bytes() + (moves != nullptr ? moves->bytes() : 0);
   });

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 // Goes around the index at most twice, with blocks of as many slots as a block has threads.
 __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView flight) {
   __shared__ uint64_t shared[1];
-  const uint64_t rounds = (uint64_t{flight.index.bucket_mask} + 1) * kBucketSlots / kBlockThreads;
+  const uint64_t rounds = flight.index.NumberOfBlocks(kBlockThreads);
   const uint32_t lane = threadIdx.x % kWarp, enough = flight.MostLeaving();
   if (enough == 0) return;
   while (true) {
@@ -142,8 +142,8 @@ __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView fl
     }
     __syncthreads();
     if (shared[0] >= 2 * rounds) return;
-    const uint64_t at = (flight.clock->hand + shared[0]) % rounds * kBlockThreads + threadIdx.x;
-    const KeySlot slot = ReadSlot(flight.index.slots + at);
+    const uint64_t at = (flight.clock->hand + shared[0]) % rounds;
+    const KeySlot slot = ReadSlot(flight.index.Block(at, kBlockThreads) + threadIdx.x);
     bool leaves = slot.entry != kNoEntry && flight.Has(slot.entry - 1);
     const uint32_t row = (slot.entry - 1) & ~flight.form_mask;
     leaves = leaves && flight.rows.IsNear(row);
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     uint32_t entry = kNoEntry;
     if (active) {
       move = rises ? flight.rising[at] : flight.leaving[at - rising];
-      slot = flight.index.FindFrom<true>(0, move.key, flight.index.Path(move.key), &entry);
+      slot = flight.index.SlotOf(move.key, &entry);
     }
     bool moves = slot != nullptr && entry == (move.from | flight.form) + 1;
     if (moves && !rises) moves = rows.marks[move.from] == kMoving;
