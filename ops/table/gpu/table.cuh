@@ -18,7 +18,7 @@
 //            that sums are added in the order of the batch and results are the same in every run.
 //   Growth   The index grows a part at a time, and few parts in a batch, so that no batch waits for
 //            long (gpu_index.cuh). Memory for rows is added in chunks; no record ever moves. A
-//            chunk is an eighth of the memory so far.
+//            chunk is an eighth of the memory so far, but at most half a GiB or two batches' rows.
 //   Forms    A table of two precisions has a store of rows for each precision, and kernels of its
 //            own that are compiled from the same source (mixed_rows.cuh). New rows are made in the
 //            half store; a row that has been used often enough is promoted at the end of the
