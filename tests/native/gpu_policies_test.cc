@@ -1,5 +1,6 @@
-// What a GPU table decides on the host (ops/table/gpu/policies.h) is what the CPU's table decides:
-// both run the same random batches, the GPU's side on a map in place of device memory.
+// Which keys a GPU table admits, as the host decides it (ops/table/gpu/policies.h), is what the
+// CPU's table decides, and so are the journals: both run the same random batches, the GPU's side on
+// a map in place of device memory. Eviction, which needs a GPU, is in emulated_table_test.cc.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,16 +15,10 @@
 #include "tests/native/parallel.h"
 
 using gmeta::Admission;
-using gmeta::AdmitAll;
 using gmeta::AdmitByChance;
 using gmeta::AdmitByCount;
 using gmeta::AdmitByFilter;
-using gmeta::EvictByAge;
-using gmeta::EvictByFrequency;
-using gmeta::EvictExpired;
-using gmeta::Eviction;
 using gmeta::GpuTablePolicies;
-using gmeta::JudgedGpuRow;
 using gmeta::LogicalRange;
 using gmeta::MissingKey;
 using gmeta::RowHeader;
@@ -35,28 +30,19 @@ using gmeta::Table;
 namespace {
 
 constexpr size_t kDim = 6;
-constexpr uint64_t kRowBytes = 8 + 4 * kDim + Eviction::kIndexBytes;  // that a full row charges
 constexpr LogicalRange kAll{0, gmeta::kLogicalShards};
 
 // Rows by key, handled as GpuTable handles its own.
 class Model {
  public:
-  Model(const Admission& admission, const std::optional<Eviction>& eviction, uint32_t half_below)
-      : half_below_(half_below),
-        policies_(admission, eviction, gmeta::RowLayout(kDim, 0).bytes(),
+  explicit Model(const Admission& admission)
+      : policies_(admission, std::nullopt, gmeta::RowLayout(kDim, 0).bytes(),
                   gmeta::HalfLayout(gmeta::RowLayout(kDim, 0)).bytes()) {}
 
   GpuTablePolicies& policies() { return policies_; }
   const std::map<int64_t, RowHeader>& rows() const { return rows_; }
-  bool IsHalf(const RowHeader& row) const { return row.frequency < half_below_; }
 
   void LookupOrInsert(const std::vector<int64_t>& keys, uint32_t step) {
-    if (policies_.evict()) {
-      uint64_t met = 0;
-      for (const int64_t key : keys) met |= uint64_t{1} << policies_.ShardOf(key);
-      NoteHalves();
-      Evict(policies_.Full(met), step, false);
-    }
     std::vector<MissingKey> missing;
     for (size_t i = 0; i < keys.size(); ++i) {
       if (rows_.count(keys[i]) == 0) missing.push_back({static_cast<uint32_t>(i), keys[i]});
@@ -74,7 +60,6 @@ class Model {
       const auto row = rows_.find(key);
       if (row != rows_.end()) row->second.last_step = step;
     }
-    if (policies_.evict()) Evict(policies_.SweepDue(step), step, true);
   }
 
   void Remove(const std::vector<int64_t>& keys) {
@@ -84,25 +69,6 @@ class Model {
   }
 
  private:
-  void Evict(uint64_t shards, uint32_t step, bool sweep) {
-    if (shards == 0) return;
-    NoteHalves();
-    std::vector<JudgedGpuRow> judged;
-    for (const auto& [key, header] : rows_) {
-      if ((shards >> policies_.ShardOf(key) & 1) == 0) continue;
-      judged.push_back({key, header.frequency, header.last_step, 0.0, IsHalf(header)});
-    }
-    for (const int64_t key : policies_.Victims(judged, step, sweep)) CHECK_EQ(rows_.erase(key), 1u);
-  }
-
-  // What the GPU counts.
-  void NoteHalves() {
-    std::vector<uint32_t> halves(policies_.shards());
-    for (const auto& [key, header] : rows_) halves[policies_.ShardOf(key)] += IsHalf(header);
-    policies_.NoteHalves(halves.data());
-  }
-
-  const uint32_t half_below_;
   GpuTablePolicies policies_;
   std::map<int64_t, RowHeader> rows_;
 };
@@ -151,9 +117,6 @@ void CheckSame(Table* table, Model* model) {
     CHECK_EQ(row->second.frequency, header.frequency);
     CHECK_EQ(row->second.last_step, header.last_step);
   }
-  const auto is_half = [&](const auto& row) { return model->IsHalf(row.second); };
-  CHECK_EQ(table->Statistics().half_rows,
-           static_cast<uint64_t>(std::count_if(saved.rows.begin(), saved.rows.end(), is_half)));
   const ShardSelection selection = model->policies().CutRange(kAll);
   CHECK_EQ(selection.removed.size(), saved.removed.size());
   for (size_t i = 0; i < saved.removed.size(); ++i) {
@@ -167,15 +130,12 @@ void CheckSame(Table* table, Model* model) {
   CHECK_EQ(model->policies().IsWhole(kAll), saved.whole);
 }
 
-void TestDecisions(const Admission& admission, const std::optional<Eviction>& eviction,
-                   uint32_t half_below) {
+void TestDecisions(const Admission& admission) {
   gmeta::TableOptions options;
   options.dim = kDim;
   options.admission = admission;
-  options.eviction = eviction;
-  options.half_below = half_below;
   Table table(options);
-  Model model(admission, eviction, half_below);
+  Model model(admission);
   CHECK_EQ(model.policies().shards(), table.filters());
   constexpr size_t kJournal = 20000;
   table.StartJournal(kJournal);
@@ -207,14 +167,7 @@ void TestDecisions(const Admission& admission, const std::optional<Eviction>& ev
 }  // namespace
 
 int main() {
-  for (const uint32_t half_below : {0u, 2u, 4u}) {
-    TestDecisions(AdmitByCount{2}, std::nullopt, half_below);
-    TestDecisions(AdmitByFilter{3, 5000, 9.6, 7}, std::nullopt, half_below);
-    TestDecisions(AdmitByChance{0.2, 5}, std::nullopt, half_below);
-    TestDecisions(AdmitAll{}, Eviction{EvictByAge{}, 900, 0, 0}, half_below);
-    TestDecisions(AdmitAll{}, Eviction{EvictByFrequency{}, 0, 4200 * kRowBytes, 0}, half_below);
-    TestDecisions(AdmitAll{}, Eviction{EvictByAge{}, 0, 3100 * kRowBytes, 0}, half_below);
-    TestDecisions(AdmitAll{}, Eviction{EvictExpired{4}, 6000, 0, 3}, half_below);
-    TestDecisions(AdmitByCount{2}, Eviction{EvictByAge{}, 2600, 0, 0}, half_below);
-  }
+  TestDecisions(AdmitByCount{2});
+  TestDecisions(AdmitByFilter{3, 5000, 9.6, 7});
+  TestDecisions(AdmitByChance{0.2, 5});
 }

@@ -2,6 +2,7 @@
 
     gmeta bench growth --json FILE
     gmeta bench growth --rows 10000000 --dim 16
+    gmeta bench growth --device gpu --rows 100000000 --json FILE
 
 An empty table takes batches of 65,536 keys that it has never seen until it holds the rows. Every batch is
 timed on its own. Batches do the same work but for the growth of the key index, so what the longest has above
@@ -13,21 +14,28 @@ longest   the longest batch
 median    the median batch
 ratio     longest / median
 
+With --device gpu the table is in a GPU's memory, by the library's C interface, without TensorFlow. A batch is
+timed by the host's clock, until the GPU has done it, and by CUDA events ("by_events").
+
 A shared machine has pauses of its own, so each figure is the best of the rounds; the largest pause of any
 round stands beside them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
-import gmeta.ops as ops
 import numpy as np
-import tensorflow as tf
-from gmeta import initializers, optimizers
-from harness import Result, parser, report
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
+from harness import Result, parser, report  # noqa: E402
 
 BATCH = 65_536
 ROUNDS = 3
@@ -56,12 +64,40 @@ def batch_seconds(insert: Callable[[object], object], batches: Iterator[object])
 
 def grow_table(rows: int, dim: int, seed: int) -> list[float]:
     """Fill an empty table with rows of random numbers."""
+    import gmeta.ops as ops
+    import tensorflow as tf
+    from gmeta import initializers, optimizers
+
     table = ops.HashTable(dim, optimizers.Adam(), initializers.Normal())
     seconds = batch_seconds(
         lambda keys: table.lookup_keys(keys), (tf.constant(keys) for keys in new_keys(rows, seed))
     )
     assert int(table.size()) == rows
     return seconds
+
+
+def grow_gpu_table(rows: int, dim: int, seed: int) -> tuple[list[float], list[float]]:
+    """Fill an empty table on a GPU; seconds of the batches by the host's clock, and by events."""
+    from gmeta.optimizers import Adam
+    from gmeta.testing.gpu.cuda_library import DeviceArray, Event, Stream, synchronize
+    from gmeta.testing.gpu.gpu_table import GpuTable
+
+    table = GpuTable(dim, Adam(), SimpleNamespace(kind="normal", parameters=(0.0, 0.05)), seed)
+    out, stream = DeviceArray((BATCH, dim), np.float32), Stream()
+    start, end = Event(), Event()
+    of_host, of_events = [], []
+    for batch in new_keys(rows, seed):
+        keys = DeviceArray.of(batch, np.int64)
+        synchronize()
+        before = time.perf_counter()
+        start.record(stream)
+        distinct = ctypes.c_int32(1)
+        table.call("lookup_or_insert", keys.pointer, len(batch), distinct, out.pointer, stream.handle)
+        end.record(stream)
+        of_events.append(end.seconds_since(start))
+        of_host.append(time.perf_counter() - before)
+    assert table.size() == rows
+    return of_host[1:], of_events[1:]
 
 
 def grow_dict(rows: int, seed: int) -> list[float]:
@@ -72,34 +108,62 @@ def grow_dict(rows: int, seed: int) -> list[float]:
     )
 
 
+def pause(seconds: list[float]) -> float:
+    return 1000 * (max(seconds) - statistics.median(seconds))
+
+
+FIGURES: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "pause": ("ms", pause),
+    "longest": ("ms", lambda seconds: 1000 * max(seconds)),
+    "median": ("ms", lambda seconds: 1000 * statistics.median(seconds)),
+    "ratio": ("longest/median", lambda seconds: max(seconds) / statistics.median(seconds)),
+}
+
+
+def measure_gpu(rows: int, dim: int, rounds: int) -> list[Result]:
+    """Measure a table on the GPU."""
+    grow_gpu_table(min(rows, 4_000_000), dim, rounds)  # loads the kernels
+    runs = [grow_gpu_table(rows, dim, seed) for seed in range(rounds)]
+    case = f"gpu/dim{dim}/rows{rows / 10**6:g}M"
+    results = []
+    for clock, suffix in enumerate(("", "/by_events")):
+        all_seconds = [run[clock] for run in runs]
+        for name, (unit, figure) in FIGURES.items():
+            results.append(Result(f"growth/{name}/{case}{suffix}", min(map(figure, all_seconds)), unit))
+        largest = max(map(pause, all_seconds))
+        results.append(Result(f"growth/largest_pause/{case}{suffix}", largest, "ms"))
+    return results
+
+
+def measure_cpu(rows: int, dim: int, rounds: int) -> list[Result]:
+    """Measure a table in host memory beside a dict."""
+    runs = [(grow_table(rows, dim, seed), grow_dict(rows, seed)) for seed in range(rounds)]
+    case = f"dim{dim}/rows{rows / 10**6:g}M"
+    results = []
+    for name, (unit, figure) in FIGURES.items():
+        ours, peers = (min(map(figure, seconds)) for seconds in zip(*runs, strict=True))
+        results.append(Result(f"growth/{name}/{case}", ours, unit, "Python dict, keys alone", peers))
+    results.append(Result(f"growth/largest_pause/{case}", max(pause(table) for table, _ in runs), "ms"))
+    return results
+
+
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rows", type=int, default=10_000_000)
     options.add_argument("--dim", type=int, default=16)
+    options.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     options.set_defaults(rounds=ROUNDS)
     given = options.parse_args()
     rows = min(given.rows, 500_000) if given.smoke else given.rows
-    runs = [(grow_table(rows, given.dim, seed), grow_dict(rows, seed)) for seed in range(given.rounds)]
+    if given.device == "gpu":
+        from gmeta.testing.gpu.cuda_library import why_missing
 
-    def best(figure: Callable[[list[float]], float]) -> tuple[float, float]:
-        return min(figure(table) for table, _ in runs), min(figure(peer) for _, peer in runs)
-
-    def pause(seconds: list[float]) -> float:
-        return 1000 * (max(seconds) - statistics.median(seconds))
-
-    figures: dict[str, tuple[str, Callable[[list[float]], float]]] = {
-        "pause": ("ms", pause),
-        "longest": ("ms", lambda seconds: 1000 * max(seconds)),
-        "median": ("ms", lambda seconds: 1000 * statistics.median(seconds)),
-        "ratio": ("longest/median", lambda seconds: max(seconds) / statistics.median(seconds)),
-    }
-    case = f"dim{given.dim}/rows{rows / 10**6:g}M"
-    results = [
-        Result(f"growth/{name}/{case}", ours, unit, "Python dict, keys alone", peers)
-        for name, (unit, figure) in figures.items()
-        for ours, peers in [best(figure)]
-    ]
-    results.append(Result(f"growth/largest_pause/{case}", max(pause(table) for table, _ in runs), "ms"))
+        absent = why_missing()
+        if absent is not None:
+            report(f"Not measured: {absent}", [Result("growth/gpus", 0, "GPUs")], given.json)
+            return
+    measure = measure_gpu if given.device == "gpu" else measure_cpu
+    results = measure(rows, given.dim, given.rounds)
     report("The longest step while a table grows", results, given.json, batch=BATCH)
 
 

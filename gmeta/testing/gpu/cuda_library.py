@@ -121,6 +121,29 @@ class Stream:
             _driver().run("cuStreamDestroy_v2", self.handle)
 
 
+class Event:
+    """A moment of a stream's work."""
+
+    def __init__(self) -> None:
+        self._handle = ctypes.c_void_p()
+        _driver().run("cuEventCreate", ctypes.byref(self._handle), 0)
+
+    def __del__(self) -> None:
+        if self._handle:
+            _driver().run("cuEventDestroy_v2", self._handle)
+
+    def record(self, stream: Stream) -> None:
+        """Set the moment to when the work that the stream has now is done."""
+        _driver().run("cuEventRecord", self._handle, stream.handle)
+
+    def seconds_since(self, before: Event) -> float:
+        """Wait for the moment, and return how long after another it came."""
+        milliseconds = ctypes.c_float()
+        _driver().run("cuEventSynchronize", self._handle)
+        _driver().run("cuEventElapsedTime", ctypes.byref(milliseconds), before._handle, self._handle)
+        return milliseconds.value / 1000
+
+
 def synchronize() -> None:
     """Wait for all work on the GPU."""
     _driver().run("cuCtxSynchronize")

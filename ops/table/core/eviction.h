@@ -7,8 +7,9 @@
 //   uint64_t Rank(const Row&) const;                when the bound is exceeded, rows of the lowest
 //                                                   rank are evicted first; among rows of equal
 //                                                   rank, the one with the lower key
-// and is listed in EvictionPolicy and in MakeEvictionPolicy. A row's weights, optimizer state and
-// metadata are evicted together, and the next new row reuses the record.
+// and is listed in EvictionPolicy and in MakeEvictionPolicy. Both functions also run on a GPU,
+// where they decide alike to the last bit. A row's weights, optimizer state and metadata are
+// evicted together, and the next new row reuses the record.
 //
 // When eviction runs
 //   By load, at the start of an inserting lookup, in each shard that has keys of the batch, before
@@ -42,13 +43,15 @@
 #include <variant>
 #include <vector>
 
+#include "ops/common/host_device.h"
+
 namespace gmeta {
 
 // Base of policies that evict only when a bound is exceeded.
 struct NeverExpires {
   static constexpr bool kReadsWeights = false;  // of rows that it judges
   template <class Row>
-  static bool Expired(const Row&, uint32_t) {
+  GMETA_HOST_DEVICE static bool Expired(const Row&, uint32_t) {
     return false;
   }
 };
@@ -56,7 +59,7 @@ struct NeverExpires {
 // Least recently used first: by last step, then frequency.
 struct EvictByAge : NeverExpires {
   template <class Row>
-  static uint64_t Rank(const Row& row) {
+  GMETA_HOST_DEVICE static uint64_t Rank(const Row& row) {
     return uint64_t{row.last_step()} << 32 | row.frequency();
   }
 };
@@ -64,7 +67,7 @@ struct EvictByAge : NeverExpires {
 // Least frequently used first: by frequency, then last step.
 struct EvictByFrequency : NeverExpires {
   template <class Row>
-  static uint64_t Rank(const Row& row) {
+  GMETA_HOST_DEVICE static uint64_t Rank(const Row& row) {
     return uint64_t{row.frequency()} << 32 | row.last_step();
   }
 };
@@ -76,11 +79,11 @@ struct EvictExpired {
   uint32_t steps;
 
   template <class Row>
-  bool Expired(const Row& row, uint32_t now) const {
+  GMETA_HOST_DEVICE bool Expired(const Row& row, uint32_t now) const {
     return uint64_t{row.last_step()} + steps < now;
   }
   template <class Row>
-  static uint64_t Rank(const Row& row) {
+  GMETA_HOST_DEVICE static uint64_t Rank(const Row& row) {
     return EvictByAge::Rank(row);
   }
 };
@@ -92,11 +95,11 @@ struct EvictByNorm {
   double threshold;
 
   template <class Row>
-  bool Expired(const Row& row, uint32_t) const {
+  GMETA_HOST_DEVICE bool Expired(const Row& row, uint32_t) const {
     return row.SquaredNorm() < threshold * threshold;
   }
   template <class Row>
-  static uint64_t Rank(const Row& row) {
+  GMETA_HOST_DEVICE static uint64_t Rank(const Row& row) {
     const double norm = row.SquaredNorm();  // not negative, so its bits sort as the number does
     uint64_t bits;
     std::memcpy(&bits, &norm, sizeof bits);
@@ -168,17 +171,34 @@ struct LoadMarks {
   }
 };
 
+// The marks of a shard. Its load is a number of rows (`size`) and the bytes that they charge.
+struct ShardMarks {
+  LoadMarks rows, bytes;
+
+  GMETA_HOST_DEVICE bool IsFull(uint64_t size, uint64_t charge) const {
+    return size > rows.high || charge > bytes.high;
+  }
+  GMETA_HOST_DEVICE bool IsAboveLow(uint64_t size, uint64_t charge) const {
+    return size > rows.low || charge > bytes.low;
+  }
+  // The least number of rows to evict. A row charges at most `most`; if some of the evicted rows
+  // charge less, more rows have to follow.
+  uint64_t AboveLow(uint64_t size, uint64_t charge, uint64_t most) const {
+    return std::max(Excess(size, rows.low, 1), Excess(charge, bytes.low, most));
+  }
+};
+
 // When one shard of a table has to evict.
 class EvictionSchedule {
  public:
   EvictionSchedule() = default;
   EvictionSchedule(const Eviction& eviction, size_t shard, size_t shards)
-      : rows(LoadMarks::Of(eviction.max_rows, shard, shards)),
-        bytes(LoadMarks::Of(eviction.max_bytes, shard, shards)),
+      : marks{LoadMarks::Of(eviction.max_rows, shard, shards),
+              LoadMarks::Of(eviction.max_bytes, shard, shards)},
         sweep_steps_(eviction.sweep_steps),
         offset_(sweep_steps_ * shard / shards) {}
 
-  const LoadMarks rows, bytes;
+  const ShardMarks marks;
 
   // Depends on the step alone, so a restored table sweeps at the same steps as one that was never
   // interrupted.

@@ -4,40 +4,33 @@
 #include <string>
 #include <utility>
 
-#include "ops/common/gpu/cuda_launch.cuh"
-#include "ops/table/gpu/device/growing.cuh"
 #include "ops/table/gpu/table.cuh"
 
 namespace gmeta {
-namespace {
-
-constexpr uint64_t kFewestBuckets = 256;
-constexpr uint64_t kMostBuckets = uint64_t{1} << 30;
-
-// An index grows when it is fuller than kMostLoad; a batch may overfill it up to kHardLoad.
-uint64_t KeysAtMostLoad(uint64_t slots) { return slots / 4 * 3; }
-uint64_t KeysAtHardLoad(uint64_t slots) { return slots / 16 * 15; }
-
-}  // namespace
 
 GpuCounters GpuTable::ReadCounters(cudaStream_t stream) {
   GpuCounters now;
   CheckCuda(cudaMemcpyAsync(&now, counters_.as<void>(), sizeof now, cudaMemcpyDeviceToHost, stream),
             "reading a table's counters");
   CheckCuda(cudaStreamSynchronize(stream), "reading a table's counters");
+  Require(now.homeless == 0,
+          "table '" + options_.name + "': a part of its index is full, and it has lost " +
+              std::to_string(now.homeless) +
+              " keys, because many keys of a batch agree in the same bits of their hash: hash the "
+              "ids by another function first, or put the table on the CPU");
   return now;
 }
 
 void GpuTable::NoteSize(const GpuCounters& counters) {
   known_rows_ = full_.NoteUsed(counters.full);
   if (half_) known_rows_ += half_->NoteUsed(counters.half);
-  most_rows_ = known_rows_;
+  index_.NoteKeys(counters.part_keys);
   asked_ = false;
 }
 
 void GpuTable::AskForSize(uint64_t n, cudaStream_t stream) {
   // Promotions add rows to the full store.
-  const bool far = most_rows_ + 4 * n <= KeysAtHardLoad(slot_count()) && HasRoom(4 * n, 4 * n);
+  const bool far = index_.HasRoom(4 * n) && HasRoom(4 * n, 4 * n);
   if (asked_ || (far && full_moves_ == nullptr)) return;
   CheckCuda(cudaMemcpyAsync(answer_, counters_.as<void>(), sizeof *answer_, cudaMemcpyDeviceToHost,
                             stream),
@@ -51,42 +44,24 @@ void GpuTable::EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream) {
   const uint64_t n = full + half;
   if (asked_ && cudaEventQuery(answered_) == cudaSuccess) {
     NoteSize(*answer_);
-    most_rows_ += since_asked_;
+    index_.MayHaveTaken(since_asked_);
     full_.MayHaveTaken(since_asked_ + since_moved_);
     if (half_) half_->MayHaveTaken(since_asked_ + since_moved_);
   }
   cudaGetLastError();  // "not ready" is no error
-  const auto has_room = [&] {
-    return most_rows_ + n <= KeysAtHardLoad(slot_count()) && HasRoom(full, half) &&
-           known_rows_ <= KeysAtMostLoad(slot_count());
-  };
-  if (has_room()) return;
+  if (index_.HasRoom(n) && !index_.IsFull() && HasRoom(full, half)) return;
   NoteSize(ReadCounters(stream));
-  if (known_rows_ > KeysAtMostLoad(slot_count()) ||
-      known_rows_ + n > KeysAtHardLoad(slot_count())) {
-    GrowIndex(known_rows_ + n, stream);
+  if (index_.IsFull()) {
+    index_.CutFullest(n, stream);
+    NoteSize(ReadCounters(stream));
   }
+  if (!index_.HasRoom(n)) GrowIndex(n, stream);
   while (!full_.HasRoom(full)) GrowFull(full_.Wish(full), stream);
   while (half_ && !half_->HasRoom(half)) GrowHalf(half_->Wish(half), stream);
 }
 
-void GpuTable::GrowIndex(uint64_t rows, cudaStream_t stream) {
-  uint64_t buckets = kFewestBuckets;
-  if (slots_.bytes() != 0) buckets = uint64_t{bucket_mask_} + 1;
-  while (KeysAtMostLoad(buckets * kBucketSlots) < rows) buckets *= 2;
-  if (slots_.bytes() != 0 && buckets == uint64_t{bucket_mask_} + 1) return;
-  Require(buckets <= kMostBuckets, "table '" + options_.name + "': it has no room for " +
-                                       std::to_string(rows) + " keys: bound it by an eviction");
-  DeviceMemory larger(options_.allocator, buckets * kBucketSlots * sizeof(KeySlot));
-  CheckCuda(cudaMemsetAsync(larger.as<void>(), 0, larger.bytes(), stream), "clearing an index");
-  const IndexView to{larger.as<KeySlot>(), static_cast<uint32_t>(buckets - 1)};
-  if (slots_.bytes() != 0) {
-    Launch(Rehash, BlocksOf(slot_count()), kBlockThreads, 0, stream, "growing an index",
-           slots_.as<KeySlot>(), slot_count(), to);
-    CheckCuda(cudaStreamSynchronize(stream), "growing an index");
-  }
-  slots_ = std::move(larger);
-  bucket_mask_ = to.bucket_mask;
+void GpuTable::GrowIndex(uint64_t n, cudaStream_t stream) {
+  while (index_.Grow(n, stream)) NoteSize(ReadCounters(stream));
 }
 
 // Growing a store starts its pool's counts again, so a copy of the counters that was requested
@@ -106,7 +81,7 @@ void GpuTable::GrowHalf(uint64_t rows, cudaStream_t stream) {
 void GpuTable::EmptyPools(cudaStream_t stream) {
   full_.Clear(&counters()->full, stream);
   if (half_) half_->Clear(&counters()->half, stream);
-  known_rows_ = most_rows_ = 0;
+  known_rows_ = 0;
   asked_ = false;
   const auto clear = [&](auto* counter) {
     CheckCuda(cudaMemsetAsync(counter, 0, sizeof *counter, stream), "clearing a counter");
@@ -118,7 +93,8 @@ void GpuTable::EmptyPools(cudaStream_t stream) {
 
 void GpuTable::Reserve(uint64_t rows) {
   const Turn turn(this);
-  GrowIndex(rows, own_stream_);
+  NoteSize(ReadCounters(own_stream_));
+  GrowIndex(rows - std::min(rows, known_rows_), own_stream_);
   half_ ? GrowHalf(rows, own_stream_) : GrowFull(rows, own_stream_);
 }
 

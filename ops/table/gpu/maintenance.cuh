@@ -1,4 +1,4 @@
-// The kernels that find, remove, select and judge rows of a GPU table.
+// The kernels that find, remove and select rows of a GPU table.
 
 #ifndef GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
 #define GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
@@ -58,19 +58,18 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Writes the keys and row numbers of the rows that a scan finds, in any order. Counts the rows of
-// each logical shard: all rows in `live`, and the rows found in `found`. counters->selected counts
-// all rows found.
+// Writes the keys and row numbers of the rows that a scan finds in a part, in any order. Counts the
+// rows of each logical shard: all rows in `live`, and the rows found in `found`. counters->selected
+// counts all rows found.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    SelectRows(IndexView index, Rows rows, Scan scan, int64_t* keys, uint32_t* numbers,
-               uint32_t* live, uint32_t* found) {
+    SelectRows(const KeySlot* slots, uint64_t count, Rows rows, Scan scan, int64_t* keys,
+               uint32_t* numbers, uint32_t* live, uint32_t* found) {
   const uint64_t at = GlobalThread();
   const uint32_t lane = threadIdx.x % kWarp;
-  const uint64_t slots = (uint64_t{index.bucket_mask} + 1) * kBucketSlots;
   bool selected = false;
   KeySlot slot{};
-  if (at < slots) slot = ReadSlot(index.slots + at);
+  if (at < count) slot = ReadSlot(slots + at);
   if (slot.entry != kNoEntry) {
     const uint64_t hash = MurmurHash3(slot.key);
     const uint32_t logical = LogicalShard(hash);
@@ -91,25 +90,6 @@ __global__ void __launch_bounds__(kBlockThreads)
     keys[place] = slot.key;
     numbers[place] = slot.entry - 1;
   }
-}
-
-// Reads the values by which eviction judges rows. `norms` receives the square of the L2 norm,
-// summed in float64 and in the order of the elements, as on the CPU; if it is null, no norm is
-// computed.
-template <class Rows>
-__global__ void __launch_bounds__(kBlockThreads)
-    JudgeRows(Rows rows, const uint32_t* numbers, uint32_t n, RowHeader* headers, double* norms) {
-  const uint64_t at = GlobalThread();
-  if (at >= n) return;
-  headers[at] = *rows.header(numbers[at]);
-  if (norms == nullptr) return;
-  const auto record = rows.record(numbers[at]);
-  double sum = 0.0;
-  for (uint32_t i = 0; i < rows.dim; ++i) {
-    const double weight = record.Weights(record.template Load<float>(i));
-    sum += weight * weight;
-  }
-  norms[at] = sum;
 }
 
 }  // namespace gmeta

@@ -1,8 +1,9 @@
-// The decisions that a GPU table makes on the host: admission, eviction and the removal journal. It
-// uses the CPU table's own code, shard by shard as in the CPU table, so that both decide alike. The
-// GPU reports the missing keys of a batch and the metadata by which to judge rows; the host returns
-// the keys to insert and to erase. A table without policies doesn't use this code, and its batches
-// don't wait for the host.
+// The decisions that a GPU table makes on the host: which keys it admits, and which shards evict.
+// It also keeps the removal journals. It uses the CPU table's own code, shard by shard as in the
+// CPU table, so that both decide alike. The GPU reports the missing keys of a batch, and the host
+// returns those to insert. Which rows of a shard are evicted is decided on the GPU
+// (device/eviction.cuh). A table without policies doesn't use this code, and its batches don't wait
+// for the host.
 
 #ifndef GMETA_OPS_TABLE_GPU_POLICIES_H_
 #define GMETA_OPS_TABLE_GPU_POLICIES_H_
@@ -29,19 +30,6 @@ struct MissingKey {
   int64_t key;
 };
 
-// A row as eviction sees it.
-struct JudgedGpuRow {
-  int64_t key;
-  uint32_t uses;
-  uint32_t latest;
-  double squared_norm;
-  bool half;  // whether it is a half row, in a table of two precisions
-
-  uint32_t frequency() const { return uses; }
-  uint32_t last_step() const { return latest; }
-  double SquaredNorm() const { return squared_norm; }
-};
-
 class GpuTablePolicies {
  public:
   static constexpr int kMostLog2Shards = 6;
@@ -49,8 +37,8 @@ class GpuTablePolicies {
   GpuTablePolicies(const Admission& admission, const std::optional<Eviction>& eviction,
                    size_t record_bytes, size_t half_record_bytes)
       : eviction_(eviction),
-        record_bytes_(record_bytes),
-        half_record_bytes_(half_record_bytes),
+        row_charge_(record_bytes + Eviction::kIndexBytes),
+        half_saves_(record_bytes - half_record_bytes),
         admits_all_(std::holds_alternative<AdmitAll>(admission)),
         log2_shards_(eviction ? eviction->Log2Shards(kMostLog2Shards, record_bytes)
                               : kMostLog2Shards) {
@@ -61,15 +49,20 @@ class GpuTablePolicies {
     }
     journals_.resize(shards);
     sizes_.resize(shards);
-    halves_.resize(shards);
   }
 
   // Whether inserting lookups need decisions from the host.
   bool decide() const { return !admits_all_ || eviction_.has_value(); }
   bool evict() const { return eviction_.has_value(); }
-  bool needs_norms() const {
-    return eviction_ && std::holds_alternative<EvictByNorm>(eviction_->policy);
+  const EvictionPolicy& eviction_policy() const { return eviction_->policy; }
+  std::vector<ShardMarks> marks() const {
+    std::vector<ShardMarks> marks;
+    for (const EvictionSchedule& schedule : schedules_) marks.push_back(schedule.marks);
+    return marks;
   }
+  // What a full row counts for the bound in bytes, and how much less a half row does.
+  uint64_t row_charge() const { return row_charge_; }
+  uint64_t half_saves() const { return half_saves_; }
   int log2_shards() const { return log2_shards_; }
   size_t shards() const { return sizes_.size(); }
   size_t ShardOf(int64_t key) const { return MurmurHash3(key) >> 1 >> (63 - log2_shards_); }
@@ -90,15 +83,16 @@ class GpuTablePolicies {
     return admitted;
   }
 
-  // Notes how many rows of each shard are half now, as counted on the GPU. Call this before Full
-  // and Victims. `halves` has one entry per shard.
-  void NoteHalves(const uint32_t* halves) { std::copy_n(halves, halves_.size(), halves_.begin()); }
-
-  // Returns those of a set of shards (as bits) that are above a high mark.
-  uint64_t Full(uint64_t shards) const {
+  // Returns those of a set of shards (as bits) that are above a high mark. `halves` has the number
+  // of half rows of each shard; if it is null, also those that half rows may keep below the mark.
+  uint64_t Full(uint64_t shards, const uint32_t* halves) const {
     uint64_t full = 0;
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      if ((shards >> i & 1) != 0 && IsFull(i)) full |= uint64_t{1} << i;
+      const uint64_t saved = halves == nullptr ? 0 : halves[i] * half_saves_;
+      if ((shards >> i & 1) != 0 &&
+          schedules_[i].marks.IsFull(sizes_[i], sizes_[i] * row_charge_ - saved)) {
+        full |= uint64_t{1} << i;
+      }
     }
     return full;
   }
@@ -111,39 +105,24 @@ class GpuTablePolicies {
   }
   uint64_t all_shards() const { return ~uint64_t{0} >> (64 - sizes_.size()); }
 
-  // Returns the keys to erase from some shards, all of whose rows are given. Decides like
-  // Shard::MakeRoom in shard.h.
-  std::vector<int64_t> Victims(const std::vector<JudgedGpuRow>& rows, uint32_t now, bool sweep) {
-    std::vector<int64_t> victims;
-    std::vector<std::vector<RankedRow>> ranked(sizes_.size());
-    const auto take = [&](int64_t key, bool half) {
-      victims.push_back(key);
-      halves_[ShardOf(key)] -= half;
-      Removed(key);
-    };
-    for (const JudgedGpuRow& row : rows) {
-      std::visit(
-          [&](const auto& policy) {
-            if (sweep && policy.Expired(row, now)) {
-              take(row.key, row.half);
-            } else {
-              ranked[ShardOf(row.key)].push_back({policy.Rank(row), row.key, row.half});
-            }
-          },
-          eviction_->policy);
+  // Takes shards out of a nonempty set: one, and others as long as they all have `most` rows at
+  // most. Sets *rows to how many they have.
+  uint64_t TakeShards(uint64_t* shards, uint64_t most, uint64_t* rows) const {
+    uint64_t taken = 0;
+    *rows = 0;
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      if ((*shards >> i & 1) == 0 || (taken != 0 && *rows + sizes_[i] > most)) continue;
+      taken |= uint64_t{1} << i;
+      *rows += sizes_[i];
     }
-    for (size_t i = 0; i < ranked.size(); ++i) {
-      if (!IsFull(i)) continue;
-      auto row = ranked[i].begin();
-      while (true) {
-        const auto left = static_cast<uint64_t>(ranked[i].end() - row);
-        const auto end = row + static_cast<ptrdiff_t>(std::min(AboveLow(i), left));
-        if (end == row) break;
-        std::nth_element(row, end - 1, ranked[i].end());
-        for (; row != end; ++row) take(row->key, row->row != 0);
-      }
-    }
-    return victims;
+    *shards &= ~taken;
+    return taken;
+  }
+
+  // Notes that rows of a shard have been evicted. `keys` may be null if there is no journal.
+  void Evicted(size_t shard, const int64_t* keys, uint64_t count) {
+    sizes_[shard] -= count;
+    for (uint64_t i = 0; keys != nullptr && i < count; ++i) journals_[shard].Note(keys[i]);
   }
 
   // Notes that a key has been removed.
@@ -157,7 +136,6 @@ class GpuTablePolicies {
   void Clear() {
     for (auto& state : admission_) std::visit([](auto& s) { s.Clear(); }, state);
     std::fill(sizes_.begin(), sizes_.end(), 0);
-    std::fill(halves_.begin(), halves_.end(), 0);
     BreakJournals();
   }
   void BreakJournals() {
@@ -217,33 +195,14 @@ class GpuTablePolicies {
   }
 
  private:
-  static constexpr uint64_t kIndexBytes = Eviction::kIndexBytes;
-
-  uint64_t Charge(size_t shard) const {
-    return sizes_[shard] * (record_bytes_ + kIndexBytes) -
-           halves_[shard] * (record_bytes_ - half_record_bytes_);
-  }
-  bool IsFull(size_t shard) const {
-    return sizes_[shard] > schedules_[shard].rows.high ||
-           Charge(shard) > schedules_[shard].bytes.high;
-  }
-  // The least number of rows to evict from a shard. If some of the evicted rows are half, they
-  // charge less than full rows, and more rows have to follow.
-  uint64_t AboveLow(size_t shard) const {
-    return std::max(
-        Excess(sizes_[shard], schedules_[shard].rows.low, 1),
-        Excess(Charge(shard), schedules_[shard].bytes.low, record_bytes_ + kIndexBytes));
-  }
-
   const std::optional<Eviction> eviction_;
-  const size_t record_bytes_, half_record_bytes_;
+  const uint64_t row_charge_, half_saves_;
   const bool admits_all_;
   const int log2_shards_;
   std::vector<AdmissionState> admission_;
   std::vector<EvictionSchedule> schedules_;
   std::vector<RemovalJournal> journals_;
-  std::vector<uint64_t> sizes_;   // rows of each shard; kept if there is a policy or a journal
-  std::vector<uint64_t> halves_;  // half rows of each shard, from NoteHalves
+  std::vector<uint64_t> sizes_;  // rows of each shard; kept if there is a policy or a journal
 };
 
 }  // namespace gmeta

@@ -111,8 +111,9 @@ void RowMoves::Send(const Place& place, const int64_t* keys, uint32_t n, uint32_
   CheckCuda(cudaEventRecord(listed_, stream), "recording an event");
   CheckCuda(cudaStreamWaitEvent(stream_, listed_, 0), "waiting for lists of rows");
   const bool vector = place.rows.stride % 4 == 0;
-  Launch(vector ? CopyRecords<uint4> : CopyRecords<uint32_t>, std::max(1u, multiprocessors_ / 3),
-         kBlockThreads, 0, stream_, "copying rows between tiers", view);
+  // A block fills a multiprocessor.
+  Launch(vector ? CopyFlight<uint4> : CopyFlight<uint32_t>, std::max(1u, multiprocessors_ / 16),
+         kCopyThreads, 0, stream_, "copying rows between tiers", view);
   CheckCuda(cudaEventRecord(flight->copied, stream_), "recording an event");
   flights_.push_back(std::move(flight));
 }

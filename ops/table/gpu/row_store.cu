@@ -53,30 +53,36 @@ void GpuRowStore::Grow(uint64_t rows, StorePools* pools, cudaStream_t stream) {
   // Allocates all new memory before it changes anything, so that a lack of memory changes nothing.
   const uint64_t near = NearBlocks(added, block_rows, before, near_rows_), far = added - near;
   std::vector<DeviceMemory> chunks;
-  DeviceMemory near_ring, far_ring, marks;
-  if (near > 0) {
-    chunks.emplace_back(allocator_, near * block_bytes);
-    near_ring = DeviceMemory(allocator_, (near_.capacity + near * block_rows) * sizeof(uint32_t));
-  }
-  if (far > 0) {
-    chunks.push_back(DeviceMemory::Pinned(far * block_bytes));
-    far_ring = DeviceMemory(allocator_, (far_.capacity + far * block_rows) * sizeof(uint32_t));
-    marks = DeviceMemory(allocator_, after * sizeof(uint32_t));
-  }
-  std::vector<char*> directory(block_count_);
+  std::vector<BlockPlace> directory(block_count_);
   if (block_count_ > 0) {
-    CheckCuda(cudaMemcpyAsync(directory.data(), blocks_.as<void>(), block_count_ * sizeof(char*),
-                              cudaMemcpyDeviceToHost, stream),
+    CheckCuda(cudaMemcpyAsync(directory.data(), blocks_.as<void>(),
+                              block_count_ * sizeof(BlockPlace), cudaMemcpyDeviceToHost, stream),
               "reading a directory");
     CheckCuda(cudaStreamSynchronize(stream), "reading a directory");
   }
-  for (const DeviceMemory& chunk : chunks) {
-    for (size_t at = 0; at < chunk.bytes(); at += block_bytes) {
-      directory.push_back(chunk.as<char>() + at);
+  const auto add = [&](char* records, char* headers) {
+    directory.push_back({records, reinterpret_cast<RowHeader*>(headers)});
+  };
+  const size_t records_bytes = geometry_.records_bytes(), headers_bytes = geometry_.headers_bytes();
+  DeviceMemory near_ring, far_ring, marks;
+  if (near > 0) {
+    char* const chunk = chunks.emplace_back(allocator_, near * block_bytes).as<char>();
+    for (uint64_t i = 0; i < near; ++i) {
+      add(chunk + i * block_bytes, chunk + i * block_bytes + records_bytes);
     }
+    near_ring = DeviceMemory(allocator_, (near_.capacity + near * block_rows) * sizeof(uint32_t));
   }
-  DeviceMemory blocks(allocator_, directory.size() * sizeof(char*));
-  CheckCuda(cudaMemcpyAsync(blocks.as<void>(), directory.data(), directory.size() * sizeof(char*),
+  if (far > 0) {
+    chunks.push_back(DeviceMemory::Pinned(far * records_bytes));
+    char* const records = chunks.back().as<char>();
+    char* const headers = chunks.emplace_back(allocator_, far * headers_bytes).as<char>();
+    for (uint64_t i = 0; i < far; ++i)
+      add(records + i * records_bytes, headers + i * headers_bytes);
+    far_ring = DeviceMemory(allocator_, (far_.capacity + far * block_rows) * sizeof(uint32_t));
+    marks = DeviceMemory(allocator_, after * sizeof(uint32_t));
+  }
+  DeviceMemory blocks(allocator_, directory.size() * sizeof(BlockPlace));
+  CheckCuda(cudaMemcpyAsync(blocks.as<void>(), directory.data(), blocks.bytes(),
                             cudaMemcpyHostToDevice, stream),
             "writing a directory");
   if (far > 0) {

@@ -45,7 +45,7 @@ class GpuRowStore {
 
   // `pools` and `counters` are the table's.
   RowsView View(size_t dim, size_t slot_floats, StorePools* pools, GpuCounters* counters) const {
-    return {blocks_.as<char*>(),
+    return {blocks_.as<BlockPlace>(),
             geometry_.log2_block_rows,
             geometry_.stride,
             static_cast<uint32_t>(dim),
@@ -59,9 +59,12 @@ class GpuRowStore {
 
   // The rows to make memory for when it lacks `rows`: room for two batches, so that the true number
   // of rows is known before the next growth. If GPU memory and host memory share what is added, a
-  // second growth may have to follow.
+  // second growth may have to follow. A large store grows by kMostChunkBytes, because an allocation
+  // takes time in proportion.
   uint64_t Wish(uint64_t rows) const {
-    return std::max(most_used() + 2 * rows, capacity() + std::max(rows, capacity() / 8));
+    const uint64_t most = kMostChunkBytes / geometry_.block_bytes() * geometry_.block_rows();
+    const uint64_t chunk = std::min(capacity() / 8, most);
+    return std::max(most_used() + 2 * rows, capacity() + std::max(rows, chunk));
   }
   // Makes memory for `rows` rows in total. Waits for the stream if the store has less. No rows may
   // be on their way (RowMoves).
@@ -91,6 +94,8 @@ class GpuRowStore {
   }
 
  private:
+  static constexpr size_t kMostChunkBytes = size_t{512} << 20;
+
   struct Pool {
     uint64_t capacity = 0;
     uint64_t most_used = 0;

@@ -3,7 +3,6 @@
 // megabytes. So it needs memory for the keys of a range and not for its records.
 
 #include <algorithm>
-#include <cub/device/device_radix_sort.cuh>
 #include <numeric>
 #include <string>
 #include <tuple>
@@ -14,6 +13,7 @@
 
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/records.cuh"
+#include "ops/table/gpu/stable_sort.cuh"
 #include "ops/table/gpu/table.cuh"
 #include "ops/unique/gpu/workspace.cuh"
 
@@ -68,30 +68,19 @@ Selected CutSelected(Workspace* space, size_t count) {
   s.sorted_order = space->Take<uint32_t>(count);
   s.logical = space->Take<uint16_t>(count);
   s.sorted_logical = space->Take<uint16_t>(count);
-  size_t by_key = 0, by_shard = 0;
-  CheckCuda(cub::DeviceRadixSort::SortPairs(nullptr, by_key, s.keys, s.sorted_keys, s.numbers,
-                                            s.sorted_numbers, count),
-            "sizing a sort");
-  CheckCuda(cub::DeviceRadixSort::SortPairs(nullptr, by_shard, s.logical, s.sorted_logical, s.order,
-                                            s.sorted_order, count, 0, kLog2LogicalShards),
-            "sizing a sort");
-  s.sort_bytes = std::max(by_key, by_shard);
+  s.sort_bytes = std::max(StableSortBytes<int64_t>(count), StableSortBytes<uint16_t>(count));
   s.sort = space->Take<char>(s.sort_bytes);
   return s;
 }
 
 // Sorts by logical shard, then by key. It sorts by key first, because the sorts are stable.
 void Sort(const Selected& s, uint32_t count, cudaStream_t stream) {
-  size_t bytes = s.sort_bytes;
-  CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, bytes, s.keys, s.sorted_keys, s.numbers,
-                                            s.sorted_numbers, count, 0, 64, stream),
-            "sorting by key");
+  StableSort(s.sort, s.sort_bytes, s.keys, s.sorted_keys, s.numbers, s.sorted_numbers, count, 64,
+             stream);
   Launch(NumberByShard, BlocksOf(count), kBlockThreads, 0, stream, "numbering records",
          s.sorted_keys, count, s.logical, s.order);
-  bytes = s.sort_bytes;
-  CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, bytes, s.logical, s.sorted_logical, s.order,
-                                            s.sorted_order, count, 0, kLog2LogicalShards, stream),
-            "sorting by shard");
+  StableSort(s.sort, s.sort_bytes, s.logical, s.sorted_logical, s.order, s.sorted_order, count,
+             kLog2LogicalShards, stream);
   Launch(Permute, BlocksOf(count), kBlockThreads, 0, stream, "sorting records", s.sorted_keys,
          s.sorted_numbers, s.sorted_order, count, s.keys, s.numbers);
 }
@@ -128,7 +117,8 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
       static_cast<uint32_t*>(Scratch(2 * sizeof(uint32_t) * kLogicalShards, stream));
   CheckCuda(cudaMemsetAsync(counts, 0, 2 * sizeof(uint32_t) * kLogicalShards, stream),
             "clearing counts of shards");
-  const uint32_t count = Select(scan, nullptr, nullptr, counts, counts + kLogicalShards, stream);
+  LaunchSelect(scan, nullptr, nullptr, counts, counts + kLogicalShards, stream);
+  const uint32_t count = ReadCounters(stream).selected;
   std::vector<uint32_t> live(kLogicalShards), found(kLogicalShards);
   Copy(live.data(), counts, kLogicalShards, stream);
   Copy(found.data(), counts + kLogicalShards, kLogicalShards, stream);
@@ -141,7 +131,7 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
   const Selected selected = CutSelected(&space, count);
   const Piece piece = CutPiece(&space, piece_rows, dim(), slot_floats());
   if (count > 0) {
-    Select(scan, selected.keys, selected.numbers, nullptr, nullptr, stream);
+    LaunchSelect(scan, selected.keys, selected.numbers, nullptr, nullptr, stream);
     Sort(selected, count, stream);
   }
 

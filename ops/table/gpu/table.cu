@@ -38,6 +38,7 @@ GpuTable::GpuTable(const GpuTableOptions& options)
       full_("table '" + options.name + "': ", options.allocator,
             RowGeometry::OfFull(layout_, NearFull(options)),
             options.half_below == 0 ? kMostRows : kMostRowsOfEither, NearFull(options)),
+      index_("table '" + options.name + "': ", options.allocator),
       policies_(options.admission, options.eviction, layout_.bytes(), HalfLayout(layout_).bytes()) {
   const DeviceScope device(options.device);
   if (options.half_below != 0) {
@@ -67,7 +68,14 @@ GpuTable::GpuTable(const GpuTableOptions& options)
                               own_stream_),
               "writing the prior");
   }
-  GrowIndex(0, own_stream_);
+  if (policies_.evict()) {
+    const std::vector<ShardMarks> marks = policies_.marks();
+    marks_ = DeviceMemory(options.allocator, sizeof(ShardMarks) * marks.size());
+    CheckCuda(cudaMemcpyAsync(marks_.as<void>(), marks.data(), marks_.bytes(),
+                              cudaMemcpyHostToDevice, own_stream_),
+              "writing the marks of shards");
+  }
+  index_.Begin(counters()->part_keys, own_stream_);
   epochs_.resize(policies_.shards());
   epoch_numbers_ = DeviceMemory(options.allocator, sizeof(uint32_t) * epochs_.size());
   EndEpochs(policies_.all_shards(), own_stream_);
@@ -245,8 +253,8 @@ const uint8_t* GpuTable::Admit(const LookupBatch<Rows>& batch, cudaStream_t stre
   std::sort(positions.begin(), positions.end());
   std::vector<MissingKey> missing(count);
   for (uint32_t i = 0; i < count; ++i) missing[i] = {positions[i], keys[positions[i]]};
-  const std::vector<uint8_t> verdicts = policies_.Admit(missing, batch.step);
   uint8_t* const flags = static_cast<uint8_t*>(Scratch(count + 1, stream));
+  const std::vector<uint8_t> verdicts = policies_.Admit(missing, batch.step);
   CheckCuda(cudaMemcpyAsync(batch.missing, positions.data(), sizeof(uint32_t) * count,
                             cudaMemcpyHostToDevice, stream),
             "writing missing keys");
@@ -366,7 +374,7 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
 void GpuTable::Clear() {
   const Turn turn(this);
   InstallMoves(0, own_stream_);
-  CheckCuda(cudaMemsetAsync(slots_.as<void>(), 0, slots_.bytes(), own_stream_), "clearing keys");
+  index_.Clear(own_stream_);
   EmptyPools(own_stream_);
   EndEpochs(policies_.all_shards(), own_stream_);
   policies_.Clear();
@@ -389,8 +397,8 @@ TableStatistics GpuTable::Statistics() {
   NoteSize(now);
   TableStatistics sum;
   sum.size = known_rows_;
-  sum.capacity = slot_count();
-  sum.bytes = slots_.bytes() + policies_.bytes();
+  sum.capacity = index_.slots();
+  sum.bytes = index_.bytes() + policies_.bytes();
   ForEachStore([&](GpuRowStore* store, StorePools*, RowMoves* moves) {
     sum.bytes += store->bytes() + (moves != nullptr ? moves->bytes() : 0);
   });

@@ -1,7 +1,7 @@
 // GpuTable: the dynamic embedding table in the memory of one GPU.
 //
 //        batch of keys
-//             |            GpuIndex    key -> row number, 64-byte buckets       (index.cuh)
+//             |            GpuIndex    key -> row number, 64-byte buckets       (gpu_index.cuh)
 //             v            Rows        row number -> record, in blocks          (rows.cuh)
 //   few kernels per call   Pools       numbers of free rows
 //                          Policies    on the host: admission, eviction, journal   (policies.h)
@@ -16,9 +16,9 @@
 //   Updates  One kernel finds rows, sums gradients, and runs the optimizer (update.cuh). If keys
 //            may occur twice, gradients are first put in order (ops/unique/gpu/segments.cuh), so
 //            that sums are added in the order of the batch and results are the same in every run.
-//   Growth   When the index is three quarters full, a kernel moves its slots to one of twice the
-//            size. Memory for rows is added in chunks; no record ever moves. A chunk is an eighth
-//            of the memory so far.
+//   Growth   The index grows a part at a time, and few parts in a batch, so that no batch waits for
+//            long (gpu_index.cuh). Memory for rows is added in chunks; no record ever moves. A
+//            chunk is an eighth of the memory so far, but at most half a GiB or two batches' rows.
 //   Forms    A table of two precisions has a store of rows for each precision, and kernels of its
 //            own that are compiled from the same source (mixed_rows.cuh). New rows are made in the
 //            half store; a row that has been used often enough is promoted at the end of the
@@ -34,6 +34,7 @@
 //            (device/tiers.cuh). A prefetch moves a later batch's rows to GPU memory beside
 //            compute; lookups install what has arrived, and wait for a batch that was prefetched
 //            `lookahead` batches ago.
+//   Evicting Ranks are computed and sorted on the GPU, and victims erased there (eviction.cuh).
 //   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
 //            (stamps.cuh).
 //   Order    Calls take turns (a mutex); if a call's stream differs from the last call's, an event
@@ -64,6 +65,7 @@
 #include "ops/table/gpu/device/mixed_rows.cuh"
 #include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/gpu_index.cuh"
 #include "ops/table/gpu/policies.h"
 #include "ops/table/gpu/row_moves.cuh"
 #include "ops/table/gpu/row_store.cuh"
@@ -154,7 +156,7 @@ class GpuTable {
  private:
   class Turn;  // the lock, the device and the order of streams, held during a call
 
-  IndexView index() const { return {slots_.as<KeySlot>(), bucket_mask_}; }
+  IndexView index() const { return index_.View(); }
   GpuCounters* counters() const { return counters_.as<GpuCounters>(); }
   RowsView full_rows() const;
   MixedRowsView mixed_rows() const;
@@ -163,7 +165,6 @@ class GpuTable {
   void WithRows(const Visit& visit) const {
     half_ ? visit(mixed_rows()) : visit(full_rows());
   }
-  uint64_t slot_count() const { return (uint64_t{bucket_mask_} + 1) * kBucketSlots; }
   void CheckBatch(int64_t n) const;
   template <class Rows>
   LookupBatch<Rows> BatchOf(const Rows& rows, const int64_t* keys, int64_t n, float* out,
@@ -180,7 +181,7 @@ class GpuTable {
   }
   // Notes that up to n new rows may have been made.
   void NoteNew(uint64_t n) {
-    most_rows_ += n;
+    index_.MayHaveTaken(n);
     (half_ ? *half_ : full_).MayHaveTaken(n);
   }
   // Calls visit(store, pools, moves) for the rows of either form.
@@ -195,7 +196,8 @@ class GpuTable {
   void InstallArrived(cudaStream_t stream) { InstallMoves(options_.lookahead, stream); }
   // Tells the pools, before a kernel takes rows, which numbers have been given back.
   void NoteGiven(cudaStream_t stream);
-  void GrowIndex(uint64_t rows, cudaStream_t stream);
+  // Grows the index until it has room for n more keys. Reads the counters.
+  void GrowIndex(uint64_t n, cudaStream_t stream);
   void GrowFull(uint64_t rows, cudaStream_t stream);
   void GrowHalf(uint64_t rows, cudaStream_t stream);
   void EmptyPools(cudaStream_t stream);
@@ -240,10 +242,15 @@ class GpuTable {
   void EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream);
   void SweepDueShards(cudaStream_t stream);
   uint64_t EvictShards(uint64_t shards, bool sweep, cudaStream_t stream);
-  void EraseOnHost(const std::vector<int64_t>& keys, cudaStream_t stream);
+  // The same for shards that have n rows.
+  uint64_t EvictSome(uint64_t shards, uint32_t n, bool sweep, cudaStream_t stream);
+  // Notes the victims of each shard, whose keys begin at starts[2 * shard]. Returns their number.
+  uint64_t NoteEvicted(const uint32_t* starts, const uint32_t* victims, const int64_t* keys,
+                       cudaStream_t stream);
   void RecountShards(cudaStream_t stream);
-  uint32_t Select(const Scan& scan, int64_t* keys, uint32_t* numbers, uint32_t* live,
-                  uint32_t* found, cudaStream_t stream);
+  // Runs SelectRows (maintenance.cuh).
+  void LaunchSelect(const Scan& scan, int64_t* keys, uint32_t* numbers, uint32_t* live,
+                    uint32_t* found, cudaStream_t stream);
   bool IsWatched() const { return policies_.decide() || policies_.has_journal(); }
 
   const GpuTableOptions options_;
@@ -254,11 +261,10 @@ class GpuTable {
   cudaStream_t last_stream_ = nullptr;
   cudaEvent_t last_done_ = nullptr;
 
-  DeviceMemory slots_;
-  uint32_t bucket_mask_ = 0;
   GpuRowStore full_;
   std::optional<GpuRowStore> half_;                    // only in tables of two precisions
   std::unique_ptr<RowMoves> full_moves_, half_moves_;  // only in tables of two tiers
+  GpuIndex index_;
   DeviceMemory counters_;
   DeviceMemory l2_;  // of the prior; empty: none
   DeviceMemory missing_;
@@ -269,11 +275,10 @@ class GpuTable {
 
   int64_t step_ = 0;
   uint64_t evictions_ = 0;
-  // The number of rows is at most most_rows_, and the stores have bounds of their own. If a copy of
-  // the counters is in progress (asked_), since_asked_ keys have come since it was requested, and
-  // since_moved_ rows may have been given numbers of another tier.
+  // The last number of rows that was read. The index and the stores have bounds of their own. If a
+  // copy of the counters is in progress (asked_), since_asked_ keys have come since it was
+  // requested, and since_moved_ rows may have been given numbers of another tier.
   uint64_t known_rows_ = 0;
-  uint64_t most_rows_ = 0;
   uint64_t since_asked_ = 0;
   uint64_t since_moved_ = 0;
   bool asked_ = false;
@@ -281,6 +286,7 @@ class GpuTable {
   GpuCounters* answer_ = nullptr;  // in pinned host memory
 
   GpuTablePolicies policies_;
+  DeviceMemory marks_;         // of its shards, if it evicts
   std::vector<Epoch> epochs_;  // of the shards of policies_
   DeviceMemory epoch_numbers_;
 };

@@ -419,9 +419,8 @@ class alignas(128) Shard {
   // rows of the lowest rank until it is down to the low marks. Returns how many rows were evicted.
   uint64_t MakeRoom(uint32_t now, bool sweep) {
     KeyIndex& index = records_.index();
-    const auto is_full = [&] {
-      return index.size() > schedule_.rows.high || records_.charge() > schedule_.bytes.high;
-    };
+    const ShardMarks& marks = schedule_.marks;
+    const auto is_full = [&] { return marks.IsFull(index.size(), records_.charge()); };
     if (!sweep && !is_full()) return 0;
     const uint64_t before = index.size();
     const auto remove = [&](const auto& row) {
@@ -438,10 +437,7 @@ class alignas(128) Shard {
         recipe_->eviction->policy);
     if (is_full()) {
       const uint64_t most = recipe_->layout.bytes() + Eviction::kIndexBytes;  // charge of one row
-      const auto above = [&] {
-        return std::max(Excess(index.size(), schedule_.rows.low, 1),
-                        Excess(records_.charge(), schedule_.bytes.low, most));
-      };
+      const auto above = [&] { return marks.AboveLow(index.size(), records_.charge(), most); };
       RemoveLowest(std::move(ranked), above, remove);
     }
     if (index.size() < before) epoch_.End();

@@ -12,13 +12,13 @@
 //   fetches its four keys. A bucket uses only the first of its four `overflow` words.
 //
 // Probing
-//   The home of a key is bucket MurmurHash3(key) mod B, B a power of two. A probe looks at it, then
-//   at its neighbour in the same 128-byte line, then at further pairs, which are an odd step apart
-//   that depends on the key. So it visits every bucket once, and keys with the same home take
-//   different paths. Four lanes of a warp, a cooperative group, look at the four slots of a bucket
-//   together, and a warp loads the home buckets of its 32 keys before it looks at the first of
-//   them: 2 KB in flight per warp. At load 0.75, nine keys in ten are in their home. Single lanes
-//   probe on for the few other keys.
+//   The home of a key is bucket MurmurHash3(key) mod B, B a power of two, of one part of the index
+//   (Growth). A probe looks at it, then at its neighbour in the same 128-byte line, then at further
+//   pairs, which are an odd step apart that depends on the key. So it visits every bucket once, and
+//   keys with the same home take different paths. Four lanes of a warp, a cooperative group, look
+//   at the four slots of a bucket together, and a warp loads the home buckets of its 32 keys before
+//   it looks at the first of them: 2 KB in flight per warp. At load 0.75, nine keys in ten are in
+//   their home. Single lanes probe on for the few other keys.
 //
 // Where a probe may end
 //   bucket.overflow counts the keys that passed this bucket because it was full when they were
@@ -37,7 +37,12 @@
 //   Slots are read in one 16-byte access, so that key and entry are from the same moment.
 //   An inserter never waits for a lane of its own warp (InsertStep), so nothing deadlocks.
 //
-// Growth: the host makes a larger array and a kernel moves the slots; rows don't move.
+// Growth
+//   The index is cut into parts, up to kMostParts, so that growth moves few keys at a time
+//   (gpu_index.cuh). A directory gives the part of each value of some bits of the hash, which are
+//   neither those of the home nor those of the step. Several entries may give the same part. The
+//   host makes new parts, and a kernel moves the slots of an old one; rows don't move. The number
+//   of keys of each part is counted.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_INDEX_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_INDEX_CUH_
@@ -87,13 +92,18 @@ __device__ inline KeySlot ReadSlot(const KeySlot* slot) {
   return {static_cast<int64_t>(uint64_t{words.y} << 32 | words.x), words.z, words.w};
 }
 
-// The buckets that a key's probe visits.
+// Which bits of a hash choose the part, and which the step of the probe.
+inline constexpr int kPartShift = 32;
+inline constexpr int kLog2MostParts = 10;
+inline constexpr uint32_t kMostParts = uint32_t{1} << kLog2MostParts;
+
+// The buckets of a part that a key's probe visits.
 class ProbePath {
  public:
   __device__ ProbePath(uint64_t hash, uint32_t bucket_mask)
       : home_(static_cast<uint32_t>(hash) & bucket_mask),
         mask_(bucket_mask),
-        step_(static_cast<uint32_t>(hash >> 32) | 1) {}
+        step_(static_cast<uint32_t>(hash >> (kPartShift + kLog2MostParts)) | 1) {}
 
   // The i-th, i < number of buckets.
   __device__ uint32_t operator[](uint32_t i) const {
@@ -105,16 +115,14 @@ class ProbePath {
   uint32_t home_, mask_, step_;
 };
 
-// The index, as kernels see it. It has at least two buckets, at most 2^30.
-struct IndexView {
+// A part of the index. It has at least two buckets, at most 2^30.
+struct alignas(16) IndexPart {
   KeySlot* slots;
   uint32_t bucket_mask;
+  uint32_t number;
 
-  __device__ KeySlot* bucket(uint32_t number) const {
-    return slots + uint64_t{number} * kBucketSlots;
-  }
-  __device__ ProbePath Path(int64_t key) const { return {MurmurHash3(key), bucket_mask}; }
-  __device__ uint32_t* overflow(uint32_t number) const { return &bucket(number)->overflow; }
+  __device__ KeySlot* bucket(uint32_t at) const { return slots + uint64_t{at} * kBucketSlots; }
+  __device__ uint32_t* overflow(uint32_t at) const { return &bucket(at)->overflow; }
 
   // Returns the slot of a key, or null if it is absent. One thread probes from the i-th bucket of
   // the key's path on. Sets `at`, if given, to the place of the key's bucket on the path.
@@ -140,6 +148,46 @@ struct IndexView {
     return nullptr;
   }
 };
+static_assert(sizeof(IndexPart) == 16);
+
+// The index, as kernels see it.
+struct IndexView {
+  const IndexPart* parts;  // the directory
+  uint32_t part_mask;
+  unsigned int* part_keys;  // how many keys each part has, by its number
+  uint64_t longest;         // the slots of the largest part
+
+  __device__ IndexPart PartOf(uint64_t hash) const {
+    const uint32_t at = static_cast<uint32_t>(hash >> kPartShift) & part_mask;
+    const uint4 words = __ldg(reinterpret_cast<const uint4*>(parts + at));
+    return {reinterpret_cast<KeySlot*>(uint64_t{words.y} << 32 | words.x), words.z, words.w};
+  }
+  // Returns the slot of a key, or null if it is absent.
+  __device__ KeySlot* SlotOf(int64_t key, uint32_t* entry = nullptr) const {
+    const uint64_t hash = MurmurHash3(key);
+    const IndexPart part = PartOf(hash);
+    return part.FindFrom<true>(0, key, ProbePath(hash, part.bucket_mask), entry);
+  }
+  // Goes around all slots in blocks of `size`, a power of two that divides every part: block number
+  // `at` of NumberOfBlocks. Those of smaller parts, and of parts that several entries of the
+  // directory give, come several times.
+  __device__ uint64_t NumberOfBlocks(uint32_t size) const {
+    return (uint64_t{part_mask} + 1) * (longest / size);
+  }
+  __device__ const KeySlot* Block(uint64_t at, uint32_t size) const {
+    const IndexPart& part = parts[at & part_mask];
+    const uint64_t slots = (uint64_t{part.bucket_mask} + 1) * kBucketSlots;
+    return part.slots + at / (uint64_t{part_mask} + 1) * size % slots;
+  }
+  // Counts the keys that the warp's `inserted` lanes have inserted. The whole warp calls it.
+  __device__ void CountInserted(bool inserted, int64_t key) const {
+    const uint32_t number = inserted ? PartOf(MurmurHash3(key)).number : kMostParts;
+    const uint32_t peers = __match_any_sync(kFullWarp, number);
+    if (inserted && threadIdx.x % kWarp == static_cast<uint32_t>(__ffs(peers) - 1)) {
+      atomicAdd(part_keys + number, static_cast<unsigned int>(__popc(peers)));
+    }
+  }
+};
 
 // Returns the entry of each lane's key, or kNoEntry if it is absent or the lane isn't `active`. The
 // whole warp calls it.
@@ -148,15 +196,17 @@ __device__ inline uint32_t FindEntries(const IndexView& index, int64_t key, bool
   const auto warp = cg::tiled_partition<kWarp>(cg::this_thread_block());
   const auto tile = cg::tiled_partition<kBucketSlots>(warp);
   constexpr uint32_t kTiles = kWarp / kBucketSlots;
-  const ProbePath path = index.Path(key);
-  const uint32_t home = path[0];
+  const uint64_t hash = MurmurHash3(key);
+  const IndexPart part = index.PartOf(hash);
+  const ProbePath path(hash, part.bucket_mask);
+  const KeySlot* const home = part.bucket(path[0]);
   KeySlot slots[kBucketSlots];
   int64_t keys[kBucketSlots];
 #pragma unroll
   for (uint32_t round = 0; round < kBucketSlots; ++round) {
     const uint32_t source = round * kTiles + tile.meta_group_rank();
     keys[round] = warp.shfl(key, source);
-    const KeySlot* slot = index.bucket(warp.shfl(home, source)) + tile.thread_rank();
+    const KeySlot* slot = warp.shfl(home, source) + tile.thread_rank();
     slots[round] = kAtomic ? ReadSlotAtomic(slot) : ReadSlot(slot);
   }
   uint32_t entry = kNoEntry;
@@ -177,7 +227,7 @@ __device__ inline uint32_t FindEntries(const IndexView& index, int64_t key, bool
     }
   }
   if (!active) return kNoEntry;
-  if (entry == kNoEntry && beyond) index.FindFrom<kAtomic>(1, key, path, &entry);
+  if (entry == kNoEntry && beyond) part.FindFrom<kAtomic>(1, key, path, &entry);
   return entry;
 }
 
@@ -186,21 +236,23 @@ enum class InsertStep {
   kFound,    // another inserter was faster and made *entry
   kClaimed,  // *claimed is locked, and the caller has to publish it
   kWait,     // a slot on the path is locked: try again
-  kNoRoom,   // all slots are taken: the host hasn't grown the index in time
+  kNoRoom,   // all slots of the part are taken: the host hasn't grown it in time
 };
 
 __device__ inline InsertStep TryInsert(const IndexView& index, int64_t key, uint32_t* entry,
                                        KeySlot** claimed) {
-  const ProbePath path = index.Path(key);
-  for (uint32_t i = 0; i <= index.bucket_mask; ++i) {
-    KeySlot* slot = index.bucket(path[i]);
+  const uint64_t hash = MurmurHash3(key);
+  const IndexPart part = index.PartOf(hash);
+  const ProbePath path(hash, part.bucket_mask);
+  for (uint32_t i = 0; i <= part.bucket_mask; ++i) {
+    KeySlot* slot = part.bucket(path[i]);
     for (uint32_t j = 0; j < kBucketSlots; ++j, ++slot) {
       KeySlot read = ReadSlotAtomic(slot);
       if (read.entry == kNoEntry) {
         const uint32_t before = atomicCAS(&slot->entry, kNoEntry, kLockedEntry);
         if (before == kNoEntry) {
           for (uint32_t passed = 0; passed < i; ++passed) {
-            atomicAdd(index.overflow(path[passed]), 1u);
+            atomicAdd(part.overflow(path[passed]), 1u);
           }
           *claimed = slot;
           return InsertStep::kClaimed;
@@ -228,11 +280,14 @@ __device__ inline void Publish(KeySlot* slot, int64_t key, uint32_t entry) {
 // Empties the slot of a key. If several threads erase the key, only one of them gets its entry, the
 // others kNoEntry.
 __device__ inline uint32_t Erase(const IndexView& index, int64_t key) {
-  const ProbePath path = index.Path(key);
+  const uint64_t hash = MurmurHash3(key);
+  const IndexPart part = index.PartOf(hash);
+  const ProbePath path(hash, part.bucket_mask);
   uint32_t entry = kNoEntry, at = 0;
-  KeySlot* slot = index.FindFrom<true>(0, key, path, &entry, &at);
+  KeySlot* slot = part.FindFrom<true>(0, key, path, &entry, &at);
   if (slot == nullptr || atomicCAS(&slot->entry, entry, kNoEntry) != entry) return kNoEntry;
-  for (uint32_t i = 0; i < at; ++i) atomicSub(index.overflow(path[i]), 1u);
+  for (uint32_t i = 0; i < at; ++i) atomicSub(part.overflow(path[i]), 1u);
+  atomicSub(index.part_keys + part.number, 1u);
   return entry;
 }
 

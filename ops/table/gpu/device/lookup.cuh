@@ -257,7 +257,9 @@ __device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, 
         *won = true;
         Publish(slot, key, entry);
       }
+      index.CountInserted(claimed, key);
     }
+    if (wanted && step == InsertStep::kNoRoom) atomicAdd(&rows.counters->homeless, 1u);
     if (step != InsertStep::kWait) wanted = false;
   }
   __threadfence();  // to see what others wrote before they published

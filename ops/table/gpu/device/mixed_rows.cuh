@@ -182,8 +182,7 @@ __device__ inline uint32_t MoveRows(const IndexView& index, const MixedRowsView&
   if (mask == 0) return row;
   const uint32_t taken = rows.Take(mask, moves, key, frequency);
   if (!moves) return row;
-  KeySlot* const slot = index.FindFrom<true>(0, key, index.Path(key));
-  atomicExch(&slot->entry, taken + 1);
+  atomicExch(&index.SlotOf(key)->entry, taken + 1);
   rows.Give(key, row);
   return taken;
 }

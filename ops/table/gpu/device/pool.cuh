@@ -48,6 +48,8 @@ struct GpuCounters {
   unsigned int rare_no_more;  // keys whose rows are to be promoted
   StorePools half;
   unsigned int shard_halves[kMostShards];  // half rows of each shard, kept if the table evicts
+  unsigned int part_keys[kMostParts];      // keys in each part of the index
+  unsigned int homeless;                   // keys that a part had no slot for
 };
 
 struct PoolView {

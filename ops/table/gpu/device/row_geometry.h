@@ -26,15 +26,16 @@ struct RowGeometry {
   }
 
   uint64_t block_rows() const { return uint64_t{1} << log2_block_rows; }
-  size_t block_bytes() const {
-    const size_t bytes = block_rows() * (stride * sizeof(uint32_t) + sizeof(RowHeader));
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
+  // The bytes of a block's records, of its headers, and of both.
+  size_t records_bytes() const { return RoundUp(block_rows() * stride * sizeof(uint32_t)); }
+  size_t headers_bytes() const { return RoundUp(block_rows() * sizeof(RowHeader)); }
+  size_t block_bytes() const { return records_bytes() + headers_bytes(); }
 
  private:
   static constexpr size_t kMostBytes = size_t{4} << 20;  // of a block, unless 32 rows take more
   static constexpr size_t kAlignment = 256;
 
+  static size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
   static size_t Numbers(const RowLayout& layout) {
     const size_t numbers = layout.dim() + layout.slot_floats();
     return layout.dim() % 4 == 0 ? (numbers + 3) / 4 * 4 : numbers;

@@ -2,9 +2,9 @@
 // free row numbers.
 //
 // Layout
-//   Rows are in blocks of 2^k, and a directory has a pointer to each block:
+//   Rows are in blocks of 2^k, and a directory says where each block is:
 //
-//     block: 2^k x [weights, slots, padding]   then   2^k x [frequency, last step]
+//     block: 2^k x [weights, slots, padding]   and   2^k x [frequency, last step]
 //
 //   The record is that of row_record.h, full or half, but its 8-byte header is stored separately.
 //   So weights begin on a 16-byte boundary (a 32-byte one, the unit of memory access, if the widths
@@ -16,8 +16,9 @@
 //
 //   A block is about 4 MB, so the directory of 100 M rows is some 50 KB and stays in the first
 //   cache. Blocks are cut from chunks, which are larger allocations. The first `near_rows` rows are
-//   in GPU memory. The chunks of the others, if a table may have such, are in pinned host memory,
-//   which kernels read and write over the bus like GPU memory (tiers.cuh).
+//   in GPU memory. The records of the others, if a table may have such, are in pinned host memory,
+//   which kernels read and write over the bus like GPU memory (tiers.cuh). Their headers are in GPU
+//   memory, so that passes that judge rows, and moves, don't wait for the bus.
 //
 // Free rows are in pools (pool.cuh).
 
@@ -79,12 +80,18 @@ class FullRecord {
   float* weights_ = nullptr;
 };
 
+// Where a block's records and headers are.
+struct alignas(16) BlockPlace {
+  char* records;
+  RowHeader* headers;
+};
+
 // The rows of one form, as kernels see them.
 struct RowsView {
   using Record = FullRecord;
   static constexpr bool kMixed = false;
 
-  char* const* blocks;
+  const BlockPlace* blocks;
   uint32_t log2_block_rows;
   uint32_t stride;  // four-byte words from one row to the next
   uint32_t dim;
@@ -95,14 +102,13 @@ struct RowsView {
   GpuCounters* counters;
 
   __device__ float* weights(uint32_t row) const {
-    return reinterpret_cast<float*>(block(row)) + static_cast<size_t>(in_block(row)) * stride;
+    return reinterpret_cast<float*>(block(row).records) +
+           static_cast<size_t>(in_block(row)) * stride;
   }
   __device__ FullRecord record(uint32_t row) const { return FullRecord(weights(row)); }
   __device__ RowHeader* header(uint32_t row) const {
-    const size_t block_rows = size_t{1} << log2_block_rows;
     const uint32_t at = in_block(row);
-    return reinterpret_cast<RowHeader*>(block(row) + block_rows * stride * sizeof(float)) +
-           ((at % 32 << (log2_block_rows - 5)) | at / 32);
+    return block(row).headers + ((at % 32 << (log2_block_rows - 5)) | at / 32);
   }
 
   // Rounds weights as storing them in a new row does.
@@ -139,9 +145,10 @@ struct RowsView {
   __device__ void Give(int64_t /*key*/, uint32_t row) const { Give(row); }
 
  private:
-  __device__ char* block(uint32_t row) const {
-    return reinterpret_cast<char*>(
-        __ldg(reinterpret_cast<const unsigned long long*>(blocks) + (row >> log2_block_rows)));
+  __device__ BlockPlace block(uint32_t row) const {
+    const uint4 words = __ldg(reinterpret_cast<const uint4*>(blocks + (row >> log2_block_rows)));
+    return {reinterpret_cast<char*>(uint64_t{words.y} << 32 | words.x),
+            reinterpret_cast<RowHeader*>(uint64_t{words.w} << 32 | words.z)};
   }
   __device__ uint32_t in_block(uint32_t row) const { return row & ((1u << log2_block_rows) - 1); }
 };

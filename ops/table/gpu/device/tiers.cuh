@@ -12,7 +12,7 @@
 //   in the table's turn   ListWanted    the batch's far rows; marks its near rows as used
 //                         PickLeaving   near rows to make room
 //                         AssignRows    new numbers for both, and their headers as they are now
-//   beside compute        CopyRecords   both ways over the bus at once, on a stream of its own
+//   beside compute        CopyFlight    both ways over the bus at once, on a stream of its own
 //   in a later turn       InstallMoves  changes the entries, frees the old numbers
 //
 // Until it is installed, a row is found at its old place, and may be changed there. AssignRows
@@ -64,6 +64,7 @@ struct FlightCounts {
   uint32_t wanted, picked;   // rows found
   uint32_t rising, leaving;  // rows that move
   uint32_t blocks;           // that have assigned numbers
+  uint32_t copied;           // groups of records whose copies have begun
 };
 
 struct Clock {
@@ -136,7 +137,7 @@ inline constexpr uint32_t kClockSlots = kClockAhead * kBlockThreads;
 // that changes the mark takes it.
 __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView flight) {
   __shared__ uint64_t shared[1];
-  const uint64_t rounds = (uint64_t{flight.index.bucket_mask} + 1) * kBucketSlots / kClockSlots;
+  const uint64_t rounds = flight.index.NumberOfBlocks(kClockSlots);
   const uint32_t lane = threadIdx.x % kWarp, enough = flight.MostLeaving();
   if (enough == 0) return;
   while (true) {
@@ -147,8 +148,8 @@ __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView fl
     }
     __syncthreads();
     if (shared[0] >= 2 * rounds) return;
-    const KeySlot* const slots =
-        flight.index.slots + (flight.clock->hand + shared[0]) % rounds * kClockSlots + threadIdx.x;
+    const uint64_t block = (flight.clock->hand + shared[0]) % rounds;
+    const KeySlot* const slots = flight.index.Block(block, kClockSlots) + threadIdx.x;
     KeySlot slot[kClockAhead];
     bool leaves[kClockAhead];
     uint32_t mark[kClockAhead];
@@ -222,40 +223,61 @@ __global__ void __launch_bounds__(kBlockThreads)
   flight.clock->wants = max(flight.clock->wants - flight.clock->wants / 8, wanted);
 }
 
-// Copies a record. The whole warp calls it. Each lane loads some vectors before it stores them,
-// because a load over the bus takes long.
+// Copies the records of a warp's `count` first lanes. A record takes long to come over the bus, so
+// each lane loads many vectors, also of several records, before it stores them. The whole warp
+// calls it.
 template <class Vec>
-__device__ inline void CopyRecord(const RowsView& rows, uint32_t from, uint32_t to) {
-  constexpr uint32_t kAhead = 4;
+__device__ inline void CopyRecords(const RowsView& rows, uint32_t from, uint32_t to,
+                                   uint32_t count) {
+  constexpr uint32_t kAhead = 8;
+  using Address = unsigned long long;
+  const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t vectors = rows.stride * sizeof(uint32_t) / sizeof(Vec);
-  const Vec* const source = reinterpret_cast<const Vec*>(rows.weights(from));
-  Vec* const target = reinterpret_cast<Vec*>(rows.weights(to));
-  for (uint32_t c = threadIdx.x % kWarp; c < vectors; c += kAhead * kWarp) {
+  const auto address = [&](uint32_t row) {
+    return lane < count ? reinterpret_cast<Address>(rows.weights(row)) : Address{0};
+  };
+  const Address source = address(from), target = address(to);
+  for (uint32_t base = 0; base < count * vectors; base += kAhead * kWarp) {
     Vec read[kAhead];
+    Vec* places[kAhead];
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
-      if (c + i * kWarp < vectors) read[i] = __ldcg(source + c + i * kWarp);
+      const uint32_t at = base + i * kWarp + lane, record = at / vectors, c = at % vectors;
+      const Address its_source = __shfl_sync(kFullWarp, source, record % kWarp);
+      const Address its_target = __shfl_sync(kFullWarp, target, record % kWarp);
+      places[i] = record < count ? reinterpret_cast<Vec*>(its_target) + c : nullptr;
+      if (record < count) read[i] = __ldcg(reinterpret_cast<const Vec*>(its_source) + c);
     }
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
-      if (c + i * kWarp < vectors) target[c + i * kWarp] = read[i];
+      if (places[i] != nullptr) *places[i] = read[i];
     }
   }
 }
 
-// Each warp takes one record at a time; those that rise and those that leave alternate, so that the
-// bus is busy in both directions.
+inline constexpr uint32_t kCopyThreads = 1024;  // so that few multiprocessors copy
+inline constexpr uint32_t kCopyTogether = 8;    // records
+
+// Warps take groups of records in turn, one that rises and one that leaves, so that the bus is busy
+// in both directions.
 template <class Vec>
-__global__ void __launch_bounds__(kBlockThreads) CopyRecords(const FlightView flight) {
+__global__ void __launch_bounds__(kCopyThreads) CopyFlight(const FlightView flight) {
+  const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t rising = flight.counts->rising, leaving = flight.counts->leaving;
-  const uint32_t both = min(rising, leaving);
-  const uint32_t warps = gridDim.x * kBlockThreads / kWarp;
-  for (uint32_t i = static_cast<uint32_t>(GlobalThread() / kWarp); i < rising + leaving;
-       i += warps) {
-    const bool rises = i < 2 * both ? i % 2 == 0 : rising > leaving;
-    const uint32_t at = i < 2 * both ? i / 2 : i - both;
-    const Move& move = (rises ? flight.rising : flight.leaving)[at];
-    CopyRecord<Vec>(flight.rows, move.from, move.to);
+  const uint32_t rising_groups = (rising + kCopyTogether - 1) / kCopyTogether;
+  const uint32_t leaving_groups = (leaving + kCopyTogether - 1) / kCopyTogether;
+  const uint32_t both = min(rising_groups, leaving_groups);
+  while (true) {
+    uint32_t group = 0;
+    if (lane == 0) group = atomicAdd(&flight.counts->copied, 1u);
+    group = __shfl_sync(kFullWarp, group, 0);
+    if (group >= rising_groups + leaving_groups) return;
+    const bool rises = group < 2 * both ? group % 2 == 0 : rising_groups > leaving_groups;
+    const uint32_t first = (group < 2 * both ? group / 2 : group - both) * kCopyTogether;
+    const uint32_t count = min(kCopyTogether, (rises ? rising : leaving) - first);
+    Move move{};
+    if (lane < count) move = (rises ? flight.rising : flight.leaving)[first + lane];
+    CopyRecords<Vec>(flight.rows, move.from, move.to, count);
   }
 }
 
@@ -274,7 +296,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     uint32_t entry = kNoEntry;
     if (active) {
       move = rises ? flight.rising[at] : flight.leaving[at - rising];
-      slot = flight.index.FindFrom<true>(0, move.key, flight.index.Path(move.key), &entry);
+      slot = flight.index.SlotOf(move.key, &entry);
     }
     bool moves = slot != nullptr && entry == (move.from | flight.form) + 1;
     if (moves && !rises) moves = rows.marks[move.from] == kMoving;
@@ -284,8 +306,8 @@ __global__ void __launch_bounds__(kBlockThreads)
         moves && (header.last_step != move.header.last_step || move.header.last_step > flight.step);
     for (uint32_t left = __ballot_sync(kFullWarp, changed); left != 0; left &= left - 1) {
       const int which = __ffs(left) - 1;
-      CopyRecord<Vec>(rows, __shfl_sync(kFullWarp, move.from, which),
-                      __shfl_sync(kFullWarp, move.to, which));
+      CopyRecords<Vec>(rows, __shfl_sync(kFullWarp, move.from, which),
+                       __shfl_sync(kFullWarp, move.to, which), 1);
     }
     if (active) {
       const uint32_t near_mark = flight.number | kUsed;
