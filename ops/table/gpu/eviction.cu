@@ -10,7 +10,6 @@
 
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/eviction.cuh"
-#include "ops/table/gpu/maintenance.cuh"
 #include "ops/table/gpu/stable_sort.cuh"
 #include "ops/table/gpu/table.cuh"
 #include "ops/unique/gpu/workspace.cuh"

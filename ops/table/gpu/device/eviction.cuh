@@ -143,6 +143,24 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (entry != kNoEntry) rows.Give(arranged.keys[at], entry - 1);
 }
 
+// Sets the bits in counters->shards_met of the shards, out of 2^log2_shards, that have keys of a
+// batch.
+__global__ void __launch_bounds__(kBlockThreads)
+    MeetShards(const int64_t* keys, uint32_t n, int log2_shards, GpuCounters* counters) {
+  __shared__ uint32_t met[2];
+  if (threadIdx.x < 2) met[threadIdx.x] = 0;
+  __syncthreads();
+  const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
+  if (at < n) {
+    const uint32_t shard = static_cast<uint32_t>(MurmurHash3(keys[at]) >> 1 >> (63 - log2_shards));
+    atomicOr(met + shard / 32, 1u << shard % 32);
+  }
+  __syncthreads();
+  if (threadIdx.x < 2 && met[threadIdx.x] != 0) {
+    atomicOr(counters->shards_met + threadIdx.x, met[threadIdx.x]);
+  }
+}
+
 }  // namespace gmeta
 
 #endif  // GMETA_OPS_TABLE_GPU_DEVICE_EVICTION_CUH_
