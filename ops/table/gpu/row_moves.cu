@@ -4,11 +4,23 @@
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/tiers.cuh"
 #include "ops/table/gpu/row_moves.cuh"
+#include "ops/table/gpu/stable_sort.cuh"
+#include "ops/unique/gpu/workspace.cuh"
 
 namespace gmeta {
 namespace {
 
-constexpr uint32_t kCountsBytes = 256;
+// Cuts a flight's memory. Returns where the sorted places go.
+uint32_t* CutFlight(Workspace* space, FlightView* view) {
+  const size_t both = size_t{2} * view->most;
+  view->counts = space->Take<FlightCounts>(1);
+  view->rising = space->Take<Move>(view->most);
+  view->leaving = space->Take<Move>(view->most);
+  view->places = space->Take<uint32_t>(both);
+  view->moves = space->Take<uint32_t>(both);
+  view->sorted_moves = space->Take<uint32_t>(both);
+  return space->Take<uint32_t>(both);
+}
 
 uint32_t Multiprocessors() {
   int device = 0, count = 0;
@@ -65,11 +77,14 @@ FlightView RowMoves::View(const Place& place, const Flight& flight) const {
   view.pinned_from = flight.number > pins ? flight.number - pins : 1;
   view.step = flight.step;
   view.most = flight.most;
-  char* const memory = flight.memory.as<char>();
-  view.counts = reinterpret_cast<FlightCounts*>(memory);
-  view.rising = reinterpret_cast<Move*>(memory + kCountsBytes);
-  view.leaving = view.rising + flight.most;
+  Workspace space(flight.memory.as<void>());
+  CutFlight(&space, &view);
   view.clock = clock_.as<Clock>();
+  // Half a block of rows is a place: some 2 MB.
+  view.log2_place_rows = place.rows.log2_block_rows - 1;
+  const uint32_t last =
+      (place.rows.near.capacity + place.rows.far.capacity) >> view.log2_place_rows;
+  while (last >> view.log2_places != 0) ++view.log2_places;
   return view;
 }
 
@@ -88,7 +103,12 @@ std::unique_ptr<RowMoves::Flight> RowMoves::Take(uint32_t n, cudaStream_t stream
     const uint32_t most = n + n / 4;
     flight->most = 0;
     flight->memory = DeviceMemory();
-    flight->memory = DeviceMemory(allocator_, kCountsBytes + size_t{2} * most * sizeof(Move));
+    FlightView view{};
+    view.most = most;
+    Workspace sizes(nullptr);
+    CutFlight(&sizes, &view);
+    sizes.Take<char>(StableSortBytes<uint32_t>(size_t{2} * most));
+    flight->memory = DeviceMemory(allocator_, sizes.bytes());
     flight->most = most;
   }
   return flight;
@@ -110,6 +130,11 @@ void RowMoves::Send(const Place& place, const int64_t* keys, uint32_t n, uint32_
          view, place.counters);
   CheckCuda(cudaEventRecord(listed_, stream), "recording an event");
   CheckCuda(cudaStreamWaitEvent(stream_, listed_, 0), "waiting for lists of rows");
+  const size_t both = size_t{2} * flight->most;
+  Workspace space(flight->memory.as<void>());
+  uint32_t* const sorted_places = CutFlight(&space, &view);
+  StableSort(space.Take<char>(0), StableSortBytes<uint32_t>(both), view.places, sorted_places,
+             view.moves, view.sorted_moves, both, static_cast<int>(view.log2_places) + 2, stream_);
   const bool vector = place.rows.stride % 4 == 0;
   // A block fills a multiprocessor.
   Launch(vector ? CopyFlight<uint4> : CopyFlight<uint32_t>, std::max(1u, multiprocessors_ / 16),

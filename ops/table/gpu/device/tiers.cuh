@@ -12,7 +12,9 @@
 //   in the table's turn   ListWanted    the batch's far rows; marks its near rows as used
 //                         PickLeaving   near rows to make room
 //                         AssignRows    new numbers for both, and their headers as they are now
-//   beside compute        CopyFlight    both ways over the bus at once, on a stream of its own
+//   beside compute        CopyFlight    both ways over the bus at once, on a stream of its own, in
+//                                       the order of places in host memory: the GPU translates few
+//                                       addresses of host memory at a time
 //   in a later turn       InstallMoves  changes the entries, frees the old numbers
 //
 // Until it is installed, a row is found at its old place, and may be changed there. AssignRows
@@ -86,10 +88,23 @@ struct FlightView {
   uint32_t step;             // of the table, when numbers were assigned
   uint32_t most;             // moves there is room for, in either direction
   Move *rising, *leaving;
+  // The moves in the order in which they are copied: by `places`, and moves[i] is rising[i], or
+  // leaving[i - most].
+  uint32_t *places, *moves, *sorted_moves;
+  uint32_t log2_place_rows, log2_places;
   FlightCounts* counts;
   Clock* clock;
 
+  // Where a move's record is in host memory: rising records come first, then leaving ones.
+  __device__ uint32_t PlaceOf(uint32_t row, bool leaves) const {
+    return row >> log2_place_rows | uint32_t{leaves} << log2_places;
+  }
+  __device__ uint32_t NoPlace() const { return 2u << log2_places; }
   __device__ bool Has(uint32_t row) const { return (row & form_mask) == form; }
+  __device__ const Move& Sorted(uint32_t at) const {
+    const uint32_t move = sorted_moves[at];
+    return move < most ? rising[move] : leaving[move - most];
+  }
   // How many rows rise, and how many are to leave. The pools mustn't have changed since the lists
   // were begun.
   __device__ uint32_t MostRising() const {
@@ -207,6 +222,13 @@ __global__ void __launch_bounds__(kBlockThreads)
     move.header = *rows.header(move.from);
     move.to = rows.far.At(flight.pools->far.taken + at);
   }
+  if (at < flight.most) {
+    const uint32_t i = static_cast<uint32_t>(at), j = flight.most + i, none = flight.NoPlace();
+    flight.places[i] = i < rising ? flight.PlaceOf(flight.rising[i].from, false) : none;
+    flight.places[j] = i < leaving ? flight.PlaceOf(flight.leaving[i].to, true) : none;
+    flight.moves[i] = i;
+    flight.moves[j] = j;
+  }
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence();
@@ -276,7 +298,7 @@ __global__ void __launch_bounds__(kCopyThreads) CopyFlight(const FlightView flig
     const uint32_t first = (group < 2 * both ? group / 2 : group - both) * kCopyTogether;
     const uint32_t count = min(kCopyTogether, (rises ? rising : leaving) - first);
     Move move{};
-    if (lane < count) move = (rises ? flight.rising : flight.leaving)[first + lane];
+    if (lane < count) move = flight.Sorted((rises ? 0 : rising) + first + lane);
     CopyRecords<Vec>(flight.rows, move.from, move.to, count);
   }
 }
