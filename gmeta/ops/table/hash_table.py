@@ -338,7 +338,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
 
     def statistics(self) -> Statistics:
         """Return counts of the table's content and of past events, as a `Statistics`."""
-        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 16)
+        size, capacity, *rest = tf.unstack(_native.gmeta_hash_table_statistics(self.resource_handle), 18)
         return Statistics(size, capacity, size / capacity, *rest)
 
     def export(self, with_slots: bool = True) -> Records:
