@@ -12,8 +12,8 @@ from gmeta.policies.limits import check_whole
 ROW_INDEX_BYTES = 48
 """What a bound in bytes charges a row beside its record, for its share of the key index.
 
-It is the same on any device, so that the same rows are evicted. In host memory the index takes at most 28 bytes
-for a row of a large table.
+It is the same on any device, so that the same rows are evicted. In host memory the index takes at most 28
+bytes for a row of a large table.
 """
 
 

@@ -25,6 +25,8 @@ class CreateOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("admission", &settings_.admission.kind));
     OP_REQUIRES_OK(context, context->GetAttr("eviction", &settings_.eviction.kind));
     OP_REQUIRES_OK(context, context->GetAttr("half_below", &settings_.half_below));
+    OP_REQUIRES_OK(context, context->GetAttr("half_life", &settings_.half_life));
+    OP_REQUIRES_OK(context, context->GetAttr("round_at_random", &settings_.round_at_random));
     OP_REQUIRES_OK(context, context->GetAttr("hbm_rows", &settings_.hbm_rows));
     OP_REQUIRES_OK(context, context->GetAttr("lookahead", &settings_.lookahead));
     OP_REQUIRES_OK(context, context->GetAttr("disk_folder", &settings_.disk_folder));

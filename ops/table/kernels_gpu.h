@@ -47,6 +47,8 @@ class GpuEngine {
     set(settings.eviction, &options.eviction, &options.eviction_parameters,
         &options.eviction_parameter_count);
     options.half_below = settings.half_below;
+    options.half_life = settings.half_life;
+    options.round_at_random = settings.round_at_random ? 1 : 0;
     options.hbm_rows = settings.hbm_rows;
     options.lookahead = settings.lookahead;
     options.l2 = settings.l2.data();

@@ -25,7 +25,9 @@ class HostEngine {
                            std::unique_ptr<HostEngine>* out) {
     TableOptions options;
     options.dim = static_cast<size_t>(settings.dim);
-    options.half_below = static_cast<uint32_t>(settings.half_below);
+    options.half = {static_cast<uint32_t>(settings.half_below),
+                    static_cast<uint32_t>(settings.half_life)};
+    options.round_at_random = settings.round_at_random;
     options.prior = RowPrior(settings.l2);
     options.initializer.seed = static_cast<uint64_t>(settings.seed);
     if (!settings.disk_folder.empty()) {

@@ -87,7 +87,7 @@ struct Settings {
   size_t dim;
   const char* optimizer;
   vector<double> optimizer_parameters;
-  uint32_t half_below;
+  gmeta::HalfRule half;
   int64_t hbm_rows = 0;
   int64_t lookahead = 1;
   const char* admission = "all";
@@ -109,6 +109,9 @@ struct Records {
 };
 
 inline constexpr uint64_t kSeed = 77;
+
+// Half rows are rounded in both ways.
+inline bool IsRandom(const Settings& settings) { return settings.half.half_below % 2 == 1; }
 
 class Gpu {
  public:
@@ -134,7 +137,9 @@ class Gpu {
     options.eviction = settings.eviction;
     set(settings.eviction_parameters, &options.eviction_parameters,
         &options.eviction_parameter_count);
-    options.half_below = settings.half_below;
+    options.half_below = settings.half.half_below;
+    options.half_life = settings.half.half_life;
+    options.round_at_random = IsRandom(settings) ? 1 : 0;
     options.hbm_rows = settings.hbm_rows;
     options.lookahead = settings.lookahead;
     options.device = -1;
@@ -184,7 +189,8 @@ inline TableOptions OptionsOf(const Settings& settings) {
         *gmeta::MakeEvictionPolicy(settings.eviction, {p.begin() + 3, p.end()}),
         static_cast<uint64_t>(p[0]), static_cast<uint64_t>(p[1]), static_cast<uint32_t>(p[2])};
   }
-  options.half_below = settings.half_below;
+  options.half = settings.half;
+  options.round_at_random = IsRandom(settings);
   return options;
 }
 

@@ -132,7 +132,7 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
 // Many rows of equal rank in several shards that evict at different times, and journals.
 void TestShardsEvictAlike(const char* policy, const vector<double>& parameters, uint32_t half_below,
                           uint32_t seed) {
-  Settings settings{4, "sgd", {}, half_below};
+  Settings settings{4, "sgd", {}, {half_below}};
   settings.eviction = policy;
   settings.eviction_parameters = parameters;
   Gpu gpu(settings);
@@ -180,7 +180,7 @@ void TestShardsEvictAlike(const char* policy, const vector<double>& parameters, 
 
 // At one step, a row is peeked, evicted, and made again.
 void TestARowThatIsMadeAgainIsReadAgain() {
-  Settings settings{4, "sgd", {}, 0};
+  Settings settings{4, "sgd", {}, {0}};
   settings.eviction = "norm";
   settings.eviction_parameters = {0, 0, 0, 100};  // of any row
   Gpu gpu(settings);
@@ -205,7 +205,7 @@ void TestARowThatIsMadeAgainIsReadAgain() {
 
 // Memory for promoted rows may be missing: the lookup says so, and the next one goes on.
 void TestPromotionGoesOnWhenThereIsMemory() {
-  const Settings settings{64, "adagrad", {0.1, 1e-7}, 2};
+  const Settings settings{64, "adagrad", {0.1, 1e-7}, {2}};
   Gpu gpu(settings);
   Table table(OptionsOf(settings));
   vector<int64_t> keys(600);
@@ -235,10 +235,10 @@ void TestPromotionGoesOnWhenThereIsMemory() {
 }
 
 // Training with a small cache: each batch is prefetched some batches before its step.
-void TestStepsWithTwoTiers(int64_t lookahead, uint32_t half_below, uint32_t seed) {
+void TestStepsWithTwoTiers(int64_t lookahead, gmeta::HalfRule half, uint32_t seed) {
   constexpr int kSteps = 40;
   constexpr size_t kKeys = 48;
-  Settings settings{8, "adam", {0.9, 0.999, 1e-7}, half_below};
+  Settings settings{8, "adam", {0.9, 0.999, 1e-7}, half};
   settings.hbm_rows = 256;
   settings.lookahead = lookahead;
   Gpu gpu(settings);
@@ -284,12 +284,12 @@ void TestStepsWithTwoTiers(int64_t lookahead, uint32_t half_below, uint32_t seed
 
 int main() {
   uint32_t seed = 1;
-  for (const uint32_t half_below : {0u, 2u, 5u}) {
-    TestTrace({64, "adam", {0.9, 0.999, 1e-7}, half_below}, 18, 500, 300, seed++);
-    TestTrace({67, "adagrad", {0.1, 1e-7}, half_below, 1}, 12, 500, 300, seed++);
-    TestTrace({128, "rowwise_adagrad", {0.1, 1e-7}, half_below}, 12, 300, 200, seed++);
+  for (const gmeta::HalfRule half : {gmeta::HalfRule{0}, {2}, {5}, {3, 2}}) {
+    TestTrace({64, "adam", {0.9, 0.999, 1e-7}, half}, 18, 500, 300, seed++);
+    TestTrace({67, "adagrad", {0.1, 1e-7}, half, 1}, 12, 500, 300, seed++);
+    TestTrace({128, "rowwise_adagrad", {0.1, 1e-7}, half}, 12, 300, 200, seed++);
     const double row = 8 + 4 * 128 + 48;
-    Settings bound{64, "momentum", {0.9, 1.0}, half_below};
+    Settings bound{64, "momentum", {0.9, 1.0}, half};
     bound.eviction = "frequency";
     bound.eviction_parameters = {0, 300 * row, 0};
     TestTrace(bound, 18, 3000, 300, seed++);
@@ -300,11 +300,11 @@ int main() {
     TestTrace(bound, 18, 900, 300, seed++);
   }
   for (const int64_t lookahead : {0, 1, 2, 4}) {
-    TestStepsWithTwoTiers(lookahead, 0, seed++);
-    TestStepsWithTwoTiers(lookahead, 6, seed++);
+    TestStepsWithTwoTiers(lookahead, {0}, seed++);
+    TestStepsWithTwoTiers(lookahead, {6}, seed++);
     // Any calls in any order, also such as change rows on their way.
-    for (const uint32_t half_below : {0u, 3u}) {
-      Settings tiers{8, "adam", {0.9, 0.999, 1e-7}, half_below};
+    for (const gmeta::HalfRule half : {gmeta::HalfRule{0}, {3}, {3, 2}}) {
+      Settings tiers{8, "adam", {0.9, 0.999, 1e-7}, half};
       tiers.hbm_rows = 64;
       tiers.lookahead = lookahead;
       TestTrace(tiers, 40, 500, 100, seed++);
@@ -316,8 +316,8 @@ int main() {
     }
   }
   // Few keys, which come often: rows that are peeked change in every way before they are reread.
-  for (const uint32_t half_below : {0u, 3u}) {
-    Settings few{4, "sgd", {}, half_below};
+  for (const gmeta::HalfRule half : {gmeta::HalfRule{0}, {3}, {3, 2}, {2, 9}}) {
+    Settings few{4, "sgd", {}, half};
     TestTrace(few, 100, 30, 12, seed++);
     few.eviction = "norm";
     few.eviction_parameters = {0, 0, 0, 1.5};

@@ -64,8 +64,8 @@ void TestOnePortionOfUsesEndsARarity() {
     const HalfRule rule{static_cast<uint32_t>(random() % 60 + 2)};
     const RowLayout layout(3, 3);
     gmeta::RowArenas arenas(layout);
-    gmeta::MixedRows rows(layout, rule.half_below, &arenas, gmeta::RowStore::kMostRows);
-    uint32_t row = rows.Allocate(0);
+    gmeta::MixedRows rows(layout, rule, rule.Sweeps(0, 1), {}, &arenas, gmeta::RowStore::kMostRows);
+    uint32_t row = rows.Allocate({0, 0}, 0);
     *rows.header(row) = {0, 0};
     rows.Write(row, [](float* weights, float* slots) {
       for (int i = 0; i < 3; ++i) weights[i] = slots[i] = 0.0f;
@@ -78,7 +78,7 @@ void TestOnePortionOfUsesEndsARarity() {
       for (uint32_t i = 0; i < uses; ++i) row = rows.Touch(row, 1, true);
       CHECK_EQ(ended, was_half && !rows.IsHalf(row));
       before += uses;
-      CHECK(rule.Fits(row, before));
+      CHECK_EQ(rows.IsHalf(row), rule.IsRare(before));
       ends += ended;
     }
     CHECK_EQ(ends, 1);

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "ops/table/core/half_rounding.h"
 #include "tests/native/check.h"
 
 namespace {
@@ -118,6 +119,83 @@ void TestManyBfloatsAreAsOne() {
   }
 }
 
+// All random bits together give the number itself, to the last digit.
+template <class Draw, class Value>
+void CheckDraws(float x, const Draw& draw, const Value& value) {
+  constexpr uint32_t kDraws = 65536;
+  const float down = value(draw(x, 0)), up = value(draw(x, kDraws - 1));
+  CHECK(std::abs(down) <= std::abs(x) && std::abs(x) <= std::abs(up));
+  uint32_t ups = 0;
+  for (uint32_t random = 0; random < kDraws; ++random) {
+    const float drawn = value(draw(x, random));
+    CHECK(drawn == down || drawn == up);
+    ups += drawn == up && up != down;
+  }
+  const double mean = down + (static_cast<double>(up) - down) * ups / kDraws;
+  CHECK_EQ(mean, static_cast<double>(x));
+}
+
+void TestDrawsHaveTheNumberAsTheirMean() {
+  const auto half = [](float x) {
+    CheckDraws(x, gmeta::portable::DrawHalf, gmeta::portable::FromHalf);
+  };
+  const auto bfloat = [](float x) {
+    CheckDraws(x, gmeta::portable::DrawBfloat, gmeta::portable::FromBfloat);
+  };
+  std::mt19937 random(6);
+  for (int i = 0; i < 300; ++i) {
+    const float fraction = static_cast<float>(random() >> 8) / 16777216.0f;  // in [0, 1)
+    const float sign = i % 2 == 0 ? 1.0f : -1.0f;
+    half(sign * std::ldexp(1.0f + fraction, static_cast<int>(random() % 29) - 14));
+    // Below 2^-14, in the 2^-40 that the bits tell apart.
+    half(sign * std::ldexp(static_cast<float>(random() % (1 << 24)), -40));
+    bfloat(sign * std::ldexp(1.0f + fraction, static_cast<int>(random() % 200) - 100));
+  }
+  for (const float x : {0.0f, -0.0f, 1.0f, -65504.0f, std::ldexp(1.0f, -24), 0.0009765625f}) {
+    half(x);
+  }
+  for (uint32_t i = 0; i < 65536; ++i) {  // what a half holds stays
+    const float x = gmeta::portable::FromHalf(static_cast<uint16_t>(i));
+    if ((i & 0x7c00) != 0x7c00) CHECK_EQ(gmeta::portable::DrawHalf(x, 65535), i);
+    const float y = gmeta::portable::FromBfloat(static_cast<uint16_t>(i));
+    if (y == y) CHECK_EQ(gmeta::portable::DrawBfloat(y, 65535), i);
+  }
+  CHECK_EQ(gmeta::portable::DrawHalf(1e30f, 65535), 0x7bff);
+  CHECK_EQ(gmeta::portable::DrawHalf(-kInfinity, 0), 0xfbff);
+  CHECK_EQ(gmeta::portable::DrawHalf(1e-40f, 65535), 0);
+  CHECK(std::isnan(gmeta::portable::FromHalf(gmeta::portable::DrawHalf(NAN, 7))));
+  CHECK(std::isnan(gmeta::portable::FromBfloat(gmeta::portable::DrawBfloat(NAN, 65535))));
+}
+
+// Rows of any width and any number of slots, against the counters that half_rounding.h names.
+void TestARowIsDrawnColumnByColumn() {
+  const gmeta::HalfRounding rounding{true, 0x123456789abcdefull};
+  std::mt19937 random(7);
+  for (const size_t dim : {1, 3, 4, 16, 67, 128, 130, 300}) {
+    for (const size_t slots : {size_t{0}, size_t{1}, dim, 2 * dim}) {
+      std::vector<float> numbers(dim + slots);
+      for (float& x : numbers) x = std::ldexp(static_cast<float>(random()), -33);
+      std::vector<uint16_t> weights(dim), state(slots);
+      const int64_t key = static_cast<int64_t>(random()) << 20;
+      rounding.Round(key, 9, numbers.data(), dim, numbers.data() + dim, slots, weights.data(),
+                     state.data());
+      const auto word = [&](size_t column, uint32_t above) {
+        uint32_t words[4];
+        const auto block = static_cast<uint32_t>(column / 4) | above;
+        gmeta::Philox4x32<1>(rounding.seed, gmeta::HalfRounding::CounterOf(block, key, 9), words);
+        return words[column % 4];
+      };
+      for (size_t i = 0; i < dim; ++i) {
+        CHECK_EQ(weights[i], gmeta::portable::DrawHalf(numbers[i], word(i, 0) & 0xffff));
+      }
+      for (size_t i = 0; i < slots; ++i) {
+        const uint32_t bits = i < dim ? word(i, 0) >> 16 : word(i - dim, 1u << 31) & 0xffff;
+        CHECK_EQ(state[i], gmeta::portable::DrawBfloat(numbers[dim + i], bits));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -126,4 +204,6 @@ int main() {
   TestRandomBitsAgree();
   TestBfloats();
   TestManyBfloatsAreAsOne();
+  TestDrawsHaveTheNumberAsTheirMean();
+  TestARowIsDrawnColumnByColumn();
 }

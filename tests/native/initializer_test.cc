@@ -118,6 +118,27 @@ void TestDistributions() {
   CHECK(constant.low == 0.25 && constant.high == 0.25);
 }
 
+// However many words are asked for, and from wherever on.
+void TestStreamsAreBlocks() {
+  for (const uint32_t start : {0u, 7u, 1u << 31}) {
+    for (const size_t n : {1, 16, 31, 32, 33, 64, 128}) {
+      const gmeta::PhiloxCounter first{{start, 3, 0xfffffffeu, 9}};
+      constexpr uint64_t kKey = 0x9876543210fedcbaull;
+      uint32_t stream[160], portable[160];
+      gmeta::PhiloxStream(kKey, first, n, stream);
+      gmeta::portable::PhiloxStream(kKey, first, n, portable);
+      for (size_t i = 0; i < n; i += 4) {
+        uint32_t block[4];
+        const auto number = start + static_cast<uint32_t>(i / 4);
+        gmeta::Philox4x32<1>(kKey, {{number, 3, 0xfffffffeu, 9}}, block);
+        for (size_t j = i; j < std::min(n, i + 4); ++j) {
+          CHECK(stream[j] == block[j - i] && portable[j] == block[j - i]);
+        }
+      }
+    }
+  }
+}
+
 void TestSeedsAndKeysMakeDifferentRows() {
   float a[4], b[4], c[4], d[4];
   Initializer{Kind::kUniform, 0, 1, 7}.Fill(1, 4, a);
@@ -148,6 +169,7 @@ void TestBlocksMakeARow() {
 int main() {
   TestPhiloxKnownAnswers();
   TestLanesAreConsecutiveCounters();
+  TestStreamsAreBlocks();
   TestLogAndInverseErfAgainstDouble();
   TestARowIsAPrefixOfAWiderOne();
   TestBlocksMakeARow();

@@ -1,4 +1,4 @@
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 
 #include <algorithm>
 #include <cstdint>

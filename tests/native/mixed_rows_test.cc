@@ -24,7 +24,7 @@ constexpr size_t kDim = 5;  // odd: half records are padded
 TableOptions Options(uint32_t half_below) {
   TableOptions options;
   options.dim = kDim;
-  options.half_below = half_below;
+  options.half.half_below = half_below;
   return options;
 }
 

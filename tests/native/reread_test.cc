@@ -203,7 +203,8 @@ void TestDrawnOperations() {
           gmeta::TableOptions options = Options();
           options.admission = admission;
           options.eviction = eviction;
-          options.half_below = half_below;
+          options.half = {half_below, half_below == 3 ? 2u : 0u};
+          options.round_at_random = half_below == 3;
           if (prior) options.prior = gmeta::RowPrior({0.1f, 0.0f, 0.2f});
           Pair(options, ++seed).Run(300);
         }
@@ -228,7 +229,7 @@ void TestATableInAnothersPlaceIsNoticed() {
 
 void TestAKeyThatARereadInsertsKeepsItsPeekedRow() {
   gmeta::TableOptions options = Options();
-  options.half_below = 3;
+  options.half.half_below = 3;
   Table table(options);
   const std::vector<int64_t> keys = {1, 2};
   std::vector<float> rows(6), expected(6);

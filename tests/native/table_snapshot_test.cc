@@ -56,17 +56,19 @@ Content Read(Table* table) {
 struct Taken {
   int64_t id;
   Content content;
+  uint64_t half_rows;
 };
 
 class Drawn {
  public:
-  explicit Drawn(uint64_t seed) : random_(seed), table_(Options()) {}
+  Drawn(uint64_t seed, const gmeta::HalfRule& half)
+      : random_(seed), half_(half), table_(Options()) {}
 
   void Run(int operations) {
     for (int i = 0; i < operations; ++i) {
       switch (random_() % 8) {
         case 0:
-          taken_.push_back({table_.TakeSnapshot(), Read(&table_)});
+          taken_.push_back({table_.TakeSnapshot(), Read(&table_), table_.Statistics().half_rows});
           break;
         case 1:
           Restore();
@@ -98,11 +100,14 @@ class Drawn {
   }
 
  private:
-  static gmeta::TableOptions Options() {
+  gmeta::TableOptions Options() const {
     gmeta::TableOptions options;
     options.dim = kDim;
     options.optimizer = gmeta::Adam{0.9f, 0.999f, 1e-7f};
     options.initializer = {gmeta::Initializer::Kind::kUniform, -1.0f, 1.0f, 7};
+    options.half = half_;
+    options.round_at_random = true;
+    options.log2_shards = 1;
     return options;
   }
 
@@ -124,6 +129,7 @@ class Drawn {
     const Taken& chosen = taken_[random_() % taken_.size()];
     CHECK(table_.RestoreSnapshot(chosen.id, Serial()));
     CHECK(Read(&table_) == chosen.content);
+    CHECK_EQ(table_.Statistics().half_rows, chosen.half_rows);
   }
 
   void Drop() {
@@ -135,6 +141,7 @@ class Drawn {
   }
 
   std::mt19937_64 random_;
+  const gmeta::HalfRule half_;
   Table table_;
   std::vector<Taken> taken_;
 };
@@ -142,6 +149,7 @@ class Drawn {
 }  // namespace
 
 int main() {
-  for (uint64_t seed = 0; seed < 20; ++seed) Drawn(seed).Run(400);
+  const gmeta::HalfRule rules[] = {{0}, {4}, {4, 3}, {2, 20}};
+  for (uint64_t seed = 0; seed < 20; ++seed) Drawn(seed, rules[seed % 4]).Run(400);
   return 0;
 }

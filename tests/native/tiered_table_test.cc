@@ -265,7 +265,9 @@ int main() {
         TableOptions options;
         options.optimizer = optimizer;
         options.eviction = eviction;
-        options.half_below = half_below;
+        const bool cools = half_below != 0 && seed % 4 == 1;
+        options.half = {half_below, cools ? 5u : 0u};
+        options.round_at_random = cools;
         if (seed % 3 == 1) options.admission = gmeta::AdmitByCount{2};
         TestSame(options, folder, ++seed);
       }

@@ -45,7 +45,8 @@ class TableConfig:
 
     Example:
       A feature with many rare ids. An id gets a row when it is seen for the third time. That row takes half
-      the memory until its tenth use. When all rows take a gigabyte, those unused for longest are removed:
+      the memory until its tenth use, and again when it hasn't been used for long. When all rows take a
+      gigabyte, those unused for longest are removed:
 
       >>> from gmeta.policies import LRU, CountAdmission
       >>> devices = TableConfig(
@@ -53,10 +54,10 @@ class TableConfig:
       ...     dim=32,
       ...     admission=CountAdmission(3),
       ...     eviction=LRU(max_bytes=1 << 30),
-      ...     precision=TwoPrecisions(threshold=10),
+      ...     precision=TwoPrecisions(threshold=10, half_life=100_000),
       ... )
       >>> devices.precision
-      TwoPrecisions(threshold=10)
+      TwoPrecisions(threshold=10, half_life=100000, rounding='stochastic')
     """
 
     name: str

@@ -178,6 +178,8 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
             admission=self._admission.kind,
             eviction=self._eviction.kind if self._eviction is not None else "none",
             half_below=self._precision.threshold if self._precision is not None else 0,
+            half_life=(self._precision.half_life or 0) if self._precision is not None else 0,
+            round_at_random=self._precision is not None and self._precision.rounding == "stochastic",
             l2=self._optimizer.prior_l2(self._dim, self._owner),
             hbm_rows=(self._tiers.hbm_rows or 0) if self._tiers is not None else 0,
             lookahead=self._tiers.lookahead if self._tiers is not None else 0,

@@ -46,6 +46,8 @@ class _Options(ctypes.Structure):
             )
         ),
         ("half_below", ctypes.c_int64),
+        ("half_life", ctypes.c_int64),
+        ("round_at_random", ctypes.c_int32),
         ("hbm_rows", ctypes.c_int64),
         ("lookahead", ctypes.c_int64),
         ("l2", ctypes.POINTER(ctypes.c_float)),
@@ -84,6 +86,9 @@ class GpuTable:
       seed: Seed of the initial rows.
       admission: Anything with ``kind`` and ``settings``; None admits all.
       eviction: The same; None evicts nothing.
+      half_below: As the native op's attribute; so are the next two.
+      half_life: In steps.
+      round_at_random: Of updates of half rows.
       half_below: As the native op's attribute.
       hbm_rows: Rows beyond this many are in host memory; 0: none are.
       lookahead: How many batches a prefetch is ahead of its lookup.
@@ -99,6 +104,8 @@ class GpuTable:
         eviction: Any = None,
         *,
         half_below: int = 0,
+        half_life: int = 0,
+        round_at_random: bool = False,
         hbm_rows: int = 0,
         lookahead: int = 1,
     ) -> None:
@@ -117,6 +124,7 @@ class GpuTable:
             lookahead=lookahead,
             device=-1,
         )
+        options.half_life, options.round_at_random = half_life, round_at_random
         l2 = optimizer.prior_l2(dim)
         options.l2, options.l2_count = (ctypes.c_float * len(l2))(*l2), len(l2)
         for name, (kind, parameters) in kinds.items():

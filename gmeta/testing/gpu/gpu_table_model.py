@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,6 @@ import numpy.typing as npt
 from gmeta.policies import TwoPrecisions
 from gmeta.testing.gpu.gpu_table import GpuTable
 from gmeta.testing.reference.table.hash_table import ReferenceHashTable
-from gmeta.testing.reference.table.initializers import initial_rows
-from gmeta.testing.reference.table.precisions import round_to_float16
-from gmeta.testing.reference.table.record import Record
 from gmeta.testing.reference.table.shards import logical_shards
 
 Ints = npt.NDArray[np.int64]
@@ -29,9 +26,7 @@ class Model(ReferenceHashTable):
         """The row of each key; each occurrence is a use."""
         if insert:
             self.counts["evictions"] += self.eviction.make_room(self.records, self.step, keys.tolist())
-        rows = initial_rows(self.initializer, self.seed, keys, self.dim)
-        if self.half_below:
-            rows = round_to_float16(rows)
+        rows = self.initial_rows(keys)
         for index, key in enumerate(keys.tolist()):
             record = self.records.get(key)
             self.counts["misses" if record is None else "hits"] += 1
@@ -39,9 +34,7 @@ class Model(ReferenceHashTable):
                 admitted = self.admission.admit(key, self.step)
                 self.counts["inserts" if admitted else "rejects"] += 1
                 if admitted:
-                    record = Record(rows[index].copy(), self._new_slots(), 0, 0)
-                    self.records[key] = record
-                    self._round(record)
+                    record = self.records[key] = self.new_record(rows[index])
             if record is not None:
                 rows[index] = record.row
                 if insert:
@@ -50,12 +43,27 @@ class Model(ReferenceHashTable):
 
 
 def pair(
-    *arguments: Any, hbm_rows: int = 0, lookahead: int = 1, half_below: int = 0, **policies: Any
+    *arguments: Any,
+    hbm_rows: int = 0,
+    lookahead: int = 1,
+    half_below: int = 0,
+    half_life: int = 0,
+    round_at_random: bool = True,
+    **policies: Any,
 ) -> tuple[GpuTable, Model]:
     """A table on the GPU and its model."""
-    tiers = {"hbm_rows": hbm_rows, "lookahead": lookahead}
-    table = GpuTable(*arguments, **policies, **tiers, half_below=half_below)
-    policies["precision"] = TwoPrecisions(half_below) if half_below else None
+    table = GpuTable(
+        *arguments,
+        **policies,
+        hbm_rows=hbm_rows,
+        lookahead=lookahead,
+        half_below=half_below,
+        half_life=half_life,
+        round_at_random=round_at_random,
+    )
+    if half_below:
+        rounding: Literal["stochastic", "nearest"] = "stochastic" if round_at_random else "nearest"
+        policies["precision"] = TwoPrecisions(half_below, half_life or None, rounding)
     return table, Model(*arguments, **policies)
 
 

@@ -1,10 +1,16 @@
-// Float32 numbers in 16 bits, both rounded to nearest, ties to even.
+// Float32 numbers in 16 bits, rounded to nearest, ties to even; or rounded at random.
 //
 //   float16 (IEEE binary16): 11 significant bits, magnitudes from 6.1e-5 to 65504 at full precision
 //     and down to 6.0e-8 with less. For numbers near one. Larger numbers than 65504 become 65504,
 //     so that one large number doesn't become an infinity for good.
 //   bfloat16: 8 significant bits and the range of float32, so nothing under- or overflows. It is
 //     the upper half of a float32.
+//
+// Rounded at random (Draw...), a number between two 16-bit ones becomes one of them, each with a
+// probability of one less its distance, in units of theirs: the mean is the number itself. A draw
+// takes 16 random bits. The probabilities are exact for bfloat16 and for float16 at full precision;
+// below, they are multiples of 2^-16. Numbers that 16 bits can hold stay as they are, and numbers
+// beyond the range become what they become when rounded to nearest.
 //
 // These functions convert one number at a time, by integer arithmetic, on the CPU and on the GPU:
 // both get the same bits.
@@ -70,6 +76,31 @@ GMETA_ALWAYS_INLINE uint16_t ToBfloat(float x) {
   const uint32_t bits = BitsOf(x);
   const bool nan = (bits & 0x7fffffff) > 0x7f800000;
   return static_cast<uint16_t>((nan ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Rounds at random by 16 random bits. It has no branch, so that loops vectorize.
+GMETA_ALWAYS_INLINE uint16_t DrawHalf(float x, uint32_t random) {
+  constexpr uint32_t kSmallest = 0x38800000;  // 2^-14, the smallest at full precision
+  constexpr uint32_t kLargest = 0x477fe000;   // kLargestHalf
+  const uint32_t bits = BitsOf(x);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  const uint32_t is_small = uint32_t{0} - uint32_t{magnitude < kSmallest};  // all bits, or none
+  // Below 2^-14, in units of 2^-40: 16 bits more than a half has.
+  const uint32_t low = magnitude < kSmallest ? magnitude : kSmallest;
+  const auto units = static_cast<uint32_t>(static_cast<int32_t>(FloatOf(low) * 1099511627776.0f));
+  const uint32_t below = (units + (random & is_small)) >> 16;
+  // From 2^-14 on, what the exponent and the higher bits add to that.
+  const uint32_t high = (magnitude < kLargest ? magnitude : kLargest) - low;
+  const uint32_t above = (high + (random >> 3 & ~is_small)) >> 13;
+  const uint32_t nan = uint32_t{magnitude > 0x7f800000} * 0x0201;  // 0x7e00 with the others
+  return static_cast<uint16_t>(sign | (below + above + nan));
+}
+
+GMETA_ALWAYS_INLINE uint16_t DrawBfloat(float x, uint32_t random) {
+  const uint32_t bits = BitsOf(x);
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  return static_cast<uint16_t>((nan ? bits | 0x400000 : bits + random) >> 16);
 }
 
 GMETA_ALWAYS_INLINE float FromBfloat(uint16_t bfloat) { return FloatOf(uint32_t{bfloat} << 16); }

@@ -54,7 +54,7 @@
 
 #include "ops/common/murmur_hash3.h"
 #include "ops/common/prefetch.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 
 namespace gmeta {
 

@@ -44,6 +44,7 @@
 #include <vector>
 
 #include "ops/common/host_device.h"
+#include "ops/table/core/sweep_schedule.h"
 
 namespace gmeta {
 
@@ -195,20 +196,14 @@ class EvictionSchedule {
   EvictionSchedule(const Eviction& eviction, size_t shard, size_t shards)
       : marks{LoadMarks::Of(eviction.max_rows, shard, shards),
               LoadMarks::Of(eviction.max_bytes, shard, shards)},
-        sweep_steps_(eviction.sweep_steps),
-        offset_(sweep_steps_ * shard / shards) {}
+        sweeps_(eviction.sweep_steps, shard, shards) {}
 
   const ShardMarks marks;
 
-  // Depends on the step alone, so a restored table sweeps at the same steps as one that was never
-  // interrupted.
-  bool IsSweepDue(uint64_t step) const {
-    return sweep_steps_ != 0 && (step + offset_) % sweep_steps_ == 0;
-  }
+  bool IsSweepDue(uint64_t step) const { return sweeps_.IsDue(step); }
 
  private:
-  uint64_t sweep_steps_ = 0;
-  uint64_t offset_ = 0;
+  SweepSchedule sweeps_;
 };
 
 }  // namespace gmeta

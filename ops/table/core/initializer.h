@@ -123,7 +123,11 @@ struct Initializer {
     uint32_t words[kPiece];
     for (size_t start = 0; start < dim; start += kPiece) {
       const size_t n = std::min(kPiece, dim - start);
-      Words(static_cast<uint64_t>(key), start, n, words);
+      const uint64_t bits = static_cast<uint64_t>(key);
+      PhiloxStream(seed,
+                   {{static_cast<uint32_t>(start / 4), 0, static_cast<uint32_t>(bits),
+                     static_cast<uint32_t>(bits >> 32)}},
+                   n, words);
       Transform(words, n, row + start);
     }
   }
@@ -148,17 +152,7 @@ struct Initializer {
  private:
   static constexpr size_t kPiece = 128;
   static constexpr float kSqrt2 = 1.41421356237309504880f;
-  static_assert(kPiece % kPhiloxWords == 0);
-
-  // Writes the words of a key's stream from word `start` on: n of them or a few more.
-  void Words(uint64_t key, size_t start, size_t n, uint32_t* words) const {
-    PhiloxCounter counter{{static_cast<uint32_t>(start / 4), 0, static_cast<uint32_t>(key),
-                           static_cast<uint32_t>(key >> 32)}};
-    for (size_t i = 0; i < n; i += kPhiloxWords) {
-      Philox4x32(seed, counter, words + i);
-      counter.words[0] += kPhiloxLanes;
-    }
-  }
+  static_assert(kPiece % 32 == 0);  // PhiloxStream may write a few more words
 
   void Transform(const uint32_t* words, size_t n, float* out) const {
     if (kind == Kind::kUniform) {

@@ -190,14 +190,20 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
   if (n == 0) return;
   const size_t total = static_cast<size_t>(n);
   if (half_) {
-    std::vector<int64_t> frequency(total);
+    std::vector<int64_t> keys(total), frequency(total), last_step(total);
+    Copy(keys.data(), from.keys, total, stream);
     Copy(frequency.data(), from.frequency, total, stream);
+    Copy(last_step.data(), from.last_step, total, stream);
     CheckCuda(cudaStreamSynchronize(stream), "reading frequencies");
-    const HalfRule rule{options_.half_below};
-    const auto halves = std::count_if(frequency.begin(), frequency.end(), [&](int64_t uses) {
-      return rule.IsRare(static_cast<uint32_t>(uses));
-    });
-    EnsureRoom(total - static_cast<uint64_t>(halves), static_cast<uint64_t>(halves), stream);
+    uint64_t halves = 0;
+    for (size_t i = 0; i < total; ++i) {
+      const SweepSchedule sweeps =
+          options_.half.Sweeps(policies_.ShardOf(keys[i]), policies_.shards());
+      halves += options_.half.IsToBeHalf(
+          {static_cast<uint32_t>(frequency[i]), static_cast<uint32_t>(last_step[i])},
+          sweeps.Latest(static_cast<uint32_t>(step_)));
+    }
+    EnsureRoom(total - halves, halves, stream);
   } else {
     EnsureRoom(total, 0, stream);
   }
@@ -219,7 +225,8 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
     WithRows([&](const auto& rows) {
       using Rows = std::decay_t<decltype(rows)>;
       Launch(WriteRecords<Rows>, BlocksOf(count), kBlockThreads, 0, stream, "writing records",
-             index(), rows, piece.keys, static_cast<uint32_t>(count), piece.columns);
+             index(), rows, piece.keys, static_cast<uint32_t>(count), piece.columns,
+             static_cast<uint32_t>(step_));
     });
   }
   NoteSize(ReadCounters(stream));

@@ -4,7 +4,7 @@
 #include <utility>
 #include <variant>
 
-#include "ops/table/gpu/device/promotion.cuh"
+#include "ops/table/gpu/device/forms.cuh"
 #include "ops/table/gpu/device/update.cuh"
 #include "ops/table/gpu/table.cuh"
 #include "ops/unique/gpu/segments.cuh"
@@ -23,7 +23,7 @@ size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * u
 
 // How many full rows may be in GPU memory; 0: all.
 uint64_t NearFull(const GpuTableOptions& options) {
-  return options.half_below == 0 ? options.hbm_rows : NearFullRows(options.hbm_rows);
+  return options.half.half_below == 0 ? options.hbm_rows : NearFullRows(options.hbm_rows);
 }
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
@@ -37,11 +37,11 @@ GpuTable::GpuTable(const GpuTableOptions& options)
       initial_slot_(std::visit([](const auto& o) { return o.InitialSlot(); }, options.optimizer)),
       full_("table '" + options.name + "': ", options.allocator,
             RowGeometry::OfFull(layout_, NearFull(options)),
-            options.half_below == 0 ? kMostRows : kMostRowsOfEither, NearFull(options)),
+            options.half.half_below == 0 ? kMostRows : kMostRowsOfEither, NearFull(options)),
       index_("table '" + options.name + "': ", options.allocator),
       policies_(options.admission, options.eviction, layout_.bytes(), HalfLayout(layout_).bytes()) {
   const DeviceScope device(options.device);
-  if (options.half_below != 0) {
+  if (options.half.half_below != 0) {
     half_.emplace("table '" + options.name + "': ", options.allocator,
                   RowGeometry::OfHalf(layout_, options.hbm_rows), kMostRowsOfEither,
                   options.hbm_rows);
@@ -103,7 +103,7 @@ RowsView GpuTable::full_rows() const {
 MixedRowsView GpuTable::mixed_rows() const {
   return {full_rows(),
           half_->View(dim(), slot_floats(), &counters()->half, counters()),
-          HalfRule{options_.half_below},
+          options_.half,
           full_.geometry().stride,
           static_cast<uint32_t>(dim()),
           static_cast<uint32_t>(slot_floats()),
@@ -274,8 +274,9 @@ void GpuTable::PromoteListed(uint64_t most, cudaStream_t stream) {
     while (!full_.HasRoom(most)) GrowFull(full_.Wish(most), stream);
   }
   NoteGiven(stream);
-  LaunchPromote(index(), mixed_rows(), rare_no_more_.as<int64_t>(), static_cast<uint32_t>(most),
-                dim() % 4 == 0, stream);
+  LaunchMoveMisfits(index(), mixed_rows(), rare_no_more_.as<int64_t>(), &counters()->rare_no_more,
+                    static_cast<uint32_t>(most), true, static_cast<uint32_t>(step_), dim() % 4 == 0,
+                    stream);
   CheckCuda(cudaMemsetAsync(&counters()->rare_no_more, 0, sizeof(uint32_t), stream),
             "clearing a counter");
   full_.MayHaveTaken(most);
@@ -302,6 +303,7 @@ void GpuTable::Update(const int64_t* keys, const float* gradients, int64_t n, fl
     SumAndUpdate(distinct_keys, n, count, gradients, inverse, n, learning_rate, space.Take<char>(0),
                  stream);
   }
+  CoolDueShards(stream);
   SweepDueShards(stream);
 }
 
@@ -316,6 +318,7 @@ void GpuTable::UpdateIndexed(const int64_t* keys, int64_t u, const float* gradie
     SumAndUpdate(keys, u, nullptr, gradients, inverse, n, learning_rate,
                  Scratch(SumsBytes(n, u), stream), stream);
   }
+  CoolDueShards(stream);
   SweepDueShards(stream);
 }
 
@@ -352,6 +355,11 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
                          const float* gradients, const SegmentsView* segments, float learning_rate,
                          cudaStream_t stream) {
   const bool vector = dim() % 4 == 0 && IsAligned(gradients);
+  const bool cools = options_.half.cools();
+  if (cools) {
+    if (listed_ != 0) PromoteListed(listed_, stream);
+    MakeRoomIn(&rare_no_more_, static_cast<size_t>(n) * sizeof(int64_t), stream);
+  }
   WithRows([&](const auto& rows) {
     UpdateBatch<std::decay_t<decltype(rows)>> batch{};
     batch.index = index();
@@ -367,8 +375,42 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
     batch.step = static_cast<uint32_t>(step_);
     batch.l2 = options_.prior.empty() ? nullptr : l2_.as<const float>();
     batch.most = MostStrength(learning_rate);
+    batch.rounding = {options_.round_at_random, options_.initializer.seed};
+    batch.rare_no_more = cools ? rare_no_more_.as<int64_t>() : nullptr;
     LaunchUpdate(batch, options_.optimizer, learning_rate, step_, vector, stream);
   });
+  if (cools) PromoteListed(static_cast<uint64_t>(n), stream);
+}
+
+void GpuTable::CoolDueShards(cudaStream_t stream) {
+  if (!options_.half.cools()) return;
+  uint64_t due = 0;
+  for (size_t i = 0; i < policies_.shards(); ++i) {
+    const SweepSchedule sweeps = options_.half.Sweeps(i, policies_.shards());
+    if (sweeps.IsDue(static_cast<uint64_t>(step_))) due |= uint64_t{1} << i;
+  }
+  if (due == 0) return;
+  InstallMoves(0, stream);
+  // Mostly, the list has room for all cold rows; else it is made again, with room.
+  const auto step = static_cast<uint32_t>(step_);
+  uint32_t cold = 0, room = 0;
+  do {
+    MakeRoomIn(&cold_, std::max<size_t>(cold, 4096) * sizeof(int64_t), stream);
+    room = static_cast<uint32_t>(cold_.bytes() / sizeof(int64_t));
+    CheckCuda(cudaMemsetAsync(&counters()->cold, 0, sizeof(uint32_t), stream),
+              "clearing a counter");
+    index_.ForEachPart([&](const KeySlot* slots, uint64_t count) {
+      LaunchListCold(slots, count, mixed_rows(), due, step, cold_.as<int64_t>(), room, stream);
+    });
+    cold = ReadCounters(stream).cold;
+  } while (cold > room);
+  if (cold == 0) return;
+  EnsureRoom(0, cold, stream);
+  NoteGiven(stream);
+  LaunchMoveMisfits(index(), mixed_rows(), cold_.as<int64_t>(), &counters()->cold, cold, false,
+                    step, dim() % 4 == 0, stream);
+  half_->MayHaveTaken(cold);
+  EndEpochs(due, stream);  // numbers may have changed without the last step
 }
 
 void GpuTable::Clear() {

@@ -22,7 +22,8 @@
 //   Forms    A table of two precisions has a store of rows for each precision, and kernels of its
 //            own that are compiled from the same source (mixed_rows.cuh). New rows are made in the
 //            half store; a row that has been used often enough is promoted at the end of the
-//            lookup.
+//            lookup. If rows cool down, an update ends with a scan of the index for those of the
+//            shards whose turn it is, and waits for their number.
 //   Waiting  A kernel can't make the table grow. So the host keeps an upper bound of the number of
 //            rows: the last number it read, plus all keys of inserting batches since. As long as
 //            the bound leaves room, nothing waits. When the bound comes near the capacity, a copy
@@ -80,9 +81,10 @@ struct GpuTableOptions {
   Initializer initializer;
   Admission admission;
   std::optional<Eviction> eviction;
-  uint32_t half_below = 0;  // rows with a lower frequency are half; 0: none are
-  uint64_t hbm_rows = 0;    // rows beyond this many are in host memory; 0: none are
-  uint32_t lookahead = 1;   // batches that a prefetch is ahead of its lookup
+  HalfRule half{0};              // which rows are half; none by default
+  bool round_at_random = false;  // updates of half rows; else to nearest
+  uint64_t hbm_rows = 0;         // rows beyond this many are in host memory; 0: none are
+  uint32_t lookahead = 1;        // batches that a prefetch is ahead of its lookup
   RowPrior prior;
   int device = 0;
   gmeta_gpu_allocator allocator{};
@@ -225,6 +227,8 @@ class GpuTable {
   void EndEpochs(uint64_t shards, cudaStream_t stream);
   // Promotes the rows of the keys that a lookup has listed, of which there are at most `most`.
   void PromoteListed(uint64_t most, cudaStream_t stream);
+  // Makes the rows half that have cooled down, after an update.
+  void CoolDueShards(cudaStream_t stream);
   // Decides which of a lookup's missing keys get a row. Returns flags in the order of
   // batch.missing, which this sorts.
   template <class Rows>
@@ -270,6 +274,7 @@ class GpuTable {
   DeviceMemory missing_;
   DeviceMemory rare_no_more_;  // keys whose rows are to be promoted
   uint64_t listed_ = 0;        // at most this many keys in it wait for memory
+  DeviceMemory cold_;          // keys whose rows have cooled down
   DeviceMemory scratch_;
   uint32_t turn_ = 0;
 

@@ -63,7 +63,10 @@ GpuTableOptions OptionsOf(const gmeta_gpu_table_options& from) {
           table + "dim must be 1 to 2^20, got " + std::to_string(from.dim));
   Require(from.half_below >= 0 && from.half_below != 1 && from.half_below <= UINT32_MAX,
           table + "half_below must be 0, or 2 to 2^32 - 1, got " + std::to_string(from.half_below));
-  to.half_below = static_cast<uint32_t>(from.half_below);
+  Require(from.half_life >= 0 && from.half_life <= HalfRule::kLongestHalfLife,
+          table + "half_life must be 0 to 2^31 - 1, got " + std::to_string(from.half_life));
+  to.half = {static_cast<uint32_t>(from.half_below), static_cast<uint32_t>(from.half_life)};
+  to.round_at_random = from.round_at_random != 0;
   to.dim = static_cast<size_t>(from.dim);
   const std::optional<SparseOptimizer> optimizer = MakeOptimizer(
       from.optimizer, Values(from.optimizer_parameters, from.optimizer_parameter_count));

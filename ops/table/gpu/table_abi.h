@@ -60,7 +60,9 @@ typedef struct {
   const char* eviction;  // none age frequency expired norm
   const double* eviction_parameters;
   int64_t eviction_parameter_count;
-  int64_t half_below;  // rows with a lower frequency are kept in half precision; 0: none are
+  int64_t half_below;       // rows with a lower frequency are kept in half precision; 0: none are
+  int64_t half_life;        // in steps, after which rows cool down (core/half_rule.h); 0: none do
+  int32_t round_at_random;  // updates of half rows (core/half_rounding.h); 0: to nearest
   // Rows beyond this many are kept in pinned host memory; 0: none are. With half_below, the GPU's
   // memory holds half as many float32 rows and this many half rows, which together take no more
   // memory.
@@ -114,7 +116,8 @@ GMETA_CUDA_API int gmeta_gpu_table_reread(gmeta_gpu_table* table, const int64_t*
 
 // Runs one optimizer step; the table's step increases by one. gradients (n, dim): gradients of
 // equal keys are summed first, in a fixed order (gmeta_gpu_segment_sum's); gradients of absent keys
-// are ignored. `distinct` as above.
+// are ignored. `distinct` as above. In a table whose rows cool down, GMETA_CUDA_OUT_OF_MEMORY may
+// mean that the update is complete except for moving rows from one precision to the other.
 GMETA_CUDA_API int gmeta_gpu_table_update(gmeta_gpu_table* table, const int64_t* keys,
                                           const float* gradients, int64_t n, float learning_rate,
                                           int32_t distinct, void* stream);

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "ops/table/core/half_rule.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 #include "ops/table/core/row_record.h"
 #include "ops/table/disk/record_log.h"
 

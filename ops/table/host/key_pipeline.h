@@ -19,7 +19,7 @@
 
 #include "ops/common/murmur_hash3.h"
 #include "ops/common/partition.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 
 namespace gmeta {
 

@@ -36,7 +36,7 @@
 #include "ops/common/murmur_hash3.h"
 #include "ops/common/partition.h"
 #include "ops/table/core/eviction.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 #include "ops/table/core/removal_journal.h"
 #include "ops/table/core/row_record.h"
 #include "ops/table/core/statistics.h"
@@ -56,7 +56,8 @@ class ShardRecords {
   ShardRecords(const RowRecipe* recipe, RowArenas* arenas, size_t shard, size_t shards)
       : recipe_(recipe),
         index_(GrowthPlace(shard, shards)),
-        rows_(MakeRows(recipe->layout, recipe->half_below, arenas,
+        rows_(MakeRows(recipe->layout, recipe->half, recipe->half.Sweeps(shard, shards),
+                       recipe->rounding, arenas,
                        recipe->disk ? DiskRows::kDisk : RowStore::kMostRows)),
         undo_(recipe->layout) {
     if (!recipe->disk) return;
@@ -134,9 +135,46 @@ class ShardRecords {
     std::visit(spill, rows_);
   }
 
-  // Writes one record of the columns, over that of its key if there is one.
-  void Import(const BatchItem& item, const ConstRecordColumns& from) {
-    std::visit([&](auto& rows) { Import(&rows, item, from); }, rows_);
+  // Writes one record of the columns, over that of its key if there is one, at a step of the table.
+  void Import(const BatchItem& item, const ConstRecordColumns& from, uint32_t step) {
+    std::visit([&](auto& rows) { Import(&rows, item, from, step); }, rows_);
+  }
+
+  // Returns the keys of the full rows that have cooled down by a step (half_rule.h).
+  std::vector<BatchItem> ColdKeys(uint32_t step) const {
+    struct FullRow {
+      uint32_t row;
+      int64_t key;
+    };
+    std::vector<FullRow> full;
+    index_.ForEach([&](int64_t key, uint32_t row) {
+      if (!HalfRule::IsHalf(row)) full.push_back({row, key});
+    });
+    constexpr size_t kAhead = 16;
+    std::vector<BatchItem> cold;
+    VisitAll([&](const auto& rows) {
+      for (size_t i = 0; i < full.size(); ++i) {
+        if (i + kAhead < full.size()) rows.PrefetchHeader(full[i + kAhead].row);
+        if (rows.IsToBeHalf(*rows.header(full[i].row), step)) cold.push_back({full[i].key, 0});
+      }
+    });
+    return cold;
+  }
+
+  // Makes full rows half.
+  void Cool(const std::vector<BatchItem>& cold, uint32_t step) {
+    constexpr size_t kPiece = 1024;  // rows on disk that memory has room for
+    for (size_t first = 0; first < cold.size(); first += kPiece) {
+      const size_t n = std::min(kPiece, cold.size() - first);
+      BringUp({cold.data() + first, n});
+      for (size_t i = first; i < first + n; ++i) {
+        const uint64_t hash = MurmurHash3(cold[i].key);
+        uint32_t* const row = index_.FindValue(cold[i].key, hash);
+        if (undo_.is_open()) Note(cold[i].key, hash, *row);
+        *row = std::visit([&](auto& rows) { return rows.Cool(*row); }, rows_);
+      }
+      Spill(step, 0);
+    }
   }
 
   // Removes a key with its record. Returns whether the key had one. Every removal of a single key
@@ -212,7 +250,8 @@ class ShardRecords {
   }
 
   template <class MemoryRows>
-  void Import(MemoryRows* rows, const BatchItem& item, const ConstRecordColumns& from) {
+  void Import(MemoryRows* rows, const BatchItem& item, const ConstRecordColumns& from,
+              uint32_t step) {
     const RowLayout& layout = recipe_->layout;
     const auto [key, position] = item;
     const uint64_t hash = MurmurHash3(key);
@@ -221,11 +260,11 @@ class ShardRecords {
     uint32_t row = index_.Find(key, hash);
     if (undo_.is_open()) Note(key, hash, row);
     if (row == kNoRow) {
-      row = rows->Allocate(header.frequency);
+      row = rows->Allocate(header, step);
       index_.Insert(key, hash, row);
-    } else if (IsOnDisk(row) || !rows->Fits(row, header.frequency)) {
+    } else if (IsOnDisk(row) || rows->IsHalf(row) != rows->IsToBeHalf(header, step)) {
       Free(row);
-      row = rows->Allocate(header.frequency);
+      row = rows->Allocate(header, step);
       *index_.FindValue(key, hash) = row;
     }
     *rows->header(row) = header;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ops/table/core/eviction.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 
 namespace gmeta {
 

@@ -11,6 +11,8 @@
 
 #include "ops/table/core/admission.h"
 #include "ops/table/core/eviction.h"
+#include "ops/table/core/half_rounding.h"
+#include "ops/table/core/half_rule.h"
 #include "ops/table/core/initializer.h"
 #include "ops/table/core/row_prior.h"
 #include "ops/table/core/row_record.h"
@@ -31,7 +33,8 @@ struct RowRecipe {
   float initial_slot;  // initial value of the first slot, at most dim floats; others start at 0
   Admission admission;
   std::optional<Eviction> eviction;
-  uint32_t half_below;  // rows with a lower frequency are half; 0: no row is
+  HalfRule half;  // with half_below 0, no row is half
+  HalfRounding rounding;
   RowPrior prior;
   std::optional<DiskTier> disk;
 
@@ -45,7 +48,7 @@ struct RowRecipe {
   // Makes a row that nothing has used yet. Returns its number.
   template <class RowsOfShard>
   uint32_t MakeInitial(RowsOfShard* rows, int64_t key) const {
-    const uint32_t row = rows->Allocate(0);
+    const uint32_t row = rows->Allocate({0, 0}, 0);
     *rows->header(row) = {0, 0};
     rows->Write(row, [&](float* weights, float* slots) {
       initializer.Fill(key, layout.dim(), weights);

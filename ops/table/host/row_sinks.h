@@ -23,7 +23,7 @@
 #include <cstdint>
 
 #include "ops/common/prefetch.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 
 namespace gmeta {
 

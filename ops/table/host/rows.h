@@ -3,15 +3,17 @@
 //   FullRows   every record in float32 (row_record.h).
 //   MixedRows  after MTGenRec, appendix C: a row with a frequency below a threshold has its weights
 //              in float16 and its optimizer slots in bfloat16; the lookup that brings its frequency
-//              to the threshold promotes it to float32, for good. Most rows of a recommender are
-//              rare, so most records are half as large.
+//              to the threshold promotes it to float32, until it cools down, if rows do
+//              (half_rule.h). Most rows of a recommender are rare, so most records are half as
+//              large.
 //
 // In MixedRows, half and full records are in separate stores but share one number space
-// (half_rule.h), so promotion changes a row's number. Touch returns the new number, which the
-// caller writes to the index. A number that IsHalf may be stale after other rows were touched. An
-// optimizer step of a half row converts the row to float32, computes there, and rounds the result
-// back (half.h). Slots are bfloat16 because they need range more than digits: a squared gradient of
-// 1e-8 would be 0 in float16, and dividing by it would blow the row up.
+// (half_rule.h), so a change of precision changes a row's number. Touch, Refit and Cool return the
+// new number, which the caller writes to the index. A number that IsHalf may be stale after other
+// rows were touched. An optimizer step of a half row converts the row to float32, computes there,
+// and rounds the result back (half_rounding.h). Slots are bfloat16 because they need range more
+// than digits: a squared gradient of 1e-8 would be 0 in float16, and dividing by it would blow the
+// row up.
 //
 // Passes are compiled for each form, so a table with one precision pays nothing.
 //
@@ -29,8 +31,10 @@
 
 #include "ops/common/halves/half.h"
 #include "ops/common/prefetch.h"
+#include "ops/table/core/half_rounding.h"
 #include "ops/table/core/half_rule.h"
 #include "ops/table/core/row_record.h"
+#include "ops/table/core/sweep_schedule.h"
 #include "ops/table/host/row_store.h"
 
 namespace gmeta {
@@ -55,15 +59,16 @@ class FullRows {
 
   RowHeader* header(uint32_t row) const { return RowLayout::header(store_[row]); }
 
-  // Returns the number of a row with arbitrary content, which the caller writes.
-  uint32_t Allocate(uint32_t /*frequency*/) { return store_.Allocate(); }
+  // Returns the number of a row with arbitrary content, which the caller writes: of the precision
+  // that a row with this header has at a step of the table.
+  uint32_t Allocate(RowHeader /*header*/, uint32_t /*step*/) { return store_.Allocate(); }
   // The same, of a form.
   uint32_t AllocateForm(bool /*half*/) { return store_.Allocate(); }
   void Free(uint32_t row) { store_.Free(row); }
   void Clear() { store_.Clear(); }
 
-  // Whether a row may keep its number at this frequency.
-  bool Fits(uint32_t /*row*/, uint32_t /*frequency*/) const { return true; }
+  // Whether a row with this header is to be half at a step of the table.
+  bool IsToBeHalf(RowHeader /*header*/, uint32_t /*step*/) const { return false; }
   bool IsHalf(uint32_t /*row*/) const { return false; }
 
   // Records a use in the row's header. Returns the number that the row has from now on.
@@ -71,16 +76,21 @@ class FullRows {
     header(row)->Touch(step, moves);
     return row;
   }
+  // Makes a half row full if it isn't to be half any more, and a full row half. Return the number
+  // that the row has from now on.
+  uint32_t Refit(uint32_t row, uint32_t /*step*/) { return row; }
+  uint32_t Cool(uint32_t row) { return row; }
 
-  // Calls visit(weights, slots), which changes the row through float32 pointers.
+  // Calls visit(weights, slots), which changes the row of a key through float32 pointers: a step of
+  // the optimizer.
   template <class Visit>
-  void Change(uint32_t row, const Visit& visit) {
-    visit(RowLayout::weights(store_[row]), layout_.slots(store_[row]));
+  void Change(uint32_t row, int64_t /*key*/, uint32_t /*step*/, const Visit& visit) {
+    Write(row, visit);
   }
-  // The same, for a visit that overwrites the row without reading it.
+  // Calls visit(weights, slots), which overwrites the row without reading it.
   template <class Visit>
   void Write(uint32_t row, const Visit& visit) {
-    Change(row, visit);
+    visit(RowLayout::weights(store_[row]), layout_.slots(store_[row]));
   }
 
   void CopyWeights(uint32_t row, float* to) const { WeightsOf(store_[row], false, to); }
@@ -121,11 +131,13 @@ class FullRows {
 
 class MixedRows {
  public:
-  // Rows with a frequency below `half_below` are half.
-  MixedRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas, uint64_t most_rows)
+  MixedRows(const RowLayout& layout, const HalfRule& rule, const SweepSchedule& sweeps,
+            const HalfRounding& rounding, RowArenas* arenas, uint64_t most_rows)
       : layout_(layout),
         half_layout_(layout),
-        rule_{half_below},
+        rule_(rule),
+        sweeps_(sweeps),
+        rounding_(rounding),
         full_(layout.bytes(), &arenas->full, std::min<uint64_t>(most_rows, HalfRule::kHalf)),
         half_(half_layout_.bytes(), &arenas->half, std::min<uint64_t>(most_rows, HalfRule::kHalf)),
         scratch_(layout.dim() + layout.slot_floats()) {}
@@ -136,7 +148,9 @@ class MixedRows {
     return IsHalf(row) ? half_[row & ~HalfRule::kHalf] : full_[row];
   }
 
-  uint32_t Allocate(uint32_t frequency) { return AllocateForm(rule_.IsRare(frequency)); }
+  uint32_t Allocate(RowHeader header, uint32_t step) {
+    return AllocateForm(IsToBeHalf(header, step));
+  }
   uint32_t AllocateForm(bool half) {
     if (!half) return full_.Allocate();
     const uint32_t row = half_.Allocate() | HalfRule::kHalf;
@@ -154,32 +168,41 @@ class MixedRows {
     half_rows_ = 0;
   }
 
-  bool Fits(uint32_t row, uint32_t frequency) const { return rule_.Fits(row, frequency); }
+  bool IsToBeHalf(RowHeader header, uint32_t step) const {
+    if (rule_.IsRare(header.frequency)) return true;
+    return rule_.cools() && rule_.IsToBeHalf(header, sweeps_.Latest(step));
+  }
   bool IsHalf(uint32_t row) const { return HalfRule::IsHalf(row); }
 
   uint32_t Touch(uint32_t row, uint32_t step, bool moves) {
     header(row)->Touch(step, moves);
-    return Fits(row, header(row)->frequency) ? row : Promote(row);
+    return Refit(row, step);
+  }
+  uint32_t Refit(uint32_t row, uint32_t step) {
+    return IsHalf(row) && !IsToBeHalf(*header(row), step) ? Promote(row) : row;
+  }
+  uint32_t Cool(uint32_t row) {
+    const uint32_t cooled = AllocateForm(true);
+    *header(cooled) = *header(row);
+    Write(cooled, [&](float* weights, float* slots) {
+      CopyWeights(row, weights);
+      CopySlots(row, slots);
+    });
+    Free(row);
+    return cooled;
   }
 
   template <class Visit>
-  void Change(uint32_t row, const Visit& visit) {
+  void Change(uint32_t row, int64_t key, uint32_t step, const Visit& visit) {
     if (IsHalf(row)) {
       CopyWeights(row, scratch_.data());
       CopySlots(row, scratch_.data() + layout_.dim());
     }
-    Write(row, visit);
+    Store(row, rounding_, key, step, visit);
   }
   template <class Visit>
   void Write(uint32_t row, const Visit& visit) {
-    if (!IsHalf(row)) {
-      visit(RowLayout::weights(record(row)), layout_.slots(record(row)));
-      return;
-    }
-    float* slots = scratch_.data() + layout_.dim();
-    visit(scratch_.data(), slots);
-    ToHalves(scratch_.data(), layout_.dim(), HalfLayout::weights(record(row)));
-    ToBfloats(slots, layout_.slot_floats(), half_layout_.slots(record(row)));
+    Store(row, HalfRounding{}, 0, 0, visit);
   }
 
   void CopyWeights(uint32_t row, float* to) const { WeightsOf(record(row), IsHalf(row), to); }
@@ -229,6 +252,19 @@ class MixedRows {
   size_t directory_bytes() const { return full_.directory_bytes() + half_.directory_bytes(); }
 
  private:
+  template <class Visit>
+  void Store(uint32_t row, const HalfRounding& rounding, int64_t key, uint32_t step,
+             const Visit& visit) {
+    if (!IsHalf(row)) {
+      visit(RowLayout::weights(record(row)), layout_.slots(record(row)));
+      return;
+    }
+    float* slots = scratch_.data() + layout_.dim();
+    visit(scratch_.data(), slots);
+    rounding.Round(key, step, scratch_.data(), layout_.dim(), slots, layout_.slot_floats(),
+                   HalfLayout::weights(record(row)), half_layout_.slots(record(row)));
+  }
+
   uint32_t Promote(uint32_t row) {
     const uint32_t promoted = full_.Allocate();
     *header(promoted) = *header(row);
@@ -241,6 +277,8 @@ class MixedRows {
   const RowLayout layout_;
   const HalfLayout half_layout_;
   const HalfRule rule_;
+  const SweepSchedule sweeps_;
+  const HalfRounding rounding_;
   RowStore full_;
   RowStore half_;
   uint64_t half_rows_ = 0;
@@ -249,12 +287,12 @@ class MixedRows {
 
 using Rows = std::variant<FullRows, MixedRows>;
 
-// Makes MixedRows if `half_below` isn't 0, else FullRows. Numbers of rows, without HalfRule's flag,
-// are below `most_rows`.
-inline Rows MakeRows(const RowLayout& layout, uint32_t half_below, RowArenas* arenas,
-                     uint64_t most_rows) {
-  if (half_below == 0) return FullRows(layout, arenas, most_rows);
-  return MixedRows(layout, half_below, arenas, most_rows);
+// Makes MixedRows if the rule has a threshold, else FullRows; for the shard with these sweeps.
+// Numbers of rows, without HalfRule's flag, are below `most_rows`.
+inline Rows MakeRows(const RowLayout& layout, const HalfRule& rule, const SweepSchedule& sweeps,
+                     const HalfRounding& rounding, RowArenas* arenas, uint64_t most_rows) {
+  if (rule.half_below == 0) return FullRows(layout, arenas, most_rows);
+  return MixedRows(layout, rule, sweeps, rounding, arenas, most_rows);
 }
 
 }  // namespace gmeta

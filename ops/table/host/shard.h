@@ -26,11 +26,12 @@
 #include "ops/common/prefetch.h"
 #include "ops/table/core/admission.h"
 #include "ops/table/core/eviction.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 #include "ops/table/core/logical_shards.h"
 #include "ops/table/core/row_record.h"
 #include "ops/table/core/stamp.h"
 #include "ops/table/core/statistics.h"
+#include "ops/table/core/sweep_schedule.h"
 #include "ops/table/host/distinct_gradients.h"
 #include "ops/table/host/key_pipeline.h"
 #include "ops/table/host/record_columns.h"
@@ -49,7 +50,8 @@ class alignas(128) Shard {
         records_(recipe, arenas, shard, shards),
         admission_(BeginAdmission(recipe->admission, shards)),
         schedule_(recipe->eviction ? EvictionSchedule(*recipe->eviction, shard, shards)
-                                   : EvictionSchedule()) {}
+                                   : EvictionSchedule()),
+        cooling_(recipe->half.Sweeps(shard, shards)) {}
 
   // Reads rows to a sink (row_sinks.h). A missing key reads its initial row. Nothing changes, not
   // even the statistics, but rows on disk come to memory: a later batch will use them.
@@ -124,9 +126,11 @@ class alignas(128) Shard {
               records_.undo().Note(rows, item.key, hash, row);
               const uint32_t before = std::exchange(rows.header(row)->last_step, step);
               epoch_.NoteStep(before, step, true);
-              rows.Change(row, [&](float* weights, float* slots) {
+              rows.Change(row, item.key, step, [&](float* weights, float* slots) {
                 optimizer(step - before, dim, distinct[item], weights, slots);
               });
+              const uint32_t fitting = rows.Refit(row, step);
+              if (fitting != row) *records_.index().FindValue(item.key, hash) = fitting;
             };
             Pipeline(records_.index(), distinct.items(), ask, use);
           },
@@ -217,15 +221,15 @@ class alignas(128) Shard {
   }
 
   // Writes the records at the items' positions in the columns to the shard, and overwrites the
-  // records of keys that it already has.
-  void Import(BatchItems items, const ConstRecordColumns& from) {
+  // records of keys that it already has. `step` is the table's.
+  void Import(BatchItems items, const ConstRecordColumns& from, uint32_t step) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     records_.journal().Break();
     epoch_.End();
     records_.index().Reserve(records_.index().size() + items.size);
     constexpr size_t kPiece = 1024;  // between which memory is bounded
     for (size_t i = 0; i < items.size; ++i) {
-      records_.Import(items.data[i], from);
+      records_.Import(items.data[i], from, step);
       if ((i + 1) % kPiece == 0 || i + 1 == items.size) records_.Spill(kNoStep, 0);
     }
   }
@@ -239,7 +243,8 @@ class alignas(128) Shard {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     records_.undo().Drop(number);
   }
-  void RestoreSnapshot(size_t number) {
+  // `step` is the snapshot's.
+  void RestoreSnapshot(size_t number, uint32_t step) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
     records_.journal().Break();
     epoch_.End();
@@ -250,7 +255,8 @@ class alignas(128) Shard {
       }
       const int64_t frequency = record.header.frequency, last_step = record.header.last_step;
       const float* slots = record.values + recipe_->layout.dim();
-      records_.Import({record.key, 0}, {&record.key, record.values, slots, &frequency, &last_step});
+      records_.Import({record.key, 0}, {&record.key, record.values, slots, &frequency, &last_step},
+                      step);
     });
     records_.Spill(kNoStep, 0);
   }
@@ -269,8 +275,20 @@ class alignas(128) Shard {
     std::visit([](auto& admission) { admission.Clear(); }, admission_);
   }
 
-  // Whether the update of this step has to end with Evict.
-  bool IsSweepDue(uint64_t step) const { return schedule_.IsSweepDue(step); }
+  // Whether the update of this step has to end with Sweep: it makes the rows half that have cooled
+  // down, and evicts, if the shard's turn has come for either.
+  bool IsSweepDue(uint64_t step) const {
+    return schedule_.IsSweepDue(step) || cooling_.IsDue(step);
+  }
+  void Sweep(uint32_t step) {
+    if (cooling_.IsDue(step)) {
+      std::unique_lock<std::shared_mutex> lock(mutex_);
+      const std::vector<BatchItem> cold = records_.ColdKeys(step);
+      if (!cold.empty()) epoch_.End();  // numbers may change without the last step
+      records_.Cool(cold, step);
+    }
+    if (schedule_.IsSweepDue(step)) Evict(step);
+  }
 
   // Evicts expired rows and, if the shard is above its bound, further rows. Returns how many rows
   // were evicted.
@@ -453,6 +471,7 @@ class alignas(128) Shard {
   ShardRecords records_;
   AdmissionState admission_;
   const EvictionSchedule schedule_;
+  const SweepSchedule cooling_;
   Epoch epoch_;
   ShardCounters counters_;
 };

@@ -142,7 +142,7 @@ class Table {
           });
         },
         optimizer_);
-    if (recipe_.eviction) SweepDueShards(now, parallel_for);
+    if (recipe_.eviction || recipe_.half.cools()) SweepDueShards(now, parallel_for);
   }
 
   // Removes the rows of the keys. Returns how many rows were removed.
@@ -266,9 +266,9 @@ class Table {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const std::optional<size_t> number = snapshots_.Number(id);
     if (!number) return false;
-    ForEach(parallel_for, shards_.size(), (size() / shards_.size() + 1) * (60 + dim()),
-            [&](size_t i) { shards_[i]->RestoreSnapshot(*number); });
     step_.store(snapshots_.Step(*number), std::memory_order_relaxed);
+    ForEach(parallel_for, shards_.size(), (size() / shards_.size() + 1) * (60 + dim()),
+            [&](size_t i) { shards_[i]->RestoreSnapshot(*number, now()); });
     return true;
   }
 
@@ -310,7 +310,7 @@ class Table {
     const uint64_t share = static_cast<uint64_t>(mean + 6.0 * std::sqrt(mean));
     for (const auto& shard : shards_) shard->ReserveKeys(share);
     if (recipe_.disk) return;  // memory has its share of the rows, whatever their number
-    (recipe_.half_below == 0 ? arenas_.full : arenas_.half)
+    (recipe_.half.half_below == 0 ? arenas_.full : arenas_.half)
         .Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
   }
 
@@ -319,10 +319,9 @@ class Table {
   template <class ParallelFor>
   uint64_t Evict(const ParallelFor& parallel_for) {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
-    const uint32_t now = static_cast<uint32_t>(step());
     std::atomic<uint64_t> evictions{0};
     ForEach(parallel_for, shards_.size(), (size() / shards_.size() + 1) * 20,
-            [&](size_t i) { evictions += shards_[i]->Evict(now); });
+            [&](size_t i) { evictions += shards_[i]->Evict(now()); });
     return evictions;
   }
 
@@ -402,15 +401,17 @@ class Table {
   }
 
  private:
+  uint32_t now() const { return static_cast<uint32_t>(step()); }
+
   // Looks keys up for a sink. Returns how many rows the sink wanted.
   template <class Sink, class ParallelFor>
   uint64_t LookupFor(const Sink& sink, const int64_t* keys, size_t n, bool insert,
                      const ParallelFor& parallel_for) {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
-    const uint32_t now = static_cast<uint32_t>(step());
+    const uint32_t step = now();
     std::atomic<uint64_t> wanted{0};
     ForShards(keys, n, 40 + dim() / 2, parallel_for, [&](Shard& shard, BatchItems items) {
-      wanted += insert ? shard.LookupOrInsert(items, now, sink) : shard.Lookup(items, sink);
+      wanted += insert ? shard.LookupOrInsert(items, step, sink) : shard.Lookup(items, sink);
     });
     return wanted;
   }
@@ -434,7 +435,7 @@ class Table {
       if (shard->IsSweepDue(static_cast<uint64_t>(now))) due.push_back(shard.get());
     }
     ForEach(parallel_for, due.size(), (size() / shards_.size() + 1) * 20,
-            [&](size_t i) { due[i]->Evict(static_cast<uint32_t>(now)); });
+            [&](size_t i) { due[i]->Sweep(static_cast<uint32_t>(now)); });
   }
 
   // Calls visit(state of the shard's admission) for each shard, in order.
@@ -481,7 +482,7 @@ class Table {
   template <class ParallelFor>
   void Import(const ConstRecordColumns& columns, size_t n, const ParallelFor& parallel_for) {
     ForShards(columns.keys, n, 60 + dim(), parallel_for,
-              [&](Shard& shard, BatchItems items) { shard.Import(items, columns); });
+              [&](Shard& shard, BatchItems items) { shard.Import(items, columns, now()); });
   }
 
   const SparseOptimizer optimizer_;

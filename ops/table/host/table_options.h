@@ -20,7 +20,8 @@ struct TableOptions {
   Initializer initializer;
   Admission admission;               // admits all keys by default
   std::optional<Eviction> eviction;  // none by default
-  uint32_t half_below = 0;           // rows with a lower frequency are kept in half precision
+  HalfRule half{0};                  // which rows are in half precision; none by default
+  bool round_at_random = false;      // steps of half rows; else to nearest
   RowPrior prior;                    // none by default
   std::optional<DiskTier> disk;      // none: all rows are in memory
   int log2_shards = 6;               // at most kLog2LogicalShards; fewer if the bound is small
@@ -34,7 +35,8 @@ inline RowRecipe MakeRecipe(const TableOptions& options) {
                          optimizer.InitialSlot(),
                          options.admission,
                          options.eviction,
-                         options.half_below,
+                         options.half,
+                         {options.round_at_random, options.initializer.seed},
                          options.prior,
                          options.disk};
       },

@@ -44,6 +44,9 @@ class TieredRows {
   }
 
   bool IsHalf(uint32_t row) const { return HalfRule::IsHalf(row); }
+  bool IsToBeHalf(RowHeader header, uint32_t step) const {
+    return memory_->IsToBeHalf(header, step);
+  }
   const RowHeader* header(uint32_t row) const {
     return DiskRows::IsOnDisk(row) ? disk_->header(row) : memory_->header(row);
   }

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "ops/common/murmur_hash3.h"
-#include "ops/table/core/key_index.h"
+#include "ops/table/core/index/key_index.h"
 #include "ops/table/core/row_record.h"
 
 namespace gmeta {

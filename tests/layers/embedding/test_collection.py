@@ -211,7 +211,8 @@ def test_plan_prints_what_was_merged():
     policies = ["CountAdmission(threshold=3, filter=None)", "none", "float32", "SGD at 0.25"]
     assert re.split(r"  +", wide)[-4:] == policies
     assert re.split(r"  +", heading)[-2:] == ["precision", "optimizer"]
-    assert re.split(r"  +", half)[-2:] == ["TwoPrecisions(threshold=5)", "SGD at 0.25"]
+    precision = "TwoPrecisions(threshold=5, half_life=None, rounding='stochastic')"
+    assert re.split(r"  +", half)[-2:] == [precision, "SGD at 0.25"]
 
 
 def test_plan_goes_to_the_terminal(capsys):

@@ -30,7 +30,9 @@ def test_a_collection_is_made_again_from_json():
                 "rare",
                 TableConfig("rare", 4, admission=policies.CountAdmission(3, filter=policies.Bloom(100, 0.1))),
             ),
-            FeatureConfig("half", TableConfig("half", 4, precision=policies.TwoPrecisions(8))),
+            FeatureConfig(
+                "half", TableConfig("half", 4, precision=policies.TwoPrecisions(8, 1000, "nearest"))
+            ),
             FeatureConfig("own", TableConfig("own", 4, optimizer=optimizers.SGD(0.1))),
         ],
         optimizer=optimizers.Adagrad(0.5, initial_accumulator_value=0.25),

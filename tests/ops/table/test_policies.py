@@ -39,6 +39,15 @@ EVICTIONS = [
     policies.MinNorm(threshold=1.0, max_rows=17),
 ]
 
+PRECISIONS = [
+    None,
+    None,
+    policies.TwoPrecisions(2, rounding="nearest"),
+    policies.TwoPrecisions(4),
+    policies.TwoPrecisions(2, half_life=1),
+    policies.TwoPrecisions(3, half_life=17, rounding="nearest"),
+]
+
 keys_strategy = st.lists(st.integers(-3, 40), max_size=24)
 operation = st.one_of(
     st.tuples(st.just("lookup"), keys_strategy, st.sampled_from([True, True, True, False])),
@@ -59,7 +68,7 @@ def pair(admission, eviction, initializer=None, dim=3, seed=0, precision=None):
     operations=st.lists(operation, max_size=30),
     admission=st.sampled_from(ADMISSIONS),
     eviction=st.sampled_from(EVICTIONS),
-    precision=st.sampled_from([None, None, policies.TwoPrecisions(2), policies.TwoPrecisions(4)]),
+    precision=st.sampled_from(PRECISIONS),
     seed=st.integers(-(2**63), 2**63 - 1),
 )
 def test_any_trace_agrees_with_the_model(operations, admission, eviction, precision, seed):

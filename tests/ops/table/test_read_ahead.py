@@ -39,7 +39,7 @@ EVICTIONS = [
     policies.TTL(steps=2),
     policies.MinNorm(threshold=0.9, every=2, max_rows=16),
 ]
-PRECISIONS = [None, policies.TwoPrecisions(2), policies.TwoPrecisions(3)]
+PRECISIONS = [None, policies.TwoPrecisions(2), policies.TwoPrecisions(3, half_life=1)]
 
 ACTIONS = (
     *("peek", "peek", "peek", "look up", "look up", "look up", "read", "update", "update", "update"),

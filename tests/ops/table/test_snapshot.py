@@ -16,6 +16,7 @@ POLICIES = {
     "plain": {},
     "evicts": {"eviction": LRU(max_rows=40)},
     "two precisions": {"precision": TwoPrecisions(3)},
+    "cooling down": {"precision": TwoPrecisions(2, half_life=2)},
     "admits": {"admission": CountAdmission(2)},
 }
 ACTIONS = ("train", "train", "read", "remove", "take", "restore", "drop", "replace")

@@ -9,10 +9,11 @@ from gmeta.initializers.distributions import Initializer
 from gmeta.optimizers import SparseOptimizer
 from gmeta.policies import Admission, Always, Eviction, TwoPrecisions
 from gmeta.policies.eviction import ROW_INDEX_BYTES
+from gmeta.testing.reference.table.half_rows import HalfRows
 from gmeta.testing.reference.table.initializers import initial_rows
 from gmeta.testing.reference.table.optimizers import update_row, with_prior
 from gmeta.testing.reference.table.policies import AdmissionModel, EvictionModel, shard_count
-from gmeta.testing.reference.table.precisions import round_to_bfloat16, round_to_float16
+from gmeta.testing.reference.table.precisions import round_to_float16
 from gmeta.testing.reference.table.record import Record
 
 Floats = npt.NDArray[np.float32]
@@ -50,11 +51,11 @@ class ReferenceHashTable:
         record_bytes = 8 + 4 * (dim + optimizer.slot_floats(dim))
         shards = shard_count(eviction, record_bytes)
         self.admission = AdmissionModel(admission or Always(), seed, shards)
-        self.half_below = precision.threshold if precision is not None else 0
+        self.halves = HalfRows(precision, seed, shards)
         half_bytes = 8 + -(-(record_bytes - 8) // 8) * 4
 
-        def row_bytes(record: Record) -> int:
-            return ROW_INDEX_BYTES + (half_bytes if record.frequency < self.half_below else record_bytes)
+        def row_bytes(key: int, record: Record) -> int:
+            return ROW_INDEX_BYTES + (half_bytes if self.is_half(key, record) else record_bytes)
 
         self.eviction = EvictionModel(eviction, shards, row_bytes)
 
@@ -64,9 +65,7 @@ class ReferenceHashTable:
         keys = np.array(list(dict.fromkeys(ids.reshape(-1).tolist())), np.int64)
         place = {key: index for index, key in enumerate(keys.tolist())}
         inverse = np.array([place[key] for key in ids.reshape(-1).tolist()], np.int32).reshape(ids.shape)
-        rows = initial_rows(self.initializer, self.seed, keys, self.dim)
-        if self.half_below:
-            rows = round_to_float16(rows)
+        rows = self.initial_rows(keys)
         if insert:
             self.counts["evictions"] += self.eviction.make_room(self.records, self.step, place)
         for index, key in enumerate(keys.tolist()):
@@ -76,8 +75,7 @@ class ReferenceHashTable:
                 admitted = self.admission.admit(key, self.step)
                 self.counts["inserts" if admitted else "rejects"] += 1
                 if admitted:
-                    self.records[key] = Record(rows[index].copy(), self._new_slots(), 0, 0)
-                    self._round(self.records[key])
+                    self.records[key] = self.new_record(rows[index])
             if key in self.records:
                 rows[index] = self.records[key].row
                 if insert:
@@ -90,27 +88,35 @@ class ReferenceHashTable:
             record.last_step = self.step
         record.frequency += 1
 
-    def _round(self, record: Record) -> None:
-        """What storing does to the numbers of a half row."""
-        if record.frequency < self.half_below:
-            record.row = round_to_float16(record.row)
-            record.slots = round_to_bfloat16(record.slots)
+    def initial_rows(self, keys: Ints) -> Floats:
+        """The rows of missing keys."""
+        rows = initial_rows(self.initializer, self.seed, keys, self.dim)
+        return round_to_float16(rows) if self.halves.precision is not None else rows
+
+    def new_record(self, row: Floats) -> Record:
+        """A row that nothing has used."""
+        slots = np.zeros(self.optimizer.slot_floats(self.dim), np.float32)
+        slots[: self.dim] = self.optimizer.initial_slot
+        record = Record(row.copy(), slots, 0, 0)
+        if self.halves.precision is not None:
+            self.halves.round(record)
+        return record
+
+    def is_half(self, key: int, record: Record) -> bool:
+        """Whether a row is in half precision."""
+        return self.halves.contain(key, record, self.step)
 
     def half_rows(self) -> int:
         """How many rows are in half precision."""
-        return sum(record.frequency < self.half_below for record in self.records.values())
-
-    def _new_slots(self) -> Floats:
-        slots = np.zeros(self.optimizer.slot_floats(self.dim), np.float32)
-        slots[: self.dim] = self.optimizer.initial_slot
-        return slots
+        return sum(self.is_half(key, record) for key, record in self.records.items())
 
     def apply_gradients(self, keys: Ints, grads: Floats, learning_rate: float) -> None:
         """One optimizer step for the rows of ``keys`` (n,) with ``grads`` (n, dim)."""
-        self.step += 1
         sums: dict[int, Floats] = {}
         for key, gradient in zip(np.asarray(keys).tolist(), np.asarray(grads, np.float32), strict=True):
             sums[key] = sums[key] + gradient if key in sums else gradient
+        halves = {key for key in sums if key in self.records and self.is_half(key, self.records[key])}
+        self.step += 1
         for key, gradient in sums.items():
             record = self.records.get(key)
             self.counts["ignored" if record is None else "updates"] += 1
@@ -119,7 +125,11 @@ class ReferenceHashTable:
                 gradient = with_prior(self.optimizer, record.row, gradient, missed, learning_rate)
                 update_row(self.optimizer, record.row, record.slots, gradient, learning_rate, self.step)
                 record.last_step = self.step
-                self._round(record)
+                if key in halves:
+                    self.halves.store(key, record, self.step)
+        for key, record in self.records.items():
+            if self.is_half(key, record):
+                self.halves.round(record)  # changes those alone that have cooled down now
         self.counts["evictions"] += self.eviction.end_update(self.records, self.step)
 
     def remove(self, keys: Ints) -> int:

@@ -101,10 +101,10 @@ class EvictionModel:
     Args:
       policy: The eviction; None evicts nothing.
       shards: The table's shards.
-      row_bytes: What a row is charged against a bound in bytes.
+      row_bytes: What a key's row is charged against a bound in bytes.
     """
 
-    def __init__(self, policy: Eviction | None, shards: int, row_bytes: Callable[[Record], int]) -> None:
+    def __init__(self, policy: Eviction | None, shards: int, row_bytes: Callable[[int, Record], int]) -> None:
         self.policy, self.shards, self.row_bytes = policy, shards, row_bytes
 
     def make_room(self, records: dict[int, Record], step: int, keys: Iterable[int]) -> int:
@@ -144,7 +144,7 @@ class EvictionModel:
         loads = []
         for bound, load in (
             (self.policy.max_rows, len(held)),
-            (self.policy.max_bytes, sum(map(self.row_bytes, held.values()))),
+            (self.policy.max_bytes, sum(self.row_bytes(key, record) for key, record in held.items())),
         ):
             if bound is not None:
                 slack = bound // self.shards // 16

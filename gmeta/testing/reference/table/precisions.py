@@ -1,4 +1,4 @@
-"""Float32 numbers as they are after having been stored in 16 bits, rounded to nearest, ties to even."""
+"""Float32 numbers as they are after having been stored in 16 bits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ def round_to_bfloat16(values: Floats) -> Floats:
     """Through bfloat16, the upper half of a float32; for numbers that are not NaN."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
+
+
+def draw_float16(values: Floats, random: npt.NDArray[np.uint32]) -> Floats:
+    """Through IEEE binary16, up or down by 16 random bits for each number; for numbers that are not NaN."""
+    magnitude = np.minimum(np.abs(values), np.float32(LARGEST_HALF))
+    exponent = np.maximum(np.frexp(magnitude)[1].astype(np.int64) - 11, -24)  # of a unit of the last place
+    fine = np.floor(np.ldexp(magnitude.astype(np.float64), 16 - exponent)).astype(np.int64)
+    units = (fine + random) >> 16
+    return np.copysign(np.ldexp(units.astype(np.float64), exponent), values).astype(np.float32)
+
+
+def draw_bfloat16(values: Floats, random: npt.NDArray[np.uint32]) -> Floats:
+    """Through bfloat16, up or down by 16 random bits for each number; for numbers that are not NaN."""
+    return ((values.view(np.uint32) + random) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
 
 
 def to_scaled_float16(rows: Floats) -> npt.NDArray[np.float16]:

@@ -14,6 +14,9 @@ namespace gmeta {
 // The number formats of a half record (row_record.h): Float16 for weights, Bfloat16 for slots.
 struct Float16 {
   GMETA_HOST_DEVICE static uint16_t Of(float x) { return portable::ToHalf(x); }
+  GMETA_HOST_DEVICE static uint16_t Draw(float x, uint32_t random) {
+    return portable::DrawHalf(x, random);
+  }
   // One instruction, where the portable form takes a dozen: a lookup converts all that it reads.
   GMETA_HOST_DEVICE static float Value(uint16_t bits) {
 #ifdef __CUDA_ARCH__
@@ -27,6 +30,9 @@ struct Float16 {
 };
 struct Bfloat16 {
   GMETA_HOST_DEVICE static uint16_t Of(float x) { return portable::ToBfloat(x); }
+  GMETA_HOST_DEVICE static uint16_t Draw(float x, uint32_t random) {
+    return portable::DrawBfloat(x, random);
+  }
   GMETA_HOST_DEVICE static float Value(uint16_t bits) { return portable::FromBfloat(bits); }
 };
 

@@ -15,7 +15,7 @@
 // costs only its launch.
 //
 // Both are compiled for tables of one form of rows and of two (mixed_rows.cuh). In a table of two
-// forms, PromoteRows (promotion.cuh) runs after them.
+// forms, MoveMisfits (forms.cuh) runs after them.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_LOOKUP_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_LOOKUP_CUH_
@@ -108,16 +108,17 @@ struct LookupBatch {
   StampsView stamps;      // of a peek or a reread
 };
 
-// Notes the keys of a warp's lanes whose rows are to be promoted. The whole warp calls it.
-__device__ inline void ListPromoted(const LookupBatch<MixedRowsView>& batch, int64_t key,
-                                    bool promoted) {
+// Appends the keys of a warp's `noted` lanes to a list of *count keys; those beyond `most` only
+// count. The whole warp calls it.
+__device__ inline void ListKeys(int64_t key, bool noted, int64_t* list, unsigned int* count,
+                                uint32_t most = UINT32_MAX) {
   const uint32_t lane = threadIdx.x % kWarp;
-  const uint32_t mask = __ballot_sync(kFullWarp, promoted);
+  const uint32_t mask = __ballot_sync(kFullWarp, noted);
   if (mask == 0) return;
   uint32_t place = 0;
-  if (lane == 0) place = atomicAdd(&batch.rows.counters->rare_no_more, __popc(mask));
+  if (lane == 0) place = atomicAdd(count, static_cast<unsigned int>(__popc(mask)));
   place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
-  if (promoted) batch.rare_no_more[place] = key;
+  if (noted && place < most) list[place] = key;
 }
 
 template <class Rows, class Vec, int kLog2Lanes, Uses kUses>
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   const Record record = found && !unchanged ? batch.rows.record(entry - 1) : Record();
 
   uint2* header = nullptr;
-  uint2 header_was;
+  uint2 header_was{};
   if (kUses == Uses::kDistinct && found) {
     header = reinterpret_cast<uint2*>(batch.rows.header(entry - 1));
     header_was = *header;
@@ -185,19 +186,22 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
     }
   }
 
-  bool promoted = false;
+  const uint32_t before_use = header_was.x;
   if (kUses == Uses::kDistinct && found) {
-    if constexpr (Rows::kMixed) promoted = batch.rows.rule.EndsRarity(header_was.x, 1);
     header_was.x += header_was.x != UINT32_MAX;
     if (batch.moves) header_was.y = batch.step;
     *header = header_was;
   }
   if (kUses == Uses::kShared) touch.End();
   if constexpr (Rows::kMixed && kUses != Uses::kNone) {
-    if (kUses == Uses::kShared) {
-      promoted = batch.rows.rule.EndsRarity(touch.before(), touch.uses());
+    const HalfRule& rule = batch.rows.rule;
+    uint32_t before = before_use, uses = kUses == Uses::kDistinct && found ? 1 : 0;
+    if (kUses == Uses::kShared) before = touch.before(), uses = touch.uses();
+    bool promoted = rule.EndsRarity(before, uses);
+    if (rule.cools() && uses != 0) {  // also a row that was cold
+      promoted = promoted || (HalfRule::IsHalf(entry - 1) && !rule.IsRare(before));
     }
-    ListPromoted(batch, key, promoted);
+    ListKeys(key, promoted, batch.rare_no_more, &batch.rows.counters->rare_no_more);
   }
 
   uint32_t missing = __ballot_sync(kFullWarp, active && !found);
@@ -235,22 +239,22 @@ __global__ void __launch_bounds__(kBlockThreads) FindRows(const LookupBatch<Rows
   }
 }
 
-// Inserts the keys of a warp's `wanted` lanes, which were absent when the kernel began. Returns the
-// entry of each lane's key. Sets *won if this lane's occurrence made the entry, with `header`. The
-// whole warp calls it.
+// Inserts the keys of a warp's `wanted` lanes, which were absent when the kernel began, at a step
+// of the table. Returns the entry of each lane's key. Sets *won if this lane's occurrence made the
+// entry, with `header`. The whole warp calls it.
 template <class Rows>
 __device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, int64_t key,
-                                      bool wanted, RowHeader header, bool* won) {
+                                      bool wanted, RowHeader header, uint32_t step, bool* won) {
   uint32_t entry = kNoEntry;
   while (__any_sync(kFullWarp, wanted)) {
     KeySlot* slot = nullptr;
-    InsertStep step = InsertStep::kWait;
-    if (wanted) step = TryInsert(index, key, &entry, &slot);
+    InsertStep done = InsertStep::kWait;
+    if (wanted) done = TryInsert(index, key, &entry, &slot);
     __syncwarp();
-    const bool claimed = step == InsertStep::kClaimed;
+    const bool claimed = done == InsertStep::kClaimed;
     const uint32_t mask = __ballot_sync(kFullWarp, claimed);
     if (mask != 0) {
-      const uint32_t row = rows.Take(mask, claimed, key, header.frequency);
+      const uint32_t row = rows.Take(mask, claimed, key, rows.IsToBeHalf(key, header, step));
       if (claimed) {
         *rows.header(row) = header;
         entry = row + 1;
@@ -259,8 +263,8 @@ __device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, 
       }
       index.CountInserted(claimed, key);
     }
-    if (wanted && step == InsertStep::kNoRoom) atomicAdd(&rows.counters->homeless, 1u);
-    if (step != InsertStep::kWait) wanted = false;
+    if (wanted && done == InsertStep::kNoRoom) atomicAdd(&rows.counters->homeless, 1u);
+    if (done != InsertStep::kWait) wanted = false;
   }
   __threadfence();  // to see what others wrote before they published
   return entry;
@@ -308,15 +312,16 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t key = active ? batch.keys[position] : 0;
     const bool wanted = active && (admitted == nullptr || admitted[base + lane] != 0);
     bool won = false;
-    const uint32_t entry =
-        InsertKeys(batch.index, batch.rows, key, wanted, {distinct ? 1u : 0u, batch.step}, &won);
+    const uint32_t entry = InsertKeys(batch.index, batch.rows, key, wanted,
+                                      {distinct ? 1u : 0u, batch.step}, batch.step, &won);
     SharedTouch touch;
     if (!distinct && entry != kNoEntry) {
       touch.Begin(batch.rows.header(entry - 1), batch.step, 1, true);
       touch.End();
     }
     if constexpr (Rows::kMixed) {  // a single use promotes no row
-      ListPromoted(batch, key, batch.rows.rule.EndsRarity(touch.before(), touch.uses()));
+      ListKeys(key, batch.rows.rule.EndsRarity(touch.before(), touch.uses()), batch.rare_no_more,
+               &counters->rare_no_more);
     }
 
     if (won) atomicAdd(inserts, 1u);

@@ -13,10 +13,15 @@
 //
 // Promotion
 //   Rows don't change their form while a batch reads them. The thread whose addition brings a row's
-//   frequency to the threshold, which it sees from the value before the addition, notes the key.
-//   When all keys are found and inserted, one more kernel moves the records of those keys
-//   (PromoteRows) and gives the half records back to their pool. Readers get the same numbers
-//   although the row is half until then: float32 represents a half row's numbers exactly.
+//   frequency to the threshold, which it sees from the value before the addition, notes the key; so
+//   does each thread that uses a row that has cooled down. When all keys are found and inserted,
+//   one more kernel moves the records of those keys (MoveMisfits in forms.cuh) and gives the half
+//   records back to their pool. Readers get the same numbers although the row is half until then:
+//   float32 represents a half row's numbers exactly.
+//
+// Cooling
+//   After an update, the same kernel moves full rows that have cooled down (half_rule.h) to half
+//   ones, when another one has found them.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_MIXED_ROWS_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_MIXED_ROWS_CUH_
@@ -24,6 +29,7 @@
 #include <cstdint>
 
 #include "ops/common/murmur_hash3.h"
+#include "ops/table/core/half_rounding.h"
 #include "ops/table/core/half_rule.h"
 #include "ops/table/gpu/device/half_words.h"
 #include "ops/table/gpu/device/index.cuh"
@@ -71,19 +77,31 @@ class MixedRecord {
   __device__ void StoreSlots(uint32_t c, Vec vector) const {
     Store<Bfloat16>(c, vector);
   }
-  template <class Change>
-  __device__ auto ChangeSlot(uint32_t at, const Change& change) const {
+  // The same, rounding the numbers of a half record at random (half_rounding.h): by 16 bits of a
+  // word for each, from `shift` on.
+  template <class Vec>
+  __device__ void DrawWeights(uint32_t c, Vec vector, const uint32_t* words, int shift) const {
+    Draw<Float16>(c, vector, words, shift);
+  }
+  template <class Vec>
+  __device__ void DrawSlots(uint32_t c, Vec vector, const uint32_t* words, int shift) const {
+    Draw<Bfloat16>(c, vector, words, shift);
+  }
+  // `rounds(slot)` rounds the slot of a half record to 16 bits.
+  template <class Change, class Rounds>
+  __device__ auto ChangeSlot(uint32_t at, const Change& change, const Rounds& rounds) const {
     if (!is_half()) return change(vectors<float>() + at);
     float slot = Bfloat16::Value(halves()[at]);
     const auto result = change(&slot);
-    halves()[at] = Bfloat16::Of(slot);
+    halves()[at] = rounds(slot);
     return result;
   }
+
+  __device__ bool is_half() const { return (bits_ & 1) != 0; }
 
  private:
   __device__ explicit MixedRecord(unsigned long long bits) : bits_(bits) {}
 
-  __device__ bool is_half() const { return (bits_ & 1) != 0; }
   template <class Vec>
   __device__ Vec* vectors() const {
     return reinterpret_cast<Vec*>(bits_);
@@ -112,6 +130,21 @@ class MixedRecord {
     }
   }
 
+  template <class Number, class Vec>
+  __device__ void Draw(uint32_t c, Vec vector, const uint32_t* words, int shift) const {
+    const auto bits = [&](int i) { return words[i] >> shift & 0xffff; };
+    if constexpr (sizeof(Vec) == sizeof(float)) {
+      halves()[c] = Number::Draw(vector, bits(0));
+    } else {
+      const auto pair = [&](float first, float second, int i) {
+        return uint32_t{Number::Draw(first, bits(i))} | uint32_t{Number::Draw(second, bits(i + 1))}
+                                                            << 16;
+      };
+      reinterpret_cast<uint2*>(halves())[c] = {pair(vector.x, vector.y, 0),
+                                               pair(vector.z, vector.w, 2)};
+    }
+  }
+
   unsigned long long bits_ = 0;
 };
 
@@ -127,7 +160,7 @@ struct MixedRowsView {
   uint32_t slot_floats;
   GpuCounters* counters;
   bool counts_shards;  // whether to keep counters->shard_halves, for 2^log2_shards shards
-  int log2_shards;
+  int log2_shards;     // also of the sweeps by which rows cool down
 
   __device__ MixedRecord record(uint32_t row) const {
     return {of(row).weights(row & ~HalfRule::kHalf), HalfRule::IsHalf(row)};
@@ -146,9 +179,19 @@ struct MixedRowsView {
     }
   }
 
-  // Takes rows of the form that fits the frequency.
-  __device__ uint32_t Take(uint32_t mask, bool takes, int64_t key, uint32_t frequency) const {
-    const bool takes_half = takes && rule.IsRare(frequency);
+  // Whether a key's row, with this header, is to be half at a step of the table.
+  __device__ bool IsToBeHalf(int64_t key, RowHeader header, uint32_t step) const {
+    if (!rule.cools() || rule.IsRare(header.frequency)) return rule.IsRare(header.frequency);
+    const SweepSchedule sweeps = rule.Sweeps(ShardOf(key), uint64_t{1} << log2_shards);
+    return rule.IsToBeHalf(header, sweeps.Latest(step));
+  }
+  __device__ uint32_t ShardOf(int64_t key) const {
+    return static_cast<uint32_t>(MurmurHash3(key) >> 1 >> (63 - log2_shards));
+  }
+
+  // Takes half rows for the lanes with `half_form`, and full ones for the others.
+  __device__ uint32_t Take(uint32_t mask, bool takes, int64_t key, bool half_form) const {
+    const bool takes_half = takes && half_form;
     const uint32_t halves = __ballot_sync(kFullWarp, takes_half);
     uint32_t row = 0;
     if (mask != halves) row = full.Take(mask & ~halves, takes && !takes_half);
@@ -169,22 +212,22 @@ struct MixedRowsView {
   __device__ static float Rounded(float weight, int) { return Float16::Value(Float16::Of(weight)); }
   __device__ void CountHalf(int64_t key, uint32_t change) const {
     if (!counts_shards) return;
-    atomicAdd(counters->shard_halves + (MurmurHash3(key) >> 1 >> (63 - log2_shards)), change);
+    atomicAdd(counters->shard_halves + ShardOf(key), change);
   }
 };
 
-// Gives the row of each of a warp's `moves` lanes a new number, of the form that fits the
-// frequency, and frees the old number. Returns the row's number. The caller writes headers and
-// records. The whole warp calls it.
+// Gives the row of each of a warp's `moves` lanes a number of the other form, and frees the old
+// number. Returns the row's number; that of a row that another thread has moved meanwhile stays
+// `row`. The caller writes headers and records. The whole warp calls it.
 __device__ inline uint32_t MoveRows(const IndexView& index, const MixedRowsView& rows, int64_t key,
-                                    bool moves, uint32_t row, uint32_t frequency) {
+                                    bool moves, uint32_t row) {
   const uint32_t mask = __ballot_sync(kFullWarp, moves);
   if (mask == 0) return row;
-  const uint32_t taken = rows.Take(mask, moves, key, frequency);
+  const uint32_t taken = rows.Take(mask, moves, key, !HalfRule::IsHalf(row));
   if (!moves) return row;
-  atomicExch(&index.SlotOf(key)->entry, taken + 1);
-  rows.Give(key, row);
-  return taken;
+  const bool first = atomicCAS(&index.SlotOf(key)->entry, row + 1, taken + 1) == row + 1;
+  rows.Give(key, first ? row : taken);
+  return first ? taken : row;
 }
 
 }  // namespace gmeta

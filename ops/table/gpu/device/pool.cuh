@@ -46,6 +46,7 @@ struct GpuCounters {
   unsigned int shards_met[2];  // one bit per shard: whether it has keys of the batch
   // For tables of two precisions:
   unsigned int rare_no_more;  // keys whose rows are to be promoted
+  unsigned int cold;          // keys whose rows have cooled down
   StorePools half;
   unsigned int shard_halves[kMostShards];  // half rows of each shard, kept if the table evicts
   unsigned int part_keys[kMostParts];      // keys in each part of the index

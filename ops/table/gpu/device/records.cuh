@@ -65,11 +65,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Writes records of distinct keys, and makes rows for absent keys. Each row gets the form that fits
-// its frequency.
+// Writes records of distinct keys, and makes rows for absent keys. Each row gets the form that it
+// is to have at a step of the table.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
-    WriteRecords(IndexView index, Rows rows, const int64_t* keys, uint32_t n, PieceColumns from) {
+    WriteRecords(IndexView index, Rows rows, const int64_t* keys, uint32_t n, PieceColumns from,
+                 uint32_t step) {
   const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
   const bool active = at < n;
@@ -80,10 +81,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
   uint32_t entry = FindEntries<true>(index, key, active);
   bool won = false;
-  const uint32_t inserted = InsertKeys(index, rows, key, active && entry == kNoEntry, header, &won);
+  const uint32_t inserted =
+      InsertKeys(index, rows, key, active && entry == kNoEntry, header, step, &won);
   if constexpr (Rows::kMixed) {
-    const bool moves = entry != kNoEntry && !rows.rule.Fits(entry - 1, header.frequency);
-    entry = MoveRows(index, rows, key, moves, entry - 1, header.frequency) + 1;
+    const bool moves =
+        entry != kNoEntry && HalfRule::IsHalf(entry - 1) != rows.IsToBeHalf(key, header, step);
+    entry = MoveRows(index, rows, key, moves, entry - 1) + 1;
   }
   if (entry == kNoEntry) entry = inserted;
   if (entry != kNoEntry && !won) *rows.header(entry - 1) = header;

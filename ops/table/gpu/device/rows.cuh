@@ -71,8 +71,8 @@ class FullRecord {
     reinterpret_cast<Vec*>(weights_)[c] = vector;
   }
   // Calls change(number), which changes a slot, and returns its result.
-  template <class Change>
-  __device__ auto ChangeSlot(uint32_t at, const Change& change) const {
+  template <class Change, class Rounds>
+  __device__ auto ChangeSlot(uint32_t at, const Change& change, const Rounds& /*rounds*/) const {
     return change(weights_ + at);
   }
 
@@ -117,6 +117,11 @@ struct RowsView {
     return weights;
   }
 
+  // Rows of a table of one precision are full.
+  __device__ bool IsToBeHalf(int64_t /*key*/, RowHeader /*header*/, uint32_t /*step*/) const {
+    return false;
+  }
+
   // Takes a free row for each lane of a nonempty mask and returns its number. `takes` tells whether
   // this lane is in the mask. The whole warp calls it.
   __device__ uint32_t Take(uint32_t mask, bool takes) const {
@@ -136,8 +141,7 @@ struct RowsView {
     if (!takes) return 0;
     return below != 0 ? far.At(place) : near.At(place);
   }
-  __device__ uint32_t Take(uint32_t mask, bool takes, int64_t /*key*/,
-                           uint32_t /*frequency*/) const {
+  __device__ uint32_t Take(uint32_t mask, bool takes, int64_t /*key*/, bool /*half_form*/) const {
     return Take(mask, takes);
   }
   __device__ bool IsNear(uint32_t row) const { return row < near_rows; }

@@ -10,7 +10,7 @@
 // lane calls them for rows of one weight, whose slots are in registers. This file is compiled
 // without fused multiply-add, so that the results have the same bits as on the CPU. Only Ftrl with
 // a power other than -0.5 differs, as far as pow differs on the two machines. A half row
-// (mixed_rows.cuh) is computed in float32 and rounded when it is written back.
+// (mixed_rows.cuh) is computed in float32 and rounded when it is written back (half_rounding.h).
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_UPDATE_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_UPDATE_CUH_
@@ -18,6 +18,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ops/common/philox.h"
+#include "ops/table/core/half_rounding.h"
 #include "ops/table/core/optimizers.h"
 #include "ops/table/core/row_prior.h"
 #include "ops/table/gpu/device/index.cuh"
@@ -44,6 +46,9 @@ struct UpdateBatch {
   uint32_t step;
   const float* l2;  // of the prior, one for each column; null: none
   float most;       // the largest strength of the prior
+  // Of tables of two precisions:
+  HalfRounding rounding;
+  int64_t* rare_no_more;  // keys whose rows are to be promoted; null: no row cools down
 };
 
 // Queues the update. `step` is the table's step after the update. If `vector` is true, a vector has
@@ -73,6 +78,41 @@ __device__ float& Element(Vec& vector, uint32_t i) {
   }
 }
 
+// Draws the words of vector c of a row: the block of its columns, or the column's own word.
+template <class Vec>
+__device__ void DrawWords(const HalfRounding& rounding, uint32_t c, uint32_t above, int64_t key,
+                          uint32_t step, uint32_t words[4]) {
+  constexpr bool kWhole = kVecFloats<Vec> == 4;
+  const uint32_t block = (kWhole ? c : c / 4) | above;
+  Philox4x32<1>(rounding.seed, HalfRounding::CounterOf(block, key, step), words);
+  if constexpr (!kWhole) {
+    words[0] = c % 4 == 0 ? words[0] : c % 4 == 1 ? words[1] : c % 4 == 2 ? words[2] : words[3];
+  }
+}
+
+// Writes vector c of the weights of a key's row, and of each of its slots.
+template <int kSlots, class Rows, class Vec>
+__device__ void StoreVectors(const UpdateBatch<Rows>& batch, const typename Rows::Record& record,
+                             const int64_t* key, uint32_t c, Vec weights, const Vec* slots) {
+  const uint32_t vectors = batch.vectors;
+  if constexpr (Rows::kMixed) {
+    if (batch.rounding.at_random && record.is_half()) {
+      uint32_t words[4];
+      DrawWords<Vec>(batch.rounding, c, 0, *key, batch.step, words);
+      record.DrawWeights(c, weights, words, 0);
+      if constexpr (kSlots > 0) record.DrawSlots(vectors + c, slots[0], words, 16);
+      if constexpr (kSlots > 1) {
+        DrawWords<Vec>(batch.rounding, c, HalfRounding::kSecondSlot, *key, batch.step, words);
+        record.DrawSlots(2 * vectors + c, slots[1], words, 0);
+      }
+      return;
+    }
+  }
+  record.StoreWeights(c, weights);
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) record.StoreSlots((s + 1) * vectors + c, slots[s]);
+}
+
 template <class Rows, class Optimizer, class Vec, bool kSummed>
 __global__ void __launch_bounds__(kBlockThreads, 3)
     UpdateRows(const UpdateBatch<Rows> batch, const typename Optimizer::Step optimizer) {
@@ -98,25 +138,41 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     if (batch.l2 != nullptr) missed = static_cast<float>(batch.step - header->last_step);
     header->last_step = batch.step;
   }
+  if constexpr (Rows::kMixed) {
+    if (batch.rare_no_more != nullptr) {  // rows that were cold
+      const bool promoted = found && HalfRule::IsHalf(entry - 1) &&
+                            !batch.rows.rule.IsRare(batch.rows.header(entry - 1)->frequency);
+      ListKeys(key, promoted, batch.rare_no_more, &batch.rows.counters->rare_no_more);
+    }
+  }
   updates.Add(found);
   ignored.Add(active && !found);
 
   const uint32_t dim = batch.rows.dim;
   float scale = 0.0f;
   if constexpr (kRowWise) {
+    const auto round_slot = [&](float slot) {
+      if (!batch.rounding.at_random) return Bfloat16::Of(slot);
+      uint32_t words[4];
+      DrawWords<float>(batch.rounding, 0, 0, key, batch.step, words);
+      return Bfloat16::Draw(slot, words[0] >> 16);
+    };
     if (found) {
-      scale = own.ChangeSlot(dim, [&](float* slot) {
-        const float* const sums = batch.gradients + static_cast<size_t>(at) * dim;
-        return optimizer.Scale(
-            dim,
-            [&](size_t i) {
-              const auto column = static_cast<uint32_t>(i);
-              if (batch.l2 == nullptr) return sums[i];
-              const float w = own.Weights(own.template Load<float>(column));
-              return WithPrior(sums[i], w, batch.l2[i], missed, batch.most);
-            },
-            slot);
-      });
+      scale = own.ChangeSlot(
+          dim,
+          [&](float* slot) {
+            const float* const sums = batch.gradients + static_cast<size_t>(at) * dim;
+            return optimizer.Scale(
+                dim,
+                [&](size_t i) {
+                  const auto column = static_cast<uint32_t>(i);
+                  if (batch.l2 == nullptr) return sums[i];
+                  const float w = own.Weights(own.template Load<float>(column));
+                  return WithPrior(sums[i], w, batch.l2[i], missed, batch.most);
+                },
+                slot);
+          },
+          round_slot);
     }
   }
 
@@ -201,9 +257,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
             for (int s = 0; s < kSlots; ++s) Element(slots[i][s], e) = state[s];
           }
         }
-        record[i].StoreWeights(c, w[i]);
-#pragma unroll
-        for (int s = 0; s < kSlots; ++s) record[i].StoreSlots((s + 1) * vectors + c, slots[i][s]);
+        StoreVectors<kSlots>(batch, record[i], batch.keys + first + which[i], c, w[i], slots[i]);
       }
     }
   }

@@ -38,8 +38,8 @@
 //
 // Thread safety: const methods may run concurrently; all others need exclusive access.
 
-#ifndef GMETA_OPS_TABLE_CORE_KEY_GROUPS_H_
-#define GMETA_OPS_TABLE_CORE_KEY_GROUPS_H_
+#ifndef GMETA_OPS_TABLE_CORE_INDEX_KEY_GROUPS_H_
+#define GMETA_OPS_TABLE_CORE_INDEX_KEY_GROUPS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -47,7 +47,7 @@
 
 #include "ops/common/memory_block.h"
 #include "ops/common/prefetch.h"
-#include "ops/table/core/tag_match.h"
+#include "ops/table/core/index/tag_match.h"
 
 namespace gmeta {
 
@@ -168,4 +168,4 @@ class GroupTable {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_CORE_KEY_GROUPS_H_
+#endif  // GMETA_OPS_TABLE_CORE_INDEX_KEY_GROUPS_H_

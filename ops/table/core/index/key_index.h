@@ -27,8 +27,8 @@
 // Thread safety: const methods may run concurrently; all others need exclusive access (Shard has
 // the lock).
 
-#ifndef GMETA_OPS_TABLE_CORE_KEY_INDEX_H_
-#define GMETA_OPS_TABLE_CORE_KEY_INDEX_H_
+#ifndef GMETA_OPS_TABLE_CORE_INDEX_KEY_INDEX_H_
+#define GMETA_OPS_TABLE_CORE_INDEX_KEY_INDEX_H_
 
 #include <algorithm>
 #include <cmath>
@@ -37,7 +37,7 @@
 #include <utility>
 
 #include "ops/common/murmur_hash3.h"
-#include "ops/table/core/key_groups.h"
+#include "ops/table/core/index/key_groups.h"
 
 namespace gmeta {
 
@@ -209,4 +209,4 @@ class KeyIndex {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_CORE_KEY_INDEX_H_
+#endif  // GMETA_OPS_TABLE_CORE_INDEX_KEY_INDEX_H_

@@ -5,8 +5,8 @@
 // Two forms: SSE2, which every x86-64 has, and plain 64-bit arithmetic ("SIMD within a register")
 // for all others; a native test checks that they agree.
 
-#ifndef GMETA_OPS_TABLE_CORE_TAG_MATCH_H_
-#define GMETA_OPS_TABLE_CORE_TAG_MATCH_H_
+#ifndef GMETA_OPS_TABLE_CORE_INDEX_TAG_MATCH_H_
+#define GMETA_OPS_TABLE_CORE_INDEX_TAG_MATCH_H_
 
 #include <cstdint>
 #include <cstring>
@@ -79,4 +79,4 @@ inline uint32_t MatchEmpty(const uint8_t* tags) { return ~MatchFull(tags) & kAll
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_CORE_TAG_MATCH_H_
+#endif  // GMETA_OPS_TABLE_CORE_INDEX_TAG_MATCH_H_
