@@ -168,16 +168,26 @@ struct IndexView {
     const IndexPart part = PartOf(hash);
     return part.FindFrom<true>(0, key, ProbePath(hash, part.bucket_mask), entry);
   }
-  // Goes around all slots in blocks of `size`, a power of two that divides every part: block number
-  // `at` of NumberOfBlocks. Those of smaller parts, and of parts that several entries of the
-  // directory give, come several times.
+  // Goes around all slots in blocks of `size`, a power of two that divides every part. Returns
+  // block number `at` of NumberOfBlocks, or null: each block comes once.
   __device__ uint64_t NumberOfBlocks(uint32_t size) const {
     return (uint64_t{part_mask} + 1) * (longest / size);
   }
   __device__ const KeySlot* Block(uint64_t at, uint32_t size) const {
-    const IndexPart& part = parts[at & part_mask];
+    const uint32_t entry = static_cast<uint32_t>(at) & part_mask;
+    const IndexPart& part = parts[entry];
     const uint64_t slots = (uint64_t{part.bucket_mask} + 1) * kBucketSlots;
-    return part.slots + at / (uint64_t{part_mask} + 1) * size % slots;
+    const uint64_t first = at / (uint64_t{part_mask} + 1) * size;
+    return first < slots && IsFirst(entry) ? part.slots + first : nullptr;
+  }
+  // Whether no smaller entry of the directory gives the same part. Those that give it have the same
+  // lower bits.
+  __device__ bool IsFirst(uint32_t entry) const {
+    for (uint32_t mask = part_mask; mask != 0; mask >>= 1) {
+      const uint32_t lower = entry & mask >> 1;
+      if (lower != entry && parts[lower].number == parts[entry].number) return false;
+    }
+    return true;
   }
   // Counts the keys that the warp's `inserted` lanes have inserted. The whole warp calls it.
   __device__ void CountInserted(bool inserted, int64_t key) const {

@@ -149,11 +149,14 @@ inline constexpr uint32_t kClockAhead = 4;
 inline constexpr uint32_t kClockSlots = kClockAhead * kBlockThreads;
 
 // Goes around the index at most twice. Two threads may look at a row at the same time, and the one
-// that changes the mark takes it.
+// that changes the mark takes it. So many blocks look at once as may find half of what is to leave:
+// if they looked at far more, rows would lose their mark of use without need.
 __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView flight) {
   __shared__ uint64_t shared[1];
   const uint64_t rounds = flight.index.NumberOfBlocks(kClockSlots);
   const uint32_t lane = threadIdx.x % kWarp, enough = flight.MostLeaving();
+  const uint64_t near_slots = rounds * kClockSlots / max(flight.rows.near_rows, 1u);
+  if (blockIdx.x > enough * near_slots / (2 * kClockSlots)) return;
   if (enough == 0) return;
   while (true) {
     __syncthreads();
@@ -164,12 +167,15 @@ __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView fl
     __syncthreads();
     if (shared[0] >= 2 * rounds) return;
     const uint64_t block = (flight.clock->hand + shared[0]) % rounds;
-    const KeySlot* const slots = flight.index.Block(block, kClockSlots) + threadIdx.x;
+    const KeySlot* const slots = flight.index.Block(block, kClockSlots);
+    if (slots == nullptr) continue;
     KeySlot slot[kClockAhead];
     bool leaves[kClockAhead];
     uint32_t mark[kClockAhead];
 #pragma unroll
-    for (uint32_t i = 0; i < kClockAhead; ++i) slot[i] = ReadSlot(slots + i * kBlockThreads);
+    for (uint32_t i = 0; i < kClockAhead; ++i) {
+      slot[i] = ReadSlot(slots + threadIdx.x + i * kBlockThreads);
+    }
 #pragma unroll
     for (uint32_t i = 0; i < kClockAhead; ++i) {
       const uint32_t row = slot[i].entry - 1;
