@@ -16,8 +16,10 @@ from gmeta.cli.checks.table_sizes import TABLES_SHARE, TableSize
 from gmeta.policies import Tiers
 
 SLOT_BYTES = 16  # of the index
-ROW_BYTES = 8  # a row's mark, and its place among the free numbers
+LIST_BYTES = 8  # a row's mark of use, and its place among the free numbers: lists that grow by copies
+HEADER_BYTES = 8  # a row's frequency and last step, which stay on the GPU
 FEWEST_SLOTS = 1024
+PART_SLOTS = 1 << 20  # the index grows part by part, and a part has at most as many slots
 BLOCK_BYTES = 4 << 20  # rows are allocated in blocks of at most as many bytes, if 32 rows don't take more
 
 
@@ -45,18 +47,18 @@ def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int) -> Finding:
       memory: Available bytes of host memory; as much of them.
     """
     usable, index = int(gpu * TABLES_SHARE), sum(index_bytes(table.rows) for table in tables)
+    growth = sum(growth_bytes(table.rows) for table in tables)
     rows = sum(table.rows for table in tables)
     records = sum(_bytes(table, table.rows - table.half_rows, table.half_rows) for table in tables)
     need = f"this model needs {rows:,} rows, {format_size(records + index)} with their index"
-    # While an index grows, the half that it was is there too.
-    left = usable - index - index // 2 - len(tables) * BLOCK_BYTES
+    left = usable - index - growth - len(tables) * BLOCK_BYTES
     if records <= left:
         return Finding("tables on a GPU", f"{need}; all of them fit in the GPU's memory")
     if _bytes_on_gpu(tables, 1) > left:
         return Finding(
             "tables on a GPU",
             f"{need}; they don't fit: the index of all rows takes {format_size(index)} of the GPU's memory, "
-            f"half as much again while it grows, and {format_size(usable)} are there",
+            f"{format_size(growth)} more while it grows, and {format_size(usable)} are there",
             Status.BROKEN,
             "train on ranks of more GPUs, keep the tables in host memory, or bound the rows "
             "(gmeta.policies.LRU)",
@@ -83,11 +85,20 @@ def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int) -> Finding:
 
 
 def index_bytes(rows: int) -> int:
-    """Return the bytes beside the rows of a table that has grown to many: 29 to 51 a row."""
+    """Return the bytes of GPU memory beside the records of a table that has grown to many: 37 to 59 a row."""
+    return _slots(rows) * SLOT_BYTES + rows * (LIST_BYTES + HEADER_BYTES)
+
+
+def growth_bytes(rows: int) -> int:
+    """Return the bytes that such a table takes more while it grows: what it copies is there twice."""
+    return min(_slots(rows) // 2, PART_SLOTS) * SLOT_BYTES + rows * LIST_BYTES
+
+
+def _slots(rows: int) -> int:
     slots = FEWEST_SLOTS
     while slots // 4 * 3 < rows:
         slots *= 2
-    return slots * SLOT_BYTES + rows * ROW_BYTES
+    return slots
 
 
 def _most_rows(tables: Sequence[TableSize], left: int) -> int:
@@ -110,6 +121,6 @@ def _bytes_on_gpu(tables: Sequence[TableSize], hbm_rows: int) -> int:
 
 
 def _bytes(table: TableSize, full: int, half: int) -> int:
-    """Return the bytes of full and half rows, whose numbers are padded to a multiple of four."""
+    """Return the bytes of full and half records, whose numbers are padded to a multiple of four."""
     numbers = -(-table.floats // 4) * 4
-    return full * (8 + 4 * numbers) + half * (8 + 2 * numbers)
+    return full * 4 * numbers + half * 2 * numbers
