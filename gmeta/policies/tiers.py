@@ -15,24 +15,26 @@ from gmeta.policies.limits import check_whole
 class Tiers:
     """Keeps a bounded part of a table's rows in a fast tier, and the others in a larger, slower one.
 
-    ==============  ==========================  ==========================  ===========================
-    the table       fast tier                   slow tier                   arguments
-    ==============  ==========================  ==========================  ===========================
-    in host memory  ``host_bytes`` of memory    files in the folder `ssd`   ``host_bytes``, ``ssd``
-    on a GPU        ``hbm_rows`` rows of HBM    pinned host memory          ``hbm_rows``, ``lookahead``
-    ==============  ==========================  ==========================  ===========================
+    ==============  ===========================================================  ====================
+    the table       its tiers, the fastest first                                 arguments
+    ==============  ===========================================================  ====================
+    in host memory  ``host_bytes`` of memory, files in the folder ``ssd``        host_bytes, ssd
+    on a GPU        ``hbm_rows`` rows of HBM, pinned host memory                 hbm_rows, lookahead
+    on a GPU        ``hbm_rows`` rows of HBM, ``host_bytes`` of pinned memory,   all
+                    files in the folder ``ssd``
+    ==============  ===========================================================  ====================
 
-    A row is in one tier or the other, and a move between them means nothing: rows, optimizer slots,
+    A row is in one tier, and a move between them means nothing: rows, optimizer slots,
     statistics, eviction and checkpoints are those of a table in one tier, bit for bit. A clock chooses the
-    rows that move down: it passes a row over once if it was used since it last came by. Evaluation reads rows
-    where they are.
+    rows that leave the first tier: it passes a row over once if it was used since it last came by.
+    Evaluation reads rows where they are.
 
-    In host memory, a training lookup brings its rows from the drive first, all reads of a batch at once.
-    `gmeta.Pipeline` with ``depth=1`` reads those of the next batch while a batch computes. The drive gets
-    appended segments of 256 KiB, and each row is written at most twice in the mean each time it moves there;
-    the files take at most twice the bytes of the rows in them. They are scratch: they have no name, a process
-    that ends or is killed leaves none, and a restart begins from a checkpoint. If the drive is full or fails,
-    the call raises `tf.errors.ResourceExhaustedError` with the file, the offset and what to do.
+    Of a table in host memory, a training lookup brings its rows from the drive first, all reads of a batch at
+    once. `gmeta.Pipeline` with ``depth=1`` reads those of the next batch while a batch computes. The drive
+    gets appended segments of 256 KiB, and each row is written at most twice in the mean each time it moves
+    there; the files take at most twice the bytes of the rows in them. They are scratch: they have no name, a
+    process that ends or is killed leaves none, and a restart begins from a checkpoint. If the drive is full
+    or fails, the call raises `tf.errors.ResourceExhaustedError` with the file, the offset and what to do.
 
     On a GPU, lookups and updates reach rows in host memory over the bus, where they are. Only a prefetch
     brings rows up, beside compute: `gmeta.Pipeline` makes one for each batch, ``depth`` batches ahead; a loop
@@ -40,11 +42,16 @@ class Tiers:
     (``statistics().crowded``). The index of all keys is in HBM; a table of n keys, with w weights and
     optimizer slots in a row, takes there::
 
-      16 * slots + 8 * n + hbm_rows * (8 + 4 * ceil(w / 4) * 4) bytes,   slots = 2^ceil(log2(n / 0.75))
+      16 * (slots + n) + hbm_rows * 4 * ceil(w / 4) * 4 bytes,   slots = 2^ceil(log2(n / 0.75))
+
+    With ``ssd``, rows for which ``host_bytes`` have no room go to the drive, those first that were used least
+    lately. Whatever trains on a row brings it back first: mostly the prefetch of its batch, else the lookup,
+    which then waits for the drive.
 
     Args:
-      host_bytes: Bytes of the rows in memory after each step; from its lookup to its update, the rows of its
-        batch come on top. So do the key index, at most 28 bytes for each row of a large table wherever it is,
+      host_bytes: Bytes of the rows in host memory after each step; from its lookup to its update, the rows of
+        its batch come on top, and of a table on a GPU those of the latest batches, for good. So do, of a
+        table in host memory, the key index, at most 28 bytes for each row of a large table wherever it is,
         8 to 16 for each row on the drive, and the segments that fill, at most 32 MiB. A row has 8 bytes, and
         4 for each weight and optimizer slot. The tables of a collection divide the bytes, so that each may
         have as many rows.
@@ -77,8 +84,8 @@ class Tiers:
     def __post_init__(self) -> None:
         if (self.host_bytes is None) != (self.ssd is None):
             raise ConfigError(
-                f"Tiers: host_bytes and ssd go together, got {self.host_bytes!r} and {self.ssd!r}: give both "
-                "for a table in host memory, or hbm_rows alone for one on a GPU"
+                f"Tiers: host_bytes and ssd go together, got {self.host_bytes!r} and {self.ssd!r}: give "
+                "both, or neither for a table on a GPU that keeps its other rows in host memory"
             )
         if self.ssd is not None:
             check_whole(self, "host_bytes", self.host_bytes, 1)
@@ -111,17 +118,20 @@ class Tiers:
         Raises:
           ConfigError: It can't; the message says what to do.
         """
-        if place == "gpu" and self.ssd is not None:
+        if place == "gpu" and self.hbm_rows is None:
             raise ConfigError(
-                f"{owner}: a table on a GPU keeps its other rows in host memory and none on a drive, but "
-                f"tiers are {self}: give Tiers(hbm_rows=...) alone, or keep the table in host memory "
-                "(device='cpu')"
+                f"{owner}: a table on a GPU has its first tier there, but tiers are {self}: add hbm_rows, or "
+                "keep the table in host memory (device='cpu')"
             )
         if place == "cpu" and self.hbm_rows is not None:
             raise ConfigError(
                 f"{owner}: hbm_rows={self.hbm_rows} is for a table on a GPU, and this one is in host memory: "
                 "make it with device='gpu', or give Tiers(host_bytes=..., ssd=...) alone, or no tiers"
             )
+
+    def without_gpu(self) -> Tiers | None:
+        """Return the tiers of the same table in host memory, or None: it has none there."""
+        return None if self.ssd is None else Tiers(self.host_bytes, self.ssd)
 
     def divide(self, row_bytes: Sequence[int]) -> list[Tiers]:
         """Give each table of a collection its tiers: a share of ``host_bytes``, and all ``hbm_rows``.

@@ -50,6 +50,8 @@ class GpuEngine {
     options.half_life = settings.half_life;
     options.round_at_random = settings.round_at_random ? 1 : 0;
     options.hbm_rows = settings.hbm_rows;
+    options.host_bytes = settings.memory_bytes;
+    options.disk_folder = settings.disk_folder.c_str();
     options.lookahead = settings.lookahead;
     options.l2 = settings.l2.data();
     options.l2_count = static_cast<int64_t>(settings.l2.size());

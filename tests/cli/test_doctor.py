@@ -249,7 +249,7 @@ def test_tables_that_fit_on_a_gpu(monkeypatch: pytest.MonkeyPatch, checkpoints: 
 
 
 def test_tables_that_need_tiers_on_a_gpu_name_them(
-    monkeypatch: pytest.MonkeyPatch, checkpoints: Path
+    monkeypatch: pytest.MonkeyPatch, checkpoints: Path, tmp_path: Path
 ) -> None:
     gpu = (400_000) * 4 // 3 + 1
     done = size_up(monkeypatch, checkpoints, "--gpu-bytes", gpu, memory=650_000)
@@ -266,6 +266,17 @@ def test_tables_that_need_tiers_on_a_gpu_name_them(
     assert "but the others take 480 kB of host memory, which lacks 15 kB: add 20 kB of memory" in verdict(
         less, "tables on a GPU"
     )
+    drive = size_up(
+        monkeypatch, checkpoints, "--gpu-bytes", gpu, "--ssd", tmp_path, memory=620_000, free=10**6
+    )
+    assert drive.exit_code == 0
+    said = verdict(drive, "tables on a GPU")
+    assert "the others in host memory and on the drive, in files of up to 30.5 kB" in said
+    assert f"tiers=Tiers(host_bytes=465000, ssd='{tmp_path}', hbm_rows={rows})" in said
+    full = size_up(
+        monkeypatch, checkpoints, "--gpu-bytes", gpu, "--ssd", tmp_path, memory=620_000, free=10**4
+    )
+    assert "and files of up to 30.5 kB on the drive: add" in verdict(full, "tables on a GPU")
 
 
 def test_a_gpu_that_does_not_hold_the_index(monkeypatch: pytest.MonkeyPatch, checkpoints: Path) -> None:

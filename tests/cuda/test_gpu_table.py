@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -305,13 +306,17 @@ def test_rows_beyond_the_gpus_share_are_in_host_memory() -> None:
     check_equal(table, model, 1e-5)
 
 
+@pytest.mark.parametrize("host_bytes", [0, 50_000])
 @pytest.mark.parametrize("half_below", [0, 3])
 @pytest.mark.parametrize("lookahead", [0, 1, 3])
-def test_prefetches_change_no_number(lookahead: int, half_below: int) -> None:
+def test_prefetches_change_no_number(
+    lookahead: int, half_below: int, host_bytes: int, tmp_path: Path
+) -> None:
+    tiers: dict[str, Any] = {"hbm_rows": 1000, "host_bytes": host_bytes, "disk_folder": str(tmp_path)}
     precision: dict[str, Any] = {"half_below": half_below}
-    table, model = pair(16, Adagrad(), Uniform(-1, 1), 4, hbm_rows=2000, lookahead=lookahead, **precision)
+    table, model = pair(16, Adagrad(), Uniform(-1, 1), 4, lookahead=lookahead, **tiers, **precision)
     rng = np.random.default_rng()
-    batches = [np.minimum(rng.zipf(1.1, 1500), 60_000) + rng.integers(0, 3000) for _ in range(40)]
+    batches = [np.minimum(rng.zipf(1.1, 500), 60_000) + rng.integers(0, 9000) for _ in range(80)]
     for step in range(len(batches) - lookahead):
         table.prefetch(batches[step + lookahead])
         keys = np.unique(batches[step])
@@ -321,6 +326,7 @@ def test_prefetches_change_no_number(lookahead: int, half_below: int) -> None:
         model.apply_gradients(keys, grads, 0.1)
     check_equal(table, model)
     moved = table.statistics()
+    assert (moved["disk_rows"] > 0) == (host_bytes > 0)
     assert moved["brought"] > 0
     assert moved["spilled"] > 0
     assert moved["size"] - 4000 <= moved["host_rows"] < moved["size"]

@@ -18,7 +18,9 @@
 
 #include "device_memory.h"
 #include "ops/common/gpu/cuda_error.cu"
+#include "ops/table/gpu/disk.cu"
 #include "ops/table/gpu/eviction.cu"
+#include "ops/table/gpu/gpu_disk_tier.cu"
 #include "ops/table/gpu/gpu_index.cu"
 #include "ops/table/gpu/growth.cu"
 #include "ops/table/gpu/lookup.cu"
@@ -90,6 +92,8 @@ struct Settings {
   gmeta::HalfRule half;
   int64_t hbm_rows = 0;
   int64_t lookahead = 1;
+  int64_t host_bytes = 0;
+  const char* disk_folder = "/tmp";
   const char* admission = "all";
   vector<double> admission_parameters = {};
   const char* eviction = "none";
@@ -142,6 +146,8 @@ class Gpu {
     options.round_at_random = IsRandom(settings) ? 1 : 0;
     options.hbm_rows = settings.hbm_rows;
     options.lookahead = settings.lookahead;
+    options.host_bytes = settings.host_bytes;
+    options.disk_folder = settings.disk_folder;
     options.device = -1;
     CHECK_EQ(gmeta_gpu_table_create(&options, &table), 0);
   }

@@ -234,13 +234,16 @@ void TestPromotionGoesOnWhenThereIsMemory() {
   CheckSame(gpu, &table);
 }
 
-// Training with a small cache: each batch is prefetched some batches before its step.
-void TestStepsWithTwoTiers(int64_t lookahead, gmeta::HalfRule half, uint32_t seed) {
+// Training with a small cache: each batch is prefetched some batches before its step. Rows beyond
+// `host_bytes` are on disk (0: none are).
+void TestStepsWithTiers(size_t dim, int64_t lookahead, gmeta::HalfRule half, int64_t host_bytes,
+                        uint32_t seed) {
   constexpr int kSteps = 40;
   constexpr size_t kKeys = 48;
-  Settings settings{8, "adam", {0.9, 0.999, 1e-7}, half};
+  Settings settings{dim, "adam", {0.9, 0.999, 1e-7}, half};
   settings.hbm_rows = 256;
   settings.lookahead = lookahead;
+  settings.host_bytes = host_bytes;
   Gpu gpu(settings);
   Table table(OptionsOf(settings));
   std::mt19937_64 random(seed);
@@ -261,7 +264,7 @@ void TestStepsWithTwoTiers(int64_t lookahead, gmeta::HalfRule half, uint32_t see
     table.Lookup(keys.data(), keys.size(), true, expected.data(), Serial());
     CHECK(SameBits(rows.data(), expected.data(), keys.size() * settings.dim));
   };
-  look_up(all);
+  for (auto first = all.begin(); first != all.end(); first += 20) look_up({first, first + 20});
   for (int64_t i = 0; i < kSteps; ++i) {
     const vector<int64_t>&keys = batches[i], &later = batches[i + lookahead];
     CHECK_EQ(gmeta_gpu_table_prefetch(gpu.table, later.data(), kKeys, nullptr), 0);
@@ -275,9 +278,38 @@ void TestStepsWithTwoTiers(int64_t lookahead, gmeta::HalfRule half, uint32_t see
   int64_t found[18];
   CHECK_EQ(gmeta_gpu_table_statistics(gpu.table, found), 0);
   const int64_t brought = found[14], spilled = found[15], host_rows = found[16];
+  const int64_t disk_rows = found[12], disk_bytes = found[13];
   CHECK(brought > 0 && spilled > 0);
-  CHECK(brought < kSteps * static_cast<int64_t>(kKeys));  // some were there
-  CHECK(host_rows >= 1400 - 2 * 256 && host_rows < 1400);
+  CHECK(host_rows + disk_rows >= 1400 - 2 * 256 && host_rows + disk_rows < 1400);
+  if (host_bytes == 0) {
+    CHECK(brought < kSteps * static_cast<int64_t>(kKeys));  // some were there
+    CHECK_EQ(disk_rows, 0);
+  } else {
+    CHECK(disk_rows > 100);
+    CHECK(dim < 64 || disk_bytes > 0);  // else all of them are in a segment that isn't full
+  }
+}
+
+// A disk that can't be written to: the call says so, and the table stays as it was.
+void TestADiskThatIsAbsent() {
+  Settings settings{64, "adam", {0.9, 0.999, 1e-7}, {0}};
+  settings.hbm_rows = 64;
+  settings.host_bytes = 1 << 14;
+  settings.disk_folder = "/tmp/no/such/folder";
+  Gpu gpu(settings);
+  Table table(OptionsOf(settings));
+  vector<int64_t> keys(100);
+  vector<float> rows(keys.size() * settings.dim), expected(rows);
+  int status = 0;
+  for (int64_t first = 0; status == 0; first += 100) {
+    CHECK(first < 2000);
+    std::iota(keys.begin(), keys.end(), first);
+    status = gmeta_gpu_table_lookup_or_insert(gpu.table, keys.data(), 100, 1, rows.data(), nullptr);
+    if (status == 0) table.Lookup(keys.data(), 100, true, expected.data(), Serial());
+  }
+  CHECK_EQ(status, GMETA_CUDA_OUT_OF_MEMORY);
+  CHECK(std::string(gmeta_cuda_error()).find("/tmp/no/such/folder") != std::string::npos);
+  CheckSame(gpu, &table);
 }
 
 }  // namespace
@@ -300,21 +332,30 @@ int main() {
     TestTrace(bound, 18, 900, 300, seed++);
   }
   for (const int64_t lookahead : {0, 1, 2, 4}) {
-    TestStepsWithTwoTiers(lookahead, {0}, seed++);
-    TestStepsWithTwoTiers(lookahead, {6}, seed++);
+    TestStepsWithTiers(8, lookahead, {0}, 0, seed++);
+    TestStepsWithTiers(8, lookahead, {6}, 0, seed++);
+    TestStepsWithTiers(8, lookahead, {3, 9}, 30000, seed++);
     // Any calls in any order, also such as change rows on their way.
     for (const gmeta::HalfRule half : {gmeta::HalfRule{0}, {3}, {3, 2}}) {
       Settings tiers{8, "adam", {0.9, 0.999, 1e-7}, half};
       tiers.hbm_rows = 64;
       tiers.lookahead = lookahead;
       TestTrace(tiers, 40, 500, 100, seed++);
-      tiers.eviction = "frequency";
-      tiers.eviction_parameters = {300, 0, 0};
-      tiers.admission = "count";
-      tiers.admission_parameters = {2};
+      Settings policies = tiers;
+      policies.eviction = "frequency";
+      policies.eviction_parameters = {300, 0, 0};
+      policies.admission = "count";
+      policies.admission_parameters = {2};
+      TestTrace(policies, 40, 900, 100, seed++);
+      tiers.host_bytes = 1 << 14;
+      TestTrace(tiers, 40, 900, 100, seed++);
+      tiers.eviction = "norm";
+      tiers.eviction_parameters = {500, 0, 2, 1.0};
       TestTrace(tiers, 40, 900, 100, seed++);
     }
   }
+  TestStepsWithTiers(64, 1, {0}, 150000, seed++);
+  TestADiskThatIsAbsent();
   // Few keys, which come often: rows that are peeked change in every way before they are reread.
   for (const gmeta::HalfRule half : {gmeta::HalfRule{0}, {3}, {3, 2}, {2, 9}}) {
     Settings few{4, "sgd", {}, half};
@@ -324,6 +365,7 @@ int main() {
     TestTrace(few, 100, 30, 12, seed++);
   }
   CHECK(unchanged_rows > 0);
+  seed = 61;  // with which each of them evicts
   for (const uint32_t half_below : {0u, 2u}) {
     const double row = 8 + 4 * 4 + 48;
     TestShardsEvictAlike("age", {2100, 0, 0}, half_below, seed++);

@@ -5,35 +5,22 @@ It loads no TensorFlow. `gmeta.cli.checks.gpu_capacity` does the same for tables
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gmeta.checkpoint.files.contents import find_checkpoint, format_size
+from gmeta.cli.checks.drives import Drive, file_bytes, find_drive
 from gmeta.cli.checks.gpu_capacity import gpu_memory, judge_gpu
 from gmeta.cli.checks.installation import Finding, Status
 from gmeta.cli.checks.table_sizes import INDEX_BYTES, TABLES_SHARE, TableSize, describe, read_sizes
-from gmeta.core.errors import ConfigError
 from gmeta.policies import Tiers
 
-DISK_ROW_BYTES = 12  # of a row on the drive, besides its record
 PLACE_BYTES = 16  # of memory, at most, for a row on the drive
 SEGMENT_BYTES = 32 << 20  # of memory, at most, for the segments of a table that fill
-DISK_FACTOR = 2  # the files have at most as many dead slots as rows
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-
-
-@dataclass(frozen=True)
-class Drive:
-    """The drive that would hold rows: a folder on it, and its free bytes."""
-
-    folder: Path
-    free: int
 
 
 def examine_tables(checkpoint: Path, ssd: Path | None, gpu_bytes: int | None = None) -> list[Finding]:
@@ -50,7 +37,7 @@ def examine_tables(checkpoint: Path, ssd: Path | None, gpu_bytes: int | None = N
       DataError: There is no checkpoint, or it isn't whole.
       ConfigError: `ssd` isn't a folder, or can't be written to.
     """
-    drive = None if ssd is None else _drive(ssd)
+    drive = None if ssd is None else find_drive(ssd)
     memory = available_memory()
     folder = find_checkpoint(checkpoint)
     tables = read_sizes(folder)
@@ -67,7 +54,7 @@ def examine_tables(checkpoint: Path, ssd: Path | None, gpu_bytes: int | None = N
     if gpu is not None:
         share = f"{format_size(gpu * TABLES_SHARE)} for tables, the rest for the model"
         findings.append(Finding("gpu memory", f"{format_size(gpu)} available: {share}"))
-        verdicts.append(judge_gpu(tables, gpu, memory))
+        verdicts.append(judge_gpu(tables, gpu, memory, drive))
     if any(each.status is not Status.BROKEN for each in verdicts):
         verdicts = [replace(v, status=Status.NOTE) if v.status is Status.BROKEN else v for v in verdicts]
     return [*findings, *verdicts]
@@ -128,24 +115,14 @@ def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Find
 
 def _divide(tables: Sequence[TableSize], host_bytes: int) -> tuple[int, int]:
     """Return how many rows are in memory, and how many bytes the files of the others take at most."""
-    held, files = 0, 0.0
+    held, files = 0, 0
     shares = Tiers(host_bytes, "").divide([table.row_bytes for table in tables])
     for table, share in zip(tables, shares, strict=True):
         assert share.host_bytes is not None  # as it was given
         part = min(1.0, share.host_bytes / max(table.records, 1))
         held += int(part * table.rows)
-        files += (1 - part) * DISK_FACTOR * (table.records + DISK_ROW_BYTES * table.rows)
-    return held, math.ceil(files)
-
-
-def _drive(folder: Path) -> Drive:
-    folder = folder.absolute()
-    if not folder.is_dir():
-        what = "isn't a folder" if folder.exists() else "doesn't exist"
-        raise ConfigError(f"--ssd {folder} {what}: name a folder on the drive that would hold rows")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--ssd {folder} can't be written to: name a folder that can")
-    return Drive(folder, shutil.disk_usage(folder).free)
+        files += file_bytes((1 - part) * table.records, (1 - part) * table.rows)
+    return held, files
 
 
 def available_memory() -> int:

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Sequence
 
 from gmeta.checkpoint.files.contents import format_size
+from gmeta.cli.checks.drives import Drive, file_bytes
 from gmeta.cli.checks.installation import Finding, Status
 from gmeta.cli.checks.table_sizes import TABLES_SHARE, TableSize
 from gmeta.policies import Tiers
@@ -36,8 +37,8 @@ def gpu_memory() -> int | None:
         return None
 
 
-def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int) -> Finding:
-    """Say whether tables fit on a GPU, alone or with rows in host memory, and how many rows then do.
+def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int, drive: Drive | None = None) -> Finding:
+    """Say whether tables fit on a GPU, alone or with rows in other tiers, and how many rows then do.
 
     The tables are taken for those of one collection, which have the same ``hbm_rows`` each.
 
@@ -45,6 +46,7 @@ def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int) -> Finding:
       tables: The tables.
       gpu: Available bytes of the GPU's memory; tables may take `TABLES_SHARE` of them.
       memory: Available bytes of host memory; as much of them.
+      drive: The drive that would hold rows, or None.
     """
     usable, index = int(gpu * TABLES_SHARE), sum(index_bytes(table.rows) for table in tables)
     growth = sum(growth_bytes(table.rows) for table in tables)
@@ -67,14 +69,27 @@ def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int) -> Finding:
     held = sum(sum(_rows_on_gpu(table, hbm_rows)) for table in tables)
     others = records - _bytes_on_gpu(tables, hbm_rows)
     need = f"{need}; {held:,} of them ({held / rows:.1%}) fit in the GPU's memory"
-    lack = others - int(memory * TABLES_SHARE)
+    host_bytes = int(memory * TABLES_SHARE)
+    lack = others - host_bytes
+    if lack > 0 and drive is not None:
+        files = file_bytes(lack, (rows - held) * lack / others)
+        if files <= drive.free:
+            return Finding(
+                "tables on a GPU",
+                f"{need}, and the others in host memory and on the drive, in files of up to "
+                f"{format_size(files)}",
+                Status.NOTE,
+                f"give the tables device='gpu', tiers={Tiers(host_bytes, str(drive.folder), hbm_rows)}",
+            )
     if lack > 0:
         return Finding(
             "tables on a GPU",
             f"{need}, but the others take {format_size(others)} of host memory, which lacks "
-            f"{format_size(lack)}",
+            f"{format_size(lack)}"
+            + ("" if drive is None else f", and files of up to {format_size(files)} on the drive"),
             Status.BROKEN,
-            f"add {format_size(lack / TABLES_SHARE)} of memory, or train on ranks of more machines",
+            f"add {format_size(lack / TABLES_SHARE)} of memory, name a folder on a larger drive with --ssd, "
+            "or train on ranks of more machines",
         )
     return Finding(
         "tables on a GPU",

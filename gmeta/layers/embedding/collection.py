@@ -104,7 +104,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         by how much.
       tiers: `gmeta.policies.Tiers`. ``Tiers(host_bytes, ssd)`` bounds the rows of all tables in host memory,
         and the others are on a drive; ``Tiers(hbm_rows=n)`` bounds those of each table in the GPU's memory,
-        and the others are in host memory.
+        and the others are in host memory; all three arguments together make three tiers.
       device: Where the tables are, as in `gmeta.ops.HashTable`. On ``"gpu"``, a lookup's rows, its positions
         and the gradients that come back stay on the GPU.
 

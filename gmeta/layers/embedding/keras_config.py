@@ -84,12 +84,13 @@ def tiers_here(config: Mapping[str, Any]) -> policies.Tiers | None:
         return tiers
     if asked_place(config.get("device", "auto"), f"{name!r}") == "gpu":
         return tiers
+    here = tiers.without_gpu()
     warnings.warn(
-        f"{name!r} was saved with {tiers}, for tables on a GPU. Its tables are in host memory now, with all "
-        f"rows; {VARIABLE}=gpu puts them on a GPU",
+        f"{name!r} was saved with {tiers}, for tables on a GPU. Its tables are in host memory now, with "
+        f"{'all rows' if here is None else here}; {VARIABLE}=gpu puts them on a GPU",
         stacklevel=3,
     )
-    return None
+    return here
 
 
 def _feature_of_old(given: dict[str, Any]) -> FeatureConfig:

@@ -114,7 +114,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         if tiers is not None:
             tiers.check(asked, f"table {name!r}")
         self._place: Place = place_of(device, f"table {name!r}")
-        self._tiers = tiers if self._place == asked else None
+        self._tiers = tiers if self._place == asked or tiers is None else tiers.without_gpu()
         super().__init__(device=DEVICE_NAMES[self._place])
         self._dim, self._seed, self._name = int(dim), int(seed), name
         self._optimizer = optimizer if optimizer is not None else Adam()
@@ -161,7 +161,8 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
             return self._make()
         except tf.errors.UnimplementedError as error:
             warn_once(error.message)
-        self._place, self._tiers, self._resource_device = "cpu", None, DEVICE_NAMES["cpu"]
+        self._tiers = self._tiers.without_gpu() if self._tiers is not None else None
+        self._place, self._resource_device = "cpu", DEVICE_NAMES["cpu"]
         with tf.device(self._resource_device):
             return self._make()
 

@@ -49,6 +49,8 @@ class _Options(ctypes.Structure):
         ("half_life", ctypes.c_int64),
         ("round_at_random", ctypes.c_int32),
         ("hbm_rows", ctypes.c_int64),
+        ("host_bytes", ctypes.c_int64),
+        ("disk_folder", ctypes.c_char_p),
         ("lookahead", ctypes.c_int64),
         ("l2", ctypes.POINTER(ctypes.c_float)),
         ("l2_count", ctypes.c_int64),
@@ -89,8 +91,9 @@ class GpuTable:
       half_below: As the native op's attribute; so are the next two.
       half_life: In steps.
       round_at_random: Of updates of half rows.
-      half_below: As the native op's attribute.
       hbm_rows: Rows beyond this many are in host memory; 0: none are.
+      host_bytes: Rows beyond these bytes of host memory are on disk; 0: none are.
+      disk_folder: Where.
       lookahead: How many batches a prefetch is ahead of its lookup.
     """
 
@@ -107,6 +110,8 @@ class GpuTable:
         half_life: int = 0,
         round_at_random: bool = False,
         hbm_rows: int = 0,
+        host_bytes: int = 0,
+        disk_folder: str = "",
         lookahead: int = 1,
     ) -> None:
         kinds = {
@@ -121,6 +126,8 @@ class GpuTable:
             seed=seed,
             half_below=half_below,
             hbm_rows=hbm_rows,
+            host_bytes=host_bytes,
+            disk_folder=disk_folder.encode(),
             lookahead=lookahead,
             device=-1,
         )

@@ -45,6 +45,8 @@ class Model(ReferenceHashTable):
 def pair(
     *arguments: Any,
     hbm_rows: int = 0,
+    host_bytes: int = 0,
+    disk_folder: str = "",
     lookahead: int = 1,
     half_below: int = 0,
     half_life: int = 0,
@@ -56,6 +58,8 @@ def pair(
         *arguments,
         **policies,
         hbm_rows=hbm_rows,
+        host_bytes=host_bytes,
+        disk_folder=disk_folder,
         lookahead=lookahead,
         half_below=half_below,
         half_life=half_life,

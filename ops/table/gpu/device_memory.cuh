@@ -76,6 +76,8 @@ class DeviceMemory {
   T* as() const {
     return static_cast<T*>(data_);
   }
+  // The same memory as the host sees it; null if it can't.
+  char* host() const { return static_cast<char*>(host_); }
   size_t bytes() const { return bytes_; }
 
  private:

@@ -121,15 +121,30 @@ uint64_t GpuTable::EvictSome(uint64_t shards, uint32_t n, bool sweep, cudaStream
   LaunchSelect({{0, kLogicalShards}, 0, shards, log2_shards}, s.keys, s.numbers, nullptr, nullptr,
                stream);
   sort(s.keys, s.sorted_keys, s.numbers, s.sorted_numbers, 64);
-  WithRows([&](const auto& rows) {
-    std::visit(
-        [&](const auto& policy) {
-          launch(JudgeRows<std::decay_t<decltype(rows)>, std::decay_t<decltype(policy)>>, n,
-                 "judging rows", rows, policy, s.sorted_keys, s.sorted_numbers, n,
-                 static_cast<uint32_t>(step_), sweep, log2_shards, s.ranks, s.groups, s.order);
-        },
-        policies_.eviction_policy());
-  });
+  std::visit(
+      [&](const auto& policy) {
+        using Policy = std::decay_t<decltype(policy)>;
+        // Rows on disk are staged for a policy that reads weights.
+        const bool stages = Policy::kReadsWeights && HasRowsOnDisk();
+        const uint32_t most = stages ? std::min(n, MostStaged()) : n;
+        for (uint32_t done = 0; done < n; done += most) {
+          const uint32_t some = std::min(most, n - done);
+          const uint32_t* numbers = s.sorted_numbers + done;
+          if (stages) {
+            CheckCuda(cudaMemcpyAsync(s.sorted_order, numbers, some * sizeof(uint32_t),
+                                      cudaMemcpyDeviceToDevice, stream),
+                      "copying numbers of rows");
+            Stage(s.sorted_order, some, stream);
+            numbers = s.sorted_order;
+          }
+          WithRows([&](const auto& rows) {
+            launch(JudgeRows<std::decay_t<decltype(rows)>, Policy>, some, "judging rows", rows,
+                   policy, s.sorted_keys, numbers, done, some, static_cast<uint32_t>(step_), sweep,
+                   log2_shards, s.ranks, s.groups, s.order);
+          });
+        }
+      },
+      policies_.eviction_policy());
   sort(s.ranks, s.sorted_ranks, s.order, s.sorted_order, 64);
   launch(OrderGroups, n, "ordering groups", s.groups, s.sorted_order, n, s.sorted_groups);
   sort(s.sorted_groups, s.groups, s.sorted_order, s.order, kGroupBits);

@@ -56,31 +56,19 @@ void GpuTable::EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream) {
     NoteSize(ReadCounters(stream));
   }
   if (!index_.HasRoom(n)) GrowIndex(n, stream);
-  while (!full_.HasRoom(full)) GrowFull(full_.Wish(full), stream);
-  while (half_ && !half_->HasRoom(half)) GrowHalf(half_->Wish(half), stream);
+  if (!full_.HasRoom(full)) MakeRoom(&full_, full, false, stream);
+  if (half_ && !half_->HasRoom(half)) MakeRoom(&*half_, half, false, stream);
 }
 
 void GpuTable::GrowIndex(uint64_t n, cudaStream_t stream) {
   while (index_.Grow(n, stream)) NoteSize(ReadCounters(stream));
 }
 
-// Growing a store starts its pool's counts again, so a copy of the counters that was requested
-// before is no longer valid.
-void GpuTable::GrowFull(uint64_t rows, cudaStream_t stream) {
-  InstallMoves(0, stream);
-  full_.Grow(rows, &counters()->full, stream);
-  asked_ = false;
-}
-
-void GpuTable::GrowHalf(uint64_t rows, cudaStream_t stream) {
-  InstallMoves(0, stream);
-  half_->Grow(rows, &counters()->half, stream);
-  asked_ = false;
-}
-
 void GpuTable::EmptyPools(cudaStream_t stream) {
   full_.Clear(&counters()->full, stream);
   if (half_) half_->Clear(&counters()->half, stream);
+  if (full_disk_ != nullptr) full_disk_->Clear();
+  if (half_disk_ != nullptr) half_disk_->Clear();
   known_rows_ = 0;
   asked_ = false;
   const auto clear = [&](auto* counter) {
@@ -95,7 +83,11 @@ void GpuTable::Reserve(uint64_t rows) {
   const Turn turn(this);
   NoteSize(ReadCounters(own_stream_));
   GrowIndex(rows - std::min(rows, known_rows_), own_stream_);
-  half_ ? GrowHalf(rows, own_stream_) : GrowFull(rows, own_stream_);
+  InstallMoves(0, own_stream_);
+  GpuRowStore& store = half_ ? *half_ : full_;
+  store.Grow(std::min(rows, store.most_in_memory()), half_ ? &counters()->half : &counters()->full,
+             own_stream_);
+  asked_ = false;  // growth starts the counts of pools again
 }
 
 void* GpuTable::Scratch(size_t bytes, cudaStream_t stream) {

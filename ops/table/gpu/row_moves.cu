@@ -82,8 +82,7 @@ FlightView RowMoves::View(const Place& place, const Flight& flight) const {
   view.clock = clock_.as<Clock>();
   // Half a block of rows is a place: some 2 MB.
   view.log2_place_rows = place.rows.log2_block_rows - 1;
-  const uint32_t last =
-      (place.rows.near.capacity + place.rows.far.capacity) >> view.log2_place_rows;
+  const uint32_t last = place.rows.numbers >> view.log2_place_rows;
   while (last >> view.log2_places != 0) ++view.log2_places;
   return view;
 }

@@ -36,56 +36,68 @@ void WritePool(const PoolCounters& now, PoolCounters* pool, cudaStream_t stream)
 }  // namespace
 
 size_t GpuRowStore::bytes() const {
-  size_t sum = blocks_.bytes() + near_.ring.bytes() + far_.ring.bytes() + marks_.bytes();
+  size_t sum = blocks_.bytes() + marks_.bytes() + nowhere_.bytes();
+  for (const Pool* pool : {&near_, &far_, &disk_}) sum += pool->ring.bytes();
   for (const DeviceMemory& chunk : chunks_) sum += chunk.bytes();
   return sum;
 }
 
-void GpuRowStore::Grow(uint64_t rows, StorePools* pools, cudaStream_t stream) {
-  const uint64_t before = capacity();
-  if (rows <= before) return;
-  const uint64_t block_rows = geometry_.block_rows();
-  const size_t block_bytes = geometry_.block_bytes();
-  const uint64_t added = (rows - before + block_rows - 1) / block_rows;
-  const uint64_t after = before + added * block_rows;
-  Require(after <= most_rows_, owner_ + "it has no numbers for " + std::to_string(after) +
-                                   " rows: bound it by an eviction");
-  // Allocates all new memory before it changes anything, so that a lack of memory changes nothing.
-  const uint64_t near = NearBlocks(added, block_rows, before, near_rows_), far = added - near;
-  std::vector<DeviceMemory> chunks;
-  std::vector<BlockPlace> directory(block_count_);
-  if (block_count_ > 0) {
-    CheckCuda(cudaMemcpyAsync(directory.data(), blocks_.as<void>(),
-                              block_count_ * sizeof(BlockPlace), cudaMemcpyDeviceToHost, stream),
-              "reading a directory");
-    CheckCuda(cudaStreamSynchronize(stream), "reading a directory");
-  }
-  const auto add = [&](char* records, char* headers) {
-    directory.push_back({records, reinterpret_cast<RowHeader*>(headers)});
-  };
+GpuRowStore::Addition GpuRowStore::Allocate(Pool* pool, uint64_t count) {
+  Addition added;
+  if (count == 0) return added;
+  added.count = count;
   const size_t records_bytes = geometry_.records_bytes(), headers_bytes = geometry_.headers_bytes();
-  DeviceMemory near_ring, far_ring, marks;
-  if (near > 0) {
-    char* const chunk = chunks.emplace_back(allocator_, near * block_bytes).as<char>();
-    for (uint64_t i = 0; i < near; ++i) {
-      add(chunk + i * block_bytes, chunk + i * block_bytes + records_bytes);
+  char *records = nullptr, *host_records = nullptr, *headers = nullptr;
+  size_t step = records_bytes, headers_step = headers_bytes;
+  if (pool == &near_) {
+    step = headers_step = geometry_.block_bytes();
+    records = added.chunks.emplace_back(allocator_, count * step).as<char>();
+    headers = records + records_bytes;
+  } else {
+    if (pool == &disk_) {
+      if (nowhere_.bytes() == 0) nowhere_ = DeviceMemory(allocator_, records_bytes);
+      records = nowhere_.as<char>();
+      step = 0;
+    } else {
+      added.chunks.push_back(DeviceMemory::Pinned(count * records_bytes));
+      records = added.chunks.back().as<char>();
+      host_records = added.chunks.back().host();
     }
-    near_ring = DeviceMemory(allocator_, (near_.capacity + near * block_rows) * sizeof(uint32_t));
+    headers = added.chunks.emplace_back(allocator_, count * headers_bytes).as<char>();
   }
-  if (far > 0) {
-    chunks.push_back(DeviceMemory::Pinned(far * records_bytes));
-    char* const records = chunks.back().as<char>();
-    char* const headers = chunks.emplace_back(allocator_, far * headers_bytes).as<char>();
-    for (uint64_t i = 0; i < far; ++i)
-      add(records + i * records_bytes, headers + i * headers_bytes);
-    far_ring = DeviceMemory(allocator_, (far_.capacity + far * block_rows) * sizeof(uint32_t));
-    marks = DeviceMemory(allocator_, after * sizeof(uint32_t));
+  for (uint64_t i = 0; i < count; ++i) {
+    added.blocks.push_back(
+        {pool,
+         host_records == nullptr ? nullptr : host_records + i * step,
+         {records + i * step, reinterpret_cast<RowHeader*>(headers + i * headers_step)}});
   }
-  DeviceMemory blocks(allocator_, directory.size() * sizeof(BlockPlace));
+  if (pool != nullptr) {
+    const uint64_t capacity = pool->capacity + count * geometry_.block_rows();
+    added.ring = DeviceMemory(allocator_, capacity * sizeof(uint32_t));
+  }
+  return added;
+}
+
+void GpuRowStore::Add(std::vector<Addition> additions, StorePools* pools, cudaStream_t stream) {
+  const uint64_t block_rows = geometry_.block_rows();
+  std::vector<BlockPlace> directory;
+  for (const Block& block : blocks_on_host_) directory.push_back(block.place);
+  bool marks_rows = marks_.bytes() > 0;
+  for (const Addition& added : additions) {
+    for (const Block& block : added.blocks) {
+      directory.push_back(block.place);
+      marks_rows = marks_rows || block.pool != &near_;
+    }
+  }
+  const uint64_t numbers = directory.size() * block_rows;
+  Require(numbers <= most_rows_, owner_ + "it has no numbers for " + std::to_string(numbers) +
+                                     " rows: bound it by an eviction");
+  DeviceMemory blocks(allocator_, directory.size() * sizeof(BlockPlace)), marks;
   CheckCuda(cudaMemcpyAsync(blocks.as<void>(), directory.data(), blocks.bytes(),
                             cudaMemcpyHostToDevice, stream),
             "writing a directory");
-  if (far > 0) {
+  if (marks_rows) {
+    marks = DeviceMemory(allocator_, numbers * sizeof(uint32_t));
     CheckCuda(cudaMemsetAsync(marks.as<void>(), 0, marks.bytes(), stream), "clearing marks");
     if (marks_.bytes() > 0) {
       CheckCuda(cudaMemcpyAsync(marks.as<void>(), marks_.as<void>(), marks_.bytes(),
@@ -94,17 +106,45 @@ void GpuRowStore::Grow(uint64_t rows, StorePools* pools, cudaStream_t stream) {
     }
   }
   CheckCuda(cudaStreamSynchronize(stream), "growing a store");
-  if (near > 0) {
-    GrowPool(&near_, &pools->near, before, near * block_rows, std::move(near_ring), stream);
+  for (Addition& added : additions) {
+    if (added.count == 0) continue;
+    Pool* const pool = added.blocks.front().pool;
+    if (pool != nullptr) {
+      GrowPool(pool, CountersOf(pool, pools), blocks_on_host_.size() * block_rows,
+               added.count * block_rows, std::move(added.ring), stream);
+    }
+    for (const Block& block : added.blocks) blocks_on_host_.push_back(block);
+    for (DeviceMemory& chunk : added.chunks) chunks_.push_back(std::move(chunk));
   }
-  if (far > 0) {
-    GrowPool(&far_, &pools->far, before + near * block_rows, far * block_rows, std::move(far_ring),
-             stream);
-    marks_ = std::move(marks);
-  }
-  for (DeviceMemory& chunk : chunks) chunks_.push_back(std::move(chunk));
   blocks_ = std::move(blocks);
-  block_count_ = directory.size();
+  marks_ = std::move(marks);
+}
+
+void GpuRowStore::Grow(uint64_t rows, StorePools* pools, cudaStream_t stream) {
+  if (rows <= capacity()) return;
+  const uint64_t block_rows = geometry_.block_rows();
+  const uint64_t added = (rows - capacity() + block_rows - 1) / block_rows;
+  const uint64_t near = NearBlocks(added, block_rows, near_.capacity, near_rows_);
+  // Allocates all new memory before it changes anything, so that a lack of memory changes nothing.
+  std::vector<Addition> additions;
+  additions.push_back(Allocate(&near_, near));
+  additions.push_back(Allocate(&far_, added - near));
+  Add(std::move(additions), pools, stream);
+}
+
+void GpuRowStore::GrowDisk(uint64_t rows, StorePools* pools, cudaStream_t stream) {
+  std::vector<Addition> additions;
+  const uint64_t block_rows = geometry_.block_rows();
+  additions.push_back(Allocate(&disk_, (rows + block_rows - 1) / block_rows));
+  Add(std::move(additions), pools, stream);
+}
+
+uint32_t GpuRowStore::AddStaging(uint64_t rows, cudaStream_t stream) {
+  const uint64_t block_rows = geometry_.block_rows(), first = blocks_on_host_.size() * block_rows;
+  std::vector<Addition> additions;
+  additions.push_back(Allocate(nullptr, (rows + block_rows - 1) / block_rows));
+  Add(std::move(additions), nullptr, stream);
+  return static_cast<uint32_t>(first);
 }
 
 void GpuRowStore::GrowPool(Pool* pool, PoolCounters* counters, uint64_t first, uint64_t added,
@@ -122,17 +162,24 @@ void GpuRowStore::GrowPool(Pool* pool, PoolCounters* counters, uint64_t first, u
 }
 
 void GpuRowStore::Clear(StorePools* pools, cudaStream_t stream) {
-  uint64_t first = 0;
-  for (const auto& [pool, counters] :
-       {std::make_pair(&near_, &pools->near), std::make_pair(&far_, &pools->far)}) {
-    if (pool->capacity > 0) {
-      Launch(FillRing, BlocksOf(pool->capacity), kBlockThreads, 0, stream, "filling a pool",
-             nullptr, 1, 0, 0, static_cast<uint32_t>(first), static_cast<uint32_t>(pool->capacity),
-             pool->ring.as<uint32_t>());
+  const uint64_t block_rows = geometry_.block_rows();
+  for (Pool* const pool : {&near_, &far_, &disk_}) {
+    uint64_t filled = 0;
+    for (size_t i = 0; i < blocks_on_host_.size();) {
+      size_t end = i + 1;
+      while (end < blocks_on_host_.size() && blocks_on_host_[end].pool == blocks_on_host_[i].pool) {
+        ++end;
+      }
+      if (blocks_on_host_[i].pool == pool) {
+        const auto rows = static_cast<uint32_t>((end - i) * block_rows);
+        Launch(FillRing, BlocksOf(rows), kBlockThreads, 0, stream, "filling a pool", nullptr, 1, 0,
+               0, static_cast<uint32_t>(i * block_rows), rows, pool->ring.as<uint32_t>() + filled);
+        filled += rows;
+      }
+      i = end;
     }
-    WritePool({0, pool->capacity, pool->capacity}, counters, stream);
+    WritePool({0, pool->capacity, pool->capacity}, CountersOf(pool, pools), stream);
     pool->most_used = 0;
-    first += pool->capacity;
   }
   if (marks_.bytes() > 0) {
     CheckCuda(cudaMemsetAsync(marks_.as<void>(), 0, marks_.bytes(), stream), "clearing marks");

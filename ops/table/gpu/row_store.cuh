@@ -3,7 +3,8 @@
 //
 // Memory for rows is added in chunks, and no row number ever means another place: growth makes a
 // larger directory and larger rings. If the table bounds its rows in GPU memory, that memory comes
-// first, and all later chunks are in pinned host memory. The pools' counts are part of the table's
+// first, and all later chunks are in pinned host memory. Rows on disk take memory for their headers
+// only, and rows of the staging area are in no pool. The pools' counts are part of the table's
 // GpuCounters, in GPU memory, so the host knows only upper bounds, which the table keeps
 // (table.cuh, "Waiting").
 
@@ -27,17 +28,28 @@ namespace gmeta {
 class GpuRowStore {
  public:
   // `owner` is for messages. `most_rows` is how many row numbers there are. `near_rows` is how many
-  // rows may be in GPU memory (0: all); the others are in host memory.
+  // rows may be in GPU memory (0: all); the others are in host memory. `host_bytes` is how much of
+  // it they take before rows go to disk (0: none go there).
   GpuRowStore(const std::string& owner, const gmeta_gpu_allocator& allocator,
-              const RowGeometry& geometry, uint64_t most_rows, uint64_t near_rows)
+              const RowGeometry& geometry, uint64_t most_rows, uint64_t near_rows,
+              uint64_t host_bytes)
       : owner_(owner),
         allocator_(allocator),
         geometry_(geometry),
         most_rows_(most_rows),
-        near_rows_(near_rows) {}
+        near_rows_(near_rows),
+        far_blocks_(host_bytes == 0
+                        ? UINT64_MAX
+                        : std::max<uint64_t>(1, host_bytes / geometry.records_bytes())) {}
 
   // Rows that there is memory for.
   uint64_t capacity() const { return near_.capacity + far_.capacity; }
+  // Rows that there is to be memory for, if others go to disk.
+  uint64_t most_in_memory() const {
+    if (far_blocks_ == UINT64_MAX) return UINT64_MAX;
+    const uint64_t block = geometry_.block_rows();
+    return ((near_rows_ + block - 1) / block + far_blocks_) * block;
+  }
   bool has_far_rows() const { return far_.capacity > 0; }
   uint64_t near_capacity() const { return near_.capacity; }
   const RowGeometry& geometry() const { return geometry_; }
@@ -52,8 +64,11 @@ class GpuRowStore {
             static_cast<uint32_t>(slot_floats),
             near_.View(&pools->near),
             far_.View(&pools->far),
+            disk_.View(&pools->disk),
             static_cast<uint32_t>(near_.capacity),
+            static_cast<uint32_t>(blocks_on_host_.size() * geometry_.block_rows()),
             marks_.as<uint32_t>(),
+            nowhere_.as<char>(),
             counters};
   }
 
@@ -69,6 +84,18 @@ class GpuRowStore {
   // Makes memory for `rows` rows in total. Waits for the stream if the store has less. No rows may
   // be on their way (RowMoves).
   void Grow(uint64_t rows, StorePools* pools, cudaStream_t stream);
+  // Makes at least so many more numbers for rows on disk, in the same way.
+  void GrowDisk(uint64_t rows, StorePools* pools, cudaStream_t stream);
+  // Makes a staging area of at least so many rows. Returns the number of its first row.
+  uint32_t AddStaging(uint64_t rows, cudaStream_t stream);
+  // The record of a row in host memory, as the host sees it.
+  char* HostRecord(uint32_t row) const {
+    return blocks_on_host_[row >> geometry_.log2_block_rows].host_records +
+           (row & (geometry_.block_rows() - 1)) * geometry_.stride * sizeof(uint32_t);
+  }
+  size_t record_bytes() const { return geometry_.stride * sizeof(uint32_t); }
+  const uint32_t* disk_ring() const { return disk_.ring.as<uint32_t>(); }
+  uint64_t disk_capacity() const { return disk_.capacity; }
   // Frees all rows.
   void Clear(StorePools* pools, cudaStream_t stream);
 
@@ -86,8 +113,9 @@ class GpuRowStore {
   uint64_t NoteUsed(const StorePools& pools) {
     near_.most_used = near_.capacity - pools.near.free();
     far_.most_used = far_.capacity - pools.far.free();
-    return most_used() - pools.moving;
+    return most_used() - pools.moving + DiskRows(pools);
   }
+  uint64_t DiskRows(const StorePools& pools) const { return disk_.capacity - pools.disk.free(); }
   // The number of rows in host memory.
   uint64_t FarRows(const StorePools& pools) const {
     return far_.capacity - pools.far.free() - pools.leaving;
@@ -108,20 +136,44 @@ class GpuRowStore {
     void MayHaveTaken(uint64_t rows) { most_used = std::min(most_used + rows, capacity); }
   };
 
+  // A block as the host sees it. `pool` is null for the staging area.
+  struct Block {
+    Pool* pool;
+    char* host_records;
+    BlockPlace place;
+  };
+  // Memory for `count` blocks of one kind, which are added together.
+  struct Addition {
+    uint64_t count = 0;
+    std::vector<Block> blocks;
+    std::vector<DeviceMemory> chunks;
+    DeviceMemory ring;
+  };
+
+  // Allocates blocks in GPU memory, in host memory, or on disk. `pool` is null for the staging
+  // area, which is in host memory.
+  Addition Allocate(Pool* pool, uint64_t count);
+  // Adds blocks to the directory and their rows to the pools.
+  void Add(std::vector<Addition> additions, StorePools* pools, cudaStream_t stream);
   // Makes the pool's ring larger, by `added` rows from number `first` on.
   void GrowPool(Pool* pool, PoolCounters* counters, uint64_t first, uint64_t added,
                 DeviceMemory ring, cudaStream_t stream);
+  PoolCounters* CountersOf(const Pool* pool, StorePools* pools) const {
+    return pool == &near_ ? &pools->near : pool == &far_ ? &pools->far : &pools->disk;
+  }
 
   const std::string owner_;
   const gmeta_gpu_allocator allocator_;
   const RowGeometry geometry_;
   const uint64_t most_rows_;
   const uint64_t near_rows_;
+  const uint64_t far_blocks_;  // in host memory, before rows go to disk
   std::vector<DeviceMemory> chunks_;
+  std::vector<Block> blocks_on_host_;
   DeviceMemory blocks_;  // the directory
-  uint64_t block_count_ = 0;
-  Pool near_, far_;
-  DeviceMemory marks_;  // of all rows, if there are far ones
+  Pool near_, far_, disk_;
+  DeviceMemory marks_;    // of all rows, if there are far ones
+  DeviceMemory nowhere_;  // what kernels find in place of the records of a block on disk
 };
 
 }  // namespace gmeta

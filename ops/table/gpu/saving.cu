@@ -123,7 +123,8 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
   Copy(live.data(), counts, kLogicalShards, stream);
   Copy(found.data(), counts + kLogicalShards, kLogicalShards, stream);
   CheckCuda(cudaStreamSynchronize(stream), "reading counts of shards");
-  const size_t piece_rows = PieceRows(layout_.bytes(), std::max<size_t>(count, 1));
+  const size_t piece_rows =
+      std::min<size_t>(PieceRows(layout_.bytes(), std::max<size_t>(count, 1)), MostStaged());
   Workspace space(nullptr);
   CutSelected(&space, count);
   CutPiece(&space, piece_rows, dim(), slot_floats());
@@ -152,6 +153,7 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
   if (to.last_step == nullptr) columns.last_step = nullptr;
   for (size_t done = 0; done < count; done += piece_rows) {
     const size_t n = std::min(piece_rows, count - done);
+    Stage(selected.numbers + done, static_cast<uint32_t>(n), stream);
     WithRows([&](const auto& rows) {
       using Rows = std::decay_t<decltype(rows)>;
       Launch(ReadRecords<Rows>, BlocksOf(n * kWarp), kBlockThreads, 0, stream, "reading records",
@@ -179,6 +181,25 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
   }
 }
 
+std::pair<uint64_t, uint64_t> GpuTable::CountForms(const ImportColumns& from, size_t first,
+                                                   size_t n, cudaStream_t stream) {
+  if (!half_) return {n, 0};
+  std::vector<int64_t> keys(n), frequency(n), last_step(n);
+  Copy(keys.data(), from.keys + first, n, stream);
+  Copy(frequency.data(), from.frequency + first, n, stream);
+  Copy(last_step.data(), from.last_step + first, n, stream);
+  CheckCuda(cudaStreamSynchronize(stream), "reading frequencies");
+  uint64_t halves = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const SweepSchedule sweeps =
+        options_.half.Sweeps(policies_.ShardOf(keys[i]), policies_.shards());
+    halves += options_.half.IsToBeHalf(
+        {static_cast<uint32_t>(frequency[i]), static_cast<uint32_t>(last_step[i])},
+        sweeps.Latest(static_cast<uint32_t>(step_)));
+  }
+  return {n - halves, halves};
+}
+
 void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool replace) {
   if (replace) Clear();
   const Turn turn(this);
@@ -189,23 +210,11 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
   EndEpochs(policies_.all_shards(), stream);
   if (n == 0) return;
   const size_t total = static_cast<size_t>(n);
-  if (half_) {
-    std::vector<int64_t> keys(total), frequency(total), last_step(total);
-    Copy(keys.data(), from.keys, total, stream);
-    Copy(frequency.data(), from.frequency, total, stream);
-    Copy(last_step.data(), from.last_step, total, stream);
-    CheckCuda(cudaStreamSynchronize(stream), "reading frequencies");
-    uint64_t halves = 0;
-    for (size_t i = 0; i < total; ++i) {
-      const SweepSchedule sweeps =
-          options_.half.Sweeps(policies_.ShardOf(keys[i]), policies_.shards());
-      halves += options_.half.IsToBeHalf(
-          {static_cast<uint32_t>(frequency[i]), static_cast<uint32_t>(last_step[i])},
-          sweeps.Latest(static_cast<uint32_t>(step_)));
-    }
-    EnsureRoom(total - halves, halves, stream);
-  } else {
-    EnsureRoom(total, 0, stream);
+  // Rows that are to go to disk do so before the next piece comes.
+  const bool by_piece = full_disk_ != nullptr;
+  if (!by_piece) {
+    const auto [full, half] = CountForms(from, 0, total, stream);
+    EnsureRoom(full, half, stream);
   }
   const size_t piece_rows = PieceRows(layout_.bytes(), total);
   Workspace space(nullptr);
@@ -214,7 +223,6 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
   const Piece piece = CutPiece(&space, piece_rows, dim(), slot_floats());
   for (size_t done = 0; done < total; done += piece_rows) {
     const size_t count = std::min(piece_rows, total - done);
-    NoteGiven(stream);
     Copy(piece.keys, from.keys + done, count, stream);
     Copy(piece.columns.rows, from.rows + done * dim(), count * dim(), stream);
     if (slot_floats() > 0) {
@@ -222,12 +230,18 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
     }
     Copy(piece.columns.frequency, from.frequency + done, count, stream);
     Copy(piece.columns.last_step, from.last_step + done, count, stream);
+    if (by_piece) {
+      const auto [full, half] = CountForms(from, done, count, stream);
+      EnsureRoomAndBring(full, half, piece.keys, static_cast<int64_t>(count), stream);
+    }
+    NoteGiven(stream);
     WithRows([&](const auto& rows) {
       using Rows = std::decay_t<decltype(rows)>;
       Launch(WriteRecords<Rows>, BlocksOf(count), kBlockThreads, 0, stream, "writing records",
              index(), rows, piece.keys, static_cast<uint32_t>(count), piece.columns,
              static_cast<uint32_t>(step_));
     });
+    if (by_piece) NoteSize(ReadCounters(stream));
   }
   NoteSize(ReadCounters(stream));
   RecountShards(stream);

@@ -19,12 +19,18 @@ namespace {
 constexpr uint64_t kMostRows = 0xfffffff0u;
 constexpr uint64_t kMostRowsOfEither = 0x7ffffff0u;
 
+// Rows that become half together, if some may be on disk.
+constexpr uint32_t kColdOnDisk = 1 << 16;
+
 size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 // How many full rows may be in GPU memory; 0: all.
 uint64_t NearFull(const GpuTableOptions& options) {
   return options.half.half_below == 0 ? options.hbm_rows : NearFullRows(options.hbm_rows);
 }
+
+// Either form of rows takes half of the host memory.
+uint64_t HalfOf(uint64_t host_bytes) { return (host_bytes + 1) / 2; }
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
@@ -37,22 +43,33 @@ GpuTable::GpuTable(const GpuTableOptions& options)
       initial_slot_(std::visit([](const auto& o) { return o.InitialSlot(); }, options.optimizer)),
       full_("table '" + options.name + "': ", options.allocator,
             RowGeometry::OfFull(layout_, NearFull(options)),
-            options.half.half_below == 0 ? kMostRows : kMostRowsOfEither, NearFull(options)),
+            options.half.half_below == 0 ? kMostRows : kMostRowsOfEither, NearFull(options),
+            options.half.half_below == 0 ? options.host_bytes : HalfOf(options.host_bytes)),
       index_("table '" + options.name + "': ", options.allocator),
       policies_(options.admission, options.eviction, layout_.bytes(), HalfLayout(layout_).bytes()) {
   const DeviceScope device(options.device);
   if (options.half.half_below != 0) {
     half_.emplace("table '" + options.name + "': ", options.allocator,
                   RowGeometry::OfHalf(layout_, options.hbm_rows), kMostRowsOfEither,
-                  options.hbm_rows);
+                  options.hbm_rows, HalfOf(options.host_bytes));
   }
+  const uint32_t mask = half_ ? HalfRule::kHalf : 0;
   if (options.hbm_rows != 0) {
-    const uint32_t mask = half_ ? HalfRule::kHalf : 0;
     const auto moves = [&](uint32_t form) {
       return std::make_unique<RowMoves>(options.allocator, options.lookahead, form, mask);
     };
     full_moves_ = moves(0);
     if (half_) half_moves_ = moves(mask);
+  }
+  if (options.host_bytes != 0) {
+    const auto disk = [&](GpuRowStore* store, uint32_t form) {
+      // A batch asks for its rows up to three times: in its prefetch, lookup and update.
+      const uint32_t pins = 3 * (options.lookahead + 2);
+      return std::make_unique<GpuDiskTier>("table '" + options.name + "': ", options.allocator,
+                                           options.disk_folder, store, form, mask, pins);
+    };
+    full_disk_ = disk(&full_, 0);
+    if (half_) half_disk_ = disk(&*half_, mask);
   }
   CheckCuda(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking), "making a stream");
   CheckCuda(cudaEventCreateWithFlags(&last_done_, cudaEventDisableTiming), "making an event");
@@ -197,10 +214,12 @@ void GpuTable::Find(const int64_t* keys, int64_t n, float* out, const StampsView
                     cudaStream_t stream) {
   if (n == 0) return;
   InstallArrived(stream);
+  if (stamps.is_used()) BringRows(keys, n, nullptr, stream);
   WithRows([&](const auto& rows) {
     const auto batch = BatchOf(rows, keys, n, out, stamps);
     LaunchFind(batch, batch.vectors != dim(), Uses::kNone, stream);
   });
+  if (!stamps.is_used() && HasRowsOnDisk()) ReadFromDisk(keys, n, out, stream);
 }
 
 void GpuTable::FindOrInsert(const int64_t* keys, int64_t n, bool distinct, float* out,
@@ -209,7 +228,8 @@ void GpuTable::FindOrInsert(const int64_t* keys, int64_t n, bool distinct, float
   InstallArrived(stream);
   if (listed_ != 0) PromoteListed(listed_, stream);
   EvictFor(keys, n, stream);
-  EnsureRoomForNew(static_cast<uint64_t>(n), stream);
+  const auto most_new = static_cast<uint64_t>(n);  // all of one form
+  EnsureRoomAndBring(half_ ? 0 : most_new, half_ ? most_new : 0, keys, n, stream);
   WithRows([&](const auto& rows) { FindAndInsert(rows, keys, n, distinct, out, stamps, stream); });
   NoteNew(static_cast<uint64_t>(n));
   since_asked_ += static_cast<uint64_t>(n);
@@ -267,11 +287,13 @@ const uint8_t* GpuTable::Admit(const LookupBatch<Rows>& batch, cudaStream_t stre
 // If there is no memory for all listed rows, the list is kept, and the next lookup starts with it.
 void GpuTable::PromoteListed(uint64_t most, cudaStream_t stream) {
   listed_ = most;
+  BringRows(rare_no_more_.as<int64_t>(), static_cast<int64_t>(most),
+            reinterpret_cast<const int32_t*>(&counters()->rare_no_more), stream);
   if (!full_.HasRoom(most)) {
     const GpuCounters now = ReadCounters(stream);
     NoteSize(now);
     most = now.rare_no_more;
-    while (!full_.HasRoom(most)) GrowFull(full_.Wish(most), stream);
+    if (!full_.HasRoom(most)) MakeRoom(&full_, most, false, stream);
   }
   NoteGiven(stream);
   LaunchMoveMisfits(index(), mixed_rows(), rare_no_more_.as<int64_t>(), &counters()->rare_no_more,
@@ -360,6 +382,7 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
     if (listed_ != 0) PromoteListed(listed_, stream);
     MakeRoomIn(&rare_no_more_, static_cast<size_t>(n) * sizeof(int64_t), stream);
   }
+  BringRows(keys, n, count, stream);
   WithRows([&](const auto& rows) {
     UpdateBatch<std::decay_t<decltype(rows)>> batch{};
     batch.index = index();
@@ -404,12 +427,21 @@ void GpuTable::CoolDueShards(cudaStream_t stream) {
     });
     cold = ReadCounters(stream).cold;
   } while (cold > room);
-  if (cold == 0) return;
-  EnsureRoom(0, cold, stream);
-  NoteGiven(stream);
-  LaunchMoveMisfits(index(), mixed_rows(), cold_.as<int64_t>(), &counters()->cold, cold, false,
-                    step, dim() % 4 == 0, stream);
-  half_->MayHaveTaken(cold);
+  // Those on disk come to memory for it, so not all at once.
+  const uint32_t most = HasRowsOnDisk() ? kColdOnDisk : cold;
+  for (uint32_t done = 0; done < cold; done += most) {
+    const uint32_t some = std::min(most, cold - done);
+    const int64_t* const keys = cold_.as<int64_t>() + done;
+    BringRows(keys, some, nullptr, stream);
+    EnsureRoom(0, some, stream);
+    NoteGiven(stream);
+    CheckCuda(
+        cudaMemcpyAsync(&counters()->cold, &some, sizeof some, cudaMemcpyHostToDevice, stream),
+        "writing a counter");
+    LaunchMoveMisfits(index(), mixed_rows(), keys, &counters()->cold, some, false, step,
+                      dim() % 4 == 0, stream);
+    half_->MayHaveTaken(some);
+  }
   EndEpochs(due, stream);  // numbers may have changed without the last step
 }
 
@@ -441,8 +473,12 @@ TableStatistics GpuTable::Statistics() {
   sum.size = known_rows_;
   sum.capacity = index_.slots();
   sum.bytes = index_.bytes() + policies_.bytes();
-  ForEachStore([&](GpuRowStore* store, StorePools*, RowMoves* moves) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves, GpuDiskTier* disk) {
     sum.bytes += store->bytes() + (moves != nullptr ? moves->bytes() : 0);
+    if (disk == nullptr) return;
+    sum.bytes += disk->bytes();
+    sum.disk_bytes += disk->file_bytes();
+    sum.disk_rows += store->DiskRows(pools == &counters()->full ? now.full : now.half);
   });
   sum.host_rows = full_.FarRows(now.full);
   if (half_) {

@@ -35,6 +35,9 @@
 //            (device/tiers.cuh). A prefetch moves a later batch's rows to GPU memory beside
 //            compute; lookups install what has arrived, and wait for a batch that was prefetched
 //            `lookahead` batches ago.
+//   Disk     A table of three tiers bounds its rows in host memory too (device/disk.cuh). A batch's
+//            rows on disk are brought to memory before its kernels run, for which the host waits. A
+//            lookup that inserts nothing, and a save, read them where they are.
 //   Evicting Ranks are computed and sorted on the GPU, and victims erased there (eviction.cuh).
 //   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
 //            (stamps.cuh).
@@ -53,6 +56,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/common/gpu/cuda_error.cuh"
@@ -66,6 +70,7 @@
 #include "ops/table/gpu/device/mixed_rows.cuh"
 #include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/gpu_disk_tier.cuh"
 #include "ops/table/gpu/gpu_index.cuh"
 #include "ops/table/gpu/policies.h"
 #include "ops/table/gpu/row_moves.cuh"
@@ -85,6 +90,8 @@ struct GpuTableOptions {
   bool round_at_random = false;  // updates of half rows; else to nearest
   uint64_t hbm_rows = 0;         // rows beyond this many are in host memory; 0: none are
   uint32_t lookahead = 1;        // batches that a prefetch is ahead of its lookup
+  uint64_t host_bytes = 0;       // rows beyond these bytes of host memory are on disk; 0: none are
+  std::string disk_folder;       // where
   RowPrior prior;
   int device = 0;
   gmeta_gpu_allocator allocator{};
@@ -174,10 +181,6 @@ class GpuTable {
 
   // Makes room for at least `full` and `half` more rows. Some of these rows may exist already.
   void EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream);
-  // The same for new rows, which all have one form.
-  void EnsureRoomForNew(uint64_t n, cudaStream_t stream) {
-    half_ ? EnsureRoom(0, n, stream) : EnsureRoom(n, 0, stream);
-  }
   bool HasRoom(uint64_t full, uint64_t half) const {
     return full_.HasRoom(full) && (!half_ || half_->HasRoom(half));
   }
@@ -186,26 +189,45 @@ class GpuTable {
     index_.MayHaveTaken(n);
     (half_ ? *half_ : full_).MayHaveTaken(n);
   }
-  // Calls visit(store, pools, moves) for the rows of either form.
+  // Calls visit(store, pools, moves, disk) for the rows of either form.
   template <class Visit>
   void ForEachStore(const Visit& visit) {
-    visit(&full_, &counters()->full, full_moves_.get());
-    if (half_) visit(&*half_, &counters()->half, half_moves_.get());
+    visit(&full_, &counters()->full, full_moves_.get(), full_disk_.get());
+    if (half_) visit(&*half_, &counters()->half, half_moves_.get(), half_disk_.get());
   }
   // Installs the rows that have arrived, and waits for all but the last `most` prefetches.
   void InstallMoves(size_t most, cudaStream_t stream);
   // The same, before a batch looks rows up.
   void InstallArrived(cudaStream_t stream) { InstallMoves(options_.lookahead, stream); }
+  // Returns how many full rows and half rows n rows of an import are, from number `first` on.
+  std::pair<uint64_t, uint64_t> CountForms(const ImportColumns& from, size_t first, size_t n,
+                                           cudaStream_t stream);
   // Tells the pools, before a kernel takes rows, which numbers have been given back.
   void NoteGiven(cudaStream_t stream);
   // Grows the index until it has room for n more keys. Reads the counters.
   void GrowIndex(uint64_t n, cudaStream_t stream);
-  void GrowFull(uint64_t rows, cudaStream_t stream);
-  void GrowHalf(uint64_t rows, cudaStream_t stream);
+  // Makes room for so many more rows of a store: by growth, and once it may grow no more, by
+  // writing others to disk. Room in `host` memory if it can be had that way, else anywhere.
+  void MakeRoom(GpuRowStore* store, uint64_t rows, bool host, cudaStream_t stream);
   void EmptyPools(cudaStream_t stream);
   GpuCounters ReadCounters(cudaStream_t stream);
   void NoteSize(const GpuCounters& counters);
   void AskForSize(uint64_t n, cudaStream_t stream);
+
+  // Rows on disk (disk.cu).
+  GpuDiskTier::Place PlaceOf(const GpuRowStore& store, StorePools* pools) const;
+  bool HasRowsOnDisk() const;
+  // Brings the rows of n keys, or of the first *count, to memory.
+  void BringRows(const int64_t* keys, int64_t n, const int32_t* count, cudaStream_t stream);
+  // The same, and makes room for new rows as EnsureRoom does.
+  void EnsureRoomAndBring(uint64_t full, uint64_t half, const int64_t* keys, int64_t n,
+                          cudaStream_t stream);
+  // Puts the numbers of staged copies in place of the numbers of rows on disk. There are at most
+  // MostStaged() numbers. The copies are there until the next call of this function.
+  void Stage(uint32_t* numbers, uint32_t n, cudaStream_t stream);
+  uint32_t MostStaged() const;
+  // Writes the rows on disk of n keys to `out`.
+  void ReadFromDisk(const int64_t* keys, int64_t n, float* out, cudaStream_t stream);
 
   // Makes a piece of memory at least `bytes` bytes long. Its content may be lost.
   void MakeRoomIn(DeviceMemory* memory, size_t bytes, cudaStream_t stream);
@@ -266,8 +288,9 @@ class GpuTable {
   cudaEvent_t last_done_ = nullptr;
 
   GpuRowStore full_;
-  std::optional<GpuRowStore> half_;                    // only in tables of two precisions
-  std::unique_ptr<RowMoves> full_moves_, half_moves_;  // only in tables of two tiers
+  std::optional<GpuRowStore> half_;                     // only in tables of two precisions
+  std::unique_ptr<RowMoves> full_moves_, half_moves_;   // only in tables of several tiers
+  std::unique_ptr<GpuDiskTier> full_disk_, half_disk_;  // only in tables of three
   GpuIndex index_;
   DeviceMemory counters_;
   DeviceMemory l2_;  // of the prior; empty: none

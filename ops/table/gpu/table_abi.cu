@@ -86,6 +86,11 @@ GpuTableOptions OptionsOf(const gmeta_gpu_table_options& from) {
   Require(from.hbm_rows >= 0,
           table + "hbm_rows must be >= 0, got " + std::to_string(from.hbm_rows));
   to.hbm_rows = static_cast<uint64_t>(from.hbm_rows);
+  Require(from.host_bytes >= 0 && (from.host_bytes == 0 || from.hbm_rows > 0),
+          table + "host_bytes must be >= 0, and is for a table with hbm_rows, got " +
+              std::to_string(from.host_bytes));
+  to.host_bytes = static_cast<uint64_t>(from.host_bytes);
+  to.disk_folder = from.disk_folder == nullptr ? "" : from.disk_folder;
   Require(from.lookahead >= 0 && from.lookahead <= 64,
           table + "lookahead must be 0 to 64, got " + std::to_string(from.lookahead));
   to.lookahead = static_cast<uint32_t>(from.lookahead);
@@ -217,9 +222,9 @@ int gmeta_gpu_table_step(gmeta_gpu_table* table, int64_t* out) {
 int gmeta_gpu_table_statistics(gmeta_gpu_table* table, int64_t* out) {
   return With(table, [&](GpuTable& own) {
     const gmeta::TableStatistics s = own.Statistics();
-    const uint64_t values[] = {s.size,      s.capacity,  s.bytes,   s.hits,    s.misses,
-                               s.inserts,   s.removes,   s.updates, s.ignored, s.rejects,
-                               s.evictions, s.half_rows, 0,         0,         s.brought,
+    const uint64_t values[] = {s.size,      s.capacity,  s.bytes,     s.hits,       s.misses,
+                               s.inserts,   s.removes,   s.updates,   s.ignored,    s.rejects,
+                               s.evictions, s.half_rows, s.disk_rows, s.disk_bytes, s.brought,
                                s.spilled,   s.host_rows, s.crowded};
     std::copy(std::begin(values), std::end(values), out);
   });

@@ -67,6 +67,9 @@ typedef struct {
   // memory holds half as many float32 rows and this many half rows, which together take no more
   // memory.
   int64_t hbm_rows;
+  // With hbm_rows: rows beyond these bytes of host memory are on disk, in this folder; 0: none are.
+  int64_t host_bytes;
+  const char* disk_folder;
   int64_t lookahead;  // how many batches a prefetch is ahead of its lookup
   const float* l2;    // of the rows' prior (core/row_prior.h), one for each column
   int64_t l2_count;   // dim, or 0: no prior

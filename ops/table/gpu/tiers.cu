@@ -8,7 +8,7 @@
 namespace gmeta {
 
 void GpuTable::InstallMoves(size_t most, cudaStream_t stream) {
-  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves, GpuDiskTier*) {
     if (moves == nullptr || !moves->any()) return;
     moves->Install({index(), store->View(dim(), slot_floats(), pools, counters()), pools,
                     counters(), static_cast<uint32_t>(step_)},
@@ -17,7 +17,7 @@ void GpuTable::InstallMoves(size_t most, cudaStream_t stream) {
 }
 
 void GpuTable::NoteGiven(cudaStream_t stream) {
-  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves*) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves*, GpuDiskTier*) {
     if (!store->has_far_rows()) return;
     CheckCuda(cudaMemcpyAsync(&pools->near.ready, &pools->near.given, sizeof pools->near.ready,
                               cudaMemcpyDeviceToDevice, stream),
@@ -30,15 +30,12 @@ void GpuTable::Prefetch(const int64_t* keys, int64_t n, cudaStream_t stream) {
   const Turn turn(this, stream);
   if (n == 0 || full_moves_ == nullptr) return;
   InstallArrived(stream);
+  BringRows(keys, n, nullptr, stream);
   const auto count = static_cast<uint64_t>(n);
-  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves, GpuDiskTier*) {
     if (!store->has_far_rows()) return;
     if (!store->HasFarRoom(count)) NoteSize(ReadCounters(stream));
-    if (!store->HasFarRoom(count)) {
-      InstallMoves(0, stream);
-      store->Grow(store->Wish(count), pools, stream);
-      asked_ = false;
-    }
+    if (!store->HasFarRoom(count)) MakeRoom(store, count, true, stream);
     const auto most_free = static_cast<uint32_t>(store->near_capacity() / 4);
     moves->Send({index(), store->View(dim(), slot_floats(), pools, counters()), pools, counters(),
                  static_cast<uint32_t>(step_)},

@@ -96,6 +96,7 @@ inline int __syncthreads_or(int x) {
 }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
 template <class T>
 T __ldg(const T* from) {

@@ -143,10 +143,9 @@ def test_tiers_that_mean_nothing_are_refused(settings, said):
         Tiers(**settings)
 
 
-@pytest.mark.parametrize("hbm_rows", [None, 5])
-def test_tiers_of_another_place_are_refused(monkeypatch, hbm_rows):
-    drive = Tiers(host_bytes=5, ssd="rows", hbm_rows=hbm_rows)
-    with pytest.raises(ConfigError, match=r"'t': a table on a GPU .*ssd='rows'.*give Tiers\(hbm_rows=...\)"):
+def test_tiers_of_another_place_are_refused(monkeypatch):
+    drive = Tiers(host_bytes=5, ssd="rows")
+    with pytest.raises(ConfigError, match=r"'t': a table on a GPU .*ssd='rows'\): add hbm_rows, or keep"):
         HashTable(4, name="t", device="gpu", tiers=drive)
     for device in ("cpu", "auto"):
         monkeypatch.setenv(VARIABLE, "cpu")
@@ -154,6 +153,14 @@ def test_tiers_of_another_place_are_refused(monkeypatch, hbm_rows):
             ConfigError, match=r"'t': hbm_rows=5 is for a table on a GPU.*with device='gpu', or"
         ):
             HashTable(4, name="t", device=device, tiers=Tiers(hbm_rows=5))
+
+
+def test_a_table_of_three_tiers_has_two_where_there_is_no_gpu(tmp_path):
+    tiers = Tiers(host_bytes=500, ssd=tmp_path, hbm_rows=5)
+    table = HashTable(4, name="t", device="gpu", tiers=tiers)
+    assert table.tiers == (tiers if table.device == "gpu" else Tiers(500, tmp_path))
+    assert Tiers(hbm_rows=5).without_gpu() is None
+    assert tiers.divide([1, 4]) == [Tiers(100, tmp_path, 5), Tiers(400, tmp_path, 5)]
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):

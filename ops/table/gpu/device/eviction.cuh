@@ -53,16 +53,18 @@ __device__ double SquaredNormOf(const Rows& rows, uint32_t row) {
   return sum;
 }
 
-// Sets ranks[i], groups[i] and order[i] = i for each row. Rows expire only in a sweep.
+// Sets ranks[i], groups[i] and order[i] = i for n rows from number `first` on. numbers[i - first]
+// is where row i is read. Rows expire only in a sweep.
 template <class Rows, class Policy>
 __global__ void __launch_bounds__(kBlockThreads)
-    JudgeRows(Rows rows, Policy policy, const int64_t* keys, const uint32_t* numbers, uint32_t n,
-              uint32_t now, bool sweep, int log2_shards, uint64_t* ranks, uint8_t* groups,
-              uint32_t* order) {
-  const uint64_t at = GlobalThread();
-  if (at >= n) return;
-  JudgedGpuRow row{*rows.header(numbers[at]), 0.0};
-  if (Policy::kReadsWeights) row.squared_norm = SquaredNormOf(rows, numbers[at]);
+    JudgeRows(Rows rows, Policy policy, const int64_t* keys, const uint32_t* numbers,
+              uint32_t first, uint32_t n, uint32_t now, bool sweep, int log2_shards,
+              uint64_t* ranks, uint8_t* groups, uint32_t* order) {
+  if (GlobalThread() >= n) return;
+  const uint32_t number = numbers[GlobalThread()];
+  const uint64_t at = first + GlobalThread();
+  JudgedGpuRow row{*rows.header(number), 0.0};
+  if (Policy::kReadsWeights) row.squared_norm = SquaredNormOf(rows, number);
   const uint64_t shard = MurmurHash3(keys[at]) >> 1 >> (63 - log2_shards);
   ranks[at] = policy.Rank(row);
   groups[at] = static_cast<uint8_t>(2 * shard + !(sweep && policy.Expired(row, now)));

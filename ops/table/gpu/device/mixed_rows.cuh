@@ -169,6 +169,8 @@ struct MixedRowsView {
     return of(row).header(row & ~HalfRule::kHalf);
   }
 
+  __device__ bool IsOnDisk(uint32_t row) const { return of(row).IsOnDisk(row & ~HalfRule::kHalf); }
+
   template <class Vec>
   __device__ static Vec Rounded(Vec weights) {
     if constexpr (sizeof(Vec) == sizeof(float)) {

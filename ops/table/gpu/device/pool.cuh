@@ -6,9 +6,10 @@
 // began: the numbers that it takes were written before, and the numbers that it gives back go to
 // places whose numbers were taken before.
 //
-// A store of rows has two pools: `near` of rows in GPU memory, `far` of rows in host memory
-// (tiers.cuh). A warp takes near rows if there are enough for all its lanes, else far ones. How
-// many there are, `ready` tells: the numbers that had been given when the kernel began.
+// A store of rows has three pools: `near` of rows in GPU memory, `far` of rows in host memory
+// (tiers.cuh), `disk` of rows on disk (disk.cuh). A warp takes near rows if there are enough for
+// all its lanes, else far ones. How many there are, `ready` tells: the numbers that had been given
+// when the kernel began. Rows on disk get their numbers from the host.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_POOL_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_POOL_CUH_
@@ -29,7 +30,7 @@ struct PoolCounters {
 // The state of a store's pools, and of the rows that are on their way from one to the other. Such a
 // row has a number of each pool.
 struct StorePools {
-  PoolCounters near, far;
+  PoolCounters near, far, disk;
   unsigned long long moving;   // rows on their way
   unsigned long long leaving;  // those of them that leave GPU memory
 };

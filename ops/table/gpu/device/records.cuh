@@ -9,6 +9,7 @@
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
 #include "ops/table/gpu/device/mixed_rows.cuh"
+#include "ops/table/gpu/device/read_records.cuh"
 #include "ops/table/gpu/device/rows.cuh"
 
 namespace gmeta {
@@ -29,40 +30,6 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (at >= n) return;
   ordered_keys[at] = keys[order[at]];
   ordered_numbers[at] = numbers[order[at]];
-}
-
-// A piece of records as packed columns. Null columns are left out.
-struct PieceColumns {
-  float* rows;
-  float* slots;
-  int64_t* frequency;
-  int64_t* last_step;
-};
-
-// Reads records into columns, with one warp per record.
-template <class Rows>
-__global__ void __launch_bounds__(kBlockThreads)
-    ReadRecords(Rows rows, const uint32_t* numbers, uint32_t n, PieceColumns to) {
-  const uint64_t at = GlobalThread() / kWarp;
-  const uint32_t lane = threadIdx.x % kWarp;
-  if (at >= n) return;
-  const uint32_t row = numbers[at];
-  const auto record = rows.record(row);
-  if (to.rows != nullptr) {
-    for (uint32_t i = lane; i < rows.dim; i += kWarp) {
-      to.rows[at * rows.dim + i] = record.Weights(record.template Load<float>(i));
-    }
-  }
-  if (to.slots != nullptr) {
-    for (uint32_t i = lane; i < rows.slot_floats; i += kWarp) {
-      to.slots[at * rows.slot_floats + i] = record.Slots(record.template Load<float>(rows.dim + i));
-    }
-  }
-  if (lane == 0) {
-    const RowHeader header = *rows.header(row);
-    if (to.frequency != nullptr) to.frequency[at] = header.frequency;
-    if (to.last_step != nullptr) to.last_step[at] = header.last_step;
-  }
 }
 
 // Writes records of distinct keys, and makes rows for absent keys. Each row gets the form that it

@@ -18,7 +18,9 @@
 //   cache. Blocks are cut from chunks, which are larger allocations. The first `near_rows` rows are
 //   in GPU memory. The records of the others, if a table may have such, are in pinned host memory,
 //   which kernels read and write over the bus like GPU memory (tiers.cuh). Their headers are in GPU
-//   memory, so that passes that judge rows, and moves, don't wait for the bus.
+//   memory, so that passes that judge rows, and moves, don't wait for the bus. Of rows on disk
+//   (disk.cuh), only headers are in memory: in the directory, their blocks share one address of
+//   records, `nowhere`, where there are none.
 //
 // Free rows are in pools (pool.cuh).
 
@@ -80,6 +82,10 @@ class FullRecord {
   float* weights_ = nullptr;
 };
 
+// Values of a row's mark (tiers.cuh): it is on its way to another tier, and it was used.
+inline constexpr uint32_t kMoving = 0xffffffffu;
+inline constexpr uint32_t kUsed = 0x80000000u;
+
 // Where a block's records and headers are.
 struct alignas(16) BlockPlace {
   char* records;
@@ -96,9 +102,11 @@ struct RowsView {
   uint32_t stride;  // four-byte words from one row to the next
   uint32_t dim;
   uint32_t slot_floats;
-  PoolView near, far;
+  PoolView near, far, disk;
   uint32_t near_rows;  // rows with smaller numbers are in GPU memory
+  uint32_t numbers;    // of rows, whether they are used or not
   uint32_t* marks;     // one for each row, in tables with far rows (tiers.cuh)
+  char* nowhere;       // null if no row is on disk
   GpuCounters* counters;
 
   __device__ float* weights(uint32_t row) const {
@@ -145,7 +153,12 @@ struct RowsView {
     return Take(mask, takes);
   }
   __device__ bool IsNear(uint32_t row) const { return row < near_rows; }
-  __device__ void Give(uint32_t row) const { (IsNear(row) ? near : far).Give(row); }
+  __device__ bool IsOnDisk(uint32_t row) const {
+    return nowhere != nullptr && block(row).records == nowhere;
+  }
+  __device__ void Give(uint32_t row) const {
+    (IsNear(row) ? near : IsOnDisk(row) ? disk : far).Give(row);
+  }
   __device__ void Give(int64_t /*key*/, uint32_t row) const { Give(row); }
 
  private:

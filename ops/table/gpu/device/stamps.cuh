@@ -32,7 +32,7 @@ struct StampsView {
   const int64_t* peeked = nullptr;        // stamps that a reread compares
   unsigned long long* changed = nullptr;  // where a reread adds the number of changed rows
 
-  __device__ bool is_used() const { return written != nullptr || peeked != nullptr; }
+  __host__ __device__ bool is_used() const { return written != nullptr || peeked != nullptr; }
 
   // Writes or compares the stamp of the key at a position; `header` is null if it has no row.
   // Returns whether the row is as it was peeked.

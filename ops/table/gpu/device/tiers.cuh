@@ -27,7 +27,7 @@
 //
 // Marks. There is one word per row:
 //   near  the number of the last prefetch that asked for it, and kUsed, which the clock clears
-//   far   0
+//   far   0, or in tables with rows on disk the number of the last batch that asked (disk.cuh)
 //   kMoving while the row is on its way, so that no later flight takes it as well. A prefetch that
 //   asks for a near row on its way out writes its own number: that move is then given up.
 //
@@ -47,14 +47,12 @@
 
 #include <cstdint>
 
+#include "ops/table/gpu/device/copy_records.cuh"
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
 #include "ops/table/gpu/device/rows.cuh"
 
 namespace gmeta {
-
-inline constexpr uint32_t kMoving = 0xffffffffu;
-inline constexpr uint32_t kUsed = 0x80000000u;
 
 struct Move {
   int64_t key;
@@ -131,6 +129,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     uint32_t* const mark = flight.rows.marks + row;
     if (flight.rows.IsNear(row)) {
       *mark = flight.number | kUsed;
+      wanted = false;
+    } else if (flight.rows.IsOnDisk(row)) {
       wanted = false;
     } else {
       wanted = atomicExch(mark, kMoving) != kMoving;
@@ -249,38 +249,6 @@ __global__ void __launch_bounds__(kBlockThreads)
   flight.clock->hand += flight.clock->looked;
   flight.clock->looked = 0;
   flight.clock->wants = max(flight.clock->wants - flight.clock->wants / 8, wanted);
-}
-
-// Copies the records of a warp's `count` first lanes. A record takes long to come over the bus, so
-// each lane loads many vectors, also of several records, before it stores them. The whole warp
-// calls it.
-template <class Vec>
-__device__ inline void CopyRecords(const RowsView& rows, uint32_t from, uint32_t to,
-                                   uint32_t count) {
-  constexpr uint32_t kAhead = 8;
-  using Address = unsigned long long;
-  const uint32_t lane = threadIdx.x % kWarp;
-  const uint32_t vectors = rows.stride * sizeof(uint32_t) / sizeof(Vec);
-  const auto address = [&](uint32_t row) {
-    return lane < count ? reinterpret_cast<Address>(rows.weights(row)) : Address{0};
-  };
-  const Address source = address(from), target = address(to);
-  for (uint32_t base = 0; base < count * vectors; base += kAhead * kWarp) {
-    Vec read[kAhead];
-    Vec* places[kAhead];
-#pragma unroll
-    for (uint32_t i = 0; i < kAhead; ++i) {
-      const uint32_t at = base + i * kWarp + lane, record = at / vectors, c = at % vectors;
-      const Address its_source = __shfl_sync(kFullWarp, source, record % kWarp);
-      const Address its_target = __shfl_sync(kFullWarp, target, record % kWarp);
-      places[i] = record < count ? reinterpret_cast<Vec*>(its_target) + c : nullptr;
-      if (record < count) read[i] = __ldcg(reinterpret_cast<const Vec*>(its_source) + c);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < kAhead; ++i) {
-      if (places[i] != nullptr) *places[i] = read[i];
-    }
-  }
 }
 
 inline constexpr uint32_t kCopyThreads = 1024;  // so that few multiprocessors copy

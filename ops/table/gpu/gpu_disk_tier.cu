@@ -1,0 +1,219 @@
+#include <algorithm>
+
+#include "ops/common/gpu/cuda_launch.cuh"
+#include "ops/table/gpu/device/disk.cuh"
+#include "ops/table/gpu/gpu_disk_tier.cuh"
+
+namespace gmeta {
+namespace {
+
+constexpr size_t kStagingBytes = size_t{16} << 20;
+// What a spill writes at least, if so much may go: it scans the index twice.
+constexpr size_t kSpillBytes = size_t{64} << 20;
+
+void Copy(void* to, const void* from, size_t bytes, const char* doing, cudaStream_t stream) {
+  if (bytes == 0) return;
+  CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), doing);
+}
+
+}  // namespace
+
+GpuDiskTier::GpuDiskTier(const std::string& owner, const gmeta_gpu_allocator& allocator,
+                         const std::string& folder, GpuRowStore* store, uint32_t form,
+                         uint32_t form_mask, uint32_t pins)
+    : owner_(owner),
+      allocator_(allocator),
+      store_(store),
+      form_(form),
+      form_mask_(form_mask),
+      pins_(pins),
+      records_(folder, store->record_bytes()),
+      counts_(allocator, sizeof(DiskCounts)) {}
+
+DiskView GpuDiskTier::View(const Place& place, const Found& found) const {
+  DiskView view{};
+  view.index = place.index;
+  view.rows = place.rows;
+  view.form = form_;
+  view.form_mask = form_mask_;
+  view.batch = batch_;
+  view.pinned_from = batch_ >= pins_ ? batch_ - pins_ + 1 : 1;
+  view.step = place.step;
+  view.staged = staged_;
+  view.counts = counts_.as<DiskCounts>();
+  view.found = found.memory.as<FoundRow>();
+  view.most = static_cast<uint32_t>(found.memory.bytes() / sizeof(FoundRow));
+  return view;
+}
+
+void GpuDiskTier::Begin(Found* found, uint32_t n, cudaStream_t stream) {
+  if (found->memory.bytes() < n * sizeof(FoundRow)) {
+    CheckCuda(cudaStreamSynchronize(stream), "waiting for a table's batches");
+    found->memory = DeviceMemory();
+    found->memory = DeviceMemory(allocator_, (size_t{n} + n / 4 + 256) * sizeof(FoundRow));
+  }
+  CheckCuda(cudaMemsetAsync(counts_.as<void>(), 0, counts_.bytes(), stream), "clearing counts");
+}
+
+void GpuDiskTier::Read(Found* found, cudaStream_t stream) {
+  uint32_t count = 0;
+  Copy(&count, &counts_.as<DiskCounts>()->found, sizeof count, "counting rows", stream);
+  CheckCuda(cudaStreamSynchronize(stream), "counting rows");
+  found->rows.resize(std::min<size_t>(count, found->memory.bytes() / sizeof(FoundRow)));
+  Copy(found->rows.data(), found->memory.as<void>(), found->rows.size() * sizeof(FoundRow),
+       "listing rows", stream);
+  CheckCuda(cudaStreamSynchronize(stream), "listing rows");
+}
+
+uint32_t GpuDiskTier::Find(const Place& place, const int64_t* keys, uint32_t n,
+                           const int32_t* count, cudaStream_t stream) {
+  Begin(&asked_, n, stream);
+  if (++batch_ == kUsed) batch_ = 1;  // marks of an older round pin some rows longer
+  Launch(ListOnDisk, BlocksOf(n), kBlockThreads, 0, stream, "finding rows on disk",
+         View(place, asked_), keys, n, count);
+  Read(&asked_, stream);
+  return static_cast<uint32_t>(asked_.rows.size());
+}
+
+void GpuDiskTier::ReadRecords(uint32_t first, uint32_t n) {
+  std::vector<disk::NumberedRecords::Wish> wishes(n);
+  for (uint32_t i = 0; i < n; ++i) {
+    wishes[i] = {asked_.rows[first + i].row, store_->HostRecord(staged_ + i)};
+  }
+  try {
+    records_.Read(wishes);
+  } catch (const disk::DiskError& error) {
+    throw CudaError(GMETA_CUDA_OUT_OF_MEMORY, owner_ + error.what());
+  }
+}
+
+void GpuDiskTier::Bring(const Place& place, cudaStream_t stream) {
+  const auto count = static_cast<uint32_t>(asked_.rows.size());
+  const bool vector = place.rows.stride % 4 == 0;
+  for (uint32_t done = 0; done < count; done += staged_rows_) {
+    const uint32_t n = std::min(staged_rows_, count - done);
+    if (done != 0) CheckCuda(cudaStreamSynchronize(stream), "waiting for staged rows");
+    ReadRecords(done, n);
+    Launch(vector ? BringRows<uint4> : BringRows<uint32_t>, BlocksOf(n), kBlockThreads, 0, stream,
+           "bringing rows from disk", View(place, asked_), done, n, place.counters);
+  }
+}
+
+void GpuDiskTier::Stage(const Place& place, uint32_t* numbers, uint32_t n, cudaStream_t stream) {
+  Require(n <= staged_rows_, owner_ + "more rows are to be staged than there is room for");
+  Begin(&asked_, n, stream);
+  Launch(FindNumbersOnDisk, BlocksOf(n), kBlockThreads, 0, stream, "finding rows on disk",
+         View(place, asked_), numbers, n);
+  Read(&asked_, stream);
+  const auto found = static_cast<uint32_t>(asked_.rows.size());
+  if (found == 0) return;
+  ReadRecords(0, found);
+  Launch(RenumberStaged, BlocksOf(found), kBlockThreads, 0, stream, "staging rows",
+         View(place, asked_), found, numbers);
+}
+
+void GpuDiskTier::Choose(const Place& place, const GpuIndex& index, uint64_t rows,
+                         cudaStream_t stream) {
+  leaving_.rows.clear();
+  CheckCuda(cudaMemsetAsync(counts_.as<void>(), 0, counts_.bytes(), stream), "clearing counts");
+  index.ForEachPart([&](const KeySlot* slots, uint64_t count) {
+    Launch(CountAges, BlocksOf(count), kBlockThreads, 0, stream, "counting rows by age",
+           View(place, leaving_), slots, count);
+  });
+  DiskCounts counts;
+  Copy(&counts, counts_.as<void>(), sizeof counts, "counting rows by age", stream);
+  CheckCuda(cudaStreamSynchronize(stream), "counting rows by age");
+  uint32_t oldest = kAges;
+  uint64_t may_go = 0;
+  while (oldest > 0 && may_go < rows) may_go += counts.ages[--oldest];
+  const auto n = static_cast<uint32_t>(std::min(may_go, rows));
+  if (n == 0) return;
+  Begin(&leaving_, n, stream);
+  DiskView view = View(place, leaving_);
+  view.most = n;
+  index.ForEachPart([&](const KeySlot* slots, uint64_t count) {
+    Launch(ListOldest, BlocksOf(count), kBlockThreads, 0, stream, "choosing rows for the disk",
+           view, slots, count, oldest);
+  });
+  Read(&leaving_, stream);
+  leaving_.rows.resize(n);  // as many of the youngest as it takes
+}
+
+std::vector<uint32_t> GpuDiskTier::TakeNumbers(const Place& place, uint32_t n,
+                                               cudaStream_t stream) {
+  PoolCounters pool;
+  const auto read = [&](uint64_t from, uint64_t to) {
+    std::vector<uint32_t> numbers(to - from);
+    const uint64_t capacity = store_->disk_capacity();
+    for (uint64_t at = from; at < to;) {
+      const uint64_t count = std::min(to - at, capacity - at % capacity);
+      Copy(numbers.data() + (at - from), store_->disk_ring() + at % capacity,
+           count * sizeof(uint32_t), "reading numbers of the disk", stream);
+      at += count;
+    }
+    CheckCuda(cudaStreamSynchronize(stream), "reading numbers of the disk");
+    return numbers;
+  };
+  const auto read_pool = [&] {
+    Copy(&pool, &place.pools->disk, sizeof pool, "reading a pool's state", stream);
+    CheckCuda(cudaStreamSynchronize(stream), "reading a pool's state");
+  };
+  read_pool();
+  for (const uint32_t number : read(settled_, pool.given)) records_.Free(number);
+  settled_ = pool.given;
+  if (pool.free() < n) {
+    store_->GrowDisk(std::max<uint64_t>(n - pool.free(), store_->disk_capacity() / 8), place.pools,
+                     stream);
+    read_pool();
+    settled_ = pool.given;
+  }
+  return read(pool.taken, pool.taken + n);
+}
+
+void GpuDiskTier::Spill(Place place, const GpuIndex& index, uint64_t rows, cudaStream_t stream) {
+  if (staged_rows_ == 0) {
+    const uint64_t most = std::max<uint64_t>(1, kStagingBytes / store_->record_bytes());
+    const uint64_t block = store_->geometry().block_rows();
+    staged_rows_ = static_cast<uint32_t>((most + block - 1) / block * block);
+    staged_ = store_->AddStaging(staged_rows_, stream);
+  }
+  any_ = true;
+  const auto update = [&] {
+    place.rows = store_->View(place.rows.dim, place.rows.slot_floats, place.pools, place.counters);
+  };
+  update();
+  const uint64_t some =
+      std::min<uint64_t>(kSpillBytes / store_->record_bytes(), place.rows.far.capacity / 8);
+  Choose(place, index, std::max(rows, some), stream);
+  const auto n = static_cast<uint32_t>(leaving_.rows.size());
+  if (n == 0) return;
+  const std::vector<uint32_t> numbers = TakeNumbers(place, n, stream);
+  update();
+  uint32_t written = 0;
+  try {
+    for (; written < n; ++written) {
+      records_.Put(numbers[written], store_->HostRecord(leaving_.rows[written].row));
+    }
+  } catch (const disk::DiskError& error) {
+    while (written > 0) records_.Free(numbers[--written]);
+    throw CudaError(GMETA_CUDA_OUT_OF_MEMORY, owner_ + error.what());
+  }
+  const DeviceMemory to(allocator_, n * sizeof(uint32_t));
+  Copy(to.as<void>(), numbers.data(), to.bytes(), "writing numbers of the disk", stream);
+  Launch(LeaveMemory, BlocksOf(n), kBlockThreads, 0, stream, "moving rows to disk",
+         View(place, leaving_), to.as<const uint32_t>(), n, place.counters);
+  PoolCounters pool;
+  Copy(&pool, &place.pools->disk, sizeof pool, "reading a pool's state", stream);
+  CheckCuda(cudaStreamSynchronize(stream), "moving rows to disk");
+  pool.taken += n;
+  Copy(&place.pools->disk.taken, &pool.taken, sizeof pool.taken, "writing a pool's state", stream);
+  CheckCuda(cudaStreamSynchronize(stream), "writing a pool's state");
+}
+
+void GpuDiskTier::Clear() {
+  records_.Clear();
+  settled_ = store_->disk_capacity();
+  any_ = false;
+}
+
+}  // namespace gmeta

@@ -1,0 +1,101 @@
+// GpuDiskTier: the rows of one form of a GPU table that are on disk (device/disk.cuh).
+//
+// All calls are made in the table's turn, and most wait for the stream: the host reads and writes
+// the records.
+
+#ifndef GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
+#define GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ops/table/disk/numbered_records.h"
+#include "ops/table/gpu/device/found_row.h"
+#include "ops/table/gpu/device/index.cuh"
+#include "ops/table/gpu/device/rows.cuh"
+#include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/gpu_index.cuh"
+#include "ops/table/gpu/row_store.cuh"
+
+namespace gmeta {
+
+struct DiskView;
+
+class GpuDiskTier {
+ public:
+  // `owner` is for messages. `form` and `form_mask` tell the rows' form by their numbers. Rows that
+  // one of the last `pins` batches has asked for stay in memory.
+  GpuDiskTier(const std::string& owner, const gmeta_gpu_allocator& allocator,
+              const std::string& folder, GpuRowStore* store, uint32_t form, uint32_t form_mask,
+              uint32_t pins);
+
+  // The table as it is at a call.
+  struct Place {
+    IndexView index;
+    RowsView rows;
+    StorePools* pools;
+    GpuCounters* counters;
+    uint32_t step;
+  };
+
+  // Whether rows may be on disk. If not, a call needs nothing of the below.
+  bool any() const { return any_; }
+  // Finds the rows on disk of a batch's keys, or of the first *count. Returns how many there are.
+  uint32_t Find(const Place& place, const int64_t* keys, uint32_t n, const int32_t* count,
+                cudaStream_t stream);
+  // Brings the rows that Find has found. The store has room for them.
+  void Bring(const Place& place, cudaStream_t stream);
+  // Writes at least so many rows of host memory to disk, or all that may go there, and some more.
+  // The store and its pools change.
+  void Spill(Place place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
+  // Stages the rows on disk among n numbers, at most MostStaged(), and lists the staged numbers in
+  // place of theirs.
+  void Stage(const Place& place, uint32_t* numbers, uint32_t n, cudaStream_t stream);
+  uint32_t MostStaged() const { return staged_rows_; }
+  void Clear();
+
+  uint64_t file_bytes() const { return records_.file_bytes(); }
+  size_t bytes() const {
+    return counts_.bytes() + asked_.memory.bytes() + leaving_.memory.bytes() +
+           records_.memory_bytes();
+  }
+
+ private:
+  // Rows that kernels have found.
+  struct Found {
+    DeviceMemory memory;
+    std::vector<FoundRow> rows;  // the same, as the host has read them
+  };
+
+  DiskView View(const Place& place, const Found& found) const;
+  // Begins a list of at most n rows.
+  void Begin(Found* found, uint32_t n, cudaStream_t stream);
+  // Reads the list. Waits for the stream.
+  void Read(Found* found, cudaStream_t stream);
+  // Reads the records of n rows that were asked for, from number `first` on, into the staging area.
+  void ReadRecords(uint32_t first, uint32_t n);
+  // Chooses the rows that are to leave.
+  void Choose(const Place& place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
+  // Takes numbers of the disk, after it has freed the records of those given back.
+  std::vector<uint32_t> TakeNumbers(const Place& place, uint32_t n, cudaStream_t stream);
+
+  const std::string owner_;
+  const gmeta_gpu_allocator allocator_;
+  GpuRowStore* const store_;
+  const uint32_t form_, form_mask_, pins_;
+  disk::NumberedRecords records_;
+  bool any_ = false;
+  uint32_t batch_ = 0;
+  uint32_t staged_ = 0, staged_rows_ = 0;  // the staging area
+  uint64_t settled_ = 0;  // numbers that were given back, and whose records were freed
+  DeviceMemory counts_;
+  Found asked_, leaving_;
+};
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
