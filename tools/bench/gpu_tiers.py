@@ -15,13 +15,16 @@ hstu    steps of HSTU, 512 x 3, with 10% of the rows in the GPU's memory, by Zip
         step with all rows there; beside rows brought just before their own step, none brought (kernels read
         them over the bus), and a table in host memory. exposed: percent of a step beyond what the same model
         takes on rows that are there already
+drive   the same step with a tenth of the rows in the GPU's memory and half of them on a drive, under the
+        folder for temporary files. The bound (peer) is 1.05 * max(the step with all rows in the GPU's memory,
+        reads of a step / the drive's rate of random reads of 4 KiB). late: without prefetches
 shapes  lookup and update of batches as large as in 9N-LLM's table 1, beside the paper's milliseconds on its
         own GPUs; parts/tiers/gpu_shapes.py says what is assumed
 
 Caches are warmed by untimed batches: twice as many as Che's approximation says an id stays, --warm at most.
-All contenders take the same batches in turn; values are medians. hits, step and shapes need PyTorch and no
-TensorFlow, hstu the opposite. Without a GPU, nothing is measured; --smoke then runs hstu with rows in memory
-over a drive.
+All contenders take the same batches in turn (drive: other batches of the same law); values are medians. hits,
+step, drive and shapes need PyTorch and no TensorFlow, hstu the opposite. Without a GPU, nothing is measured;
+--smoke then runs hstu with rows in memory over a drive.
 """
 
 from __future__ import annotations
@@ -44,17 +47,25 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
 from harness import Result, parser, report, write  # noqa: E402
 
-PARTS = {"hits": "gpu_hits", "step": "gpu_step", "hstu": "hstu_step", "shapes": "gpu_shapes"}
+PARTS = {
+    "hits": "gpu_hits",
+    "step": "gpu_step",
+    "hstu": "hstu_step",
+    "drive": "gpu_drive",
+    "shapes": "gpu_shapes",
+}
 _SIZES: dict[str, dict[str, Any]] = {
     "hits": {"rows": 4_000_000, "batch": 16_384, "caches": [1, 2, 5, 10, 20]},
     "step": {"rows": 40_000_000, "batch": 1 << 19, "caches": [10]},
     "hstu": {"rows": 4_000_000, "batch": 65_536, "caches": [10]},
+    "drive": {"rows": 8_000_000, "batch": 65_536, "caches": [10]},
     "shapes": {"rows": 24_000_000, "batch": 0, "caches": [10]},
 }
 _SMALL: dict[str, dict[str, Any]] = {
     "hits": {"rows": 20_000, "batch": 1_000, "warm": 20, "caches": [10]},
     "step": {"rows": 200_000, "batch": 8_192, "warm": 12, "compute": 0.5},
     "hstu": {"rows": 20_000, "batch": 1_500, "warm": 4},
+    "drive": {"rows": 200_000, "batch": 8_192, "warm": 12, "compute": 0.5},
     "shapes": {"rows": 200_000, "batch": 8_192, "warm": 6, "compute": 0.5},
 }
 

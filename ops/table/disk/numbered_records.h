@@ -29,43 +29,51 @@ class NumberedRecords {
 
   uint64_t size() const { return log_.size(); }
   uint64_t file_bytes() const { return log_.file_bytes(); }
-  size_t memory_bytes() const {
-    return log_.memory_bytes() + places_.capacity() * sizeof(uint32_t);
+  size_t memory_bytes() const { return log_.memory_bytes() + records_.capacity() * sizeof(Kept); }
+  bool Has(uint32_t number) const {
+    return number < records_.size() && records_[number].place != kNone;
   }
+  // How often a record has been written with this number.
+  uint32_t version(uint32_t number) const { return records_[number].version; }
 
   // Writes a record, in place of the one that has the number.
   void Put(uint32_t number, const char* record) {
-    if (number >= places_.size()) places_.resize(number + 1, kNone);
+    if (number >= records_.size()) records_.resize(number + 1);
     const uint32_t place =
         log_.Append(number, record, [this](int64_t other, uint32_t /*from*/, uint32_t to) {
-          places_[static_cast<size_t>(other)] = to;
+          records_[static_cast<size_t>(other)].place = to;
         });
     Free(number);
-    places_[number] = place;
+    records_[number].place = place;
+    ++records_[number].version;
   }
   // Forgets a record, if there is one.
   void Free(uint32_t number) {
-    if (number >= places_.size() || places_[number] == kNone) return;
-    log_.Free(places_[number]);
-    places_[number] = kNone;
+    if (!Has(number)) return;
+    log_.Free(records_[number].place);
+    records_[number].place = kNone;
   }
   void Read(const std::vector<Wish>& wishes) const {
     std::vector<RecordLog::Wish> of_log;
     of_log.reserve(wishes.size());
-    for (const Wish& wish : wishes) of_log.push_back({places_[wish.number], wish.to});
+    for (const Wish& wish : wishes) of_log.push_back({records_[wish.number].place, wish.to});
     log_.Read(&of_log);
   }
   void Clear() {
     log_.Clear();
-    places_.clear();
+    for (Kept& record : records_) record.place = kNone;
   }
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr size_t kSegmentBytes = size_t{256} << 10;  // of a write
 
+  struct Kept {
+    uint32_t place = kNone, version = 0;
+  };
+
   RecordLog log_;
-  std::vector<uint32_t> places_;  // by number
+  std::vector<Kept> records_;  // by number
 };
 
 }  // namespace gmeta::disk

@@ -68,6 +68,27 @@ void GpuTable::EnsureRoomAndBring(uint64_t full, uint64_t half, const int64_t* k
   }
 }
 
+void GpuTable::AskForRows(const int64_t* keys, int64_t n, cudaStream_t stream) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves*, GpuDiskTier* disk) {
+    if (disk == nullptr || !disk->any()) return;
+    disk->Ask(PlaceOf(*store, pools), keys, static_cast<uint32_t>(n), stream);
+  });
+}
+
+void GpuTable::InstallAsked(size_t most, cudaStream_t stream) {
+  ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves*, GpuDiskTier* disk) {
+    uint32_t rows = 0;
+    while (disk != nullptr && disk->IsToInstall(most, &rows)) {
+      if (!store->HasRoom(rows)) NoteSize(ReadCounters(stream));
+      if (!store->HasRoom(rows)) MakeRoom(store, rows, false, stream);
+      NoteGiven(stream);
+      disk->Install(PlaceOf(*store, pools), stream);
+      store->MayHaveTaken(rows);
+      since_moved_ += rows;
+    }
+  });
+}
+
 uint32_t GpuTable::MostStaged() const {
   uint32_t most = UINT32_MAX;
   for (const GpuDiskTier* disk : {full_disk_.get(), half_disk_.get()}) {

@@ -1,7 +1,7 @@
 // GpuDiskTier: the rows of one form of a GPU table that are on disk (device/disk.cuh).
 //
-// All calls are made in the table's turn, and most wait for the stream: the host reads and writes
-// the records.
+// All calls are made in the table's turn. Most wait for the stream: the host reads and writes the
+// records. Ask and Install don't: a thread reads them (disk/ahead_reader.h).
 
 #ifndef GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
 #define GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
@@ -10,9 +10,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "ops/table/disk/ahead_reader.h"
 #include "ops/table/disk/numbered_records.h"
 #include "ops/table/gpu/device/found_row.h"
 #include "ops/table/gpu/device/index.cuh"
@@ -32,6 +36,9 @@ class GpuDiskTier {
   GpuDiskTier(const std::string& owner, const gmeta_gpu_allocator& allocator,
               const std::string& folder, GpuRowStore* store, uint32_t form, uint32_t form_mask,
               uint32_t pins);
+  ~GpuDiskTier();
+  GpuDiskTier(const GpuDiskTier&) = delete;
+  GpuDiskTier& operator=(const GpuDiskTier&) = delete;
 
   // The table as it is at a call.
   struct Place {
@@ -49,6 +56,14 @@ class GpuDiskTier {
                 cudaStream_t stream);
   // Brings the rows that Find has found. The store has room for them.
   void Bring(const Place& place, cudaStream_t stream);
+  // Lets the rows on disk of a later batch's keys be read.
+  void Ask(const Place& place, const int64_t* keys, uint32_t n, cudaStream_t stream);
+  // Whether the rows that were asked for first are to be brought: because they have been read, or
+  // because more than `most` requests are open, in which case it waits. Sets *rows to how many
+  // there are.
+  bool IsToInstall(size_t most, uint32_t* rows);
+  // Brings them, unless they have changed. The store has room for them.
+  void Install(const Place& place, cudaStream_t stream);
   // Writes at least so many rows of host memory to disk, or all that may go there, and some more.
   // The store and its pools change.
   void Spill(Place place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
@@ -58,10 +73,13 @@ class GpuDiskTier {
   uint32_t MostStaged() const { return staged_rows_; }
   void Clear();
 
-  uint64_t file_bytes() const { return records_.file_bytes(); }
+  uint64_t file_bytes() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return records_.file_bytes();
+  }
   size_t bytes() const {
-    return counts_.bytes() + asked_.memory.bytes() + leaving_.memory.bytes() +
-           records_.memory_bytes();
+    return counts_.bytes() + found_.memory.bytes() + leaving_.memory.bytes() +
+           records_.memory_bytes();  // what is asked for is small beside these
   }
 
  private:
@@ -71,13 +89,19 @@ class GpuDiskTier {
     std::vector<FoundRow> rows;  // the same, as the host has read them
   };
 
+  // Rows that are read ahead, into a staging area of their own.
+  struct Asked;
+
   DiskView View(const Place& place, const Found& found) const;
+  std::unique_ptr<Asked> TakeAsked(uint32_t n, cudaStream_t stream);
   // Begins a list of at most n rows.
   void Begin(Found* found, uint32_t n, cudaStream_t stream);
   // Reads the list. Waits for the stream.
   void Read(Found* found, cudaStream_t stream);
   // Reads the records of n rows that were asked for, from number `first` on, into the staging area.
   void ReadRecords(uint32_t first, uint32_t n);
+  // Writes the records of the rows that are to leave.
+  void WriteRecords(const std::vector<uint32_t>& numbers);
   // Chooses the rows that are to leave.
   void Choose(const Place& place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
   // Takes numbers of the disk, after it has freed the records of those given back.
@@ -87,13 +111,17 @@ class GpuDiskTier {
   const gmeta_gpu_allocator allocator_;
   GpuRowStore* const store_;
   const uint32_t form_, form_mask_, pins_;
+  mutable std::mutex mutex_;  // guards the records
   disk::NumberedRecords records_;
   bool any_ = false;
   uint32_t batch_ = 0;
   uint32_t staged_ = 0, staged_rows_ = 0;  // the staging area
   uint64_t settled_ = 0;  // numbers that were given back, and whose records were freed
   DeviceMemory counts_;
-  Found asked_, leaving_;
+  Found found_, leaving_;
+  std::deque<std::unique_ptr<Asked>> asked_;  // open requests
+  std::vector<std::unique_ptr<Asked>> idle_;
+  std::unique_ptr<disk::AheadReader> reader_;
 };
 
 }  // namespace gmeta

@@ -36,8 +36,8 @@
 //            compute; lookups install what has arrived, and wait for a batch that was prefetched
 //            `lookahead` batches ago.
 //   Disk     A table of three tiers bounds its rows in host memory too (device/disk.cuh). A batch's
-//            rows on disk are brought to memory before its kernels run, for which the host waits. A
-//            lookup that inserts nothing, and a save, read them where they are.
+//            rows on disk are brought to memory before its kernels run; a prefetch lets a thread
+//            read them before. A lookup that inserts nothing, and a save, read them where they are.
 //   Evicting Ranks are computed and sorted on the GPU, and victims erased there (eviction.cuh).
 //   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
 //            (stamps.cuh).
@@ -198,7 +198,10 @@ class GpuTable {
   // Installs the rows that have arrived, and waits for all but the last `most` prefetches.
   void InstallMoves(size_t most, cudaStream_t stream);
   // The same, before a batch looks rows up.
-  void InstallArrived(cudaStream_t stream) { InstallMoves(options_.lookahead, stream); }
+  void InstallArrived(cudaStream_t stream) {
+    InstallMoves(options_.lookahead, stream);
+    InstallAsked(options_.lookahead, stream);
+  }
   // Returns how many full rows and half rows n rows of an import are, from number `first` on.
   std::pair<uint64_t, uint64_t> CountForms(const ImportColumns& from, size_t first, size_t n,
                                            cudaStream_t stream);
@@ -219,7 +222,11 @@ class GpuTable {
   bool HasRowsOnDisk() const;
   // Brings the rows of n keys, or of the first *count, to memory.
   void BringRows(const int64_t* keys, int64_t n, const int32_t* count, cudaStream_t stream);
-  // The same, and makes room for new rows as EnsureRoom does.
+  // Lets the rows of a later batch be read, and brings those that have been read: all but those of
+  // the last `most` batches.
+  void AskForRows(const int64_t* keys, int64_t n, cudaStream_t stream);
+  void InstallAsked(size_t most, cudaStream_t stream);
+  // Brings the rows, and makes room for new rows as EnsureRoom does.
   void EnsureRoomAndBring(uint64_t full, uint64_t half, const int64_t* keys, int64_t n,
                           cudaStream_t stream);
   // Puts the numbers of staged copies in place of the numbers of rows on disk. There are at most

@@ -30,7 +30,7 @@ void GpuTable::Prefetch(const int64_t* keys, int64_t n, cudaStream_t stream) {
   const Turn turn(this, stream);
   if (n == 0 || full_moves_ == nullptr) return;
   InstallArrived(stream);
-  BringRows(keys, n, nullptr, stream);
+  AskForRows(keys, n, stream);
   const auto count = static_cast<uint64_t>(n);
   ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves, GpuDiskTier*) {
     if (!store->has_far_rows()) return;

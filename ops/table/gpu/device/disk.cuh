@@ -11,10 +11,13 @@
 //   the host      reads the records into a staging area: rows of host memory whose numbers are in
 //                 no pool
 //   BringRows     gives each of them a number of GPU memory or of host memory, as a new row gets
-//                 one, copies the record, and changes the entry
+//                 one, copies the record, and changes the entry, if it is still that of the row
 //   CountAges, ListOldest    when there is no room: rows of host memory that were used least
 //                 lately, in powers of two of steps. The host writes their records
 //   LeaveMemory   gives them numbers of the disk
+//
+// A prefetch lists its batch's rows, and a thread reads their records while other batches compute.
+// BringRows comes in a later turn, and nobody waits.
 //
 // Passes that read records and change none (evaluation, saves, eviction by norm) take the staged
 // copy in place of the row: RenumberStaged puts its number into their list.
@@ -126,19 +129,24 @@ __global__ void __launch_bounds__(kBlockThreads)
   const RowsView& rows = disk.rows;
   const uint32_t lane = threadIdx.x % kWarp;
   const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
-  const bool active = at < n;
+  FoundRow found{0, kNoNumber, 0};
+  if (at < n) found = disk.found[first + at];
+  KeySlot* slot = nullptr;
+  uint32_t entry = kNoEntry;
+  if (found.row != kNoNumber) slot = disk.index.SlotOf(found.key, &entry);
+  const bool active = slot != nullptr && entry == (found.row | disk.form) + 1;
   const uint32_t mask = __ballot_sync(kFullWarp, active);
   if (mask == 0) return;
-  const FoundRow found = active ? disk.found[first + at] : FoundRow{};
-  const uint32_t to = rows.Take(mask, active);
+  const uint32_t staged = disk.staged + at, taken = rows.Take(mask, active);
+  const uint32_t to = active ? taken : staged;  // where the copy changes nothing
   if (active) {
     *rows.header(to) = *rows.header(found.row);
     rows.marks[to] = rows.IsNear(to) ? kUsed : disk.batch;
     rows.marks[found.row] = 0;
-    disk.index.SlotOf(found.key)->entry = (to | disk.form) + 1;
+    slot->entry = (to | disk.form) + 1;
     rows.Give(found.row);
   }
-  CopyRecords<Vec>(rows, disk.staged + at, to, static_cast<uint32_t>(__popc(mask)));
+  CopyRecords<Vec>(rows, staged, to, min(kWarp, n - (at - lane)));
   if (lane == 0) atomicAdd(&counters->brought, static_cast<unsigned long long>(__popc(mask)));
 }
 

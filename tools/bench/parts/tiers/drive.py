@@ -51,5 +51,14 @@ class Drive:
 
 def written_bytes() -> int:
     """Return the bytes that this process has sent to drives."""
+    return _count("write_bytes")
+
+
+def read_bytes() -> int:
+    """Return the bytes that this process has got from drives."""
+    return _count("read_bytes")
+
+
+def _count(name: str) -> int:
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(lines["write_bytes"])
+    return int(lines[name])

@@ -14,7 +14,7 @@ LOOKAHEAD = 2
 """Batches between the one that rows are brought for and the one that computes."""
 
 _NORMAL = SimpleNamespace(kind="normal", parameters=(0.0, 0.05))
-_PIECE = 1 << 18  # rows made in one call
+_PIECE, _SMALL_PIECE = 1 << 18, 1 << 16  # rows made in one call; over a drive, where the latest stay
 _RATE = ctypes.c_float(1e-3)
 _DISTINCT = ctypes.c_int32(1)
 
@@ -49,6 +49,10 @@ class Zipf:
         ranks = torch.searchsorted(self._shares, drawn * self._shares[-1])
         return keys_of(self._order[ranks.clamp_(max=len(self._order) - 1)])
 
+    def distinct(self, size: int) -> torch.Tensor:
+        """Draw so many keys, and return each once."""
+        return torch.unique(self.keys(size))
+
 
 class Rows:
     """A table of Adam's rows that holds the keys of all numbers below ``rows``.
@@ -58,19 +62,26 @@ class Rows:
       dim: Width of a row.
       most: Keys of a batch at most.
       hbm_rows: How many are in the GPU's memory; 0: all.
+      host_bytes: Of host memory for the others; 0: as many as they take.
+      folder: Where the rest is.
     """
 
-    def __init__(self, rows: int, dim: int, most: int, hbm_rows: int = 0) -> None:
-        bound = {"hbm_rows": hbm_rows, "lookahead": LOOKAHEAD} if hbm_rows else {}
-        self.table = GpuTable(dim, Adam(), _NORMAL, 1, **bound)
+    def __init__(
+        self, rows: int, dim: int, most: int, hbm_rows: int = 0, host_bytes: int = 0, folder: str = ""
+    ) -> None:
+        lookahead = LOOKAHEAD if hbm_rows else 1
+        tiers = (hbm_rows, host_bytes, folder, lookahead)
+        names = ("hbm_rows", "host_bytes", "disk_folder", "lookahead")
+        self.table = GpuTable(dim, Adam(), _NORMAL, 1, **dict(zip(names, tiers, strict=True)))
         self.dim, self.tiered = dim, hbm_rows > 0
         self.row_bytes = 3 * 4 * dim  # the weights and both moments
         self.found = torch.empty((max(most, _PIECE), dim), device="cuda")
         self._ahead = torch.cuda.Stream()
         self._main = torch.cuda.current_stream()
         self.table.reserve(rows)
-        for first in range(0, rows, _PIECE):
-            self.look_up(keys_of(torch.arange(first, min(rows, first + _PIECE), device="cuda")))
+        piece = _SMALL_PIECE if host_bytes else _PIECE
+        for first in range(0, rows, piece):
+            self.look_up(keys_of(torch.arange(first, min(rows, first + piece), device="cuda")))
         torch.cuda.synchronize()
         if (made := self.table.size()) != rows:
             raise RuntimeError(f"the table made {made:,} rows of {rows:,}")
