@@ -17,23 +17,27 @@ TIERS = (
     ("host memory", "0.5 to 2 TB", "0.3 to 0.6 TB/s"),
     ("drive (NVMe)", "2 to 30 TB", "3 to 14 GB/s"),
 )
-BUS = "bus (PCIe 5): 64 GB/s each way"
-# (title, setting, what is in each tier)
+BUS = "bus (PCIe 5):\n64 GB/s each way"
+# (title, setting, what is in each tier, what moves rows up and down below each tier)
 TABLES = (
-    ("HBM alone", 'device="gpu"', ("index", "all rows"), (), ()),
+    ("HBM alone", 'device="gpu"', (("index", "all rows"), (), ()), {}),
     (
         "HBM over host memory",
-        'device="gpu", Tiers(hbm_rows=n)',
-        ("index", "n rows"),
-        ("the other rows, pinned",),
-        (),
+        'device="gpu"\nTiers(hbm_rows=n)',
+        (("index", "n rows"), ("the others, pinned",), ()),
+        {0: ("prefetch", "clock")},
+    ),
+    (
+        "HBM, host memory, drive",
+        'device="gpu"\nTiers(b, folder, n)',
+        (("index", "n rows"), ("b bytes, pinned",), ("the others, in segments",)),
+        {0: ("prefetch", "clock"), 1: ("prefetch,\nlookup", "least\nlately used")},
     ),
     (
         "host memory over a drive",
-        'device="cpu", Tiers(b, folder)',
-        (),
-        ("index", "b bytes of rows"),
-        ("the other rows, in segments",),
+        'device="cpu"\nTiers(b, folder)',
+        ((), ("index", "b bytes"), ("the others, in segments",)),
+        {1: ("prefetch,\npeek, lookup", "clock, after\nthe update")},
     ),
 )
 WHEN = "HBM over host memory with Pipeline(depth=2): rows move while the two batches before theirs compute"
@@ -67,16 +71,16 @@ def draw(path: Path) -> None:
 
 def _draw_places(axis: Any) -> None:
     axis.set_xlim(0, 10)
-    axis.set_ylim(0, 4.25)
+    axis.set_ylim(0, 4.3)
     heights = (2.72, 1.36, 0.0)
     for (name, size, rate), y in zip(TIERS, heights, strict=True):
         _box(axis, 0.0, y, 10.0, 0.86, "#f6f6f6", "", edge="#cccccc")
         axis.text(0.1, y + 0.43, f"{name}\n{size}\n{rate}", va="center", fontsize=9, linespacing=1.4)
-    axis.text(0.1, 2.47, BUS, va="center", fontsize=8, color="#555555")
-    for number, (title, setting, *held) in enumerate(TABLES):
-        left, width = 1.85 + 2.75 * number, 2.5
-        axis.text(left + width / 2, 4.02, title, ha="center", va="center", fontsize=10, fontweight="bold")
-        axis.text(left + width / 2, 3.77, setting, ha="center", va="center", fontsize=8, family="monospace")
+    axis.text(0.1, 2.47, BUS, va="center", fontsize=7.5, color="#555555")
+    for number, (title, setting, held, moves) in enumerate(TABLES):
+        left, width = 1.75 + 2.08 * number, 1.93
+        axis.text(left + width / 2, 4.1, title, ha="center", va="center", fontsize=9.5, fontweight="bold")
+        axis.text(left + width / 2, 3.8, setting, ha="center", va="center", fontsize=8, family="monospace")
         fast = next(tier for tier, parts in enumerate(held) if parts)
         for tier, parts in enumerate(held):
             shares = (0.3, 0.7) if len(parts) == 2 else (1.0,)
@@ -85,19 +89,13 @@ def _draw_places(axis: Any) -> None:
                 color = INDEX if part == "index" else ROWS if tier == fast else SLOW
                 _box(axis, x, heights[tier] + 0.14, share * width - 0.04, 0.58, color, part)
                 x += share * width
-        if fast + 1 < len(held) and held[fast + 1]:
-            low, high = heights[fast + 1] + 0.8, heights[fast] + 0.06
-            called = (
-                ("prefetch", "clock")
-                if fast == 0
-                else ("lookup, peek,\nprefetch", "clock, after\nthe update")
-            )
-            _arrow(axis, left + 0.95, low, left + 0.95, high, UP)
-            axis.text(left + 0.85, (low + high) / 2, called[0], ha="right", va="center", fontsize=8, color=UP)
-            _arrow(axis, left + 1.55, high, left + 1.55, low, DOWN)
-            axis.text(
-                left + 1.65, (low + high) / 2, called[1], ha="left", va="center", fontsize=8, color=DOWN
-            )
+        for tier, (up, down) in moves.items():
+            low, high = heights[tier + 1] + 0.8, heights[tier] + 0.06
+            middle = (low + high) / 2
+            _arrow(axis, left + 0.84, low, left + 0.84, high, UP)
+            axis.text(left + 0.77, middle, up, ha="right", va="center", fontsize=7.5, color=UP)
+            _arrow(axis, left + 1.07, high, left + 1.07, low, DOWN)
+            axis.text(left + 1.14, middle, down, ha="left", va="center", fontsize=7.5, color=DOWN)
 
 
 def _draw_times(axis: Any) -> None:
