@@ -1,7 +1,7 @@
 # Decides GMETA_HAVE_CUDA, and defines what is built with it: _gmeta_cuda.so, which holds all CUDA code behind a
 # C ABI and knows no TensorFlow. AUTO takes CUDA where a compiler is found; ON insists; OFF never looks.
 set(GMETA_HAVE_CUDA OFF CACHE INTERNAL "")
-file(GLOB GMETA_CUDA_SOURCES CONFIGURE_DEPENDS ops/*/*.cu ops/*/gpu/*.cu)
+file(GLOB GMETA_CUDA_SOURCES CONFIGURE_DEPENDS ops/*/*.cu ops/*/gpu/*.cu ops/*/gpu/*/*.cu)
 if(GMETA_CUDA STREQUAL "OFF")
   return()
 endif()
@@ -40,5 +40,5 @@ set_target_properties(gmeta_cuda PROPERTIES
   CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${architectures}")
 target_compile_options(gmeta_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 # New rows and optimizers' steps are the CPU's to the last bit: no fused multiply-add.
-file(GLOB exact CONFIGURE_DEPENDS ops/table/gpu/*.cu)
+file(GLOB exact CONFIGURE_DEPENDS ops/table/gpu/*.cu ops/table/gpu/*/*.cu)
 set_source_files_properties(${exact} PROPERTIES COMPILE_OPTIONS -fmad=false)

@@ -348,10 +348,10 @@ int main() {
       policies.admission_parameters = {2};
       TestTrace(policies, 40, 900, 100, seed++);
       tiers.host_bytes = 1 << 14;
-      TestTrace(tiers, 40, 900, 100, seed++);
+      TestTrace(tiers, 20, 900, 100, seed++);
       tiers.eviction = "norm";
       tiers.eviction_parameters = {500, 0, 2, 1.0};
-      TestTrace(tiers, 40, 900, 100, seed++);
+      TestTrace(tiers, 20, 900, 100, seed++);
     }
   }
   TestStepsWithTiers(64, 1, {0}, 150000, seed++);

@@ -32,10 +32,10 @@
 //            are found. A table of two precisions waits for that number if there is no room to
 //            promote the rows of all keys, so that it needn't keep room for them.
 //   Tiers    A table may keep a bounded number of rows in GPU memory and the others in host memory
-//            (device/tiers.cuh). A prefetch moves a later batch's rows to GPU memory beside
+//            (tiers/flights.cuh). A prefetch moves a later batch's rows to GPU memory beside
 //            compute; lookups install what has arrived, and wait for a batch that was prefetched
 //            `lookahead` batches ago.
-//   Disk     A table of three tiers bounds its rows in host memory too (device/disk.cuh). A batch's
+//   Disk     A table of three tiers bounds its rows in host memory too (tiers/disk.cuh). A batch's
 //            rows on disk are brought to memory before its kernels run; a prefetch lets a thread
 //            read them before. A lookup that inserts nothing, and a save, read them where they are.
 //   Evicting Ranks are computed and sorted on the GPU, and victims erased there (eviction.cuh).
@@ -70,11 +70,11 @@
 #include "ops/table/gpu/device/mixed_rows.cuh"
 #include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
-#include "ops/table/gpu/gpu_disk_tier.cuh"
 #include "ops/table/gpu/gpu_index.cuh"
 #include "ops/table/gpu/policies.h"
-#include "ops/table/gpu/row_moves.cuh"
 #include "ops/table/gpu/row_store.cuh"
+#include "ops/table/gpu/tiers/gpu_disk_tier.cuh"
+#include "ops/table/gpu/tiers/row_moves.cuh"
 #include "ops/unique/gpu/segments.cuh"
 
 namespace gmeta {
@@ -195,6 +195,7 @@ class GpuTable {
     visit(&full_, &counters()->full, full_moves_.get(), full_disk_.get());
     if (half_) visit(&*half_, &counters()->half, half_moves_.get(), half_disk_.get());
   }
+  TablePlace PlaceOf(const GpuRowStore& store, StorePools* pools) const;
   // Installs the rows that have arrived, and waits for all but the last `most` prefetches.
   void InstallMoves(size_t most, cudaStream_t stream);
   // The same, before a batch looks rows up.
@@ -218,7 +219,6 @@ class GpuTable {
   void AskForSize(uint64_t n, cudaStream_t stream);
 
   // Rows on disk (disk.cu).
-  GpuDiskTier::Place PlaceOf(const GpuRowStore& store, StorePools* pools) const;
   bool HasRowsOnDisk() const;
   // Brings the rows of n keys, or of the first *count, to memory.
   void BringRows(const int64_t* keys, int64_t n, const int32_t* count, cudaStream_t stream);

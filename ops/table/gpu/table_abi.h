@@ -134,7 +134,7 @@ GMETA_CUDA_API int gmeta_gpu_table_update_indexed(gmeta_gpu_table* table, const 
                                                   float learning_rate, void* stream);
 
 // Moves the rows of a later batch from host memory to GPU memory, and others the other way, beside
-// the work that follows (device/tiers.cuh). Changes no number.
+// the work that follows (tiers/flights.cuh). Changes no number.
 GMETA_CUDA_API int gmeta_gpu_table_prefetch(gmeta_gpu_table* table, const int64_t* keys, int64_t n,
                                             void* stream);
 

@@ -17,10 +17,10 @@
 //   A block is about 4 MB, so the directory of 100 M rows is some 50 KB and stays in the first
 //   cache. Blocks are cut from chunks, which are larger allocations. The first `near_rows` rows are
 //   in GPU memory. The records of the others, if a table may have such, are in pinned host memory,
-//   which kernels read and write over the bus like GPU memory (tiers.cuh). Their headers are in GPU
-//   memory, so that passes that judge rows, and moves, don't wait for the bus. Of rows on disk
-//   (disk.cuh), only headers are in memory: in the directory, their blocks share one address of
-//   records, `nowhere`, where there are none.
+//   which kernels read and write over the bus like GPU memory (tiers/flights.cuh). Their headers
+//   are in GPU memory, so that passes that judge rows, and moves, don't wait for the bus. Of rows
+//   on disk (tiers/disk.cuh), only headers are in memory: in the directory, their blocks share one
+//   address of records, `nowhere`, where there are none.
 //
 // Free rows are in pools (pool.cuh).
 
@@ -82,7 +82,7 @@ class FullRecord {
   float* weights_ = nullptr;
 };
 
-// Values of a row's mark (tiers.cuh): it is on its way to another tier, and it was used.
+// Values of a row's mark (tiers/flights.cuh): it is on its way to another tier, and it was used.
 inline constexpr uint32_t kMoving = 0xffffffffu;
 inline constexpr uint32_t kUsed = 0x80000000u;
 
@@ -105,7 +105,7 @@ struct RowsView {
   PoolView near, far, disk;
   uint32_t near_rows;  // rows with smaller numbers are in GPU memory
   uint32_t numbers;    // of rows, whether they are used or not
-  uint32_t* marks;     // one for each row, in tables with far rows (tiers.cuh)
+  uint32_t* marks;     // one for each row, in tables with far rows (tiers/flights.cuh)
   char* nowhere;       // null if no row is on disk
   GpuCounters* counters;
 

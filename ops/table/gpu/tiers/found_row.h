@@ -1,7 +1,7 @@
 // A row that a kernel has found: on disk, or one that is to go there (disk.cuh).
 
-#ifndef GMETA_OPS_TABLE_GPU_DEVICE_FOUND_ROW_H_
-#define GMETA_OPS_TABLE_GPU_DEVICE_FOUND_ROW_H_
+#ifndef GMETA_OPS_TABLE_GPU_TIERS_FOUND_ROW_H_
+#define GMETA_OPS_TABLE_GPU_TIERS_FOUND_ROW_H_
 
 #include <cstdint>
 
@@ -15,4 +15,4 @@ struct FoundRow {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_DEVICE_FOUND_ROW_H_
+#endif  // GMETA_OPS_TABLE_GPU_TIERS_FOUND_ROW_H_

@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "ops/common/gpu/cuda_launch.cuh"
-#include "ops/table/gpu/device/tiers.cuh"
-#include "ops/table/gpu/row_moves.cuh"
 #include "ops/table/gpu/stable_sort.cuh"
+#include "ops/table/gpu/tiers/flights.cuh"
+#include "ops/table/gpu/tiers/row_moves.cuh"
 #include "ops/unique/gpu/workspace.cuh"
 
 namespace gmeta {
@@ -65,7 +65,7 @@ size_t RowMoves::bytes() const {
   return sum;
 }
 
-FlightView RowMoves::View(const Place& place, const Flight& flight) const {
+FlightView RowMoves::View(const TablePlace& place, const Flight& flight) const {
   FlightView view{};
   view.index = place.index;
   view.rows = place.rows;
@@ -113,7 +113,7 @@ std::unique_ptr<RowMoves::Flight> RowMoves::Take(uint32_t n, cudaStream_t stream
   return flight;
 }
 
-void RowMoves::Send(const Place& place, const int64_t* keys, uint32_t n, uint32_t most_free,
+void RowMoves::Send(const TablePlace& place, const int64_t* keys, uint32_t n, uint32_t most_free,
                     cudaStream_t stream) {
   std::unique_ptr<Flight> flight = Take(n, stream);
   flight->number = ++prefetches_;
@@ -142,7 +142,7 @@ void RowMoves::Send(const Place& place, const int64_t* keys, uint32_t n, uint32_
   flights_.push_back(std::move(flight));
 }
 
-void RowMoves::Install(const Place& place, size_t most, cudaStream_t stream) {
+void RowMoves::Install(const TablePlace& place, size_t most, cudaStream_t stream) {
   while (!flights_.empty()) {
     const Flight& flight = *flights_.front();
     if (flights_.size() <= most && cudaEventQuery(flight.copied) != cudaSuccess) {

@@ -1,10 +1,10 @@
-// GpuDiskTier: the rows of one form of a GPU table that are on disk (device/disk.cuh).
+// GpuDiskTier: the rows of one form of a GPU table that are on disk (tiers/disk.cuh).
 //
 // All calls are made in the table's turn. Most wait for the stream: the host reads and writes the
 // records. Ask and Install don't: a thread reads them (disk/ahead_reader.h).
 
-#ifndef GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
-#define GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_TIERS_GPU_DISK_TIER_CUH_
+#define GMETA_OPS_TABLE_GPU_TIERS_GPU_DISK_TIER_CUH_
 
 #include <cuda_runtime.h>
 
@@ -18,12 +18,13 @@
 
 #include "ops/table/disk/ahead_reader.h"
 #include "ops/table/disk/numbered_records.h"
-#include "ops/table/gpu/device/found_row.h"
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
 #include "ops/table/gpu/gpu_index.cuh"
 #include "ops/table/gpu/row_store.cuh"
+#include "ops/table/gpu/tiers/found_row.h"
+#include "ops/table/gpu/tiers/table_place.h"
 
 namespace gmeta {
 
@@ -40,36 +41,27 @@ class GpuDiskTier {
   GpuDiskTier(const GpuDiskTier&) = delete;
   GpuDiskTier& operator=(const GpuDiskTier&) = delete;
 
-  // The table as it is at a call.
-  struct Place {
-    IndexView index;
-    RowsView rows;
-    StorePools* pools;
-    GpuCounters* counters;
-    uint32_t step;
-  };
-
   // Whether rows may be on disk. If not, a call needs nothing of the below.
   bool any() const { return any_; }
   // Finds the rows on disk of a batch's keys, or of the first *count. Returns how many there are.
-  uint32_t Find(const Place& place, const int64_t* keys, uint32_t n, const int32_t* count,
+  uint32_t Find(const TablePlace& place, const int64_t* keys, uint32_t n, const int32_t* count,
                 cudaStream_t stream);
   // Brings the rows that Find has found. The store has room for them.
-  void Bring(const Place& place, cudaStream_t stream);
+  void Bring(const TablePlace& place, cudaStream_t stream);
   // Lets the rows on disk of a later batch's keys be read.
-  void Ask(const Place& place, const int64_t* keys, uint32_t n, cudaStream_t stream);
+  void Ask(const TablePlace& place, const int64_t* keys, uint32_t n, cudaStream_t stream);
   // Whether the rows that were asked for first are to be brought: because they have been read, or
   // because more than `most` requests are open, in which case it waits. Sets *rows to how many
   // there are.
   bool IsToInstall(size_t most, uint32_t* rows);
   // Brings them, unless they have changed. The store has room for them.
-  void Install(const Place& place, cudaStream_t stream);
+  void Install(const TablePlace& place, cudaStream_t stream);
   // Writes at least so many rows of host memory to disk, or all that may go there, and some more.
   // The store and its pools change.
-  void Spill(Place place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
+  void Spill(TablePlace place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
   // Stages the rows on disk among n numbers, at most MostStaged(), and lists the staged numbers in
   // place of theirs.
-  void Stage(const Place& place, uint32_t* numbers, uint32_t n, cudaStream_t stream);
+  void Stage(const TablePlace& place, uint32_t* numbers, uint32_t n, cudaStream_t stream);
   uint32_t MostStaged() const { return staged_rows_; }
   void Clear();
 
@@ -92,7 +84,7 @@ class GpuDiskTier {
   // Rows that are read ahead, into a staging area of their own.
   struct Asked;
 
-  DiskView View(const Place& place, const Found& found) const;
+  DiskView View(const TablePlace& place, const Found& found) const;
   std::unique_ptr<Asked> TakeAsked(uint32_t n, cudaStream_t stream);
   // Begins a list of at most n rows.
   void Begin(Found* found, uint32_t n, cudaStream_t stream);
@@ -103,9 +95,9 @@ class GpuDiskTier {
   // Writes the records of the rows that are to leave.
   void WriteRecords(const std::vector<uint32_t>& numbers);
   // Chooses the rows that are to leave.
-  void Choose(const Place& place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
+  void Choose(const TablePlace& place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
   // Takes numbers of the disk, after it has freed the records of those given back.
-  std::vector<uint32_t> TakeNumbers(const Place& place, uint32_t n, cudaStream_t stream);
+  std::vector<uint32_t> TakeNumbers(const TablePlace& place, uint32_t n, cudaStream_t stream);
 
   const std::string owner_;
   const gmeta_gpu_allocator allocator_;
@@ -126,4 +118,4 @@ class GpuDiskTier {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_GPU_DISK_TIER_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_TIERS_GPU_DISK_TIER_CUH_

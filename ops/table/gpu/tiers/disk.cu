@@ -1,4 +1,4 @@
-// How a GPU table uses rows on disk (device/disk.cuh).
+// How a GPU table uses rows on disk (tiers/disk.cuh).
 
 #include <algorithm>
 #include <cstdint>
@@ -9,11 +9,6 @@
 #include "ops/table/gpu/table.cuh"
 
 namespace gmeta {
-
-GpuDiskTier::Place GpuTable::PlaceOf(const GpuRowStore& store, StorePools* pools) const {
-  return {index(), store.View(dim(), slot_floats(), pools, counters()), pools, counters(),
-          static_cast<uint32_t>(step_)};
-}
 
 bool GpuTable::HasRowsOnDisk() const {
   return (full_disk_ != nullptr && full_disk_->any()) ||

@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "ops/common/gpu/cuda_launch.cuh"
-#include "ops/table/gpu/device/disk.cuh"
-#include "ops/table/gpu/gpu_disk_tier.cuh"
+#include "ops/table/gpu/tiers/disk.cuh"
+#include "ops/table/gpu/tiers/gpu_disk_tier.cuh"
 
 namespace gmeta {
 namespace {
@@ -70,7 +70,7 @@ GpuDiskTier::~GpuDiskTier() {
   for (auto& asked : idle_) cudaEventDestroy(asked->used);
 }
 
-DiskView GpuDiskTier::View(const Place& place, const Found& found) const {
+DiskView GpuDiskTier::View(const TablePlace& place, const Found& found) const {
   DiskView view{};
   view.index = place.index;
   view.rows = place.rows;
@@ -105,7 +105,7 @@ void GpuDiskTier::Read(Found* found, cudaStream_t stream) {
   CheckCuda(cudaStreamSynchronize(stream), "listing rows");
 }
 
-uint32_t GpuDiskTier::Find(const Place& place, const int64_t* keys, uint32_t n,
+uint32_t GpuDiskTier::Find(const TablePlace& place, const int64_t* keys, uint32_t n,
                            const int32_t* count, cudaStream_t stream) {
   Begin(&found_, n, stream);
   if (++batch_ == kUsed) batch_ = 1;  // marks of an older round pin some rows longer
@@ -128,7 +128,7 @@ void GpuDiskTier::ReadRecords(uint32_t first, uint32_t n) {
   }
 }
 
-void GpuDiskTier::Bring(const Place& place, cudaStream_t stream) {
+void GpuDiskTier::Bring(const TablePlace& place, cudaStream_t stream) {
   const auto count = static_cast<uint32_t>(found_.rows.size());
   const bool vector = place.rows.stride % 4 == 0;
   for (uint32_t done = 0; done < count; done += staged_rows_) {
@@ -163,7 +163,8 @@ std::unique_ptr<GpuDiskTier::Asked> GpuDiskTier::TakeAsked(uint32_t n, cudaStrea
   return asked;
 }
 
-void GpuDiskTier::Ask(const Place& place, const int64_t* keys, uint32_t n, cudaStream_t stream) {
+void GpuDiskTier::Ask(const TablePlace& place, const int64_t* keys, uint32_t n,
+                      cudaStream_t stream) {
   std::unique_ptr<Asked> asked = TakeAsked(n, stream);
   if (++batch_ == kUsed) batch_ = 1;
   asked->batch = batch_;
@@ -195,7 +196,7 @@ bool GpuDiskTier::IsToInstall(size_t most, uint32_t* rows) {
   return true;
 }
 
-void GpuDiskTier::Install(const Place& place, cudaStream_t stream) {
+void GpuDiskTier::Install(const TablePlace& place, cudaStream_t stream) {
   std::unique_ptr<Asked> asked = std::move(asked_.front());
   asked_.pop_front();
   const auto n = static_cast<uint32_t>(asked->request.versions.size());
@@ -219,7 +220,8 @@ void GpuDiskTier::Install(const Place& place, cudaStream_t stream) {
   idle_.push_back(std::move(asked));
 }
 
-void GpuDiskTier::Stage(const Place& place, uint32_t* numbers, uint32_t n, cudaStream_t stream) {
+void GpuDiskTier::Stage(const TablePlace& place, uint32_t* numbers, uint32_t n,
+                        cudaStream_t stream) {
   Require(n <= staged_rows_, owner_ + "more rows are to be staged than there is room for");
   Begin(&found_, n, stream);
   Launch(FindNumbersOnDisk, BlocksOf(n), kBlockThreads, 0, stream, "finding rows on disk",
@@ -232,7 +234,7 @@ void GpuDiskTier::Stage(const Place& place, uint32_t* numbers, uint32_t n, cudaS
          View(place, found_), found, numbers);
 }
 
-void GpuDiskTier::Choose(const Place& place, const GpuIndex& index, uint64_t rows,
+void GpuDiskTier::Choose(const TablePlace& place, const GpuIndex& index, uint64_t rows,
                          cudaStream_t stream) {
   leaving_.rows.clear();
   CheckCuda(cudaMemsetAsync(counts_.as<void>(), 0, counts_.bytes(), stream), "clearing counts");
@@ -259,7 +261,7 @@ void GpuDiskTier::Choose(const Place& place, const GpuIndex& index, uint64_t row
   leaving_.rows.resize(n);  // as many of the youngest as it takes
 }
 
-std::vector<uint32_t> GpuDiskTier::TakeNumbers(const Place& place, uint32_t n,
+std::vector<uint32_t> GpuDiskTier::TakeNumbers(const TablePlace& place, uint32_t n,
                                                cudaStream_t stream) {
   PoolCounters pool;
   const auto read = [&](uint64_t from, uint64_t to) {
@@ -307,7 +309,8 @@ void GpuDiskTier::WriteRecords(const std::vector<uint32_t>& numbers) {
   }
 }
 
-void GpuDiskTier::Spill(Place place, const GpuIndex& index, uint64_t rows, cudaStream_t stream) {
+void GpuDiskTier::Spill(TablePlace place, const GpuIndex& index, uint64_t rows,
+                        cudaStream_t stream) {
   if (staged_rows_ == 0) {
     const uint64_t most = std::max<uint64_t>(1, kStagingBytes / store_->record_bytes());
     const uint64_t block = store_->geometry().block_rows();

@@ -42,15 +42,15 @@
 // flights, but at most `most_free`. A flight is taken to want what the latest ones wanted at the
 // most, of which an eighth is forgotten with each flight.
 
-#ifndef GMETA_OPS_TABLE_GPU_DEVICE_TIERS_CUH_
-#define GMETA_OPS_TABLE_GPU_DEVICE_TIERS_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_TIERS_FLIGHTS_CUH_
+#define GMETA_OPS_TABLE_GPU_TIERS_FLIGHTS_CUH_
 
 #include <cstdint>
 
-#include "ops/table/gpu/device/copy_records.cuh"
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
 #include "ops/table/gpu/device/rows.cuh"
+#include "ops/table/gpu/tiers/copy_records.cuh"
 
 namespace gmeta {
 
@@ -330,4 +330,4 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_DEVICE_TIERS_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_TIERS_FLIGHTS_CUH_

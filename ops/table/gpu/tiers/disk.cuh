@@ -22,17 +22,17 @@
 // Passes that read records and change none (evaluation, saves, eviction by norm) take the staged
 // copy in place of the row: RenumberStaged puts its number into their list.
 
-#ifndef GMETA_OPS_TABLE_GPU_DEVICE_DISK_CUH_
-#define GMETA_OPS_TABLE_GPU_DEVICE_DISK_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_TIERS_DISK_CUH_
+#define GMETA_OPS_TABLE_GPU_TIERS_DISK_CUH_
 
 #include <cstdint>
 
-#include "ops/table/gpu/device/copy_records.cuh"
-#include "ops/table/gpu/device/found_row.h"
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
 #include "ops/table/gpu/device/read_records.cuh"
 #include "ops/table/gpu/device/rows.cuh"
+#include "ops/table/gpu/tiers/copy_records.cuh"
+#include "ops/table/gpu/tiers/found_row.h"
 
 namespace gmeta {
 
@@ -192,4 +192,4 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_DEVICE_DISK_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_TIERS_DISK_CUH_

@@ -1,4 +1,4 @@
-// How a GPU table of two tiers prefetches (device/tiers.cuh).
+// How a GPU table of several tiers prefetches (tiers/flights.cuh).
 
 #include <algorithm>
 #include <cstdint>
@@ -7,12 +7,15 @@
 
 namespace gmeta {
 
+TablePlace GpuTable::PlaceOf(const GpuRowStore& store, StorePools* pools) const {
+  return {index(), store.View(dim(), slot_floats(), pools, counters()), pools, counters(),
+          static_cast<uint32_t>(step_)};
+}
+
 void GpuTable::InstallMoves(size_t most, cudaStream_t stream) {
   ForEachStore([&](GpuRowStore* store, StorePools* pools, RowMoves* moves, GpuDiskTier*) {
     if (moves == nullptr || !moves->any()) return;
-    moves->Install({index(), store->View(dim(), slot_floats(), pools, counters()), pools,
-                    counters(), static_cast<uint32_t>(step_)},
-                   most, stream);
+    moves->Install(PlaceOf(*store, pools), most, stream);
   });
 }
 
@@ -37,9 +40,7 @@ void GpuTable::Prefetch(const int64_t* keys, int64_t n, cudaStream_t stream) {
     if (!store->HasFarRoom(count)) NoteSize(ReadCounters(stream));
     if (!store->HasFarRoom(count)) MakeRoom(store, count, true, stream);
     const auto most_free = static_cast<uint32_t>(store->near_capacity() / 4);
-    moves->Send({index(), store->View(dim(), slot_floats(), pools, counters()), pools, counters(),
-                 static_cast<uint32_t>(step_)},
-                keys, static_cast<uint32_t>(n), most_free, stream);
+    moves->Send(PlaceOf(*store, pools), keys, static_cast<uint32_t>(n), most_free, stream);
     store->MayHaveTaken(count);
   });
   since_moved_ += count;

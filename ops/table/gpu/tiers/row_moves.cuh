@@ -1,12 +1,12 @@
-// RowMoves: the flights of rows of one form between GPU memory and host memory (device/tiers.cuh),
+// RowMoves: the flights of rows of one form between GPU memory and host memory (tiers/flights.cuh),
 // in the order of their prefetches.
 //
 // All calls are made in the table's turn. The copies run on a stream of their own, which waits for
 // the kernels that list them; the kernel that installs them waits for the copies. The host waits
 // for neither.
 
-#ifndef GMETA_OPS_TABLE_GPU_ROW_MOVES_CUH_
-#define GMETA_OPS_TABLE_GPU_ROW_MOVES_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_TIERS_ROW_MOVES_CUH_
+#define GMETA_OPS_TABLE_GPU_TIERS_ROW_MOVES_CUH_
 
 #include <cuda_runtime.h>
 
@@ -19,6 +19,7 @@
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/tiers/table_place.h"
 
 namespace gmeta {
 
@@ -34,22 +35,13 @@ class RowMoves {
   RowMoves(const RowMoves&) = delete;
   RowMoves& operator=(const RowMoves&) = delete;
 
-  // The table as it is at a call.
-  struct Place {
-    IndexView index;
-    RowsView rows;
-    StorePools* pools;
-    GpuCounters* counters;
-    uint32_t step;
-  };
-
   // Sends a batch's far rows on their way, and near ones to make room, until at most `most_free`
   // near rows are free.
-  void Send(const Place& place, const int64_t* keys, uint32_t n, uint32_t most_free,
+  void Send(const TablePlace& place, const int64_t* keys, uint32_t n, uint32_t most_free,
             cudaStream_t stream);
   // Installs flights until `most` are on their way, and further ones as far as their copies are
   // done.
-  void Install(const Place& place, size_t most, cudaStream_t stream);
+  void Install(const TablePlace& place, size_t most, cudaStream_t stream);
 
   bool any() const { return !flights_.empty(); }
   size_t bytes() const;
@@ -61,7 +53,7 @@ class RowMoves {
     cudaEvent_t copied = nullptr;
   };
 
-  FlightView View(const Place& place, const Flight& flight) const;
+  FlightView View(const TablePlace& place, const Flight& flight) const;
   std::unique_ptr<Flight> Take(uint32_t n, cudaStream_t stream);
 
   const gmeta_gpu_allocator allocator_;
@@ -76,4 +68,4 @@ class RowMoves {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_ROW_MOVES_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_TIERS_ROW_MOVES_CUH_

@@ -1,7 +1,7 @@
 // Copies records of one form from row to row.
 
-#ifndef GMETA_OPS_TABLE_GPU_DEVICE_COPY_RECORDS_CUH_
-#define GMETA_OPS_TABLE_GPU_DEVICE_COPY_RECORDS_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_TIERS_COPY_RECORDS_CUH_
+#define GMETA_OPS_TABLE_GPU_TIERS_COPY_RECORDS_CUH_
 
 #include <cstdint>
 
@@ -43,4 +43,4 @@ __device__ inline void CopyRecords(const RowsView& rows, uint32_t from, uint32_t
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_DEVICE_COPY_RECORDS_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_TIERS_COPY_RECORDS_CUH_
