@@ -24,12 +24,13 @@ COMMANDS = {
     "launch": "Run a program of yours on several ranks.",
     "workers": "Read data for processes that train, here or on other machines.",
     "evaluate": "Measure adaptation to new users, and write the report.",
+    "semantic-ids": "Make codes of items out of their vectors, for generative retrieval.",
     "export": "Write a trained model for TensorFlow Serving.",
     "bench": "Measure a part of gmeta beside its peers.",
     "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
     "tables": "Export tables of a checkpoint for NumPy, pandas and other stores.",
 }
-"""Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.command``."""
+"""Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.command``, with ``_`` for ``-``."""
 
 _INTERRUPTED = 130  # the exit code that a shell reports after SIGINT
 
@@ -45,7 +46,7 @@ class CommandLine(click.Group):
         """Import the subcommand's module and return its command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"gmeta.cli.{cmd_name}")
+        module = importlib.import_module(f"gmeta.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

@@ -17,6 +17,8 @@ from gmeta.preprocess.history.files.history_crc import history_crcs
 from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
+from gmeta.preprocess.semantic.cooccurrence import cooccurrence_vectors
+from gmeta.preprocess.semantic.fit import semantic_ids
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
@@ -39,6 +41,7 @@ __all__ = [
     "append_history",
     "append_history_on_spark",
     "compact_history",
+    "cooccurrence_vectors",
     "drop_generations",
     "export_history",
     "history_crcs",
@@ -48,5 +51,6 @@ __all__ = [
     "prepare_on_spark",
     "remove_examples",
     "scrub_history",
+    "semantic_ids",
     "write_exposures",
 ]

@@ -1,0 +1,6 @@
+"""Makes semantic ids: codes of items out of their vectors."""
+
+from gmeta.preprocess.semantic.cooccurrence import cooccurrence_vectors
+from gmeta.preprocess.semantic.fit import semantic_ids
+
+__all__ = ["cooccurrence_vectors", "semantic_ids"]
