@@ -1,4 +1,4 @@
-"""``gmeta semantic-ids``: makes codes of items out of their vectors."""
+"""The command itself."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(
     and one of lists; or a folder of `gmeta tables export`. Items that are alike share their first digits. OUT
     also gets report.json and report.png, which say how well the codes are used.
     """
-    from gmeta.cli.item_vectors import read_vectors
+    from gmeta.cli.semantic_ids.item_vectors import read_vectors
     from gmeta.core.data.semantic_ids import IDS, SemanticIds
     from gmeta.core.staging import stage_folder
     from gmeta.preprocess.semantic.fit import semantic_ids
