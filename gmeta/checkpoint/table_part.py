@@ -38,6 +38,7 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import Records
+from gmeta.policies import TwoPrecisions
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -156,10 +157,17 @@ def save_table(
         "initializer": repr(table.initializer),
         "seed": table.seed,
         "admission": repr(table.admission),
-        **({"half_below": table.precision.threshold} if table.precision is not None else {}),
+        **_settings_of(table.precision),
         **(table.merged_keys.to_json() if table.merged_keys is not None else {}),
     }
     return TableEntry(**layout(table), settings=settings, filter=filters, parts=(part,)), steps[0]
+
+
+def _settings_of(precision: TwoPrecisions | None) -> dict[str, Any]:
+    if precision is None:
+        return {}
+    cooling = {} if precision.half_life is None else {"half_life": precision.half_life}
+    return {"half_below": precision.threshold, **cooling, "rounding": precision.rounding}
 
 
 def _folder_of(name: str) -> str:

@@ -24,7 +24,7 @@ from gmeta.cli.checks import installation as doctor
 from gmeta.cli.checks.capacity import Drive, judge
 from gmeta.cli.checks.gpu_capacity import judge_gpu
 from gmeta.cli.checks.installation import Finding, Status
-from gmeta.cli.checks.table_sizes import TableSize
+from gmeta.cli.checks.table_sizes import TableSize, read_sizes
 from gmeta.cli.nccl_log import parse_transports
 from gmeta.core import collectives, native
 from gmeta.core.errors import ConfigError
@@ -158,6 +158,21 @@ def size_up(
     monkeypatch.setattr(gpu_capacity, "BLOCK_BYTES", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     return CliRunner().invoke(main, ["doctor", "--checkpoint", str(checkpoint), *map(str, options)])
+
+
+def test_rows_that_have_cooled_down_count_as_half(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    table = ops.HashTable(4, optimizers.SGD(0.1), name="t", precision=policies.TwoPrecisions(3, 8))
+    for used in (300, 300, 200, 200, 100, 100, 100, 100, 100):  # 100 rows stay rare, 100 are used longer
+        table.lookup(np.arange(used))
+    halves = []
+    for _ in range(30):
+        table.apply_gradients(np.array([0]), np.zeros((1, 4), np.float32))
+        store.save({"t": table}, int(table.step()))
+        (size,) = read_sizes(store.root / f"step-{int(table.step()):012d}")
+        assert size.half_rows == int(table.statistics().half_rows)  # each step sweeps all shards
+        halves.append(size.half_rows)
+    assert {100, 200, 299} <= set(halves)
 
 
 NEEDED = 1000 * 776 + 200 * 24 + 100 * 40 + 1300 * 28

@@ -1,15 +1,18 @@
 """The sizes of a checkpoint's tables, for ``gmeta doctor``.
 
-It loads no TensorFlow. Rows of `gmeta.policies.TwoPrecisions` are counted by their frequencies, so the
-records of such a table are read; of other tables the manifest says all.
+It loads no TensorFlow. Rows of `gmeta.policies.TwoPrecisions` are counted by their frequencies and last
+steps, so the records of such a table are read; of other tables the manifest says all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gmeta.checkpoint.files.chain import CheckpointReader
 from gmeta.checkpoint.files.contents import format_size
@@ -78,11 +81,36 @@ def read_sizes(folder: Path) -> list[TableSize]:
 
 
 def _half_rows(reader: CheckpointReader, name: str, entry: TableEntry) -> int:
-    half_below = entry.settings.get("half_below")
-    if half_below is None:
+    if "half_below" not in entry.settings:
         return 0
-    frequencies = (reader.read_shard(name, shard)["frequency"] for shard in range(LOGICAL_SHARDS))
-    return sum(int(np.count_nonzero(found < half_below)) for found in frequencies)
+    step = entry.parts[0].step
+    shards = (reader.read_shard(name, shard) for shard in range(LOGICAL_SHARDS))
+    return sum(
+        int(are_half(found["frequency"], found["last_step"], step, entry.settings).sum()) for found in shards
+    )
+
+
+def are_half(
+    frequency: NDArray[Any], last_step: NDArray[Any], step: int, settings: Mapping[str, Any]
+) -> NDArray[np.bool_]:
+    """Say which rows of `gmeta.policies.TwoPrecisions` have 16 bits, or get them in the next sweep.
+
+    Args:
+      frequency: Uses of the rows, (n,).
+      last_step: Their last steps, (n,).
+      step: The table's step.
+      settings: ``half_below``, and ``half_life`` if rows cool down.
+    """
+    threshold, half_life = settings["half_below"], settings.get("half_life")
+    rare = frequency < threshold
+    if half_life is None:
+        return rare
+    # The rule of ops/table/core/half_rule.h, in the same whole numbers.
+    idle = np.maximum(step - last_step.astype(np.int64), 0).astype(np.uint64)
+    halvings, rest = np.divmod(idle, np.uint64(half_life))
+    scaled = frequency.astype(np.uint64) * (np.uint64(2 * half_life) - rest)
+    cold = scaled >> np.minimum(halvings, np.uint64(63)) < threshold * half_life
+    return rare | ((idle > 0) & cold)
 
 
 def describe(table: TableSize) -> Finding:
