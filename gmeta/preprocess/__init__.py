@@ -19,6 +19,7 @@ from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local.preparation import prepare
 from gmeta.preprocess.semantic.cooccurrence import cooccurrence_vectors
 from gmeta.preprocess.semantic.fit import semantic_ids
+from gmeta.preprocess.semantic.rq_vae import RqVae
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
@@ -36,6 +37,7 @@ __all__ = [
     "PrepareConfig",
     "PrepareSummary",
     "RebuildSummary",
+    "RqVae",
     "SyntheticConfig",
     "TableSpec",
     "append_history",

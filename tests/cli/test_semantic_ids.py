@@ -40,6 +40,15 @@ def test_rows_of_an_array_are_items_from_zero_on(tmp_path: Path) -> None:
     assert counts.max() - counts.min() <= 1
 
 
+def test_an_rq_vae_is_trained(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", VECTORS)
+    done = call(tmp_path / "v.npy", tmp_path / "ids", "--method", "rq-vae", "--epochs", 1, "--codes", 8)
+    assert done.exit_code == 0, done.output
+    ids = SemanticIds.read(tmp_path / "ids")
+    assert ids.method == "rq-vae"
+    np.testing.assert_array_equal(ids.codebooks.encode(VECTORS), ids.digits[:, :-1])
+
+
 def test_columns_of_files_give_ids_and_vectors(tmp_path: Path) -> None:
     table = pa.table({"asin": np.arange(300) * 7, "text": list(VECTORS)})
     pq.write_table(table, tmp_path / "v.parquet")
@@ -63,6 +72,9 @@ def test_new_items_are_added(tmp_path: Path) -> None:
     ids, more = SemanticIds.read(tmp_path / "ids"), SemanticIds.read(tmp_path / "more")
     np.testing.assert_array_equal(more.digits[:300], ids.digits)
     np.testing.assert_array_equal(more.digits[300:, :-1], ids.digits[:2, :-1])
+    late = call(tmp_path / "new.parquet", tmp_path / "no", "--epochs", 3)
+    assert late.exit_code == 2
+    assert "--epochs 3 is for --method rq-vae" in late.output
     mixed = call(tmp_path / "new.parquet", tmp_path / "no", "--add-to", tmp_path / "ids", "--codes", 9)
     assert mixed.exit_code == 2
     assert "--codes is for new codebooks" in mixed.output

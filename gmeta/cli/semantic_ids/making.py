@@ -17,6 +17,14 @@ from gmeta.core.errors import ConfigError
 @click.option(
     "--codes", type=click.IntRange(min=2), default=256, show_default=True, help="Values of a digit at most."
 )
+@click.option(
+    "--method",
+    type=click.Choice(["kmeans", "rq-vae"]),
+    default="kmeans",
+    show_default=True,
+    help="Cluster the vectors, or what a trained encoder makes of them.",
+)
+@click.option("--epochs", type=click.IntRange(min=1), help="Of the RQ-VAE.  [default: 200]")
 @click.option("--balanced", is_flag=True, help="Give all codes of a level as many items, up to one.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the first centers.")
 @click.option(
@@ -37,6 +45,8 @@ def command(
     out: Path,
     levels: int,
     codes: int,
+    method: str,
+    epochs: int | None,
     balanced: bool,
     seed: int,
     earlier: Path | None,
@@ -53,20 +63,26 @@ def command(
     from gmeta.cli.semantic_ids.item_vectors import read_vectors
     from gmeta.core.data.semantic_ids import IDS, SemanticIds
     from gmeta.core.staging import stage_folder
-    from gmeta.preprocess.semantic.fit import semantic_ids
+    from gmeta.preprocess.semantic.fit import Method, semantic_ids
     from gmeta.preprocess.semantic.picture import draw_codes
+    from gmeta.preprocess.semantic.rq_vae import RqVae
 
     if out.exists() and not (overwrite and (out / IDS).exists()):
         advice = "add --overwrite" if (out / IDS).exists() else "name another folder"
         raise ConfigError(f"{out} is there already: {advice}")
-    made = [name for name in ("levels", "codes", "balanced", "seed") if _is_given(ctx, name)]
+    made = [
+        name for name in ("levels", "codes", "method", "epochs", "balanced", "seed") if _is_given(ctx, name)
+    ]
     if earlier is not None and made:
         raise ConfigError(f"--{made[0]} is for new codebooks, but those of {earlier} are taken: leave it out")
+    if epochs is not None and method != "rq-vae":
+        raise ConfigError(f"--epochs {epochs} is for --method rq-vae: add it, or leave --epochs out")
     items, read = read_vectors(vectors, keys, values)
     if earlier is not None:
         ids = SemanticIds.read(earlier).add(items, read)
     else:
-        ids = semantic_ids(read, levels, codes, items=items, balanced=balanced, seed=seed)
+        way: Method = "kmeans" if method == "kmeans" else RqVae(epochs=epochs or RqVae.epochs)
+        ids = semantic_ids(read, levels, codes, items=items, method=way, balanced=balanced, seed=seed)
     report = ids.report()
     with stage_folder(out) as staging:
         ids.write(staging)

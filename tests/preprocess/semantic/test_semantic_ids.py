@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gmeta.core.data.codebooks import Codebooks
 from gmeta.core.data.semantic_ids import CODEBOOKS, IDS, SemanticIds
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.preprocess import cooccurrence_vectors, semantic_ids
+from gmeta.preprocess import RqVae, cooccurrence_vectors, semantic_ids
 from gmeta.preprocess.semantic.balance import assign_evenly
 
 
@@ -77,6 +77,20 @@ def test_even_centers_have_as_many_and_the_nearest_that_ask(n: int, k: int, seed
     counts = np.bincount(found, minlength=k)
     assert counts.min() >= n // k
     assert counts.max() <= -(-n // k)
+
+
+def test_an_rq_vae_finds_the_groups_again_and_again() -> None:
+    vectors, known = groups(4)
+    settings = RqVae(width=6, hidden=(32,), epochs=40, batch=64, rate=5e-3)
+    ids = semantic_ids(vectors, 2, 4, method=settings, seed=1)
+    assert ids.method == "rq-vae"
+    assert same_partition(ids.digits[:, 0], known[:, 0])
+    np.testing.assert_array_equal(ids.codebooks.encode(vectors), ids.digits[:, :-1])
+    latent = ids.codebooks.latent(vectors)
+    left = latent - ids.codebooks.decode(ids.digits[:, :-1])
+    assert (left**2).sum() < 0.1 * ((latent - latent.mean(axis=0)) ** 2).sum()
+    again = semantic_ids(vectors, 2, 4, method=settings, seed=1)
+    np.testing.assert_array_equal(again.digits, ids.digits)
 
 
 def test_the_last_digit_depends_on_no_order() -> None:
@@ -146,12 +160,28 @@ def test_files_that_are_not_whole_are_named(tmp_path: Path) -> None:
         ({"vectors": np.full((3, 2), np.nan)}, "row 0 of the vectors holds NaN"),
         ({"levels": 0}, "levels must be a whole number from 1 on, got 0"),
         ({"codes": 1}, "codes must be a whole number from 2 on, got 1"),
+        ({"method": "rqvae"}, "method must be 'kmeans' or an RqVae, got 'rqvae'"),
+        ({"method": RqVae(), "balanced": True}, "balanced=True is for k-means, and an RqVae is given"),
         ({"items": np.arange(4)}, r"items must be \(3,\), one id a vector, got shape \(4,\)"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         semantic_ids(**{"vectors": np.eye(3), "levels": 1, "codes": 2, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"width": 0}, "width must be a whole number from 1 on, got 0"),
+        ({"hidden": (4, 0)}, "a width in hidden must be a whole number from 1 on, got 0"),
+        ({"rate": 0.0}, "rate must be above 0, got 0.0"),
+        ({"commitment": -1.0}, "commitment must be 0 or more, got -1.0"),
+    ],
+)
+def test_wrong_settings_of_an_rq_vae_are_named(settings: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"RqVae: {said}"):
+        RqVae(**settings)
 
 
 def test_codes_out_of_range_and_other_widths_are_named() -> None:
