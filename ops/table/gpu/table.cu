@@ -102,6 +102,8 @@ GpuTable::~GpuTable() {
   cudaEventSynchronize(last_done_);
   full_moves_.reset();
   half_moves_.reset();
+  full_disk_.reset();
+  half_disk_.reset();
   cudaEventDestroy(last_done_);
   cudaEventDestroy(answered_);
   cudaStreamDestroy(own_stream_);
