@@ -26,6 +26,7 @@ from gmeta.ops.table.records import AdmissionState, FilterShards, Records, Shard
 from gmeta.ops.table.saving import tables_saved_elsewhere
 from gmeta.ops.table.snapshot import TableSnapshot
 from gmeta.ops.table.statistics import Statistics
+from gmeta.ops.trie.beam_step import TrieStep, trie_step
 
 __all__ = [
     "AdmissionState",
@@ -45,6 +46,7 @@ __all__ = [
     "ShardRecords",
     "Statistics",
     "TableSnapshot",
+    "TrieStep",
     "Unique",
     "UniqueByOwner",
     "UnknownRows",
@@ -68,6 +70,7 @@ __all__ = [
     "route_keys",
     "tables_saved_elsewhere",
     "time_bucket",
+    "trie_step",
     "unique",
     "unique_by_owner",
     "unpack_rows",

@@ -1,0 +1,108 @@
+"""A step of a beam search over a trie against NumPy, and whole searches against all items."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gmeta.core.data.code_trie import CodeTrie
+from gmeta.core.data.splitmix import splitmix64
+from gmeta.core.errors import ConfigError
+from gmeta.ops.trie import trie_step
+
+SEEDS = st.integers(0, 2**31 - 1)
+
+
+def reference(logits, scores, nodes, starts, digits, allowed, k):
+    """The step for one user, child by child."""
+    found = []
+    for beam, node in enumerate(nodes):
+        children = np.arange(starts[node], starts[node + 1]) if node >= 0 else np.arange(0)
+        children = children[allowed[children]]
+        z = logits[beam, digits[children]].astype(np.float64)
+        for child, score in zip(children, scores[beam] + z - np.logaddexp.reduce(z), strict=True):
+            found.append((-score, int(splitmix64(np.array([child], np.uint64))[0]), beam, child))
+    found = sorted(found)[:k]
+    return found + [(np.inf, 0, -1, -1)] * (k - len(found))
+
+
+def draw(seed: int, levels: int, codes: int = 6):
+    rng = np.random.default_rng(seed)
+    return rng, CodeTrie.of(np.unique(rng.integers(0, codes, (rng.integers(1, 50), levels)), axis=0))
+
+
+@given(SEEDS, st.integers(1, 4), st.integers(0, 4), st.integers(1, 5), st.integers(1, 12), st.booleans())
+def test_a_step_is_the_references(seed: int, level: int, users: int, beams: int, k: int, masks: bool) -> None:
+    rng, trie = draw(seed, 4)
+    starts, digits = trie.starts[level - 1], trie.digits[level - 1]
+    logits = rng.normal(size=(users, beams, 6)).astype(np.float32)  # no two scores are equal
+    scores = -rng.random((users, beams)).astype(np.float32)
+    nodes = rng.integers(-1, len(starts) - 1, (users, beams))
+    mask = rng.random(len(trie.places)) < 0.5
+    mask[0] = True
+    allowed = trie.allow(mask)[level - 1]
+    step = trie_step(logits, scores, nodes, starts, digits, allowed if masks else None, k=k)
+    assert step.scores.shape == (users, k)
+    for user in range(users):
+        may = allowed if masks else np.ones(len(digits), bool)
+        wanted = reference(logits[user], scores[user], nodes[user], starts, digits, may, k)
+        np.testing.assert_allclose(step.scores[user], [-each[0] for each in wanted], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(step.beams[user], [each[2] for each in wanted])
+        np.testing.assert_array_equal(step.nodes[user], [each[3] for each in wanted])
+
+
+@given(SEEDS, st.integers(1, 4), st.booleans())
+def test_a_beam_as_wide_as_the_catalogue_finds_each_item_once_and_probabilities_sum_to_one(
+    seed: int, levels: int, masks: bool
+) -> None:
+    rng, trie = draw(seed, levels)
+    items = len(trie.places)
+    mask = rng.random(items) < (0.5 if masks else 2.0)
+    mask[rng.integers(items)] = True
+    may = trie.allow(mask)
+    scores, nodes = tf.zeros([1, 1]), tf.zeros([1, 1], tf.int64)
+    for level in range(levels):
+        logits = rng.normal(0, 3, (1, nodes.shape[1], 6))
+        step = trie_step(logits, scores, nodes, trie.starts[level], trie.digits[level], may[level], k=items)
+        scores, nodes = step.scores, step.nodes
+    there = nodes.numpy()[0] >= 0
+    assert sorted(trie.places[nodes.numpy()[0, there]]) == np.flatnonzero(mask).tolist()
+    np.testing.assert_allclose(np.exp(scores.numpy()[0]).sum(), 1, rtol=1e-5)
+    assert (np.diff(scores.numpy()[0, there]) <= 0).all()
+
+
+def test_equal_scores_are_ordered_by_the_hash() -> None:
+    trie = CodeTrie.of(np.arange(50)[:, None])
+    step = trie_step(np.zeros((1, 1, 50)), [[0.0]], [[0]], trie.starts[0], trie.digits[0], k=50)
+    order = np.argsort(splitmix64(np.arange(50, dtype=np.uint64)))
+    np.testing.assert_array_equal(step.nodes[0], order)
+    few = trie_step(np.zeros((1, 1, 50)), [[0.0]], [[0]], trie.starts[0], trie.digits[0], k=7)
+    np.testing.assert_array_equal(few.nodes[0], order[:7])
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"nodes": [[9]]}, "beam 0 of user 0 is at node 9, but the level has 1"),
+        ({"logits": np.zeros((1, 1, 2))}, "child 2 has digit 2, but there are 2 logits a beam"),
+        ({"logits": np.full((1, 1, 3), np.nan)}, "the logits of beam 0 of user 0 hold NaN"),
+        ({"logits": np.zeros((2, 1, 3))}, r"got \[2,1,3\], \[1,1\] and \[1,1\]"),
+        ({"starts": [0, 9]}, "node 0 has children 0 to 9, but the level has 3"),
+        ({"allowed": [True]}, "the level has 3 children, but 1 values of allowed"),
+    ],
+)
+def test_what_does_not_fit_is_named(given_: dict, said: str) -> None:
+    whole = {
+        "logits": np.zeros((1, 1, 3)),
+        "scores": [[0.0]],
+        "nodes": [[0]],
+        "starts": [0, 3],
+        "digits": [0, 1, 2],
+    }
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"trie_step: .*{said}"):
+        trie_step(**{**whole, **given_}, k=2)
+    with pytest.raises(ConfigError, match="k must be a whole number from 1 on, got 0"):
+        trie_step(**whole, k=0)
