@@ -4,10 +4,10 @@
     gmeta bench trie --items 10000 10000000 --json FILE
 
 Items have four digits of 256 values. 64 users have 50 beams each at nodes of random items, and logits of
-all 256 values of the next digit. A step normalises over the valid children and keeps the 50 best. The peer is
-our own form of what Hugging Face's `generate` does with `prefix_allowed_tokens_fn` and a trie: for each beam it
-walks nested dictionaries by the beam's digits and writes a mask of all values; NumPy does the rest. A value is
-the median over rounds, for each level from 0 on, and the median of the levels' medians.
+all 256 values of the next digit. A step normalises over the valid children and keeps the 50 best. The peer
+is our own form of what Hugging Face's `generate` does with `prefix_allowed_tokens_fn` and a trie: for each
+beam it walks nested dictionaries by the beam's digits and writes a mask of all values; NumPy does the rest.
+A value is the median over rounds, for each level from 0 on, and the median of the levels' medians.
 """
 
 from __future__ import annotations
