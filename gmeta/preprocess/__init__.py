@@ -4,6 +4,7 @@
 process. Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
+from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.append import append_history
@@ -38,6 +39,7 @@ __all__ = [
     "PrepareSummary",
     "RebuildSummary",
     "RqVae",
+    "SemanticIds",
     "SyntheticConfig",
     "TableSpec",
     "append_history",

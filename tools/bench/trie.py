@@ -53,7 +53,8 @@ class PythonTrie:
                     node = node[digit]
                 mask[user, beam, list(node)] = 0
         valid = logits + mask
-        valid -= np.logaddexp.reduce(valid, axis=2, keepdims=True)
+        valid -= valid.max(axis=2, keepdims=True)
+        valid -= np.log(np.exp(valid).sum(axis=2, keepdims=True))
         every = (scores[:, :, None] + valid).reshape(len(scores), -1)
         best = np.argpartition(-every, BEAMS, axis=1)[:, :BEAMS]
         np.take_along_axis(best, np.argsort(-np.take_along_axis(every, best, axis=1), axis=1), axis=1)
@@ -74,10 +75,11 @@ def measure(items: int, rounds: int) -> list[Result]:
     python = PythonTrie(codes) if items <= _MOST_FOR_PYTHON else None
     results, times = [], {"gmeta": [], "python": []}
     for level in range(LEVELS):
-        at = random.integers(0, items, (USERS, BEAMS))  # beams stand where items are
+        beams = BEAMS if level else 1  # a search begins with one
+        at = random.integers(0, items, (USERS, beams))  # beams stand where items are
         nodes = trie.walk(codes[at.ravel()][:, :level]).reshape(at.shape)
-        scores = -random.exponential(5, (USERS, BEAMS)).astype(np.float32)
-        logits = random.normal(0, 2, (USERS, BEAMS, CODES)).astype(np.float32)
+        scores = -random.exponential(5, (USERS, beams)).astype(np.float32)
+        logits = random.normal(0, 2, (USERS, beams, CODES)).astype(np.float32)
         ours = [tf.constant(each) for each in (logits, scores, nodes, trie.starts[level], trie.digits[level])]
         contenders = {"gmeta": lambda _, ours=ours: trie_step(*ours, k=BEAMS)}
         if python is not None:

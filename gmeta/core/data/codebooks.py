@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,16 +93,20 @@ class Codebooks:
 
     def latent(self, vectors: Vectors) -> Vectors:
         """Return f of vectors, float32 (n, width of the codes)."""
-        out = np.asarray(vectors, np.float32)
-        for number, (kernel, bias) in enumerate(self.encoder):
-            out = out @ kernel + bias
-            if number + 1 < len(self.encoder):
-                out = np.maximum(out, 0)
-        return out
+        return apply_layers(self.encoder, np.asarray(vectors, np.float32))
 
     def decode(self, codes: NDArray[np.int32]) -> Vectors:
         """Return the sums of the codes' vectors, float32 (n, width of the codes)."""
         return np.sum([level[codes[:, number]] for number, level in enumerate(self.levels)], axis=0)
+
+
+def apply_layers(layers: Sequence[tuple[Vectors, Vectors]], vectors: Vectors) -> Vectors:
+    """Return what dense layers make of vectors; all layers but the last are followed by ReLU."""
+    for number, (kernel, bias) in enumerate(layers):
+        vectors = vectors @ kernel + bias
+        if number + 1 < len(layers):
+            vectors = np.maximum(vectors, 0)
+    return vectors
 
 
 def check_vectors(vectors: Vectors, dim: int | None = None) -> None:
@@ -152,6 +157,8 @@ def _pieces(vectors: Vectors, width: int) -> Iterator[tuple[int, Vectors]]:
         yield first, vectors[first : first + size]
 
 
-def used_codes(codes: Sequence[NDArray[np.int32]] | NDArray[np.int32], size: int) -> NDArray[np.int64]:
-    """Count how often each code of a level is used: int64 (size,)."""
-    return np.bincount(np.asarray(codes), minlength=size)
+def places_in_groups(groups: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return each element's place within its group, from 0; the elements of a group stand together."""
+    places = np.arange(len(groups))
+    starts = np.r_[True, groups[1:] != groups[:-1]][: len(groups)]
+    return places - np.maximum.accumulate(np.where(starts, places, 0))

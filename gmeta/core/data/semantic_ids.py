@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.codebooks import Codebooks, Vectors, used_codes
+from gmeta.core.data.codebooks import Codebooks, Vectors, places_in_groups
 from gmeta.core.data.splitmix import splitmix64
 from gmeta.core.errors import ConfigError, DataError
 
@@ -116,7 +116,7 @@ class SemanticIds:
         """
         levels = []
         for number, size in enumerate(self.codebooks.sizes):
-            counts = used_codes(self.digits[:, number], size)
+            counts = np.bincount(self.digits[:, number], minlength=size)
             shares = counts[counts > 0] / len(self.items)
             entropy = float(-(shares * np.log2(shares)).sum())
             levels.append(
@@ -201,10 +201,8 @@ def number_alike(
     _, group = np.unique(codes, axis=0, return_inverse=True)
     later = np.arange(len(items)) >= len(given)
     order = np.lexsort((splitmix64(items.astype(np.uint64)), later, group))
-    starts = np.r_[True, group[order][1:] != group[order][:-1]]
-    place = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
     numbers = np.empty(len(items), np.int32)
-    numbers[order] = place
+    numbers[order] = places_in_groups(group[order])
     numbers[: len(given)] = given
     return numbers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.codebooks import Vectors, squared_distances
+from gmeta.core.data.codebooks import Vectors, places_in_groups, squared_distances
 
 
 def assign_evenly(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
@@ -32,10 +32,7 @@ def assign_evenly(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
         far = distances[waiting, wished]
         order = np.lexsort((waiting, far, wished))
         group = wished[order]
-        starts = np.r_[True, group[1:] != group[:-1]]
-        places = np.arange(len(group))
-        place = places - np.maximum.accumulate(np.where(starts, places, 0))
-        takes = place < most - counts[group]
+        takes = places_in_groups(group) < most - counts[group]
         found[waiting[order[takes]]] = group[takes]
         counts += np.bincount(group[takes], minlength=len(centers))
         # Once as many centers as may have taken one vector more, the others are full with their share.

@@ -45,7 +45,7 @@ def semantic_ids(
       seed: Of the first centers, and of the RQ-VAE's training.
 
     Returns:
-      `SemanticIds`, to be written by their ``write`` and read by `gmeta.models.GenerativeRetriever`.
+      `SemanticIds`. Their ``write`` and ``read`` keep them in files.
 
     Raises:
       ConfigError: An argument is out of its limits or for the other method, the vectors aren't finite numbers

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from gmeta.core.data.codebooks import used_codes
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.files import write_atomically
 
@@ -34,7 +33,7 @@ def draw_codes(ids: SemanticIds, path: Path) -> Path:
     figure = Figure(figsize=(2.6 * len(levels) + 1.2, 3.2), dpi=150, facecolor="white", layout="constrained")
     every = figure.subplots(1, len(levels), sharey=True, squeeze=False)[0]
     for number, (axes, level) in enumerate(zip(every, levels, strict=True)):
-        counts = np.sort(used_codes(ids.digits[:, number], level["codes"]))[::-1]
+        counts = np.sort(np.bincount(ids.digits[:, number], minlength=level["codes"]))[::-1]
         axes.bar(np.arange(len(counts)), counts, width=1.0, color=_BAR)
         axes.axhline(len(ids.items) / level["codes"], color=_EVEN, linewidth=1, label="if all had as many")
         axes.set_title(

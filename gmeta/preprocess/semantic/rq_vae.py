@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gmeta.core.arguments import finite_number, whole_number
-from gmeta.core.data.codebooks import Codebooks, Vectors, nearest, used_codes
+from gmeta.core.data.codebooks import Codebooks, Vectors, apply_layers, nearest
 from gmeta.core.errors import ConfigError
 from gmeta.core.keras import select_legacy_keras
 from gmeta.preprocess.semantic.residual_kmeans import fit_residual_kmeans
@@ -101,7 +101,7 @@ class _Autoencoder:
         widths = (inputs.shape[1], *settings.hidden, settings.width)
         self._down = self._layers(widths)
         self._up = self._layers(widths[::-1])
-        latent = self._codebooks(()).latent(inputs)
+        latent = apply_layers(self.encoder(), inputs)
         books, _ = fit_residual_kmeans(latent, levels, codes, balanced=False, seed=seed)
         self.books = [tf.Variable(book) for book in books]
         self._adam = tf.keras.optimizers.legacy.Adam(settings.rate)
@@ -121,17 +121,14 @@ class _Autoencoder:
 
     def replace_unused(self) -> None:
         """Put codes that no item has where an item's rest is."""
-        left = self._codebooks(()).latent(self._inputs)
+        left = apply_layers(self.encoder(), self._inputs)
         for book in self.books:
             level = book.numpy()
-            unused = np.flatnonzero(used_codes(nearest(left, level), len(level)) == 0)
+            unused = np.flatnonzero(np.bincount(nearest(left, level), minlength=len(level)) == 0)
             if len(unused):
                 level[unused] = left[self._random.integers(0, len(left), len(unused))]
                 book.assign(level)
             left = left - level[nearest(left, level)]
-
-    def _codebooks(self, levels: tuple[Vectors, ...]) -> Codebooks:
-        return Codebooks(levels or (np.zeros((1, self._settings.width), np.float32),), self.encoder())
 
     def _layers(self, widths: tuple[int, ...]) -> list[tuple[tf.Variable, tf.Variable]]:
         import tensorflow as tf
