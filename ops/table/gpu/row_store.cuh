@@ -6,7 +6,8 @@
 // first, and all later chunks are in pinned host memory. Rows on disk take memory for their headers
 // only, and rows of the staging area are in no pool. The pools' counts are part of the table's
 // GpuCounters, in GPU memory, so the host knows only upper bounds, which the table keeps
-// (table.cuh, "Waiting").
+// (table.cuh, "Waiting"). While rows are in host memory, the next chunk of it is allocated ahead
+// (spare_chunk.cuh), so that no batch waits until memory is pinned.
 
 #ifndef GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
 #define GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
@@ -22,6 +23,7 @@
 #include "ops/table/gpu/device/row_geometry.h"
 #include "ops/table/gpu/device/rows.cuh"
 #include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/spare_chunk.cuh"
 
 namespace gmeta {
 
@@ -77,9 +79,7 @@ class GpuRowStore {
   // second growth may have to follow. A large store grows by kMostChunkBytes, because an allocation
   // takes time in proportion.
   uint64_t Wish(uint64_t rows) const {
-    const uint64_t most = kMostChunkBytes / geometry_.block_bytes() * geometry_.block_rows();
-    const uint64_t chunk = std::min(capacity() / 8, most);
-    return std::max(most_used() + 2 * rows, capacity() + std::max(rows, chunk));
+    return std::max(most_used() + 2 * rows, capacity() + std::max(rows, ChunkRows()));
   }
   // Makes memory for `rows` rows in total. Waits for the stream if the store has less. No rows may
   // be on their way (RowMoves).
@@ -113,6 +113,7 @@ class GpuRowStore {
   uint64_t NoteUsed(const StorePools& pools) {
     near_.most_used = near_.capacity - pools.near.free();
     far_.most_used = far_.capacity - pools.far.free();
+    AskAhead();
     return most_used() - pools.moving + DiskRows(pools);
   }
   uint64_t DiskRows(const StorePools& pools) const { return disk_.capacity - pools.disk.free(); }
@@ -150,9 +151,16 @@ class GpuRowStore {
     DeviceMemory ring;
   };
 
+  // How many rows a large store grows by.
+  uint64_t ChunkRows() const {
+    const uint64_t most = kMostChunkBytes / geometry_.block_bytes() * geometry_.block_rows();
+    return std::min(capacity() / 8, most);
+  }
+  // Lets the next chunk of host memory be allocated if growth is near.
+  void AskAhead();
   // Allocates blocks in GPU memory, in host memory, or on disk. `pool` is null for the staging
-  // area, which is in host memory.
-  Addition Allocate(Pool* pool, uint64_t count);
+  // area, which is in host memory. `pinned` is their host memory if it is there already.
+  Addition Allocate(Pool* pool, uint64_t count, DeviceMemory pinned = {});
   // Adds blocks to the directory and their rows to the pools.
   void Add(std::vector<Addition> additions, StorePools* pools, cudaStream_t stream);
   // Makes the pool's ring larger, by `added` rows from number `first` on.
@@ -173,6 +181,7 @@ class GpuRowStore {
   DeviceMemory blocks_;  // the directory
   Pool near_, far_, disk_;
   DeviceMemory marks_;    // of all rows, if there are far ones
+  SpareChunk spare_;
   DeviceMemory nowhere_;  // what kernels find in place of the records of a block on disk
 };
 

@@ -12,6 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <set>
+#include <thread>
 #include <utility>
 
 struct alignas(8) uint2 {
@@ -83,19 +86,24 @@ struct Memory {
   std::map<void*, size_t> sizes;
   size_t bytes = 0;
   size_t most = SIZE_MAX;  // set by a test
+  std::set<std::thread::id> threads;  // that allocated
 };
 inline Memory device_memory, pinned_memory;
+inline std::mutex memory_mutex;  // a table's threads allocate too
 
 // Poisoned, and freed memory is gone, for the address sanitizer to see.
 inline cudaError_t Allocate(Memory* memory, void** to, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
   if (memory->bytes + bytes > memory->most) return cudaErrorMemoryAllocation;
   *to = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(*to, 0xCD, bytes);
   memory->sizes[*to] = bytes;
+  memory->threads.insert(std::this_thread::get_id());
   memory->bytes += bytes;
   return cudaSuccess;
 }
 inline cudaError_t Release(Memory* memory, void* data) {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
   memory->bytes -= memory->sizes.at(data);
   memory->sizes.erase(data);
   std::free(data);
