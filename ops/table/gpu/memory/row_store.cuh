@@ -9,8 +9,8 @@
 // (table.cuh, "Waiting"). While rows are in host memory, the next chunk of it is allocated ahead
 // (spare_chunk.cuh), so that no batch waits until memory is pinned.
 
-#ifndef GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
-#define GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_MEMORY_ROW_STORE_CUH_
+#define GMETA_OPS_TABLE_GPU_MEMORY_ROW_STORE_CUH_
 
 #include <cuda_runtime.h>
 
@@ -22,8 +22,8 @@
 
 #include "ops/table/gpu/device/row_geometry.h"
 #include "ops/table/gpu/device/rows.cuh"
-#include "ops/table/gpu/device_memory.cuh"
-#include "ops/table/gpu/spare_chunk.cuh"
+#include "ops/table/gpu/memory/device_memory.cuh"
+#include "ops/table/gpu/memory/spare_chunk.cuh"
 
 namespace gmeta {
 
@@ -180,11 +180,11 @@ class GpuRowStore {
   std::vector<Block> blocks_on_host_;
   DeviceMemory blocks_;  // the directory
   Pool near_, far_, disk_;
-  DeviceMemory marks_;    // of all rows, if there are far ones
+  DeviceMemory marks_;  // of all rows, if there are far ones
   SpareChunk spare_;
   DeviceMemory nowhere_;  // what kernels find in place of the records of a block on disk
 };
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_MEMORY_ROW_STORE_CUH_

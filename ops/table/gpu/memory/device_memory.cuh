@@ -1,7 +1,7 @@
 // Memory of a GPU table, in pieces that are freed when nobody holds them any more.
 
-#ifndef GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
-#define GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_
+#define GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_
 
 #include <cuda_runtime.h>
 
@@ -108,4 +108,4 @@ class DeviceScope {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_

@@ -5,14 +5,14 @@
 // the chunk when it grows. If the chunk isn't there yet, taking it waits; if there was no memory
 // for it, the store allocates what it needs itself, and its error says so.
 
-#ifndef GMETA_OPS_TABLE_GPU_SPARE_CHUNK_CUH_
-#define GMETA_OPS_TABLE_GPU_SPARE_CHUNK_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_MEMORY_SPARE_CHUNK_CUH_
+#define GMETA_OPS_TABLE_GPU_MEMORY_SPARE_CHUNK_CUH_
 
 #include <cstddef>
 #include <future>
 #include <utility>
 
-#include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/memory/device_memory.cuh"
 
 namespace gmeta {
 
@@ -32,7 +32,8 @@ class SpareChunk {
       }
     });
   }
-  // Returns the chunk if it has at least so many bytes, else memory of none. There is no chunk then.
+  // Returns the chunk if it has at least so many bytes, else memory of none. There is no chunk
+  // then.
   DeviceMemory Take(size_t bytes) {
     if (!chunk_.valid()) return {};
     DeviceMemory chunk = chunk_.get();
@@ -45,4 +46,4 @@ class SpareChunk {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_SPARE_CHUNK_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_MEMORY_SPARE_CHUNK_CUH_

@@ -2,7 +2,7 @@
 
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
-#include "ops/table/gpu/row_store.cuh"
+#include "ops/table/gpu/memory/row_store.cuh"
 
 namespace gmeta {
 namespace {
