@@ -155,7 +155,9 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=10_000_000)
     options.add_argument("--dim", type=int, default=16)
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    options.add_argument("--hbm-rows", type=int, default=0, help="with --device gpu: rows in GPU memory; 0: all")
+    options.add_argument(
+        "--hbm-rows", type=int, default=0, help="with --device gpu: rows in GPU memory; 0: all"
+    )
     options.set_defaults(rounds=ROUNDS)
     given = options.parse_args()
     rows = min(given.rows, 500_000) if given.smoke else given.rows
