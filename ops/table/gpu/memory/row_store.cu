@@ -43,10 +43,8 @@ size_t GpuRowStore::bytes() const {
 }
 
 void GpuRowStore::AskAhead() {
-  // Rows in host memory come when GPU memory has all of its rows.
-  const bool grows_far = near_rows_ != 0 && near_.capacity >= near_rows_;
-  const uint64_t chunk = ChunkRows();
-  if (!grows_far || capacity() - most_used() >= chunk) return;
+  const uint64_t chunk = std::max(ChunkRows(), last_wish_);
+  if (!GrowsFar() || capacity() - most_used() >= chunk) return;
   const uint64_t block_rows = geometry_.block_rows();
   const uint64_t blocks = (chunk + block_rows - 1) / block_rows;
   const uint64_t left = far_blocks_ - std::min(far_blocks_, far_.capacity / block_rows);

@@ -76,10 +76,13 @@ class GpuRowStore {
 
   // The rows to make memory for when it lacks `rows`: room for two batches, so that the true number
   // of rows is known before the next growth. If GPU memory and host memory share what is added, a
-  // second growth may have to follow. A large store grows by kMostChunkBytes, because an allocation
-  // takes time in proportion.
-  uint64_t Wish(uint64_t rows) const {
-    return std::max(most_used() + 2 * rows, capacity() + std::max(rows, ChunkRows()));
+  // second growth may have to follow. A large store grows by a chunk of bounded size, because an
+  // allocation takes time in proportion.
+  uint64_t Wish(uint64_t rows) {
+    const uint64_t wish =
+        std::max(most_used() + 2 * rows, capacity() + std::max(rows, ChunkRows()));
+    last_wish_ = wish - capacity();
+    return wish;
   }
   // Makes memory for `rows` rows in total. Waits for the stream if the store has less. No rows may
   // be on their way (RowMoves).
@@ -124,6 +127,7 @@ class GpuRowStore {
 
  private:
   static constexpr size_t kMostChunkBytes = size_t{512} << 20;
+  static constexpr size_t kMostPinnedBytes = PinnedMemory::kPiece;
 
   struct Pool {
     uint64_t capacity = 0;
@@ -151,10 +155,13 @@ class GpuRowStore {
     DeviceMemory ring;
   };
 
-  // How many rows a large store grows by.
+  // Whether GPU memory has all of its rows, so that more of them are in host memory.
+  bool GrowsFar() const { return near_rows_ != 0 && near_.capacity >= near_rows_; }
+  // How many rows a store grows by if no batch needs more.
   uint64_t ChunkRows() const {
-    const uint64_t most = kMostChunkBytes / geometry_.block_bytes() * geometry_.block_rows();
-    return std::min(capacity() / 8, most);
+    const size_t most = GrowsFar() ? kMostPinnedBytes / geometry_.records_bytes()
+                                   : kMostChunkBytes / geometry_.block_bytes();
+    return std::min(capacity() / 8, std::max<size_t>(1, most) * geometry_.block_rows());
   }
   // Lets the next chunk of host memory be allocated if growth is near.
   void AskAhead();
@@ -182,7 +189,8 @@ class GpuRowStore {
   Pool near_, far_, disk_;
   DeviceMemory marks_;  // of all rows, if there are far ones
   SpareChunk spare_;
-  DeviceMemory nowhere_;  // what kernels find in place of the records of a block on disk
+  uint64_t last_wish_ = 0;  // rows that a growth added
+  DeviceMemory nowhere_;    // what kernels find in place of the records of a block on disk
 };
 
 }  // namespace gmeta

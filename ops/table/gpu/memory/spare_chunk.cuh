@@ -1,9 +1,8 @@
 // SpareChunk: pinned host memory for a store's next growth, which a thread allocates ahead.
 //
-// To pin 512 MiB takes longer than many steps: the system clears each page, and the driver tells
-// the GPU where it is. So a store asks when fewer rows are free than its next chunk has, and takes
-// the chunk when it grows. If the chunk isn't there yet, taking it waits; if there was no memory
-// for it, the store allocates what it needs itself, and its error says so.
+// A store asks when fewer rows are free than its next chunk has, and takes the chunk when it grows.
+// If the chunk isn't there yet, taking it waits; if there was no memory for it, the store allocates
+// what it needs itself, and its error says so.
 
 #ifndef GMETA_OPS_TABLE_GPU_MEMORY_SPARE_CHUNK_CUH_
 #define GMETA_OPS_TABLE_GPU_MEMORY_SPARE_CHUNK_CUH_
