@@ -27,6 +27,7 @@ from gmeta.ops.table.saving import tables_saved_elsewhere
 from gmeta.ops.table.snapshot import TableSnapshot
 from gmeta.ops.table.statistics import Statistics
 from gmeta.ops.trie.beam_step import TrieStep, trie_step
+from gmeta.ops.trie.child_log_probs import trie_log_probs
 
 __all__ = [
     "AdmissionState",
@@ -70,6 +71,7 @@ __all__ = [
     "route_keys",
     "tables_saved_elsewhere",
     "time_bucket",
+    "trie_log_probs",
     "trie_step",
     "unique",
     "unique_by_owner",

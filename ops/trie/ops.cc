@@ -1,4 +1,5 @@
-// Registration of GmetaTrieStep.
+// Registration of GmetaTrieStep, GmetaTrieLogProbs and its gradient. `allowed` has a value for each
+// child, or none: then all are allowed.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -7,8 +8,8 @@
 namespace gmeta {
 
 using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
-// `allowed` has a value for each child, or none: then all are allowed.
 REGISTER_OP("GmetaTrieStep")
     .Input("logits: float")
     .Input("scores: float")
@@ -21,11 +22,42 @@ REGISTER_OP("GmetaTrieStep")
     .Output("next_nodes: int64")
     .Output("beams: int32")
     .SetShapeFn([](InferenceContext* c) {
-      tensorflow::shape_inference::ShapeHandle scores;
+      ShapeHandle scores;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 2, &scores));
       int64_t k;
       TF_RETURN_IF_ERROR(c->GetAttr("k", &k));
       for (int i = 0; i < 3; ++i) c->set_output(i, c->Matrix(c->Dim(scores, 0), k));
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaTrieLogProbs")
+    .Input("logits: float")
+    .Input("nodes: int64")
+    .Input("children: int64")
+    .Input("starts: int64")
+    .Input("digits: int32")
+    .Input("allowed: bool")
+    .Output("log_probs: float")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle logits, nodes;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &logits));
+      TF_RETURN_IF_ERROR(c->Merge(c->Vector(c->Dim(logits, 0)), c->input(1), &nodes));
+      TF_RETURN_IF_ERROR(c->Merge(nodes, c->input(2), &nodes));
+      c->set_output(0, nodes);
+      return absl::OkStatus();
+    });
+
+REGISTER_OP("GmetaTrieLogProbsGradient")
+    .Input("of_log_probs: float")
+    .Input("logits: float")
+    .Input("nodes: int64")
+    .Input("children: int64")
+    .Input("starts: int64")
+    .Input("digits: int32")
+    .Input("allowed: bool")
+    .Output("of_logits: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->input(1));
       return absl::OkStatus();
     });
 

@@ -54,8 +54,9 @@ def trie_step(
 
     Raises:
       ConfigError: ``k`` is no such number.
-      tf.errors.InvalidArgumentError: Shapes don't fit each other, a node or digit isn't there, or logits that
-        are read hold NaN. The error names the user and the beam.
+      tf.errors.InvalidArgumentError: Shapes don't fit each other, a node isn't of the level, a digit that is
+        read isn't there, a score is NaN, or logits that are read hold NaN or infinity. The error names the
+        user and the beam.
 
     Example:
       >>> from gmeta.core.data.code_trie import CodeTrie

@@ -1,10 +1,4 @@
-// BeamStep: one step of a beam search over a trie, for one user.
-//
-// Layout
-//   A level of the trie is two arrays (gmeta/core/data/code_trie.py): the children of node i are
-//   the nodes starts[i] to starts[i + 1] - 1 of the next level, and digits[c] is the last digit of
-//   child c. `allowed`, if given, says which children lead to an item that may come out. A beam is
-//   a node and a score, the log of its probability.
+// BeamStep: one step of a beam search over a trie (ops/trie/level.h), for one user.
 //
 // What it computes
 //   For a beam at node i with score s and logits z, child c has the score
@@ -16,9 +10,9 @@
 //   SplitMix64 of the node, the smaller first, and those of one node by the beam.
 //
 // Why it is fast
-//   No digit is looked for and no mask of all codes is made: a beam reads the logits of its own
-//   children, 12 bytes a child. Beams go by their scores, the best first. As no child's score is
-//   above its beam's, the step ends with the first beam whose score is below the k-th child's.
+//   Beams go by their scores, the best first. As no child's score is above its beam's, the step
+//   ends with the first beam whose score is below the k-th child's. The rows that a user's beams
+//   need, which are anywhere in a large trie, are asked for before the first is read.
 
 #ifndef GMETA_OPS_TRIE_HOST_BEAM_STEP_H_
 #define GMETA_OPS_TRIE_HOST_BEAM_STEP_H_
@@ -31,56 +25,46 @@
 #include <numeric>
 #include <vector>
 
+#include "ops/trie/host/siblings.h"
+#include "ops/trie/level.h"
+
 namespace gmeta::trie {
-
-// A level: from `nodes` nodes to `children` of the next.
-struct Level {
-  const int64_t* starts;  // nodes + 1
-  const int32_t* digits;
-  const bool* allowed;  // or null
-  int64_t nodes, children;
-};
-
-// The beams of a user: nodes below 0 are of no beam.
-struct Beams {
-  const float* logits;  // beams x codes
-  const float* scores;
-  const int64_t* nodes;
-  size_t beams, codes;
-};
-
-// Where the next beams go, k each. If there are fewer, the last have node -1, beam -1 and a score
-// of minus infinity.
-struct NextBeams {
-  float* scores;
-  int64_t* nodes;
-  int32_t* beams;
-};
-
-inline uint64_t SplitMix64(uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
 
 class BeamStep {
  public:
-  static constexpr size_t kFine = SIZE_MAX;
+  // What is wrong, and with which beam.
+  struct Outcome {
+    Problem problem = Problem::kNone;
+    size_t beam = 0;
+  };
 
   explicit BeamStep(size_t k) : k_(k) { best_.reserve(k + 1); }
 
-  // Returns kFine, or the number of a beam whose logits hold NaN where they are read.
-  size_t Run(const Level& level, const Beams& from, const NextBeams& to) {
+  Outcome Run(const Level& level, const Beams& from, const NextBeams& to) {
+    for (size_t i = 0; i < from.beams; ++i) {
+      if (from.nodes[i] >= level.nodes) return {Problem::kNode, i};
+      if (from.nodes[i] < 0) continue;
+      if (std::isnan(from.scores[i])) return {Problem::kScore, i};
+      __builtin_prefetch(level.starts + from.nodes[i]);
+    }
     best_.clear();
-    order_.resize(from.beams);
-    std::iota(order_.begin(), order_.end(), size_t{0});
+    order_.clear();
+    for (size_t i = 0; i < from.beams; ++i) {
+      if (from.nodes[i] < 0) continue;
+      order_.push_back(i);
+      const int64_t first = level.starts[from.nodes[i]];
+      if (first < 0 || first >= level.children) continue;  // Siblings tell
+      __builtin_prefetch(level.digits + first);
+      if (level.allowed != nullptr) __builtin_prefetch(level.allowed + first);
+    }
     std::stable_sort(order_.begin(), order_.end(),
                      [&](size_t a, size_t b) { return from.scores[a] > from.scores[b]; });
     for (const size_t beam : order_) {
-      if (from.nodes[beam] < 0) continue;
       if (best_.size() == k_ && from.scores[beam] < best_.front().score) break;
-      if (!Extend(level, from, beam)) return beam;
+      const Problem problem =
+          siblings_.Read(level, from.nodes[beam], from.logits + beam * from.codes, from.codes);
+      if (problem != Problem::kNone) return {problem, beam};
+      Consider(from.scores[beam], static_cast<int32_t>(beam));
     }
     std::sort_heap(best_.begin(), best_.end(), Before);
     for (size_t i = 0; i < k_; ++i) {
@@ -89,7 +73,7 @@ class BeamStep {
       to.nodes[i] = child.node;
       to.beams[i] = child.beam;
     }
-    return kFine;
+    return {};
   }
 
  private:
@@ -105,33 +89,13 @@ class BeamStep {
     return a.hash != b.hash ? a.hash < b.hash : a.beam < b.beam;
   }
 
-  // Considers the children of a beam.
-  bool Extend(const Level& level, const Beams& from, size_t beam) {
-    const float* const logits = from.logits + beam * from.codes;
-    const int64_t node = from.nodes[beam];
-    const int64_t first = level.starts[node], last = level.starts[node + 1];
-    const auto may = [&](int64_t child) {
-      return level.allowed == nullptr || level.allowed[child];
-    };
-    float most = -std::numeric_limits<float>::infinity();
-    for (int64_t child = first; child < last; ++child) {
-      if (!may(child)) continue;
-      const float logit = logits[level.digits[child]];
-      if (std::isnan(logit)) return false;
-      most = std::max(most, logit);
-    }
-    if (most == -std::numeric_limits<float>::infinity()) return true;  // no child, or none possible
-    double sum = 0.0;
-    for (int64_t child = first; child < last; ++child) {
-      if (may(child)) sum += std::exp(logits[level.digits[child]] - most);
-    }
-    const float whole = most + static_cast<float>(std::log(sum));
-    for (int64_t child = first; child < last; ++child) {
-      if (!may(child)) continue;
-      const float score = from.scores[beam] + (logits[level.digits[child]] - whole);
-      if (best_.size() == k_ && score < best_.front().score) continue;
-      const Child found{score, child, static_cast<int32_t>(beam),
-                        SplitMix64(static_cast<uint64_t>(child))};
+  // Considers the siblings, children of a beam.
+  void Consider(float score, int32_t beam) {
+    for (size_t i = 0; i < siblings_.count(); ++i) {
+      const float reached = score + siblings_.log_prob(i);
+      if (best_.size() == k_ && reached < best_.front().score) continue;
+      const int64_t child = siblings_.child(i);
+      const Child found{reached, child, beam, SplitMix64(static_cast<uint64_t>(child))};
       if (best_.size() == k_) {
         if (!Before(found, best_.front())) continue;
         std::pop_heap(best_.begin(), best_.end(), Before);
@@ -140,10 +104,10 @@ class BeamStep {
       best_.push_back(found);
       std::push_heap(best_.begin(), best_.end(), Before);
     }
-    return true;
   }
 
   const size_t k_;
+  Siblings siblings_;
   std::vector<Child> best_;  // a heap, the last of them in front
   std::vector<size_t> order_;
 };

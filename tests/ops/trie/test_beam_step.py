@@ -87,8 +87,9 @@ def test_equal_scores_are_ordered_by_the_hash() -> None:
     ("given_", "said"),
     [
         ({"nodes": [[9]]}, "beam 0 of user 0 is at node 9, but the level has 1"),
-        ({"logits": np.zeros((1, 1, 2))}, "child 2 has digit 2, but there are 2 logits a beam"),
+        ({"logits": np.zeros((1, 1, 2))}, "child 2 has digit 2, but there are 2 logits for beam 0 of user 0"),
         ({"logits": np.full((1, 1, 3), np.nan)}, "the logits of beam 0 of user 0 hold NaN"),
+        ({"scores": [[np.nan]]}, "the score of beam 0 of user 0 is NaN"),
         ({"logits": np.zeros((2, 1, 3))}, r"got \[2,1,3\], \[1,1\] and \[1,1\]"),
         ({"starts": [0, 9]}, "node 0 has children 0 to 9, but the level has 3"),
         ({"allowed": [True]}, "the level has 3 children, but 1 values of allowed"),
