@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.native import load_op_library
+from gmeta.ops.portable import is_portable
+from gmeta.ops.trie.portable_form import Level
+from gmeta.ops.trie.portable_step import best_children
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaTrieStep")
@@ -68,14 +71,24 @@ def trie_step(
     Reference: Rajput et al., Recommender systems with generative retrieval, NeurIPS 2023, section 3.2.
     """
     whole_number("trie_step: k", k, 1)
+    logits = tf.convert_to_tensor(logits, tf.float32)
+    scores = tf.convert_to_tensor(scores, tf.float32)
+    nodes = tf.convert_to_tensor(nodes, tf.int64)
+    starts = tf.convert_to_tensor(starts, tf.int64)
+    digits = tf.convert_to_tensor(digits, tf.int32)
+    if allowed is not None:
+        allowed = tf.convert_to_tensor(allowed, tf.bool)
+    if is_portable():
+        step = best_children(Level(starts, digits, allowed), logits, scores, nodes, k)
+        return TrieStep(*map(tf.stop_gradient, step))
     return TrieStep(
         *_native.gmeta_trie_step(
-            logits=tf.convert_to_tensor(logits, tf.float32),
-            scores=tf.convert_to_tensor(scores, tf.float32),
-            nodes=tf.convert_to_tensor(nodes, tf.int64),
-            starts=tf.convert_to_tensor(starts, tf.int64),
-            digits=tf.convert_to_tensor(digits, tf.int32),
-            allowed=tf.zeros([0], tf.bool) if allowed is None else tf.convert_to_tensor(allowed, tf.bool),
+            logits=logits,
+            scores=scores,
+            nodes=nodes,
+            starts=starts,
+            digits=digits,
+            allowed=tf.zeros([0], tf.bool) if allowed is None else allowed,
             k=k,
         )
     )
