@@ -32,12 +32,13 @@ struct Beams {
   size_t beams, codes;
 };
 
-// Where the next beams go, k each. If there are fewer, the last have node -1, beam -1 and a score
-// of minus infinity.
+// Where the next beams go, k each. If there are fewer, the last have node -1, beam -1, and a score
+// and a rank of minus infinity.
 struct NextBeams {
   float* scores;
   int64_t* nodes;
   int32_t* beams;
+  float* ranks = nullptr;  // or null
 };
 
 GMETA_HOST_DEVICE inline uint64_t SplitMix64(uint64_t x) {

@@ -17,6 +17,7 @@
 #include "tests/native/check.h"
 
 using gmeta::trie::BeamStep;
+using gmeta::trie::ByScore;
 using gmeta::trie::Level;
 using gmeta::trie::Problem;
 using gmeta::trie::Siblings;
@@ -144,7 +145,7 @@ void TestAgainstAllChildren(uint32_t seed) {
   BeamStep step(k);
   for (int again = 0; again < 2; ++again) {
     CHECK(step.Run(level, {logits.data(), scores.data(), at.data(), beams, codes},
-                   {next_scores.data(), next.data(), from.data()})
+                   ByScore(scores.data()), {next_scores.data(), next.data(), from.data()})
               .problem == Problem::kNone);
     for (size_t i = 0; i < k; ++i) {
       const bool there = i < all.size();
@@ -166,8 +167,9 @@ void TestNotANumberIsTold() {
   int32_t from[2];
   BeamStep step(2);
   // The first beam's only child doesn't read its NaN; the second's does.
-  const BeamStep::Outcome outcome = step.Run(
-      {starts, digits, nullptr, 2, 2}, {logits, scores, nodes, 2, 2}, {next_scores, next, from});
+  const BeamStep::Outcome outcome =
+      step.Run({starts, digits, nullptr, 2, 2}, {logits, scores, nodes, 2, 2}, ByScore(scores),
+               {next_scores, next, from});
   CHECK(outcome.problem == Problem::kLogit);
   CHECK_EQ(outcome.beam, size_t{1});
 }

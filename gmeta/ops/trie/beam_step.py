@@ -9,7 +9,7 @@ import tensorflow as tf
 from gmeta.core.arguments import whole_number
 from gmeta.core.native import load_op_library
 from gmeta.ops.portable import is_portable
-from gmeta.ops.trie.portable_form import Level
+from gmeta.ops.trie.level import Level
 from gmeta.ops.trie.portable_step import best_children
 
 _native = load_op_library("ops")
@@ -74,21 +74,9 @@ def trie_step(
     logits = tf.convert_to_tensor(logits, tf.float32)
     scores = tf.convert_to_tensor(scores, tf.float32)
     nodes = tf.convert_to_tensor(nodes, tf.int64)
-    starts = tf.convert_to_tensor(starts, tf.int64)
-    digits = tf.convert_to_tensor(digits, tf.int32)
-    if allowed is not None:
-        allowed = tf.convert_to_tensor(allowed, tf.bool)
+    level = Level.of(starts, digits, allowed)
     if is_portable():
-        step = best_children(Level(starts, digits, allowed), logits, scores, nodes, k)
-        return TrieStep(*map(tf.stop_gradient, step))
+        return TrieStep(*map(tf.stop_gradient, best_children(level, logits, scores, nodes, k)))
     return TrieStep(
-        *_native.gmeta_trie_step(
-            logits=logits,
-            scores=scores,
-            nodes=nodes,
-            starts=starts,
-            digits=digits,
-            allowed=tf.zeros([0], tf.bool) if allowed is None else allowed,
-            k=k,
-        )
+        *_native.gmeta_trie_step(logits=logits, scores=scores, nodes=nodes, **level.inputs(), k=k)
     )

@@ -9,7 +9,8 @@ import tensorflow as tf
 from gmeta.core.graph.conditions import assert_first
 from gmeta.core.native import load_op_library
 from gmeta.ops.portable import is_portable
-from gmeta.ops.trie.portable_form import Level, siblings_of
+from gmeta.ops.trie.level import Level
+from gmeta.ops.trie.portable_form import siblings_of
 
 _native = load_op_library("ops")
 
@@ -58,20 +59,10 @@ def trie_log_probs(
     logits = tf.convert_to_tensor(logits, tf.float32)
     nodes = tf.convert_to_tensor(nodes, tf.int64)
     children = tf.convert_to_tensor(children, tf.int64)
-    starts = tf.convert_to_tensor(starts, tf.int64)
-    digits = tf.convert_to_tensor(digits, tf.int32)
-    if allowed is not None:
-        allowed = tf.convert_to_tensor(allowed, tf.bool)
+    level = Level.of(starts, digits, allowed)
     if is_portable():
-        return _portable(logits, nodes, children, Level(starts, digits, allowed))
-    return _native.gmeta_trie_log_probs(
-        logits=logits,
-        nodes=nodes,
-        children=children,
-        starts=starts,
-        digits=digits,
-        allowed=tf.zeros([0], tf.bool) if allowed is None else allowed,
-    )
+        return _portable(logits, nodes, children, level)
+    return _native.gmeta_trie_log_probs(logits=logits, nodes=nodes, children=children, **level.inputs())
 
 
 def _portable(logits: tf.Tensor, nodes: tf.Tensor, children: tf.Tensor, level: Level) -> tf.Tensor:

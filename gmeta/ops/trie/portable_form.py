@@ -7,23 +7,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gmeta.core.graph.conditions import assert_first
+from gmeta.ops.trie.level import Level
 
 _FAR = -87.0
 """Logits this far below the greatest sibling's count as none, as in the native form."""
-
-
-class Level(NamedTuple):
-    """A level of a trie, as `gmeta.core.data.code_trie.CodeTrie` has it.
-
-    Attributes:
-      starts: int64 (nodes + 1,).
-      digits: int32 (children,).
-      allowed: bool (children,), or None.
-    """
-
-    starts: tf.Tensor
-    digits: tf.Tensor
-    allowed: tf.Tensor | None
 
 
 class Siblings(NamedTuple):

@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.graph.conditions import assert_first
-from gmeta.ops.trie.portable_form import Level, siblings_of
+from gmeta.ops.trie.level import Level
+from gmeta.ops.trie.portable_form import siblings_of
 
 
 def best_children(

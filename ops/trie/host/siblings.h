@@ -150,6 +150,11 @@ class Siblings {
   int32_t digit(size_t i) const { return digits_[i]; }
   // The log of its probability, which is weight(i) / sum().
   float log_prob(size_t i) const { return log_prob_of(logits_[i]); }
+  // Sets (*to)[i] to score + log_prob(i).
+  void AddLogProbs(float score, std::vector<float>* to) const {
+    to->resize(std::max(to->size(), logits_.size()));
+    for (size_t i = 0; i < count_; ++i) (*to)[i] = score + log_prob(i);
+  }
   float weight(size_t i) const { return weights_[i]; }
   float sum() const { return sum_; }
   // The same of the one that has this logit. Two subtractions, because the first is of alike
