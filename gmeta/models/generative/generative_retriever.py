@@ -194,7 +194,8 @@ class GenerativeRetriever(NextItemModel):
             users = tf.range(tf.shape(h, tf.int64)[0])
             left = (numbers >= 0) & ~seen.holds(users, tf.maximum(numbers, 0))
             scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
-            numbers = tf.where(tf.math.is_inf(scores), -1, tf.gather(numbers, places, batch_dims=1))
+            nothing = tf.constant(-1, tf.int64)
+            numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
         found = self.catalogue.ids(tf.maximum(numbers, 0))
         return tf.where(numbers < 0, self.catalogue.nothing, found), scores
 

@@ -208,11 +208,12 @@ def test_histories_of_one_item_none_and_unknown_ones():
     assert model.retrieve(nobody, k=4)[0].shape == (0, 4)
 
 
-def test_a_graph_finds_what_is_found_without_one():
+@pytest.mark.parametrize("left_out", [False, True])
+def test_a_graph_finds_what_is_found_without_one(left_out):
     model, batch = scatter(make_model()), histories(5)
-    mask = np.arange(ITEMS) % 3 > 0
-    found = tf.function(lambda x: model.retrieve(x, k=6, allow=mask))(batch)
-    np.testing.assert_array_equal(found[0], model.retrieve(batch, k=6, allow=mask)[0])
+    settings = {"k": 6, "allow": np.arange(ITEMS) % 3 > 0, "leave_out_seen": left_out}
+    found = tf.function(lambda x: model.retrieve(x, **settings))(batch)
+    np.testing.assert_array_equal(found[0], model.retrieve(batch, **settings)[0])
 
 
 def test_ids_of_any_kind_come_out_as_they_are():
