@@ -24,6 +24,7 @@ from gmeta.models.training.ranks.step import rank_step
 from gmeta.ops import Jagged, TrieNoise, jagged, trie_log_probs
 
 Method = Literal["sample", "without_replacement", "beam"]
+_FEW = 1 << 16  # items of which a search looks up all at once, instead of those at the ends of its beams
 _SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
 
 
@@ -156,8 +157,12 @@ class GenerativeRetriever(NextItemModel):
     @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """Compute the vectors v of the catalogue, (V, d)."""
-        rows = self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item]
-        return self._with_codes(rows, tf.range(self.items, dtype=tf.int64))
+        return self._with_codes(self.item_rows(), tf.range(self.items, dtype=tf.int64))
+
+    @tf.autograph.experimental.do_not_convert
+    def item_rows(self) -> tf.Tensor:
+        """Look up the rows E of the catalogue, (V, d); untrained items have their initial rows."""
+        return self._rows([self.catalogue.all_keys], False)
 
     @tf.autograph.experimental.do_not_convert
     def retrieve(
@@ -168,6 +173,7 @@ class GenerativeRetriever(NextItemModel):
         beam: int | None = None,
         allow: Any = None,
         leave_out_seen: bool = False,
+        rows: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the items that most likely come next, by a beam search over the codes.
 
@@ -180,6 +186,7 @@ class GenerativeRetriever(NextItemModel):
           allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
             for all the same, so fewer than k items are left where the beam holds too few others.
+          rows: The result of `item_rows`, if it is known already. None: they are looked up.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
@@ -193,7 +200,8 @@ class GenerativeRetriever(NextItemModel):
         allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
         h, histories = self._read_histories(x, False)
         seen = SeenItems(histories, self.items)
-        numbers, scores = self._search(h, seen, beam if leave_out_seen else k, beam, allowed)
+        walk = self._walk(h, seen, rows)
+        numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
         if leave_out_seen:
             users = tf.range(tf.shape(h, tf.int64)[0])
             left = (numbers >= 0) & ~seen.holds(users, tf.maximum(numbers, 0))
@@ -243,7 +251,7 @@ class GenerativeRetriever(NextItemModel):
             raise ConfigError(f"{self.name}: method must be one of {get_args(Method)}, got {method!r}")
         allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
         h, histories = self._read_histories(x, False)
-        walk = self._walk(h, SeenItems(histories, self.items))
+        walk = self._walk(h, SeenItems(histories, self.items), None)
         own = history_keys(histories) if keys is None else tf.convert_to_tensor(keys, tf.int64)
 
         def noise(level: int) -> TrieNoise:
@@ -337,7 +345,8 @@ class GenerativeRetriever(NextItemModel):
             tokens = self._with_codes(self._rows([ids.values], False), items.values)
             queries, _ = self._ask(items._replace(values=tokens), times, training=False)
             seen = SeenItems(but_last(items), self.items)
-            found, _ = self._search(jagged.last(queries), seen, max(self.ranking.ks), self.beam, None)
+            walk = self._walk(jagged.last(queries), seen, None)
+            found, _ = likeliest(walk, max(self.ranking.ks), self.beam)
             there = found == jagged.last(items)[:, tf.newaxis]
             places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
             ranks = tf.where(tf.reduce_any(there, axis=1), places, self.items)
@@ -439,18 +448,17 @@ class GenerativeRetriever(NextItemModel):
         rows = tf.reshape(siblings, [-1, self.codes.sizes[-1], self.dim])
         return tf.linalg.matvec(rows, query) + self.repeat_bias * tf.cast(seen, query.dtype)
 
-    def _search(
-        self, h: tf.Tensor, seen: SeenItems, k: int, beam: int, allowed: Any
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        return likeliest(self._walk(h, seen), k, beam, allowed)
+    def _walk(self, h: tf.Tensor, seen: SeenItems, rows: Any) -> CodeWalk:
+        if rows is None and self.items <= _FEW:
+            rows = self.item_rows()
 
-    def _walk(self, h: tf.Tensor, seen: SeenItems) -> CodeWalk:
         def logits(level: int, query: tf.Tensor, nodes: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
             if level + 1 < self.codes.levels:
                 return self._code_logits(level, query)
             siblings = self.codes.siblings(nodes)
-            rows = self._rows([self.catalogue.keys(tf.reshape(siblings, [-1]))], False)
-            return self._last_logits(query, rows, seen.holds(users, siblings))
+            flat = tf.reshape(siblings, [-1])
+            found = self._rows([self.catalogue.keys(flat)], False) if rows is None else tf.gather(rows, flat)
+            return self._last_logits(query, found, seen.holds(users, siblings))
 
         return CodeWalk(self.decoder, self.codes, h, logits)
 
