@@ -1,0 +1,142 @@
+"""Ways down the trie of codes: the likeliest, and drawn ones. The history is read once, before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.models.generative.code_tables import CodeTables
+from gmeta.models.generative.digit_decoder import DigitDecoder, Past
+from gmeta.ops import TrieNoise, trie_gumbel_step, trie_sample, trie_step
+
+Logits = Callable[[int, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+"""A level, queries (n, d), their nodes (n,) and users (n,) -> logits of the nodes' children, (n, codes)."""
+Noise = Callable[[int], TrieNoise]
+"""The noise of a level."""
+
+
+class CodeWalk:
+    """The beams of a batch of users, which go down the trie a digit a step.
+
+    Args:
+      decoder: The decoder.
+      tables: The codes.
+      h: (users, d), what is known of the histories.
+      logits: Computes the logits of a level.
+    """
+
+    def __init__(self, decoder: DigitDecoder, tables: CodeTables, h: tf.Tensor, logits: Logits) -> None:
+        self.decoder, self.tables, self.h, self._logits = decoder, tables, h, logits
+        self._entered = decoder.start(h)
+        self._past: Past = ()
+        self.level, self.users = 0, tf.shape(h)[0]
+
+    def logits(self, nodes: tf.Tensor, beams: tf.Tensor | None) -> tf.Tensor:
+        """Compute the logits of the children of nodes, and go to the next level.
+
+        Args:
+          nodes: (users, beams) int64; what stands at -1 doesn't matter.
+          beams: (users, beams) int32, the beam of the step before that each comes from; None at the root.
+
+        Returns:
+          float32 (users, beams, codes).
+        """
+        level, many = self.level, tf.shape(nodes)[1]
+        nodes = tf.reshape(tf.maximum(nodes, 0), [-1])
+        users = tf.repeat(tf.range(self.users), many)
+        digits = None
+        if beams is not None:
+            digits = tf.gather(self.tables.digits[level - 1], nodes)
+            self._past = self._follow(tf.maximum(beams, 0))
+        h, entered = tf.gather(self.h, users), tf.gather(self._entered, users)
+        query, self._past = self.decoder.step(h, entered, digits, self._past, level)
+        self.level += 1
+        found = self._logits(level, query, nodes, tf.cast(users, tf.int64))
+        return tf.reshape(found, [self.users, many, self.tables.sizes[level]])
+
+    def _follow(self, beams: tf.Tensor) -> Past:
+        """Give each beam the keys and values of the one that it comes from."""
+        former = tf.shape(self._past[0][0])[0] // tf.maximum(self.users, 1) if self._past else 1
+        rows = tf.reshape(beams + tf.range(self.users)[:, tf.newaxis] * former, [-1])
+        return tuple((tf.gather(keys, rows), tf.gather(values, rows)) for keys, values in self._past)
+
+
+def likeliest(walk: CodeWalk, k: int, beam: int, allowed: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Find the likeliest items by a beam search.
+
+    Args:
+      walk: A walk at the root.
+      k: How many items.
+      beam: How many prefixes are kept at each level, >= k.
+      allowed: For each level bool (nodes,), as of `CodeTrie.allow`; None: all may come out.
+
+    Returns:
+      (users, k) int64 numbers of items, the likeliest first, -1 where there are fewer; and (users, k)
+      float32, the logs of their probabilities.
+    """
+    tables = walk.tables
+    scores, nodes = tf.zeros([walk.users, 1]), tf.zeros([walk.users, 1], tf.int64)
+    beams = None
+    for level in range(tables.levels):
+        last = level + 1 == tables.levels
+        step = trie_step(
+            walk.logits(nodes, beams),
+            scores,
+            nodes,
+            tables.starts[level],
+            tables.digits[level],
+            None if allowed is None else allowed[level],
+            k=k if last else min(beam, int(tables.digits[level].shape[0])),
+        )
+        scores, nodes, beams = step
+    return tables.items_of(nodes), scores
+
+
+def independent(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draw items with replacement, each by its probability, whatever the others are.
+
+    Args:
+      walk: A walk at the root.
+      group: How many items a user.
+      noise: The noise of a level.
+      allowed: As for `likeliest`.
+
+    Returns:
+      As `likeliest`, in the order of draws.
+    """
+    tables = walk.tables
+    scores = tf.zeros([walk.users, group])
+    nodes, beams = tf.zeros([walk.users, group], tf.int64), None
+    for level in range(tables.levels):
+        may = None if allowed is None else allowed[level]
+        logits = walk.logits(nodes, beams)
+        starts, digits = tables.starts[level], tables.digits[level]
+        scores, nodes, beams = trie_sample(logits, scores, nodes, starts, digits, may, noise=noise(level))
+    return tables.items_of(nodes), scores
+
+
+def distinct(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draw items without replacement, by a stochastic beam search.
+
+    Args:
+      walk: A walk at the root.
+      group: How many items a user.
+      noise: The noise of a level.
+      allowed: As for `likeliest`.
+
+    Returns:
+      As `likeliest`, in the order of draws.
+    """
+    tables = walk.tables
+    scores = ranks = tf.zeros([walk.users, 1])
+    nodes, beams = tf.zeros([walk.users, 1], tf.int64), None
+    for level in range(tables.levels):
+        may = None if allowed is None else allowed[level]
+        logits = walk.logits(nodes, beams)
+        starts, digits = tables.starts[level], tables.digits[level]
+        scores, nodes, beams, ranks = trie_gumbel_step(
+            logits, scores, ranks, nodes, starts, digits, may, k=group, noise=noise(level)
+        )
+    return tables.items_of(nodes), scores

@@ -1,0 +1,425 @@
+"""A model that generates the code of the next item, which it finds in a trie instead of a whole catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.arguments import finite_number, whole_number
+from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection
+from gmeta.losses import mean_loss
+from gmeta.models.generative.code_scorer import CodeScorer
+from gmeta.models.generative.code_tables import ids_config, ids_from_config
+from gmeta.models.generative.code_walk import CodeWalk, distinct, independent, likeliest
+from gmeta.models.generative.seen_items import SeenItems, history_keys
+from gmeta.models.sequence.next_item_model import NextItemModel
+from gmeta.models.sequence.shifts import but_first, but_last
+from gmeta.models.training.compile_settings import only_columns
+from gmeta.models.training.ranks.step import rank_step
+from gmeta.ops import Jagged, TrieNoise, jagged
+
+Method = Literal["sample", "without_replacement", "beam"]
+_FEW = 1 << 16  # items of which a search looks up all at once, instead of those at the ends of its beams
+_SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class GenerativeRetriever(NextItemModel):
+    r"""A model that tells the next item by its semantic id, digit by digit.
+
+    .. math::
+       v_j &= E[j] + \textstyle\sum_l C_l[d_{jl}], \quad
+       H = \mathrm{LN}(\mathrm{backbone}(\mathrm{dropout}(\sqrt{d}\, v_{i_1} \dots v_{i_{L-1}} + P))) \\
+       p(j \mid H_k) &= \textstyle\prod_l p(d_{jl} \mid d_{j1} \dots d_{j,l-1}, H_k) \\
+       l_k &= -\log p(i_{k+1} \mid H_k) + \lambda\, l^{\mathrm{sampled}}_k
+
+    The trunk is that of `NextItemModel`, but that an item is known by its code too: so something is known of
+    an item that was seldom seen. From H a decoder (`DigitDecoder`) computes a query for each digit, given
+    those before it. The logits of a level are the products of its query with the vectors C of the level's
+    codes, and a bias. The last digit only numbers the items that share all codes that are told (``depth``),
+    so its logits are products with these items' own vectors v, and β more for the items of the history, as in
+    `NextItemModel`: where codes leave some tens of items to choose from, a search by codes ends in a search
+    by vectors. Each digit's probabilities are normalised over the digits that may follow, so the
+    probabilities of all items sum to one exactly, and no code comes out that no item has. The loss is the
+    mean over all tokens with a successor, on all ranks; its last term is `NextItemModel`'s own loss, on H
+    and v.
+
+    Batches, histories, `fit`, pipelines and ranks are as in `NextItemModel`. `retrieve` searches by beams.
+    `evaluate` measures that search: an item that it doesn't find has the last rank. `recommend` compares the
+    trunk's vector with those of all items, as `NextItemModel` does; without the additional loss that isn't
+    trained.
+
+    Args:
+      collection: The embedding of ``item``, its only feature.
+      backbone: As for `NextItemModel`.
+      ids: The semantic ids of the catalogue, whose order is that of their items.
+      max_length: The longest history that is read, as for the backbone.
+      item: The name of the item column and of its feature.
+      time: The column of times; None: the backbone gets no times.
+      depth: How many codes are told as digits, from 1 on; the items that share them are told apart by their
+        vectors. None: all codes.
+      width: Of the decoder's tokens.
+      blocks: How many blocks the decoder has.
+      heads: Of the decoder's attention; they divide the width.
+      beam: How many prefixes `evaluate` keeps at each digit.
+      sampled: λ, from 0 on.
+      negatives: How many negatives the additional loss draws a step, as for `NextItemModel`.
+      repeats: Whether to learn β, as for `NextItemModel`.
+      dropout: The share of numbers that are dropped in training: of the embedded tokens and in the decoder.
+      seed: The seed of initial values, dropout and negatives.
+      ks: The cutoffs k of the metrics, up to ``beam``.
+
+    Raises:
+      ConfigError: The parts don't go together, or a number is out of its limits.
+
+    Example:
+      >>> from gmeta.preprocess import semantic_ids
+      >>> ids = semantic_ids(np.random.default_rng(0).normal(size=(1000, 8)), levels=2, codes=16)
+      >>> collection = EmbeddingCollection([FeatureConfig("item", dim=16)])
+      >>> hstu = HSTU(blocks=2, heads=1, attention_dim=16, value_dim=16, max_length=50, bias_by_time=False)
+      >>> model = GenerativeRetriever(collection, hstu, ids, max_length=50)
+      >>> model.compile("adam")
+      >>> items, scores = model.retrieve({"item": tf.ragged.constant([[3, 7, 5], [8]])}, k=10)
+      >>> items.shape
+      TensorShape([2, 10])
+
+    References:
+      Rajput et al., "Recommender Systems with Generative Retrieval" (NeurIPS 2023), section 3. Yang et al.,
+      "Unifying Generative and Dense Retrieval for Sequential Recommendation" (arXiv 2411.18814), section 4,
+      for items' vectors beside codes.
+    """
+
+    def __init__(
+        self,
+        collection: EmbeddingCollection,
+        backbone: tf.keras.layers.Layer,
+        ids: SemanticIds,
+        *,
+        max_length: int,
+        item: str = "item",
+        time: str | None = None,
+        depth: int | None = None,
+        width: int = 64,
+        blocks: int = 1,
+        heads: int = 2,
+        beam: int = 50,
+        sampled: float = 1.0,
+        negatives: int | None = None,
+        repeats: bool = True,
+        dropout: float = 0.0,
+        seed: int = 0,
+        ks: Sequence[int] = (10, 50),
+        name: str = "generative_retriever",
+    ) -> None:
+        numbered = bool((ids.items == np.arange(len(ids.items))).all())
+        super().__init__(
+            collection,
+            backbone,
+            items=len(ids.items) if numbered else ids.items,
+            max_length=max_length,
+            item=item,
+            time=time,
+            negatives=negatives,
+            repeats=repeats,
+            dropout=dropout,
+            seed=seed,
+            ks=ks,
+            name=name,
+        )
+        for what, value, least in (("width", width, 1), ("heads", heads, 1), ("blocks", blocks, 0)):
+            whole_number(f"{name}: {what}", value, least=least)
+        if width % heads:
+            raise ConfigError(f"{name}: heads must divide the decoder's width, got {heads} and {width}")
+        if finite_number(f"{name}: sampled", sampled) < 0:
+            raise ConfigError(f"{name}: sampled must be at least 0, got {sampled}")
+        self._check_beam(max(self.ranking.ks), beam)
+        levels = len(ids.codebooks.sizes)
+        depth = levels if depth is None else whole_number(f"{name}: depth", depth, least=1)
+        if depth > levels:
+            raise ConfigError(f"{name}: depth must be at most {levels}, the codes of an item, got {depth}")
+        self.ids, self.depth, self.beam, self.sampled = ids, depth, beam, sampled
+        self.scorer = CodeScorer(
+            ids, depth, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
+        )
+        self.code_mean = tf.keras.metrics.Mean(name="code_loss")
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
+        """Compute the trunk's vector of each history, (users, d), after which the next item comes."""
+        return self._read_histories(x, training)[0]
+
+    @tf.autograph.experimental.do_not_convert
+    def item_vectors(self) -> tf.Tensor:
+        """Compute the vectors v of the catalogue, (V, d)."""
+        return self.scorer.with_codes(self.item_rows(), tf.range(self.items, dtype=tf.int64))
+
+    @tf.autograph.experimental.do_not_convert
+    def item_rows(self) -> tf.Tensor:
+        """Look up the rows E of the catalogue, (V, d); untrained items have their initial rows."""
+        return self._rows([self.catalogue.all_keys], False)
+
+    @tf.autograph.experimental.do_not_convert
+    def retrieve(
+        self,
+        x: Mapping[str, Any],
+        k: int = 10,
+        *,
+        beam: int | None = None,
+        allow: Any = None,
+        leave_out_seen: bool = False,
+        rows: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the items that most likely come next, by a beam search over the codes.
+
+        The trunk is computed once for each user, and the decoder once for each digit of each beam.
+
+        Args:
+          x: A batch.
+          k: The number of items.
+          beam: How many prefixes are kept at each digit, >= k. None: the model's.
+          allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
+          leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
+            for all the same, so fewer than k items are left where the beam holds too few others.
+          rows: The result of `item_rows`, if it is known already. None: they are looked up.
+
+        Returns:
+          (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
+          items that may come out. Where fewer are found, -1 or the empty text, and -inf.
+
+        Raises:
+          ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
+        """
+        beam = self.beam if beam is None else beam
+        self._check_beam(k, beam)
+        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
+        h, histories = self._read_histories(x, False)
+        seen = SeenItems(histories, self.items)
+        walk = self._walk(h, seen, rows)
+        numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
+        if leave_out_seen:
+            users = tf.range(tf.shape(h, tf.int64)[0])
+            left = (numbers >= 0) & ~seen.holds(users, tf.maximum(numbers, 0))
+            scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
+            nothing = tf.constant(-1, tf.int64)
+            numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
+        return self._ids(numbers), scores
+
+    @tf.autograph.experimental.do_not_convert
+    def sample(
+        self,
+        x: Mapping[str, Any],
+        group: int,
+        *,
+        seed: Any,
+        step: Any,
+        method: Method = "sample",
+        keys: Any = None,
+        allow: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draw items that may come next. There is no gradient; `digit_log_probs` has one.
+
+        Draws are a function of seed, step and a user's key, and of nothing else: no rank, and no place in the
+        batch.
+
+        Args:
+          x: A batch.
+          group: The number of items a user.
+          seed: An integer.
+          step: An integer or () tensor, such as the number of the training step.
+          method: ``"sample"``: independent items, each by its probability. ``"without_replacement"``:
+            distinct items, each next one by the probabilities of those that are left. ``"beam"``: no draw,
+            but the likeliest that a beam as wide as the group finds.
+          keys: int64 (users,), a key of each user. None: a hash of the history as far as it is read, so users
+            of the same history draw the same.
+          allow: As for `retrieve`.
+
+        Returns:
+          (users, group) ids, and (users, group) float32, logs of their probabilities; where there are fewer
+          than that, -1 or the empty text, and -inf.
+
+        Raises:
+          ConfigError: There is no such method; or the mask has another length, or forbids every item.
+        """
+        whole_number(f"{self.name}: group", group, least=1)
+        if method not in get_args(Method):
+            raise ConfigError(f"{self.name}: method must be one of {get_args(Method)}, got {method!r}")
+        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
+        h, histories = self._read_histories(x, False)
+        walk = self._walk(h, SeenItems(histories, self.items), None)
+        own = history_keys(histories) if keys is None else tf.convert_to_tensor(keys, tf.int64)
+
+        def noise(level: int) -> TrieNoise:
+            return TrieNoise(seed, step, level, own)
+
+        if method == "beam":
+            numbers, scores = likeliest(walk, group, group, allowed)
+        else:
+            draw = independent if method == "sample" else distinct
+            numbers, scores = draw(walk, group, noise, allowed)
+        return self._ids(numbers), scores
+
+    @tf.autograph.experimental.do_not_convert
+    def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
+        """Compute the logs of the probabilities of given items' digits; their sum is that of the item's.
+
+        Args:
+          x: A batch.
+          items: (users, group) ids, of items that may come after the histories.
+          training: Whether to apply dropout, and to make rows for new ids. Gradients reach rows and weights.
+
+        Returns:
+          float32 (users, group, L).
+
+        Raises:
+          ConfigError: An id isn't in the catalogue.
+        """
+        ids, times = self._sequences(x, self.max_length)
+        wanted = tf.convert_to_tensor(items)
+        numbers = self.catalogue.numbers(tf.reshape(wanted, [-1]))
+        siblings = self.scorer.siblings(numbers)
+        cut, keys = [tf.size(ids.values), tf.size(siblings)], self.catalogue.keys(tf.reshape(siblings, [-1]))
+        known, others = tf.split(self._rows([ids.values, keys], training), cut)
+        histories = ids._replace(values=self.catalogue.find(ids.values))
+        tokens = histories._replace(values=self.scorer.with_codes(known, histories.values))
+        h = jagged.last(self._queries(tokens, times, None, training))
+        users = tf.repeat(tf.range(tf.shape(h, tf.int64)[0]), tf.shape(wanted)[1])
+        biases = self._biases(SeenItems(histories, self.items).holds(users, siblings))
+        found = self.scorer(jagged.take(h, users), numbers, siblings, others, biases, training=training)
+        return tf.reshape(found, tf.concat([tf.shape(wanted), [self.scorer.codes.levels]], axis=0))
+
+    def item_log_probs(self, x: Mapping[str, Any]) -> tf.Tensor:
+        """Compute the logs of the probabilities of all items, (users, V): what `retrieve` searches.
+
+        Every code goes through the decoder for every user, so this is for small catalogues.
+        """
+        users = tf.size(jagged.lengths(self._sequences(x, self.max_length)[0]))
+        ids = self.catalogue.ids(tf.range(self.items, dtype=tf.int64))
+        return tf.reduce_sum(self.digit_log_probs(x, tf.tile(ids[tf.newaxis], [users, 1])), axis=-1)
+
+    def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
+        """Compute the mean loss of telling each token's next item, and the number of tokens."""
+        items, times, drawn = self._read(only_columns(self.name, data))
+        asked, following = but_last(items), but_first(items).values
+        siblings = self.scorer.siblings(following)
+        cut = [tf.size(items.values), tf.size(siblings), tf.size(drawn) if self.sampled else 0]
+        rows = self.collection(self._wanted(items, drawn), training=True)[self.item]
+        known, others, negatives = tf.split(rows, cut)
+        tokens = self.scorer.with_codes(known, items.values)
+        queries, positives = self._ask(items._replace(values=tokens), times, training=True)
+        users = jagged.row_ids(asked)
+        until = tf.gather(items.offsets, users) + jagged.positions(asked)
+        biases = self._biases(SeenItems(items, self.items).holds(users, siblings, until))
+        logs = self.scorer(queries.values, following, siblings, others, biases, training=True)
+        code_losses = -tf.reduce_sum(logs, axis=1)
+        losses = code_losses
+        if self.sampled:
+            losses += self.sampled * self.loss_of(
+                queries.values,
+                positives.values,
+                following,
+                negatives=self.scorer.with_codes(negatives, drawn),
+                negative_ids=drawn,
+                **self._look_back(items, tokens),
+            )
+        loss, code_loss, samples = mean_loss(losses), mean_loss(code_losses), tf.size(losses)
+
+        def measure() -> dict[str, tf.Tensor]:
+            self.mean.update_state(loss, sample_weight=samples)
+            self.code_mean.update_state(code_loss, sample_weight=samples)
+            return {"loss": self.mean.result(), "code_loss": self.code_mean.result()}
+
+        return loss, samples, measure
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Search each history's last item by beams; histories of one item don't count."""
+        x = only_columns(self.name, data)
+        with rank_step(self, data) as step:
+            ids, times = self._sequences(x, self.max_length + 1)
+            items = ids._replace(values=self.catalogue.numbers(ids.values))
+            tokens = self.scorer.with_codes(self._rows([ids.values], False), items.values)
+            queries, _ = self._ask(items._replace(values=tokens), times, training=False)
+            seen = SeenItems(but_last(items), self.items)
+            walk = self._walk(jagged.last(queries), seen, None)
+            found, _ = likeliest(walk, max(self.ranking.ks), self.beam)
+            there = found == jagged.last(items)[:, tf.newaxis]
+            places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
+            ranks = tf.where(tf.reduce_any(there, axis=1), places, self.items)
+            known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
+            self.ranking.update_state(ranks, sample_weight=known)
+            return step.end_forward(self.ranking.result())
+
+    @property
+    def metrics(self) -> list[tf.keras.metrics.Metric]:
+        """The training losses and the ranking metrics of evaluation, reset at each epoch."""
+        return [*super().metrics, self.code_mean]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
+        config = super().get_config()
+        return {
+            **{name: config[name] for name in (*_SETTINGS, "seed", "name")},
+            "ids": ids_config(self.ids),
+            "width": self.scorer.decoder.width,
+            "blocks": len(self.scorer.decoder.blocks),
+            "heads": self.scorer.decoder.heads,
+            "depth": self.depth,
+            "beam": self.beam,
+            "sampled": self.sampled,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> GenerativeRetriever:
+        """Create the model that a config from `get_config` describes."""
+        made = {
+            part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
+            for part in ("collection", "backbone")
+        }
+        return cls(**{**config, **made, "ids": ids_from_config(config["ids"])})
+
+    def _read_histories(self, x: Mapping[str, Any], training: bool | None) -> tuple[tf.Tensor, Jagged]:
+        """Return the trunk's vectors (users, d), and the numbers of the histories' items, -1 if unknown."""
+        ids, times = self._sequences(x, self.max_length)
+        histories = ids._replace(values=self.catalogue.find(ids.values))
+        tokens = self.scorer.with_codes(self._rows([ids.values], training), histories.values)
+        queries = self._queries(histories._replace(values=tokens), times, None, training)
+        return jagged.last(queries), histories
+
+    def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
+        found = self.catalogue.ids(tf.maximum(numbers, 0))
+        return tf.where(numbers < 0, self.catalogue.nothing, found)
+
+    def _rows(self, ids: Sequence[tf.Tensor], training: bool | None) -> tf.Tensor:
+        return self.collection({self.item: tf.concat(ids, axis=0)}, training=training)[self.item]
+
+    def _wanted(self, items: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
+        siblings = tf.reshape(self.scorer.siblings(but_first(items).values), [-1])
+        numbers = [items.values, siblings, *([drawn] if self.sampled else [])]
+        return {self.item: self.catalogue.keys(tf.concat(numbers, axis=0))}
+
+    def _walk(self, h: tf.Tensor, seen: SeenItems, rows: Any) -> CodeWalk:
+        if rows is None and self.items <= _FEW:
+            rows = self.item_rows()
+
+        def logits(level: int, query: tf.Tensor, nodes: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
+            if level < self.depth:
+                return self.scorer.code_logits(level, query)
+            siblings = self.scorer.codes.siblings(nodes)
+            flat = tf.reshape(siblings, [-1])
+            found = self._rows([self.catalogue.keys(flat)], False) if rows is None else tf.gather(rows, flat)
+            return self.scorer.item_logits(query, siblings, found, self._biases(seen.holds(users, siblings)))
+
+        return CodeWalk(self.scorer.decoder, self.scorer.codes, h, logits)
+
+    def _biases(self, seen: tf.Tensor) -> tf.Tensor:
+        return self.repeat_bias * tf.cast(seen, tf.float32)
+
+    def _check_beam(self, k: int, beam: int) -> None:
+        whole_number(f"{self.name}: k", k, least=1)
+        if whole_number(f"{self.name}: beam", beam, least=1) < k:
+            raise ConfigError(f"{self.name}: beam must be at least {k}, the items wanted, got {beam}")
