@@ -80,7 +80,7 @@ def _of_skew(
 def steps(
     table: Rows, keys: Sequence[torch.Tensor], gradients: torch.Tensor, compute: Callable[[], None]
 ) -> list[float]:
-    """Take a step for each batch, and return their seconds. Beside the last ones, no later batch is brought."""
+    """Take a step for each batch, and return their seconds; beside the last ones nothing is brought."""
 
     def step(number: int) -> None:
         if number + LOOKAHEAD < len(keys):
