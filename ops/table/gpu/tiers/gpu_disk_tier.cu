@@ -314,7 +314,8 @@ void GpuDiskTier::WriteRecords(const std::vector<uint32_t>& numbers) {
 void GpuDiskTier::Spill(TablePlace place, const GpuIndex& index, uint64_t rows,
                         cudaStream_t stream) {
   if (staged_rows_ == 0) {
-    const uint64_t most = std::max<uint64_t>(1, kStagingBytes / store_->record_bytes());
+    const uint64_t most = std::max<uint64_t>(
+        1, std::min<uint64_t>(kStagingBytes / store_->record_bytes(), place.rows.far.capacity));
     const uint64_t block = store_->geometry().block_rows();
     staged_rows_ = static_cast<uint32_t>((most + block - 1) / block * block);
     staged_ = store_->AddStaging(staged_rows_, stream);
