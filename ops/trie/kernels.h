@@ -4,6 +4,7 @@
 #ifndef GMETA_OPS_TRIE_KERNELS_H_
 #define GMETA_OPS_TRIE_KERNELS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/common/kernels.h"
@@ -161,17 +162,21 @@ absl::Status Words(const char* op, trie::Problem problem, const Whose& whose,
   return absl::InternalError("a problem without words");
 }
 
+// About how many cycles a node of a level takes.
+inline int64_t CyclesPerNode(const trie::Level& level) {
+  return 100 + 3 * level.children / std::max<int64_t>(level.nodes, 1);
+}
+
 // Gives users to the threads of TensorFlow's pool. Each piece of work makes its own scratch by
 // make(), and does run(&scratch, user), which returns an Outcome.
 template <class Make, class Run>
 absl::Status ForUsers(tensorflow::OpKernelContext* context, const char* op,
                       const trie::Level& level, const Batch& batch, const Make& make,
                       const Run& run) {
-  constexpr int64_t kCyclesPerLogit = 4;
   FirstProblem first;
   const PoolParallelFor parallel_for(context);
   parallel_for(static_cast<size_t>(batch.users),
-               static_cast<size_t>(batch.beams * batch.codes * kCyclesPerLogit),
+               static_cast<size_t>(batch.beams * CyclesPerNode(level)),
                [&](size_t begin, size_t end) {
                  auto scratch = make();
                  for (size_t user = begin; user < end; ++user) {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+_NO_MASK = np.zeros(0, np.bool_)
 
 
 class Level(NamedTuple):
@@ -29,7 +32,7 @@ class Level(NamedTuple):
             None if allowed is None else tf.convert_to_tensor(allowed, tf.bool),
         )
 
-    def inputs(self) -> dict[str, tf.Tensor]:
+    def inputs(self) -> dict[str, Any]:
         """Return the inputs of a native op, where no mask is an empty one."""
-        allowed = tf.zeros([0], tf.bool) if self.allowed is None else self.allowed
+        allowed = _NO_MASK if self.allowed is None else self.allowed
         return {"starts": self.starts, "digits": self.digits, "allowed": allowed}

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from gmeta.testing.gpu.cuda_library import DeviceArray, Stream, call
 
+_DTYPES = (np.float32, np.float32, np.int64)  # of logits, scores and nodes
+
 
 class _Level(ctypes.Structure):
     _fields_ = (
@@ -91,26 +93,20 @@ class GpuTrieStep:
         nodes: npt.ArrayLike,
         k: int,
     ) -> None:
-        self._level, self._k = level, k
-        self._logits, self._scores = DeviceArray.of(logits, np.float32), DeviceArray.of(scores, np.float32)
-        self._nodes = DeviceArray.of(nodes, np.int64)
-        shape = self._logits.shape[0], k
+        self._level = level
+        self._inputs = [
+            DeviceArray.of(each, dtype) for each, dtype in zip((logits, scores, nodes), _DTYPES, strict=True)
+        ]
+        shape = self._inputs[0].shape[0], k
         self.results = (
             DeviceArray(shape, np.float32),
             DeviceArray(shape, np.int64),
             DeviceArray(shape, np.int32),
         )
+        pointers = [each.pointer for each in self._inputs], [each.pointer for each in self.results]
+        sizes = self._inputs[0].shape
+        self._arguments = *pointers[0], *sizes, ctypes.byref(level.struct), k, *pointers[1]
 
     def run(self, stream: Stream | None) -> None:
         """Queue the step."""
-        call(
-            "trie_step",
-            self._logits.pointer,
-            self._scores.pointer,
-            self._nodes.pointer,
-            *self._logits.shape,
-            ctypes.byref(self._level.struct),
-            self._k,
-            *(each.pointer for each in self.results),
-            None if stream is None else stream.handle,
-        )
+        call("trie_step", *self._arguments, None if stream is None else stream.handle)
