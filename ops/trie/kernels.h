@@ -32,9 +32,13 @@ inline absl::Status LevelOf(tensorflow::OpKernelContext* context, int first, con
     return Invalid(op, ": the level has ", digits.NumElements(), " children, but ",
                    allowed.NumElements(), " values of allowed: give one for each, or none");
   }
-  *level = {starts.flat<int64_t>().data(), digits.flat<int32_t>().data(),
+  const bool wide = digits.dtype() == tensorflow::DT_INT64;
+  *level = {starts.flat<int64_t>().data(),
+            wide ? nullptr : digits.flat<int32_t>().data(),
             allowed.NumElements() == 0 ? nullptr : allowed.flat<bool>().data(),
-            starts.NumElements() - 1, digits.NumElements()};
+            starts.NumElements() - 1,
+            digits.NumElements(),
+            wide ? digits.flat<int64_t>().data() : nullptr};
   return absl::OkStatus();
 }
 
@@ -145,7 +149,8 @@ absl::Status Words(const char* op, trie::Problem problem, const Whose& whose,
                      ": are starts of another level?");
     case trie::Problem::kDigit:
       for (int64_t child = level.starts[node]; child < level.starts[node + 1]; ++child) {
-        const int64_t digit = level.digits[child];
+        const int64_t digit =
+            level.wide_digits == nullptr ? level.digits[child] : level.wide_digits[child];
         if (digit >= 0 && digit < codes) continue;
         if (level.allowed != nullptr && !level.allowed[child]) continue;
         return Invalid(op, ": child ", child, " has digit ", digit, ", but there are ", codes,

@@ -61,7 +61,8 @@ def draw(seed: int, items: int, level: int, users: int, beams: int, alike: bool)
 
 
 def run_step(case: dict[str, Any], k: int, masks: bool = True) -> list[npt.NDArray[Any]]:
-    level = GpuTrieLevel(case["starts"], case["digits"], case["allowed"] if masks else None)
+    digits = case["digits"].astype(np.int64 if k % 2 else np.int32)
+    level = GpuTrieLevel(case["starts"], digits, case["allowed"] if masks else None)
     return [each.numpy() for each in level.step(case["logits"], case["scores"], case["nodes"], k)]
 
 

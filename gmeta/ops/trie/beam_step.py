@@ -51,7 +51,8 @@ def trie_step(
       scores: float32 (users, beams).
       nodes: int64 (users, beams), nodes of this level; -1: there is no beam.
       starts: int64 (nodes + 1,), as `gmeta.core.data.code_trie.CodeTrie` has them for a level.
-      digits: int32 (children,), of the same.
+      digits: int32 or int64 (children,), of the same. TensorFlow keeps int32 in the host's memory: give a GPU
+        int64, else it copies all digits in each step of a `tf.function`.
       allowed: bool (children,), which children may come out (`CodeTrie.allow`); None: all.
       k: How many beams to keep, >= 1.
 

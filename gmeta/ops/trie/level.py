@@ -15,7 +15,7 @@ class Level(NamedTuple):
 
     Attributes:
       starts: int64 (nodes + 1,).
-      digits: int32 (children,).
+      digits: int32 or int64 (children,).
       allowed: bool (children,), or None.
     """
 
@@ -25,10 +25,11 @@ class Level(NamedTuple):
 
     @classmethod
     def of(cls, starts: Any, digits: Any, allowed: Any) -> Level:
-        """Make a level of anything that converts to tensors of these dtypes."""
+        """Make a level of anything that converts to tensors of these dtypes; int64 digits stay int64."""
+        wide = getattr(digits, "dtype", None) in (tf.int64, np.int64)
         return cls(
             tf.convert_to_tensor(starts, tf.int64),
-            tf.convert_to_tensor(digits, tf.int32),
+            tf.convert_to_tensor(digits, tf.int64 if wide else tf.int32),
             None if allowed is None else tf.convert_to_tensor(allowed, tf.bool),
         )
 

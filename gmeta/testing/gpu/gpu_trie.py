@@ -16,6 +16,7 @@ class _Level(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("starts", "digits", "allowed")),
         *((name, ctypes.c_int64) for name in ("nodes", "children")),
+        ("wide_digits", ctypes.c_void_p),
     )
 
 
@@ -24,24 +25,27 @@ class GpuTrieLevel:
 
     Args:
       starts: int64 (nodes + 1,).
-      digits: int32 (children,).
+      digits: int32 or int64 (children,).
       allowed: bool (children,), or None.
     """
 
     def __init__(
         self,
         starts: npt.NDArray[np.int64],
-        digits: npt.NDArray[np.int32],
+        digits: npt.NDArray[np.int32] | npt.NDArray[np.int64],
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        self._starts, self._digits = DeviceArray.of(starts, np.int64), DeviceArray.of(digits, np.int32)
+        wide = digits.dtype == np.int64
+        self._starts = DeviceArray.of(starts, np.int64)
+        self._digits = DeviceArray.of(digits, np.int64 if wide else np.int32)
         self._allowed = None if allowed is None else DeviceArray.of(allowed, np.bool_)
         self.struct = _Level(
             self._starts.pointer,
-            self._digits.pointer,
+            None if wide else self._digits.pointer,
             None if self._allowed is None else self._allowed.pointer,
             len(starts) - 1,
             len(digits),
+            self._digits.pointer if wide else None,
         )
 
     def step(
