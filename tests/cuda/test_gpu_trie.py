@@ -104,7 +104,7 @@ def test_wrong_input_shows_in_its_users_results(what: str) -> None:
 
 
 def test_too_many_beams_are_refused() -> None:
-    with pytest.raises(CudaError, match="at most 2048 beams, got 10 and k 3000"):
+    with pytest.raises(CudaError, match="at most 1536 beams, got 10 and k 3000"):
         run_step(draw(1, 5000, 2, 3, 10, False), 3000)
 
 

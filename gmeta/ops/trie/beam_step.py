@@ -44,7 +44,7 @@ def trie_step(
     is no gradient.
 
     On a GPU the step waits for nothing, so what is wrong in its inputs can't be raised: all next scores of
-    that user are NaN, and nodes and beams -1. A GPU takes and keeps at most 2,048 beams.
+    that user are NaN, and nodes and beams -1. A GPU takes and keeps at most 1,536 beams.
 
     Args:
       logits: float32 (users, beams, codes), of the next digit.
