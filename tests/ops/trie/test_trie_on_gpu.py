@@ -43,7 +43,9 @@ def test_a_gpu_computes_what_the_cpu_does(dtype: type, graph: bool) -> None:
     level = Level(dtype)
     on = tf.function(level.on) if graph else level.on
     found, expected = on("GPU:0"), level.on("CPU:0")
-    assert all("GPU:0" in each.device for each in found)
+    assert all(
+        "GPU:0" in each.device for each in found if each.dtype != tf.int32
+    )  # a function brings these back
     for ours, theirs in zip(found, expected, strict=True):
         check = np.testing.assert_allclose if ours.dtype.is_floating else np.testing.assert_array_equal
         check(ours, theirs, **({"rtol": 1e-5, "atol": 1e-5} if ours.dtype.is_floating else {}))
