@@ -17,21 +17,20 @@ namespace {
 using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelContext;
 
-constexpr size_t kCyclesPerLogit = 4;
-
 // Runs work(row, siblings), which returns a Problem, for all rows.
 template <class Work>
 absl::Status ForRows(OpKernelContext* context, const trie::Level& level, const trie::Rows& rows,
                      int64_t n, const Work& work) {
   FirstProblem first;
   const PoolParallelFor parallel_for(context);
-  parallel_for(static_cast<size_t>(n), rows.codes * kCyclesPerLogit, [&](size_t begin, size_t end) {
-    trie::Siblings siblings;
-    for (size_t row = begin; row < end; ++row) {
-      const trie::Problem problem = work(row, &siblings);
-      if (problem != trie::Problem::kNone) first.Tell(row, 0, problem);
-    }
-  });
+  parallel_for(static_cast<size_t>(n), rows.codes + static_cast<size_t>(CyclesPerNode(level)),
+               [&](size_t begin, size_t end) {
+                 trie::Siblings siblings;
+                 for (size_t row = begin; row < end; ++row) {
+                   const trie::Problem problem = work(row, &siblings);
+                   if (problem != trie::Problem::kNone) first.Tell(row, 0, problem);
+                 }
+               });
   if (first.problem() == trie::Problem::kNone) return absl::OkStatus();
   const int64_t node = rows.nodes[first.place()], child = rows.children[first.place()];
   if (first.problem() == trie::Problem::kChild) {

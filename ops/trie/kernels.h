@@ -4,6 +4,7 @@
 #ifndef GMETA_OPS_TRIE_KERNELS_H_
 #define GMETA_OPS_TRIE_KERNELS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "ops/common/kernels.h"
@@ -31,9 +32,13 @@ inline absl::Status LevelOf(tensorflow::OpKernelContext* context, int first, con
     return Invalid(op, ": the level has ", digits.NumElements(), " children, but ",
                    allowed.NumElements(), " values of allowed: give one for each, or none");
   }
-  *level = {starts.flat<int64_t>().data(), digits.flat<int32_t>().data(),
+  const bool wide = digits.dtype() == tensorflow::DT_INT64;
+  *level = {starts.flat<int64_t>().data(),
+            wide ? nullptr : digits.flat<int32_t>().data(),
             allowed.NumElements() == 0 ? nullptr : allowed.flat<bool>().data(),
-            starts.NumElements() - 1, digits.NumElements()};
+            starts.NumElements() - 1,
+            digits.NumElements(),
+            wide ? digits.flat<int64_t>().data() : nullptr};
   return absl::OkStatus();
 }
 
@@ -144,7 +149,8 @@ absl::Status Words(const char* op, trie::Problem problem, const Whose& whose,
                      ": are starts of another level?");
     case trie::Problem::kDigit:
       for (int64_t child = level.starts[node]; child < level.starts[node + 1]; ++child) {
-        const int64_t digit = level.digits[child];
+        const int64_t digit =
+            level.wide_digits == nullptr ? level.digits[child] : level.wide_digits[child];
         if (digit >= 0 && digit < codes) continue;
         if (level.allowed != nullptr && !level.allowed[child]) continue;
         return Invalid(op, ": child ", child, " has digit ", digit, ", but there are ", codes,
@@ -161,17 +167,21 @@ absl::Status Words(const char* op, trie::Problem problem, const Whose& whose,
   return absl::InternalError("a problem without words");
 }
 
+// About how many cycles a node of a level takes.
+inline int64_t CyclesPerNode(const trie::Level& level) {
+  return 100 + 3 * level.children / std::max<int64_t>(level.nodes, 1);
+}
+
 // Gives users to the threads of TensorFlow's pool. Each piece of work makes its own scratch by
 // make(), and does run(&scratch, user), which returns an Outcome.
 template <class Make, class Run>
 absl::Status ForUsers(tensorflow::OpKernelContext* context, const char* op,
                       const trie::Level& level, const Batch& batch, const Make& make,
                       const Run& run) {
-  constexpr int64_t kCyclesPerLogit = 4;
   FirstProblem first;
   const PoolParallelFor parallel_for(context);
   parallel_for(static_cast<size_t>(batch.users),
-               static_cast<size_t>(batch.beams * batch.codes * kCyclesPerLogit),
+               static_cast<size_t>(batch.beams * CyclesPerNode(level)),
                [&](size_t begin, size_t end) {
                  auto scratch = make();
                  for (size_t user = begin; user < end; ++user) {

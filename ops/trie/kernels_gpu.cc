@@ -15,8 +15,8 @@ using tensorflow::DEVICE_GPU;
 using tensorflow::OpKernelContext;
 
 GmetaTrieLevel OnGpu(const trie::Level& level) {
-  return {level.starts, level.digits, reinterpret_cast<const uint8_t*>(level.allowed), level.nodes,
-          level.children};
+  return {level.starts, level.digits,   reinterpret_cast<const uint8_t*>(level.allowed),
+          level.nodes,  level.children, level.wide_digits};
 }
 
 struct Gpu {

@@ -22,6 +22,15 @@ struct Level {
   const int32_t* digits;
   const bool* allowed;  // or null
   int64_t nodes, children;
+  const int64_t* wide_digits = nullptr;  // in place of digits, which are null then
+
+  int32_t Digit(int64_t child) const {
+    return wide_digits == nullptr ? digits[child] : Narrow(wide_digits[child]);
+  }
+  // A digit, or -1 if it is too large for one.
+  static GMETA_HOST_DEVICE int32_t Narrow(int64_t digit) {
+    return digit < 0 || digit > INT32_MAX ? -1 : static_cast<int32_t>(digit);
+  }
 };
 
 // The beams of a user: nodes below 0 are of no beam.

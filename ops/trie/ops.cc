@@ -1,5 +1,6 @@
 // Registration of GmetaTrieStep, GmetaTrieSample, GmetaTrieGumbelStep, GmetaTrieLogProbs and its
-// gradient. `allowed` has a value for each child, or none: then all are allowed.
+// gradient. `allowed` has a value for each child, or none: then all are allowed. TensorFlow keeps
+// int32 in the host's memory, so digits may be int64, which stay on a GPU.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -29,8 +30,9 @@ REGISTER_OP("GmetaTrieStep")
     .Input("scores: float")
     .Input("nodes: int64")
     .Input("starts: int64")
-    .Input("digits: int32")
+    .Input("digits: T")
     .Input("allowed: bool")
+    .Attr("T: {int32, int64}")
     .Attr("k: int >= 1")
     .Output("next_scores: float")
     .Output("next_nodes: int64")
@@ -43,8 +45,9 @@ REGISTER_OP("GmetaTrieSample")
     .Input("scores: float")
     .Input("nodes: int64")
     .Input("starts: int64")
-    .Input("digits: int32")
+    .Input("digits: T")
     .Input("allowed: bool")
+    .Attr("T: {int32, int64}")
     .Input("seed: int64")
     .Input("step: int64")
     .Input("keys: int64")
@@ -62,8 +65,9 @@ REGISTER_OP("GmetaTrieGumbelStep")
     .Input("scores: float")
     .Input("nodes: int64")
     .Input("starts: int64")
-    .Input("digits: int32")
+    .Input("digits: T")
     .Input("allowed: bool")
+    .Attr("T: {int32, int64}")
     .Input("seed: int64")
     .Input("step: int64")
     .Input("keys: int64")
@@ -81,8 +85,9 @@ REGISTER_OP("GmetaTrieLogProbs")
     .Input("nodes: int64")
     .Input("children: int64")
     .Input("starts: int64")
-    .Input("digits: int32")
+    .Input("digits: T")
     .Input("allowed: bool")
+    .Attr("T: {int32, int64}")
     .Output("log_probs: float")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle logits, nodes;
@@ -99,8 +104,9 @@ REGISTER_OP("GmetaTrieLogProbsGradient")
     .Input("nodes: int64")
     .Input("children: int64")
     .Input("starts: int64")
-    .Input("digits: int32")
+    .Input("digits: T")
     .Input("allowed: bool")
+    .Attr("T: {int32, int64}")
     .Output("of_logits: float")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->input(1));

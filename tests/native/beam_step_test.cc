@@ -122,8 +122,9 @@ void TestAgainstAllChildren(uint32_t seed) {
     at[i] = random() % 5 == 0 ? -1 : static_cast<int64_t>(random() % nodes);
   }
 
-  const Level level{starts.data(), digits.data(), masks ? allowed.get() : nullptr, nodes,
-                    static_cast<int64_t>(children)};
+  Level level{starts.data(), digits.data(), masks ? allowed.get() : nullptr, nodes,
+              static_cast<int64_t>(children)};
+  const std::vector<int64_t> wide_digits(digits.begin(), digits.end());
   using Expected = std::tuple<float, uint64_t, int64_t, int64_t>;
   std::vector<Expected> all;
   Siblings siblings;
@@ -144,6 +145,7 @@ void TestAgainstAllChildren(uint32_t seed) {
   std::vector<int32_t> from(k, 7);
   BeamStep step(k);
   for (int again = 0; again < 2; ++again) {
+    if (again == 1) level.digits = nullptr, level.wide_digits = wide_digits.data();
     CHECK(step.Run(level, {logits.data(), scores.data(), at.data(), beams, codes},
                    ByScore(scores.data()), {next_scores.data(), next.data(), from.data()})
               .problem == Problem::kNone);

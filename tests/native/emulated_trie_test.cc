@@ -25,6 +25,7 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 struct RandomLevel {
   vector<int64_t> starts{0};
   vector<int32_t> digits;
+  vector<int64_t> wide_digits;  // half of the levels give these
   std::unique_ptr<bool[]> allowed;
 
   RandomLevel(int64_t nodes, int32_t codes, uint32_t one_of, bool masks, std::mt19937* random) {
@@ -34,6 +35,7 @@ struct RandomLevel {
       }
       starts.push_back(static_cast<int64_t>(digits.size()));
     }
+    if ((*random)() % 2 == 0) wide_digits.assign(digits.begin(), digits.end());
     if (!masks) return;
     allowed.reset(new bool[digits.size() + 1]);
     for (size_t i = 0; i < digits.size(); ++i) allowed[i] = (*random)() % 4 != 0;
@@ -44,8 +46,11 @@ struct RandomLevel {
     return {starts.data(), digits.data(), allowed.get(), nodes(), children()};
   }
   GmetaTrieLevel OnGpu() const {
-    return {starts.data(), digits.data(), reinterpret_cast<const uint8_t*>(allowed.get()), nodes(),
-            children()};
+    const auto* const may = reinterpret_cast<const uint8_t*>(allowed.get());
+    if (!wide_digits.empty()) {
+      return {starts.data(), nullptr, may, nodes(), children(), wide_digits.data()};
+    }
+    return {starts.data(), digits.data(), may, nodes(), children(), nullptr};
   }
 };
 
@@ -105,7 +110,7 @@ void CheckWrongSteps() {
                        const vector<float>& logits, int64_t last, int32_t digit) {
     const int64_t moved[] = {0, 2, last};
     const int32_t replaced[] = {0, 1, 0, digit};
-    const GmetaTrieLevel level{moved, replaced, nullptr, 2, 4};
+    const GmetaTrieLevel level{moved, replaced, nullptr, 2, 4, nullptr};
     float next_scores[4];
     int64_t next[4];
     int32_t from[4];
@@ -129,7 +134,7 @@ void CheckWrongSteps() {
   run({0, 1}, {0, 0}, fine, 5, 2);
   run({0, 1}, {0, 0}, fine, 4, 3);
   run({0, 1}, {0, 0}, fine, 4, -1);
-  const GmetaTrieLevel level{starts, digits, nullptr, 2, 4};
+  const GmetaTrieLevel level{starts, digits, nullptr, 2, 4, nullptr};
   CHECK_EQ(gmeta_gpu_trie_step(nullptr, nullptr, nullptr, 1, 1, 3, &level, kMostBeams + 1, nullptr,
                                nullptr, nullptr, nullptr),
            static_cast<int>(GMETA_CUDA_UNSUPPORTED));

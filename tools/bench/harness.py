@@ -7,6 +7,7 @@ round, in one process; what is reported is the median, and the ratio to a peer o
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -18,9 +19,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 ROUNDS = 7
 """At least five, so that a median leaves out two outliers on either side."""
@@ -129,12 +127,10 @@ def report(title: str, results: Sequence[Result], path: Path | None, **facts: An
       path: A JSON file.
       facts: More of the machine's description, such as versions of peers.
     """
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "value", "unit", "peer", "its value", "times better"):
-        table.add_column(heading, justify="left" if heading in ("", "unit", "peer") else "right")
+    rows = [("", "value", "unit", "peer", "its value", "times better")]
     for result in results:
         absent = result.peer is not None and result.peer_value is None
-        table.add_row(
+        row = (
             result.name,
             _short(result.value),
             result.unit,
@@ -142,9 +138,26 @@ def report(title: str, results: Sequence[Result], path: Path | None, **facts: An
             "absent" if absent else _short(result.peer_value),
             f"{result.ratio:.2f}" if result.ratio else "",
         )
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+        rows.append(row)
+    _print(title, rows)
     if path:
         write(path, results, **facts)
+
+
+def _print(title: str, rows: Sequence[Sequence[str]]) -> None:
+    """Print a table under its headings; without rich, which a machine with a GPU may lack, plainly."""
+    if importlib.util.find_spec("rich") is None:
+        print(title, *("\t".join(row) for row in rows), sep="\n")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading in rows[0]:
+        table.add_column(heading, justify="left" if heading in ("", "unit", "peer") else "right")
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def write(path: Path, results: Sequence[Result], **facts: Any) -> None:

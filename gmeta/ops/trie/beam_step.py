@@ -44,14 +44,15 @@ def trie_step(
     is no gradient.
 
     On a GPU the step waits for nothing, so what is wrong in its inputs can't be raised: all next scores of
-    that user are NaN, and nodes and beams -1. A GPU takes and keeps at most 2,048 beams.
+    that user are NaN, and nodes and beams -1. A GPU takes and keeps at most 1,536 beams.
 
     Args:
       logits: float32 (users, beams, codes), of the next digit.
       scores: float32 (users, beams).
       nodes: int64 (users, beams), nodes of this level; -1: there is no beam.
       starts: int64 (nodes + 1,), as `gmeta.core.data.code_trie.CodeTrie` has them for a level.
-      digits: int32 (children,), of the same.
+      digits: int32 or int64 (children,), of the same. TensorFlow keeps int32 in the host's memory: give a GPU
+        int64, else it copies all digits in each step of a `tf.function`.
       allowed: bool (children,), which children may come out (`CodeTrie.allow`); None: all.
       k: How many beams to keep, >= 1.
 

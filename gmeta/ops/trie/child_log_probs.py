@@ -38,7 +38,7 @@ def trie_log_probs(
       children: int64 (n,), nodes of the next level, each a child of its node; -1: none, which gives 0 and no
         gradient, whatever its node is.
       starts: int64 (nodes + 1,), as `gmeta.core.data.code_trie.CodeTrie` has them for a level.
-      digits: int32 (children,), of the same.
+      digits: int32 or int64 (children,), of the same; int64 for a GPU, as in `trie_step`.
       allowed: bool (children,), which children may come out (`CodeTrie.allow`); None: all.
 
     Returns:

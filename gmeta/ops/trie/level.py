@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+_NO_MASK = np.zeros(0, np.bool_)
 
 
 class Level(NamedTuple):
@@ -12,7 +15,7 @@ class Level(NamedTuple):
 
     Attributes:
       starts: int64 (nodes + 1,).
-      digits: int32 (children,).
+      digits: int32 or int64 (children,).
       allowed: bool (children,), or None.
     """
 
@@ -22,14 +25,15 @@ class Level(NamedTuple):
 
     @classmethod
     def of(cls, starts: Any, digits: Any, allowed: Any) -> Level:
-        """Make a level of anything that converts to tensors of these dtypes."""
+        """Make a level of anything that converts to tensors of these dtypes; int64 digits stay int64."""
+        wide = getattr(digits, "dtype", None) in (tf.int64, np.int64)
         return cls(
             tf.convert_to_tensor(starts, tf.int64),
-            tf.convert_to_tensor(digits, tf.int32),
+            tf.convert_to_tensor(digits, tf.int64 if wide else tf.int32),
             None if allowed is None else tf.convert_to_tensor(allowed, tf.bool),
         )
 
-    def inputs(self) -> dict[str, tf.Tensor]:
+    def inputs(self) -> dict[str, Any]:
         """Return the inputs of a native op, where no mask is an empty one."""
-        allowed = tf.zeros([0], tf.bool) if self.allowed is None else self.allowed
+        allowed = _NO_MASK if self.allowed is None else self.allowed
         return {"starts": self.starts, "digits": self.digits, "allowed": allowed}

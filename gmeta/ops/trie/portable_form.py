@@ -49,8 +49,8 @@ def siblings_of(name: str, level: Level, nodes: tf.Tensor, logits: tf.Tensor) ->
     children = tf.where(is_child, first[..., None] + places, tf.zeros((), tf.int64))
     if level.allowed is not None:
         is_child &= tf.gather(level.allowed, children)
-    digits = tf.where(is_child, tf.gather(level.digits, children), 0)
-    codes = tf.shape(logits)[-1]
+    digits = tf.where(is_child, tf.cast(tf.gather(level.digits, children), tf.int64), 0)
+    codes = tf.shape(logits, tf.int64)[-1]
     told = [f"{name}: digits must be below the number of logits,", codes, "got", tf.reduce_max(digits)]
     digits = assert_first(digits, (digits >= 0) & (digits < codes), told)
     z = tf.gather(logits, digits, batch_dims=nodes.shape.rank)

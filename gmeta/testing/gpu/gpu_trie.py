@@ -9,11 +9,14 @@ import numpy.typing as npt
 
 from gmeta.testing.gpu.cuda_library import DeviceArray, Stream, call
 
+_DTYPES = (np.float32, np.float32, np.int64)  # of logits, scores and nodes
+
 
 class _Level(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("starts", "digits", "allowed")),
         *((name, ctypes.c_int64) for name in ("nodes", "children")),
+        ("wide_digits", ctypes.c_void_p),
     )
 
 
@@ -22,24 +25,27 @@ class GpuTrieLevel:
 
     Args:
       starts: int64 (nodes + 1,).
-      digits: int32 (children,).
+      digits: int32 or int64 (children,).
       allowed: bool (children,), or None.
     """
 
     def __init__(
         self,
         starts: npt.NDArray[np.int64],
-        digits: npt.NDArray[np.int32],
+        digits: npt.NDArray[np.int32] | npt.NDArray[np.int64],
         allowed: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        self._starts, self._digits = DeviceArray.of(starts, np.int64), DeviceArray.of(digits, np.int32)
+        wide = digits.dtype == np.int64
+        self._starts = DeviceArray.of(starts, np.int64)
+        self._digits = DeviceArray.of(digits, np.int64 if wide else np.int32)
         self._allowed = None if allowed is None else DeviceArray.of(allowed, np.bool_)
         self.struct = _Level(
             self._starts.pointer,
-            self._digits.pointer,
+            None if wide else self._digits.pointer,
             None if self._allowed is None else self._allowed.pointer,
             len(starts) - 1,
             len(digits),
+            self._digits.pointer if wide else None,
         )
 
     def step(
@@ -91,26 +97,20 @@ class GpuTrieStep:
         nodes: npt.ArrayLike,
         k: int,
     ) -> None:
-        self._level, self._k = level, k
-        self._logits, self._scores = DeviceArray.of(logits, np.float32), DeviceArray.of(scores, np.float32)
-        self._nodes = DeviceArray.of(nodes, np.int64)
-        shape = self._logits.shape[0], k
+        self._level = level
+        self._inputs = [
+            DeviceArray.of(each, dtype) for each, dtype in zip((logits, scores, nodes), _DTYPES, strict=True)
+        ]
+        shape = self._inputs[0].shape[0], k
         self.results = (
             DeviceArray(shape, np.float32),
             DeviceArray(shape, np.int64),
             DeviceArray(shape, np.int32),
         )
+        pointers = [each.pointer for each in self._inputs], [each.pointer for each in self.results]
+        sizes = self._inputs[0].shape
+        self._arguments = *pointers[0], *sizes, ctypes.byref(level.struct), k, *pointers[1]
 
     def run(self, stream: Stream | None) -> None:
         """Queue the step."""
-        call(
-            "trie_step",
-            self._logits.pointer,
-            self._scores.pointer,
-            self._nodes.pointer,
-            *self._logits.shape,
-            ctypes.byref(self._level.struct),
-            self._k,
-            *(each.pointer for each in self.results),
-            None if stream is None else stream.handle,
-        )
+        call("trie_step", *self._arguments, None if stream is None else stream.handle)

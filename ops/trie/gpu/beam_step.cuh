@@ -21,7 +21,7 @@
 namespace gmeta::trie {
 
 inline constexpr int kStepThreads = 1024;
-inline constexpr int64_t kMostBeams = 2048;  // also to be kept: what fits in shared memory
+inline constexpr int64_t kMostBeams = 1536;  // also to be kept: these fit in 99 KiB, which all GPUs have
 
 struct BeamsOnGpu {
   const float *logits, *scores;

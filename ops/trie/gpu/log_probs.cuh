@@ -38,7 +38,7 @@ __global__ void LogProbs(RowsOnGpu rows, GmetaTrieLevel level, float* log_probs)
     if (s.wrong || IsWrongChild(level, node, child)) {
       y = NAN;
     } else {
-      y = s.count == 0 ? -INFINITY : s.LogProb(logits[level.digits[child]], logf(s.sum));
+      y = s.count == 0 ? -INFINITY : s.LogProb(logits[DigitOf(level, child)], logf(s.sum));
     }
   }
   if (threadIdx.x % 32 == 0) log_probs[row] = y;

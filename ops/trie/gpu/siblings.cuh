@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "ops/trie/gpu/trie_abi.h"
+#include "ops/trie/level.h"
 
 namespace gmeta::trie {
 
@@ -32,6 +33,11 @@ struct WarpSiblings {
   __device__ float LogProb(float logit, float log_sum) const { return (logit - most) - log_sum; }
 };
 
+__device__ __forceinline__ int32_t DigitOf(const GmetaTrieLevel& level, int64_t child) {
+  return level.wide_digits == nullptr ? level.digits[child]
+                                      : Level::Narrow(level.wide_digits[child]);
+}
+
 // Calls visit(child, digit, logit) for every 32nd of the children that may come out, from the
 // lane's own on. Digits must be right.
 template <class Visit>
@@ -40,7 +46,7 @@ __device__ __forceinline__ void EachChild(const GmetaTrieLevel& level, int64_t f
   for (int32_t i = static_cast<int32_t>(threadIdx.x % 32); i < count; i += 32) {
     const int64_t child = first + i;
     if (level.allowed != nullptr && level.allowed[child] == 0) continue;
-    const int32_t digit = level.digits[child];
+    const int32_t digit = DigitOf(level, child);
     visit(child, digit, logits[digit]);
   }
 }
@@ -60,7 +66,7 @@ __device__ __forceinline__ WarpSiblings ReadSiblings(const GmetaTrieLevel& level
   for (int32_t i = static_cast<int32_t>(threadIdx.x % 32); i < s.count; i += 32) {
     const int64_t child = s.first + i;
     if (level.allowed != nullptr && level.allowed[child] == 0) continue;
-    const int32_t digit = level.digits[child];
+    const int32_t digit = DigitOf(level, child);
     if (digit < 0 || digit >= codes) {
       wrong = true;
       continue;

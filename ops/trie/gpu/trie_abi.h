@@ -29,6 +29,7 @@ struct GmetaTrieLevel {
   const uint8_t* allowed;  // (children,), 0 or 1; null: all are
   int64_t nodes;
   int64_t children;
+  const int64_t* wide_digits;  // (children,) in place of digits, which are null then; or null
 };
 
 // Takes a step for all users.

@@ -78,7 +78,11 @@ class BeamStep {
       order_.push_back(i);
       const int64_t first = level.starts[from.nodes[i]];
       if (first < 0 || first >= level.children) continue;  // Siblings tell
-      __builtin_prefetch(level.digits + first);
+      if (level.wide_digits == nullptr) {
+        __builtin_prefetch(level.digits + first);
+      } else {
+        __builtin_prefetch(level.wide_digits + first);
+      }
       if (level.allowed != nullptr) __builtin_prefetch(level.allowed + first);
     }
     const auto is_before = [&](size_t a, size_t b) { return ranks.OfBeam(a) > ranks.OfBeam(b); };

@@ -44,7 +44,7 @@ inline Problem LogProb(const Level& level, const Rows& rows, size_t i, Siblings*
   if (rows.children[i] == -1) return Problem::kNone;
   const Problem problem = ReadRow(level, rows, i, siblings);
   if (problem != Problem::kNone) return problem;
-  const size_t digit = static_cast<size_t>(level.digits[rows.children[i]]);
+  const size_t digit = static_cast<size_t>(level.Digit(rows.children[i]));
   *to = siblings->count() == 0 ? -std::numeric_limits<float>::infinity()
                                : siblings->log_prob_of(rows.logits[i * rows.codes + digit]);
   return Problem::kNone;
@@ -60,7 +60,7 @@ inline Problem LogProbGradient(const Level& level, const Rows& rows, size_t i, f
   const float each = of_y / siblings->sum();
   for (size_t j = 0; j < siblings->count(); ++j)
     to[siblings->digit(j)] -= each * siblings->weight(j);
-  to[level.digits[rows.children[i]]] += of_y;
+  to[level.Digit(rows.children[i])] += of_y;
   return Problem::kNone;
 }
 

@@ -125,17 +125,22 @@ class Siblings {
     const int64_t last = level.starts[node + 1];
     if (first_ < 0 || last < first_ || last > level.children) return Problem::kChildren;
     size_t n = static_cast<size_t>(last - first_);
-    const int32_t* digits = level.digits + first_;
+    const int32_t* digits = level.digits == nullptr ? nullptr : level.digits + first_;
     if (n > places_.size()) Grow(n);
     masked_ = level.allowed != nullptr;
     if (masked_) {
       size_t kept = 0;
       for (size_t i = 0; i < n; ++i) {
         places_[kept] = static_cast<uint32_t>(i);
-        kept_digits_[kept] = digits[i];
+        kept_digits_[kept] = level.Digit(first_ + static_cast<int64_t>(i));
         kept += level.allowed[first_ + static_cast<int64_t>(i)] ? 1 : 0;
       }
       n = kept;
+      digits = kept_digits_.data();
+    } else if (level.wide_digits != nullptr) {
+      for (size_t i = 0; i < n; ++i) {
+        kept_digits_[i] = level.Digit(first_ + static_cast<int64_t>(i));
+      }
       digits = kept_digits_.data();
     }
     digits_ = digits;

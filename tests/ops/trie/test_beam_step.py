@@ -54,6 +54,7 @@ def test_a_step_is_the_references(seed: int, level: int, users: int, beams: int,
     mask = rng.random(len(trie.places)) < 0.5
     mask[0] = True
     allowed = trie.allow(mask)[level - 1]
+    digits = digits.astype(rng.choice([np.int32, np.int64]))
     step = trie_step(logits, scores, nodes, starts, digits, allowed if masks else None, k=k)
     assert step.scores.shape == (users, k)
     for user in range(users):
@@ -79,7 +80,8 @@ def test_the_portable_form_keeps_the_order_of_ties(
     nodes = rng.integers(-1, len(starts) - 1, (users, beams))
     ours = trie_step(logits, scores, nodes, starts, digits, allowed, k=k)
     with portable_ops():
-        found = trie_step(logits, scores, nodes, starts, digits, allowed, k=k)
+        wide = digits.astype(np.int64)
+        found = trie_step(logits, scores, nodes, starts, wide, allowed, k=k)
     np.testing.assert_allclose(found.scores, ours.scores, rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(found.nodes, ours.nodes)
     np.testing.assert_array_equal(found.beams, ours.beams)
@@ -144,6 +146,7 @@ def check_order() -> None:
     ("given_", "said"),
     [
         ({"nodes": [[9]]}, "beam 0 of user 0 is at node 9, but the level has 1"),
+        ({"digits": np.array([0, 1, 2**32 + 2])}, "child 2 has digit 4294967298, but there are 3 logits"),
         ({"logits": np.zeros((1, 1, 2))}, "child 2 has digit 2, but there are 2 logits for beam 0 of user 0"),
         ({"logits": np.full((1, 1, 3), np.nan)}, "the logits of beam 0 of user 0 hold NaN"),
         ({"scores": [[np.nan]]}, "the score of beam 0 of user 0 is NaN"),
@@ -164,6 +167,7 @@ def test_what_does_not_fit_is_named(given_: dict, said: str) -> None:
     [
         ({"nodes": [[9]]}, "nodes must be of the level"),
         ({"logits": np.zeros((1, 1, 2))}, "digits must be below the number of logits"),
+        ({"digits": np.array([0, 1, 2**32 + 2])}, "digits must be below the number of logits"),
         ({"logits": np.full((1, 1, 3), np.nan)}, "logits hold NaN or infinity"),
         ({"scores": [[np.nan]]}, "a score is NaN"),
     ],
