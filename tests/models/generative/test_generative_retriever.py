@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta import Pipeline
 from gmeta.core.data.codebooks import Codebooks
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError
@@ -183,6 +184,20 @@ def test_a_step_makes_one_lookup_and_reaches_every_weight(monkeypatch):
     assert all(float(tf.reduce_sum(tf.abs(each))) > 0 for each in gradients)
     ((_, inputs),) = model.lookup_inputs(histories(8))
     assert inputs["item"].shape == calls[0][0]["item"].shape
+
+
+@pytest.mark.parametrize("pipeline", [{"depth": 2}, {"depth": 1, "micro_batches": 2}])
+def test_a_pipeline_learns_the_same(pipeline):
+    data = tf.data.Dataset.from_tensor_slices(histories(24)).batch(8)
+    found = []
+    for settings in ({}, {"pipeline": Pipeline(**pipeline)}):
+        model = make_model()
+        model.compile(tf.keras.optimizers.Adam(0.01), **settings)
+        losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+        found.append((losses, [weight.numpy() for weight in model.trainable_variables]))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    for own, expected in zip(found[1][1], found[0][1], strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_gradients_of_given_items_reach_weights_and_rows():
