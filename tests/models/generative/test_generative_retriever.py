@@ -1,5 +1,7 @@
 """A model that generates codes: its probabilities, its search against all items, and what it learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -269,6 +271,12 @@ def test_it_is_saved_and_loaded_whole(tmp_path):
     model.save_weights(tmp_path / "weights" / "model")
     other.load_weights(tmp_path / "weights" / "model")
     np.testing.assert_array_equal(other.retrieve(batch, k=5)[0], items)
+    # Codes dealt out in another way have weights of the same shapes.
+    digits = np.roll(model.ids.digits, 1, axis=0)
+    strange = make_model(replace(model.ids, digits=digits), depth=1)
+    strange.fit(data, epochs=1, verbose=0)
+    with pytest.raises(ConfigError, match="weights of a model with other semantic ids: make the model with"):
+        strange.load_weights(tmp_path / "weights" / "model")
 
 
 def test_what_makes_no_sense_is_named():
