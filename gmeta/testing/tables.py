@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def give_tiers(patch: pytest.MonkeyPatch, tiers: Tiers, *, like_gpu: bool = Fals
             self._tiers = Tiers(hbm_rows=1)
 
     patch.setattr(HashTable, "__init__", make_tiered)
+
+
+def small_tiers(folder: Path) -> Tiers:
+    """Return tiers that keep few rows in memory and the others in files of a folder, for tables anywhere."""
+    on_gpu = asked_place("auto", "a table") == "gpu"
+    return Tiers(host_bytes=100, ssd=folder, hbm_rows=4 if on_gpu else None)
 
 
 def sorted_records(table: HashTable) -> dict[str, npt.NDArray[Any]]:

@@ -8,6 +8,7 @@
 
 #include "ops/common/kernels.h"
 #include "ops/trie/host/beam_step.h"
+#include "ops/trie/host/log_probs.h"
 #include "ops/trie/host/siblings.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/mutex.h"
@@ -90,6 +91,22 @@ class NextBatch {
   trie::NextBeams first_;
   int64_t k_;
 };
+
+// Makes rows of the inputs `logits`, `nodes` and `children` of trie_log_probs, of which `logits` is
+// input number `first`.
+inline absl::Status RowsOf(tensorflow::OpKernelContext* context, int first, trie::Rows* rows) {
+  const tensorflow::Tensor &logits = context->input(first), &nodes = context->input(first + 1);
+  const tensorflow::Tensor& children = context->input(first + 2);
+  if (logits.dims() != 2 || nodes.shape() != tensorflow::TensorShape({logits.dim_size(0)}) ||
+      children.shape() != nodes.shape()) {
+    return Invalid("trie_log_probs: logits must be (n, codes), nodes and children (n,), got ",
+                   logits.shape().DebugString(), ", ", nodes.shape().DebugString(), " and ",
+                   children.shape().DebugString());
+  }
+  *rows = {logits.flat<float>().data(), nodes.flat<int64_t>().data(),
+           children.flat<int64_t>().data(), static_cast<size_t>(logits.dim_size(1))};
+  return absl::OkStatus();
+}
 
 // The first of the problems that threads have met.
 class FirstProblem {

@@ -234,6 +234,42 @@ void TestPromotionGoesOnWhenThereIsMemory() {
   CheckSame(gpu, &table);
 }
 
+// Host memory for growth is allocated ahead, by a thread.
+void TestHostMemoryIsThereBeforeGrowth() {
+  auto& pinned = emulated::pinned_memory;
+  gmeta::SpareChunk spare;
+  const auto take = [&](size_t bytes) { return spare.Take(bytes).bytes(); };
+  CHECK_EQ(take(1), size_t{0});
+  spare.Ask(1000);
+  spare.Ask(5000);  // there is a chunk already
+  CHECK_EQ(take(600), size_t{1000});
+  CHECK_EQ(take(600), size_t{0});
+  spare.Ask(1000);
+  CHECK_EQ(take(2000), size_t{0});
+  CHECK_EQ(take(600), size_t{0});
+  pinned.most = pinned.bytes + 500;
+  spare.Ask(1000);
+  CHECK_EQ(take(1), size_t{0});
+  pinned.most = SIZE_MAX;
+
+  Settings settings{64, "adagrad", {0.1, 1e-7}};
+  settings.hbm_rows = 256;
+  Gpu gpu(settings);
+  Table table(OptionsOf(settings));
+  pinned.threads.clear();
+  vector<int64_t> keys(100);
+  vector<float> rows(keys.size() * settings.dim), expected(rows);
+  for (int64_t batch = 0; batch < 200; ++batch) {
+    std::iota(keys.begin(), keys.end(), 100 * batch);
+    CHECK_EQ(gmeta_gpu_table_lookup_or_insert(gpu.table, keys.data(), 100, 1, rows.data(), nullptr),
+             0);
+    table.Lookup(keys.data(), keys.size(), true, expected.data(), Serial());
+    CHECK(SameBits(rows.data(), expected.data(), rows.size()));
+  }
+  CHECK(pinned.threads.size() > 1);
+  CheckSame(gpu, &table);
+}
+
 // Training with a small cache: each batch is prefetched some batches before its step. Rows beyond
 // `host_bytes` are on disk (0: none are).
 void TestStepsWithTiers(size_t dim, int64_t lookahead, gmeta::HalfRule half, int64_t host_bytes,
@@ -375,6 +411,7 @@ int main() {
   }
   TestARowThatIsMadeAgainIsReadAgain();
   TestPromotionGoesOnWhenThereIsMemory();
+  TestHostMemoryIsThereBeforeGrowth();
   CHECK_EQ(emulated::device_memory.bytes, size_t{0});
   CHECK_EQ(emulated::pinned_memory.bytes, size_t{0});
 }

@@ -3,6 +3,7 @@
     gmeta bench growth --json FILE
     gmeta bench growth --rows 10000000 --dim 16
     gmeta bench growth --device gpu --rows 100000000 --json FILE
+    gmeta bench growth --device gpu --rows 100000000 --hbm-rows 10000000 --json FILE
 
 An empty table takes batches of 65,536 keys that it has never seen until it holds the rows. Every batch is
 timed on its own. Batches do the same work but for the growth of the key index, so what the longest has above
@@ -15,7 +16,8 @@ median    the median batch
 ratio     longest / median
 
 With --device gpu the table is in a GPU's memory, by the library's C interface, without TensorFlow. A batch is
-timed by the host's clock, until the GPU has done it, and by CUDA events ("by_events").
+timed by the host's clock, until the GPU has done it, and by CUDA events ("by_events"). With --hbm-rows the
+table has that many rows in the GPU's memory, and the others in host memory (Tiers).
 
 A shared machine has pauses of its own, so each figure is the best of the rounds; the largest pause of any
 round stands beside them.
@@ -76,13 +78,14 @@ def grow_table(rows: int, dim: int, seed: int) -> list[float]:
     return seconds
 
 
-def grow_gpu_table(rows: int, dim: int, seed: int) -> tuple[list[float], list[float]]:
+def grow_gpu_table(rows: int, dim: int, seed: int, hbm_rows: int) -> tuple[list[float], list[float]]:
     """Fill an empty table on a GPU; seconds of the batches by the host's clock, and by events."""
     from gmeta.optimizers import Adam
     from gmeta.testing.gpu.cuda_library import DeviceArray, Event, Stream, synchronize
     from gmeta.testing.gpu.gpu_table import GpuTable
 
-    table = GpuTable(dim, Adam(), SimpleNamespace(kind="normal", parameters=(0.0, 0.05)), seed)
+    normal = SimpleNamespace(kind="normal", parameters=(0.0, 0.05))
+    table = GpuTable(dim, Adam(), normal, seed, hbm_rows=hbm_rows)
     out, stream = DeviceArray((BATCH, dim), np.float32), Stream()
     start, end = Event(), Event()
     of_host, of_events = [], []
@@ -120,11 +123,11 @@ FIGURES: dict[str, tuple[str, Callable[[list[float]], float]]] = {
 }
 
 
-def measure_gpu(rows: int, dim: int, rounds: int) -> list[Result]:
+def measure_gpu(rows: int, dim: int, rounds: int, hbm_rows: int) -> list[Result]:
     """Measure a table on the GPU."""
-    grow_gpu_table(min(rows, 4_000_000), dim, rounds)  # loads the kernels
-    runs = [grow_gpu_table(rows, dim, seed) for seed in range(rounds)]
-    case = f"gpu/dim{dim}/rows{rows / 10**6:g}M"
+    grow_gpu_table(min(rows, 4_000_000), dim, rounds, hbm_rows)  # loads the kernels
+    runs = [grow_gpu_table(rows, dim, seed, hbm_rows) for seed in range(rounds)]
+    case = f"gpu/dim{dim}/rows{rows / 10**6:g}M" + (f"/hbm{hbm_rows / 10**6:g}M" if hbm_rows else "")
     results = []
     for clock, suffix in enumerate(("", "/by_events")):
         all_seconds = [run[clock] for run in runs]
@@ -152,6 +155,9 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=10_000_000)
     options.add_argument("--dim", type=int, default=16)
     options.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    options.add_argument(
+        "--hbm-rows", type=int, default=0, help="with --device gpu: rows in GPU memory; 0: all"
+    )
     options.set_defaults(rounds=ROUNDS)
     given = options.parse_args()
     rows = min(given.rows, 500_000) if given.smoke else given.rows
@@ -162,8 +168,12 @@ def main() -> None:
         if absent is not None:
             report(f"Not measured: {absent}", [Result("growth/gpus", 0, "GPUs")], given.json)
             return
-    measure = measure_gpu if given.device == "gpu" else measure_cpu
-    results = measure(rows, given.dim, given.rounds)
+    if given.device == "gpu":
+        results = measure_gpu(rows, given.dim, given.rounds, given.hbm_rows)
+    elif given.hbm_rows:
+        options.error("--hbm-rows is for a table on a GPU: add --device gpu")
+    else:
+        results = measure_cpu(rows, given.dim, given.rounds)
     report("The longest step while a table grows", results, given.json, batch=BATCH)
 
 

@@ -43,6 +43,9 @@ def trie_step(
     scores are ordered by SplitMix64 of the node, the smaller first, and those of one node by the beam. There
     is no gradient.
 
+    On a GPU the step waits for nothing, so what is wrong in its inputs can't be raised: all next scores of
+    that user are NaN, and nodes and beams -1. A GPU takes and keeps at most 2,048 beams.
+
     Args:
       logits: float32 (users, beams, codes), of the next digit.
       scores: float32 (users, beams).
@@ -57,9 +60,10 @@ def trie_step(
 
     Raises:
       ConfigError: ``k`` is no such number.
-      tf.errors.InvalidArgumentError: Shapes don't fit each other, a node isn't of the level, a digit that is
-        read isn't there, a score is NaN, or logits that are read hold NaN or infinity. The error names the
-        user and the beam.
+      tf.errors.InvalidArgumentError: Shapes don't fit each other; or on the CPU, a node isn't of the level, a
+        digit that is read isn't there, a score is NaN, or logits that are read hold NaN or infinity. The
+        error names the user and the beam.
+      tf.errors.UnimplementedError: There are too many beams for a GPU.
 
     Example:
       >>> from gmeta.core.data.code_trie import CodeTrie

@@ -29,6 +29,9 @@ def trie_log_probs(
     is 1 at the child less the probabilities of all that are allowed, and 0 elsewhere. A child whose logit is
     87 or more below its greatest sibling's adds nothing to the sum.
 
+    On a GPU the op waits for nothing, so what is wrong in a row can't be raised: its result and its gradient
+    are NaN.
+
     Args:
       logits: float32 (n, codes), of the digit that follows.
       nodes: int64 (n,), nodes of this level.
@@ -42,9 +45,9 @@ def trie_log_probs(
       float32 (n,), at most 0; -inf where the child's logit is that.
 
     Raises:
-      tf.errors.InvalidArgumentError: Shapes don't fit each other, a node isn't of the level, a child isn't
-        its node's or isn't allowed, a digit is out of range, or logits that are read hold NaN or infinity.
-        The error names the row.
+      tf.errors.InvalidArgumentError: Shapes don't fit each other; or on the CPU, a node isn't of the level, a
+        child isn't its node's or isn't allowed, a digit is out of range, or logits that are read hold NaN or
+        infinity. The error names the row.
 
     Example:
       >>> from gmeta.core.data.code_trie import CodeTrie

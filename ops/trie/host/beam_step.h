@@ -12,8 +12,8 @@
 // Why it is fast
 //   Beams go by their ranks, the best first. As no child's rank is above its beam's, the step ends
 //   with the first beam whose rank is below the k-th child's. The rows that a user's beams need,
-//   which are anywhere in a large trie, are asked for before the first is read. Of a row, the
-//   children that may be among the k best are listed without a branch; few are, once there are k.
+//   which are anywhere in a large trie, are asked for before the first is read. Children that may
+//   be among the k best (best.h) are found in vectors; few are, once there are k.
 
 #ifndef GMETA_OPS_TRIE_HOST_BEAM_STEP_H_
 #define GMETA_OPS_TRIE_HOST_BEAM_STEP_H_
@@ -26,11 +26,32 @@
 #include <numeric>
 #include <vector>
 
+#include "ops/trie/host/best.h"
 #include "ops/trie/host/ranks.h"
 #include "ops/trie/host/siblings.h"
 #include "ops/trie/level.h"
 
 namespace gmeta::trie {
+
+// Lists the numbers of x, of whole lanes, that are at least `least`.
+GMETA_ALWAYS_INLINE void ListLanes(const float* x, size_t n, float least, uint32_t* list,
+                                   size_t* listed) {
+  size_t found = 0;
+  for (size_t i = 0; i < n; i += kLanes) {
+    const auto is_there = hstu::Load<kLanes>(x + i) >= least;
+    int32_t any = 0;
+    for (size_t lane = 0; lane < kLanes; ++lane) any |= is_there[lane];
+    if (any == 0) continue;
+    for (size_t j = i; j < n && j < i + kLanes; ++j) {
+      list[found] = static_cast<uint32_t>(j);
+      found += x[j] >= least ? 1 : 0;
+    }
+  }
+  *listed = found;
+}
+GMETA_VECTOR_VERSIONS(List, ListLanes,
+                      (const float* x, size_t n, float least, uint32_t* list, size_t* listed),
+                      (x, n, least, list, listed))
 
 class BeamStep {
  public:
@@ -40,7 +61,7 @@ class BeamStep {
     size_t beam = 0;
   };
 
-  explicit BeamStep(size_t k) : k_(k) { best_.reserve(k + 1); }
+  explicit BeamStep(size_t k) : k_(k), best_(k) {}
 
   template <class Ranks>
   Outcome Run(const Level& level, const Beams& from, Ranks ranks, const NextBeams& to) {
@@ -50,7 +71,7 @@ class BeamStep {
       if (std::isnan(from.scores[i]) || std::isnan(ranks.OfBeam(i))) return {Problem::kScore, i};
       __builtin_prefetch(level.starts + from.nodes[i]);
     }
-    best_.clear();
+    best_.Clear();
     order_.clear();
     for (size_t i = 0; i < from.beams; ++i) {
       if (from.nodes[i] < 0) continue;
@@ -60,73 +81,56 @@ class BeamStep {
       __builtin_prefetch(level.digits + first);
       if (level.allowed != nullptr) __builtin_prefetch(level.allowed + first);
     }
-    std::stable_sort(order_.begin(), order_.end(),
-                     [&](size_t a, size_t b) { return ranks.OfBeam(a) > ranks.OfBeam(b); });
+    const auto is_before = [&](size_t a, size_t b) { return ranks.OfBeam(a) > ranks.OfBeam(b); };
+    if (!std::is_sorted(order_.begin(), order_.end(), is_before)) {  // a step's beams are
+      std::stable_sort(order_.begin(), order_.end(), is_before);
+    }
     for (const size_t beam : order_) {
-      if (ranks.OfBeam(beam) < Least()) break;
+      if (ranks.OfBeam(beam) < best_.least()) break;
       const Problem problem =
           siblings_.Read(level, from.nodes[beam], from.logits + beam * from.codes, from.codes);
       if (problem != Problem::kNone) return {problem, beam};
+      if (siblings_.count() == 0) continue;
+      if (ranks.MostOfChildren(beam, from.scores[beam] + siblings_.best_log_prob()) <
+          best_.least()) {
+        continue;
+      }
       siblings_.AddLogProbs(from.scores[beam], &scores_);
       Consider(ranks.OfChildren(beam, siblings_, scores_.data()), static_cast<int32_t>(beam));
     }
-    std::sort_heap(best_.begin(), best_.end(), Before);
+    best_.Finish();
     for (size_t i = 0; i < k_; ++i) {
-      const Child child = i < best_.size() ? best_[i] : Child{};
+      const bool there = i < best_.count();
+      const Best::Child child = there ? best_.child(i) : Best::Child{};
       to.scores[i] = child.score;
       to.nodes[i] = child.node;
       to.beams[i] = child.beam;
-      if (to.ranks != nullptr) to.ranks[i] = child.rank;
+      if (to.ranks != nullptr) to.ranks[i] = there ? best_.rank(i) : Best::kNone;
     }
     return {};
   }
 
  private:
-  static constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-  struct Child {
-    float rank = kNone, score = kNone;
-    int64_t node = -1;
-    int32_t beam = -1;
-    uint64_t hash = 0;
-  };
-
-  static bool Before(const Child& a, const Child& b) {
-    if (a.rank != b.rank) return a.rank > b.rank;
-    return a.hash != b.hash ? a.hash < b.hash : a.beam < b.beam;
-  }
-
-  // Below this rank no child is among the k best.
-  float Least() const { return best_.size() == k_ ? best_.front().rank : kNone; }
-
   // Considers the siblings, children of a beam.
   void Consider(const float* ranks, int32_t beam) {
     const size_t n = siblings_.count();
-    listed_.resize(std::max(listed_.size(), n));
-    size_t listed = 0;
-    const float least = Least();
-    for (size_t i = 0; i < n; ++i) {
-      listed_[listed] = static_cast<uint32_t>(i);
-      listed += ranks[i] >= least ? 1 : 0;
+    best_.Expect(n);
+    if (n == 1) {
+      best_.Add(ranks[0], {scores_[0], beam, siblings_.child(0)});
+      return;
     }
+    if (listed_.size() < n) listed_.resize(n);
+    size_t listed;
+    List(ranks, n, best_.least(), listed_.data(), &listed);
     for (size_t j = 0; j < listed; ++j) {
       const uint32_t i = listed_[j];
-      if (ranks[i] < Least()) continue;
-      const int64_t node = siblings_.child(i);
-      const Child found{ranks[i], scores_[i], node, beam, SplitMix64(static_cast<uint64_t>(node))};
-      if (best_.size() == k_) {
-        if (!Before(found, best_.front())) continue;
-        std::pop_heap(best_.begin(), best_.end(), Before);
-        best_.pop_back();
-      }
-      best_.push_back(found);
-      std::push_heap(best_.begin(), best_.end(), Before);
+      best_.Add(ranks[i], {scores_[i], beam, siblings_.child(i)});
     }
   }
 
   const size_t k_;
   Siblings siblings_;
-  std::vector<Child> best_;  // a heap, the last of them in front
+  Best best_;
   std::vector<size_t> order_;
   std::vector<float> scores_;     // of the siblings
   std::vector<uint32_t> listed_;  // numbers of siblings

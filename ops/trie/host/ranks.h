@@ -31,7 +31,9 @@ class ByScore {
  public:
   explicit ByScore(const float* scores) : scores_(scores) {}
   float OfBeam(size_t beam) const { return scores_[beam]; }
-  // `scores` are those of the siblings.
+  // What no child's rank is above, `best` being the greatest of their scores.
+  float MostOfChildren(size_t, float best) const { return best; }
+  // `scores` are those of the siblings. Ranks have whole lanes of kLanes numbers, as these do.
   const float* OfChildren(size_t, const Siblings&, const float* scores) const { return scores; }
 
  private:
@@ -42,10 +44,11 @@ class ByGumbel {
  public:
   ByGumbel(const float* ranks, const Noise& noise) : ranks_(ranks), noise_(noise) {}
   float OfBeam(size_t beam) const { return ranks_[beam]; }
+  float MostOfChildren(size_t beam, float) const { return ranks_[beam]; }
 
   const float* OfChildren(size_t beam, const Siblings& siblings, const float* scores) {
     const size_t n = siblings.count();
-    noisy_.resize(n), of_children_.resize(n);
+    noisy_.resize(n), of_children_.resize((n + kLanes - 1) / kLanes * kLanes);
     double most = -INFINITY;
     for (size_t i = 0; i < n; ++i) {
       noisy_[i] = scores[i] + noise_.Gumbel(siblings.child(i));

@@ -49,22 +49,26 @@ using Lanes = hstu::Floats<kLanes>;
 
 // Whether any digit was out of range, and any logit NaN or infinity.
 struct Gathered {
-  uint32_t wrong_digits, wrong_logits;
+  bool wrong_digits, wrong_logits;
 };
 
 // Copies the logits of n digits, then minus infinity to a whole number of lanes.
-GMETA_ALWAYS_INLINE void GatherLanes(const float* logits, uint32_t codes, const int32_t* digits,
-                                     size_t n, float* to, Gathered* found) {
-  uint32_t wrong_digits = 0, wrong_logits = 0;
+GMETA_ALWAYS_INLINE void GatherLanes(const float* __restrict logits, uint32_t codes,
+                                     const int32_t* __restrict digits, size_t n,
+                                     float* __restrict to, Gathered* __restrict found) {
+  uint32_t most = 0, wrong_logits = 0;
   for (size_t i = 0; i < n; ++i) {
     const uint32_t digit = static_cast<uint32_t>(digits[i]);
-    wrong_digits |= digit >= codes ? 1u : 0u;
-    const float logit = logits[digit < codes ? digit : 0];
-    wrong_logits |= logit < std::numeric_limits<float>::infinity() ? 0u : 1u;
-    to[i] = logit;
+    most = digit > most ? digit : most;
   }
+  *found = {most >= codes, false};
+  if (most >= codes) return;
+  for (size_t i = 0; i < n; ++i) to[i] = logits[digits[i]];
+  for (size_t i = 0; i < n; ++i) {
+    wrong_logits |= to[i] < std::numeric_limits<float>::infinity() ? 0u : 1u;
+  }
+  found->wrong_logits = wrong_logits != 0;
   for (size_t i = n; i % kLanes != 0; ++i) to[i] = -std::numeric_limits<float>::infinity();
-  *found = {wrong_digits, wrong_logits};
 }
 GMETA_VECTOR_VERSIONS(Gather, GatherLanes,
                       (const float* logits, uint32_t codes, const int32_t* digits, size_t n,
@@ -100,6 +104,17 @@ GMETA_VECTOR_VERSIONS(Weigh, WeighLanes,
                       (const float* x, size_t n, float* weights, float* greatest, float* total),
                       (x, n, weights, greatest, total))
 
+// Writes score + ((x - most) - log_sum) for whole lanes of x.
+GMETA_ALWAYS_INLINE void ScoreLanes(const float* x, size_t n, float most, float log_sum,
+                                    float score, float* to) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    hstu::Store<kLanes>(to + i, score + ((hstu::Load<kLanes>(x + i) - most) - log_sum));
+  }
+}
+GMETA_VECTOR_VERSIONS(Score, ScoreLanes,
+                      (const float* x, size_t n, float most, float log_sum, float score, float* to),
+                      (x, n, most, log_sum, score, to))
+
 class Siblings {
  public:
   // Reads the children of a node. `logits` are those of all codes.
@@ -126,15 +141,17 @@ class Siblings {
     digits_ = digits;
     if (n == 0) return Problem::kNone;
     if (codes == 0) return Problem::kDigit;
-    Gathered found;
-    Gather(logits, static_cast<uint32_t>(codes), digits, n, logits_.data(), &found);
-    if (found.wrong_digits) return Problem::kDigit;
-    if (found.wrong_logits) return Problem::kLogit;
     if (n == 1) {
-      most_ = logits_[0];
+      if (static_cast<uint32_t>(digits[0]) >= codes) return Problem::kDigit;
+      most_ = logits_[0] = logits[digits[0]];
+      if (!(most_ < std::numeric_limits<float>::infinity())) return Problem::kLogit;
       weights_[0] = sum_ = 1.0f;
       log_sum_ = 0.0f;
     } else {
+      Gathered found;
+      Gather(logits, static_cast<uint32_t>(codes), digits, n, logits_.data(), &found);
+      if (found.wrong_digits) return Problem::kDigit;
+      if (found.wrong_logits) return Problem::kLogit;
       Weigh(logits_.data(), n, weights_.data(), &most_, &sum_);
       log_sum_ = std::log(sum_);
     }
@@ -150,10 +167,16 @@ class Siblings {
   int32_t digit(size_t i) const { return digits_[i]; }
   // The log of its probability, which is weight(i) / sum().
   float log_prob(size_t i) const { return log_prob_of(logits_[i]); }
-  // Sets (*to)[i] to score + log_prob(i).
+  // The greatest of these.
+  float best_log_prob() const { return log_prob_of(most_); }
+  // Sets (*to)[i] to score + log_prob(i). It has whole lanes of kLanes numbers.
   void AddLogProbs(float score, std::vector<float>* to) const {
-    to->resize(std::max(to->size(), logits_.size()));
-    for (size_t i = 0; i < count_; ++i) (*to)[i] = score + log_prob(i);
+    if (to->size() < logits_.size()) to->resize(logits_.size());
+    if (count_ == 1) {
+      (*to)[0] = score;
+    } else {
+      Score(logits_.data(), count_, most_, log_sum_, score, to->data());
+    }
   }
   float weight(size_t i) const { return weights_[i]; }
   float sum() const { return sum_; }

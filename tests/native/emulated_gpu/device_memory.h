@@ -12,6 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
+#include <set>
+#include <thread>
 #include <utility>
 
 struct alignas(8) uint2 {
@@ -82,24 +85,37 @@ namespace emulated {
 struct Memory {
   std::map<void*, size_t> sizes;
   size_t bytes = 0;
-  size_t most = SIZE_MAX;  // set by a test
+  size_t most = SIZE_MAX;             // set by a test
+  std::set<std::thread::id> threads;  // that allocated
 };
 inline Memory device_memory, pinned_memory;
+inline std::mutex memory_mutex;  // a table's threads allocate too
 
-// Poisoned, and freed memory is gone, for the address sanitizer to see.
-inline cudaError_t Allocate(Memory* memory, void** to, size_t bytes) {
+inline cudaError_t Note(Memory* memory, void* data, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
   if (memory->bytes + bytes > memory->most) return cudaErrorMemoryAllocation;
-  *to = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(*to, 0xCD, bytes);
-  memory->sizes[*to] = bytes;
+  memory->sizes[data] = bytes;
+  memory->threads.insert(std::this_thread::get_id());
   memory->bytes += bytes;
   return cudaSuccess;
 }
-inline cudaError_t Release(Memory* memory, void* data) {
+inline cudaError_t Forget(Memory* memory, void* data) {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
   memory->bytes -= memory->sizes.at(data);
   memory->sizes.erase(data);
-  std::free(data);
   return cudaSuccess;
+}
+// Poisoned, and freed memory is gone, for the address sanitizer to see.
+inline cudaError_t Allocate(Memory* memory, void** to, size_t bytes) {
+  void* const data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  const cudaError_t code = Note(memory, data, bytes);
+  if (code != cudaSuccess) return std::free(data), code;
+  std::memset(data, 0xCD, bytes);
+  return *to = data, cudaSuccess;
+}
+inline cudaError_t Release(Memory* memory, void* data) {
+  const cudaError_t code = Forget(memory, data);
+  return std::free(data), code;
 }
 
 }  // namespace emulated
@@ -110,13 +126,16 @@ inline cudaError_t cudaMalloc(void** to, size_t bytes) {
 inline cudaError_t cudaFree(void* data) {
   return emulated::Release(&emulated::device_memory, data);
 }
-enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
-inline cudaError_t cudaHostAlloc(void** to, size_t bytes, unsigned) {
-  return emulated::Allocate(&emulated::pinned_memory, to, bytes);
-}
 template <class T>
 cudaError_t cudaMallocHost(T** to, size_t bytes) {
-  return cudaHostAlloc(reinterpret_cast<void**>(to), bytes, 0);
+  return emulated::Allocate(&emulated::pinned_memory, reinterpret_cast<void**>(to), bytes);
+}
+enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
+inline cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
+  return emulated::Note(&emulated::pinned_memory, data, bytes);
+}
+inline cudaError_t cudaHostUnregister(void* data) {
+  return emulated::Forget(&emulated::pinned_memory, data);
 }
 inline cudaError_t cudaFreeHost(void* data) {
   return emulated::Release(&emulated::pinned_memory, data);

@@ -11,6 +11,8 @@ namespace {
 constexpr size_t kStagingBytes = size_t{16} << 20;
 // What a request reads at most; the lookup reads the rest.
 constexpr size_t kAskedBytes = size_t{64} << 20;
+// One copy brings its list.
+constexpr size_t kAskedRows = (PinnedMemory::kPiece >> 1) / sizeof(FoundRow);
 // What a spill writes at least, if so much may go: it scans the index twice.
 constexpr size_t kSpillBytes = size_t{64} << 20;
 
@@ -150,8 +152,8 @@ std::unique_ptr<GpuDiskTier::Asked> GpuDiskTier::TakeAsked(uint32_t n, cudaStrea
   }
   auto asked = std::make_unique<Asked>();
   asked->reader = reader_.get();
-  asked->most = static_cast<uint32_t>(
-      std::max<uint64_t>(1, std::min<uint64_t>(n + n / 4, kAskedBytes / store_->record_bytes())));
+  const uint64_t bound = std::min<uint64_t>(kAskedRows, kAskedBytes / store_->record_bytes());
+  asked->most = static_cast<uint32_t>(std::max<uint64_t>(1, std::min<uint64_t>(n + n / 4, bound)));
   asked->staged = store_->AddStaging(asked->most, stream);
   for (uint32_t i = 0; i < asked->most; ++i) {
     asked->to.push_back(store_->HostRecord(asked->staged + i));

@@ -20,9 +20,9 @@
 #include "ops/table/disk/numbered_records.h"
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/rows.cuh"
-#include "ops/table/gpu/device_memory.cuh"
-#include "ops/table/gpu/gpu_index.cuh"
-#include "ops/table/gpu/row_store.cuh"
+#include "ops/table/gpu/memory/device_memory.cuh"
+#include "ops/table/gpu/memory/gpu_index.cuh"
+#include "ops/table/gpu/memory/row_store.cuh"
 #include "ops/table/gpu/tiers/found_row.h"
 #include "ops/table/gpu/tiers/table_place.h"
 

@@ -2,9 +2,9 @@
 #include <utility>
 
 #include "ops/common/gpu/cuda_launch.cuh"
-#include "ops/table/gpu/stable_sort.cuh"
 #include "ops/table/gpu/tiers/flights.cuh"
 #include "ops/table/gpu/tiers/row_moves.cuh"
+#include "ops/table/gpu/upkeep/stable_sort.cuh"
 #include "ops/unique/gpu/workspace.cuh"
 
 namespace gmeta {

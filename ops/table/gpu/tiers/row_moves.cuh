@@ -18,7 +18,7 @@
 
 #include "ops/table/gpu/device/index.cuh"
 #include "ops/table/gpu/device/rows.cuh"
-#include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/memory/device_memory.cuh"
 #include "ops/table/gpu/tiers/table_place.h"
 
 namespace gmeta {

@@ -80,7 +80,7 @@ def _of_skew(
 def steps(
     table: Rows, keys: Sequence[torch.Tensor], gradients: torch.Tensor, compute: Callable[[], None]
 ) -> list[float]:
-    """Take a step for each batch, and return the seconds of those beside which a later one was brought."""
+    """Take a step for each batch, and return their seconds; beside the last ones nothing is brought."""
 
     def step(number: int) -> None:
         if number + LOOKAHEAD < len(keys):
@@ -92,4 +92,4 @@ def steps(
     torch.cuda.synchronize()
     for first in keys[:LOOKAHEAD]:
         table.prefetch(first)
-    return step_seconds(step, len(keys))[:-LOOKAHEAD]
+    return step_seconds(step, len(keys))

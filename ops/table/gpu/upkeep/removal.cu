@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "ops/common/gpu/cuda_launch.cuh"
-#include "ops/table/gpu/maintenance.cuh"
 #include "ops/table/gpu/table.cuh"
+#include "ops/table/gpu/upkeep/maintenance.cuh"
 
 namespace gmeta {
 

@@ -1,7 +1,7 @@
 // The kernels that find, remove and select rows of a GPU table.
 
-#ifndef GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
-#define GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_UPKEEP_MAINTENANCE_CUH_
+#define GMETA_OPS_TABLE_GPU_UPKEEP_MAINTENANCE_CUH_
 
 #include <cstdint>
 
@@ -76,4 +76,4 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_MAINTENANCE_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_UPKEEP_MAINTENANCE_CUH_

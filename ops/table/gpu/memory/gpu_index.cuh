@@ -18,8 +18,8 @@
 // n / 2^d only if someone has chosen the keys so. If that fills a part to the last slot, keys are
 // not inserted, but counted, and every later call that reads the counters fails.
 
-#ifndef GMETA_OPS_TABLE_GPU_GPU_INDEX_CUH_
-#define GMETA_OPS_TABLE_GPU_GPU_INDEX_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_MEMORY_GPU_INDEX_CUH_
+#define GMETA_OPS_TABLE_GPU_MEMORY_GPU_INDEX_CUH_
 
 #include <cuda_runtime.h>
 
@@ -30,7 +30,7 @@
 #include <vector>
 
 #include "ops/table/gpu/device/index.cuh"
-#include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/memory/device_memory.cuh"
 
 namespace gmeta {
 
@@ -101,4 +101,4 @@ class GpuIndex {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_GPU_INDEX_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_MEMORY_GPU_INDEX_CUH_

@@ -10,8 +10,8 @@
 
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/eviction.cuh"
-#include "ops/table/gpu/stable_sort.cuh"
 #include "ops/table/gpu/table.cuh"
+#include "ops/table/gpu/upkeep/stable_sort.cuh"
 #include "ops/unique/gpu/workspace.cuh"
 
 namespace gmeta {

@@ -1,8 +1,8 @@
 // Chooses and launches an update's kernel. A source that includes this file compiles the kernel for
 // one view of the rows (like launch_lookup.cuh).
 
-#ifndef GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_
-#define GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_BATCH_LAUNCH_UPDATE_CUH_
+#define GMETA_OPS_TABLE_GPU_BATCH_LAUNCH_UPDATE_CUH_
 
 #include <variant>
 
@@ -30,4 +30,4 @@ void LaunchUpdate(const UpdateBatch<Rows>& batch, const SparseOptimizer& optimiz
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_LAUNCH_UPDATE_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_BATCH_LAUNCH_UPDATE_CUH_

@@ -2,7 +2,7 @@
 
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
-#include "ops/table/gpu/row_store.cuh"
+#include "ops/table/gpu/memory/row_store.cuh"
 
 namespace gmeta {
 namespace {
@@ -42,7 +42,16 @@ size_t GpuRowStore::bytes() const {
   return sum;
 }
 
-GpuRowStore::Addition GpuRowStore::Allocate(Pool* pool, uint64_t count) {
+void GpuRowStore::AskAhead() {
+  const uint64_t chunk = std::max(ChunkRows(), last_wish_);
+  if (!GrowsFar() || capacity() - most_used() >= chunk) return;
+  const uint64_t block_rows = geometry_.block_rows();
+  const uint64_t blocks = (chunk + block_rows - 1) / block_rows;
+  const uint64_t left = far_blocks_ - std::min(far_blocks_, far_.capacity / block_rows);
+  spare_.Ask(std::min(blocks, left) * geometry_.records_bytes());
+}
+
+GpuRowStore::Addition GpuRowStore::Allocate(Pool* pool, uint64_t count, DeviceMemory pinned) {
   Addition added;
   if (count == 0) return added;
   added.count = count;
@@ -59,7 +68,8 @@ GpuRowStore::Addition GpuRowStore::Allocate(Pool* pool, uint64_t count) {
       records = nowhere_.as<char>();
       step = 0;
     } else {
-      added.chunks.push_back(DeviceMemory::Pinned(count * records_bytes));
+      if (pinned.bytes() == 0) pinned = DeviceMemory::Pinned(count * records_bytes);
+      added.chunks.push_back(std::move(pinned));
       records = added.chunks.back().as<char>();
       host_records = added.chunks.back().host();
     }
@@ -125,10 +135,14 @@ void GpuRowStore::Grow(uint64_t rows, StorePools* pools, cudaStream_t stream) {
   const uint64_t block_rows = geometry_.block_rows();
   const uint64_t added = (rows - capacity() + block_rows - 1) / block_rows;
   const uint64_t near = NearBlocks(added, block_rows, near_.capacity, near_rows_);
+  uint64_t far = added - near;
   // Allocates all new memory before it changes anything, so that a lack of memory changes nothing.
   std::vector<Addition> additions;
   additions.push_back(Allocate(&near_, near));
-  additions.push_back(Allocate(&far_, added - near));
+  DeviceMemory spare;
+  if (far > 0) spare = spare_.Take(far * geometry_.records_bytes());
+  if (spare.bytes() > 0) far = spare.bytes() / geometry_.records_bytes();
+  additions.push_back(Allocate(&far_, far, std::move(spare)));
   Add(std::move(additions), pools, stream);
 }
 

@@ -6,10 +6,11 @@
 // first, and all later chunks are in pinned host memory. Rows on disk take memory for their headers
 // only, and rows of the staging area are in no pool. The pools' counts are part of the table's
 // GpuCounters, in GPU memory, so the host knows only upper bounds, which the table keeps
-// (table.cuh, "Waiting").
+// (table.cuh, "Waiting"). While rows are in host memory, the next chunk of it is allocated ahead
+// (spare_chunk.cuh), so that no batch waits until memory is pinned.
 
-#ifndef GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
-#define GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_MEMORY_ROW_STORE_CUH_
+#define GMETA_OPS_TABLE_GPU_MEMORY_ROW_STORE_CUH_
 
 #include <cuda_runtime.h>
 
@@ -21,7 +22,8 @@
 
 #include "ops/table/gpu/device/row_geometry.h"
 #include "ops/table/gpu/device/rows.cuh"
-#include "ops/table/gpu/device_memory.cuh"
+#include "ops/table/gpu/memory/device_memory.cuh"
+#include "ops/table/gpu/memory/spare_chunk.cuh"
 
 namespace gmeta {
 
@@ -74,12 +76,13 @@ class GpuRowStore {
 
   // The rows to make memory for when it lacks `rows`: room for two batches, so that the true number
   // of rows is known before the next growth. If GPU memory and host memory share what is added, a
-  // second growth may have to follow. A large store grows by kMostChunkBytes, because an allocation
-  // takes time in proportion.
-  uint64_t Wish(uint64_t rows) const {
-    const uint64_t most = kMostChunkBytes / geometry_.block_bytes() * geometry_.block_rows();
-    const uint64_t chunk = std::min(capacity() / 8, most);
-    return std::max(most_used() + 2 * rows, capacity() + std::max(rows, chunk));
+  // second growth may have to follow. A large store grows by a chunk of bounded size, because an
+  // allocation takes time in proportion.
+  uint64_t Wish(uint64_t rows) {
+    const uint64_t wish =
+        std::max(most_used() + 2 * rows, capacity() + std::max(rows, ChunkRows()));
+    last_wish_ = wish - capacity();
+    return wish;
   }
   // Makes memory for `rows` rows in total. Waits for the stream if the store has less. No rows may
   // be on their way (RowMoves).
@@ -113,6 +116,7 @@ class GpuRowStore {
   uint64_t NoteUsed(const StorePools& pools) {
     near_.most_used = near_.capacity - pools.near.free();
     far_.most_used = far_.capacity - pools.far.free();
+    AskAhead();
     return most_used() - pools.moving + DiskRows(pools);
   }
   uint64_t DiskRows(const StorePools& pools) const { return disk_.capacity - pools.disk.free(); }
@@ -123,6 +127,7 @@ class GpuRowStore {
 
  private:
   static constexpr size_t kMostChunkBytes = size_t{512} << 20;
+  static constexpr size_t kMostPinnedBytes = PinnedMemory::kPiece;
 
   struct Pool {
     uint64_t capacity = 0;
@@ -150,9 +155,19 @@ class GpuRowStore {
     DeviceMemory ring;
   };
 
+  // Whether GPU memory has all of its rows, so that more of them are in host memory.
+  bool GrowsFar() const { return near_rows_ != 0 && near_.capacity >= near_rows_; }
+  // How many rows a store grows by if no batch needs more.
+  uint64_t ChunkRows() const {
+    const size_t most = GrowsFar() ? kMostPinnedBytes / geometry_.records_bytes()
+                                   : kMostChunkBytes / geometry_.block_bytes();
+    return std::min(capacity() / 8, std::max<size_t>(1, most) * geometry_.block_rows());
+  }
+  // Lets the next chunk of host memory be allocated if growth is near.
+  void AskAhead();
   // Allocates blocks in GPU memory, in host memory, or on disk. `pool` is null for the staging
-  // area, which is in host memory.
-  Addition Allocate(Pool* pool, uint64_t count);
+  // area, which is in host memory. `pinned` is their host memory if it is there already.
+  Addition Allocate(Pool* pool, uint64_t count, DeviceMemory pinned = {});
   // Adds blocks to the directory and their rows to the pools.
   void Add(std::vector<Addition> additions, StorePools* pools, cudaStream_t stream);
   // Makes the pool's ring larger, by `added` rows from number `first` on.
@@ -172,10 +187,12 @@ class GpuRowStore {
   std::vector<Block> blocks_on_host_;
   DeviceMemory blocks_;  // the directory
   Pool near_, far_, disk_;
-  DeviceMemory marks_;    // of all rows, if there are far ones
-  DeviceMemory nowhere_;  // what kernels find in place of the records of a block on disk
+  DeviceMemory marks_;  // of all rows, if there are far ones
+  SpareChunk spare_;
+  uint64_t last_wish_ = 0;  // rows that a growth added
+  DeviceMemory nowhere_;    // what kernels find in place of the records of a block on disk
 };
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_ROW_STORE_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_MEMORY_ROW_STORE_CUH_

@@ -1,7 +1,7 @@
 // Memory of a GPU table, in pieces that are freed when nobody holds them any more.
 
-#ifndef GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
-#define GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_
+#define GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_
 
 #include <cuda_runtime.h>
 
@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ops/common/gpu/cuda_error.cuh"
+#include "ops/table/gpu/memory/pinned_memory.h"
 #include "ops/table/gpu/table_abi.h"
 
 namespace gmeta {
@@ -47,9 +48,8 @@ class DeviceMemory {
   // Allocates host memory that kernels can read and write.
   static DeviceMemory Pinned(size_t bytes) {
     DeviceMemory memory;
-    CheckCuda(cudaHostAlloc(&memory.host_, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-              "allocating pinned host memory for rows");
-    CheckCuda(cudaHostGetDevicePointer(&memory.data_, memory.host_, 0), "mapping host memory");
+    memory.pinned_ = PinnedMemory(bytes);
+    memory.data_ = memory.pinned_.device();
     memory.bytes_ = bytes;
     return memory;
   }
@@ -57,15 +57,13 @@ class DeviceMemory {
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(allocator_, other.allocator_);
     std::swap(data_, other.data_);
-    std::swap(host_, other.host_);
+    std::swap(pinned_, other.pinned_);
     std::swap(bytes_, other.bytes_);
     return *this;
   }
   ~DeviceMemory() {
-    if (data_ == nullptr) return;
-    if (host_ != nullptr) {
-      cudaFreeHost(host_);
-    } else if (allocator_.release != nullptr) {
+    if (data_ == nullptr || host() != nullptr) return;
+    if (allocator_.release != nullptr) {
       allocator_.release(allocator_.context, data_, bytes_);
     } else {
       cudaFree(data_);
@@ -77,13 +75,13 @@ class DeviceMemory {
     return static_cast<T*>(data_);
   }
   // The same memory as the host sees it; null if it can't.
-  char* host() const { return static_cast<char*>(host_); }
+  char* host() const { return pinned_.host(); }
   size_t bytes() const { return bytes_; }
 
  private:
   gmeta_gpu_allocator allocator_{};
   void* data_ = nullptr;
-  void* host_ = nullptr;
+  PinnedMemory pinned_;
   size_t bytes_ = 0;
 };
 
@@ -108,4 +106,4 @@ class DeviceScope {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_DEVICE_MEMORY_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_

@@ -1,7 +1,7 @@
 // Sorts numbers by keys on the GPU, by CUB. Equal keys keep their order.
 
-#ifndef GMETA_OPS_TABLE_GPU_STABLE_SORT_CUH_
-#define GMETA_OPS_TABLE_GPU_STABLE_SORT_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_UPKEEP_STABLE_SORT_CUH_
+#define GMETA_OPS_TABLE_GPU_UPKEEP_STABLE_SORT_CUH_
 
 #include <cuda_runtime.h>
 
@@ -37,4 +37,4 @@ void StableSort(void* workspace, size_t bytes, const Key* keys, Key* sorted_keys
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_STABLE_SORT_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_UPKEEP_STABLE_SORT_CUH_

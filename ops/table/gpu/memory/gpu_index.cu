@@ -5,7 +5,7 @@
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/table/gpu/device/growing.cuh"
 #include "ops/table/gpu/device/lookup.cuh"
-#include "ops/table/gpu/gpu_index.cuh"
+#include "ops/table/gpu/memory/gpu_index.cuh"
 
 namespace gmeta {
 namespace {

@@ -1,6 +1,6 @@
 // Lookups in tables of float32 rows.
 
-#include "ops/table/gpu/launch_lookup.cuh"
+#include "ops/table/gpu/batch/launch_lookup.cuh"
 
 namespace gmeta {
 

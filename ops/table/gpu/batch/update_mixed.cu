@@ -1,6 +1,6 @@
 // Updates of tables of two precisions.
 
-#include "ops/table/gpu/launch_update.cuh"
+#include "ops/table/gpu/batch/launch_update.cuh"
 
 namespace gmeta {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "ops/common/gpu/cuda_launch.cuh"
+#include "ops/table/gpu/batch/launch_lookup.cuh"
 #include "ops/table/gpu/device/forms.cuh"
-#include "ops/table/gpu/launch_lookup.cuh"
 
 namespace gmeta {
 

@@ -1,8 +1,8 @@
 // Chooses and launches a lookup's kernels. A source that includes this file compiles them for one
 // view of the rows, so that the kernels for one form of rows and for two are compiled in parallel.
 
-#ifndef GMETA_OPS_TABLE_GPU_LAUNCH_LOOKUP_CUH_
-#define GMETA_OPS_TABLE_GPU_LAUNCH_LOOKUP_CUH_
+#ifndef GMETA_OPS_TABLE_GPU_BATCH_LAUNCH_LOOKUP_CUH_
+#define GMETA_OPS_TABLE_GPU_BATCH_LAUNCH_LOOKUP_CUH_
 
 #include <algorithm>
 
@@ -54,4 +54,4 @@ void LaunchInsert(const LookupBatch<Rows>& batch, bool vector, const uint8_t* ad
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_LAUNCH_LOOKUP_CUH_
+#endif  // GMETA_OPS_TABLE_GPU_BATCH_LAUNCH_LOOKUP_CUH_
