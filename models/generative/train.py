@@ -21,6 +21,7 @@ import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 
 # isort: split
 import click
+import numpy as np
 import tensorflow as tf
 from histories import Histories, LeaveLastOut, batches
 from item_codes import make_ids
@@ -57,13 +58,15 @@ def train(
     begin = time.perf_counter()
     model = make_retriever(ids, settings, seed)
     histories = batches(data.train, settings.batch, shuffle=seed)
-    chosen = {name: rows[: settings.measured or None] for name, rows in data.validation.items()}
+    # Evenly over the file: its first users differ from the others.
+    chosen = np.linspace(0, data.users - 1, min(settings.measured or data.users, data.users)).astype(int)
+    validation = {name: tf.gather(rows, chosen) for name, rows in data.validation.items()}
     seconds, best, best_epoch = 0.0, -1.0, 0
     for done in range(0, settings.epochs, settings.every):
         until, start = min(done + settings.every, settings.epochs), time.perf_counter()
         losses = model.fit(histories, initial_epoch=done, epochs=until, verbose=0).history
         seconds += time.perf_counter() - start
-        found = {"validation": model.evaluate(batches(chosen, _MEASURED), verbose=0, return_dict=True)}
+        found = {"validation": model.evaluate(batches(validation, _MEASURED), verbose=0, return_dict=True)}
         if found["validation"][CHOSEN_BY] > best:
             best, best_epoch = found["validation"][CHOSEN_BY], until
             if test:

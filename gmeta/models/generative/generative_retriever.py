@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from gmeta.core.arguments import finite_number, whole_number
 from gmeta.core.data.semantic_ids import SemanticIds
@@ -145,6 +147,14 @@ class GenerativeRetriever(NextItemModel):
         self.ids, self.depth, self.beam, self.sampled = ids, depth, beam, sampled
         self.scorer = CodeScorer(
             ids, depth, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
+        )
+        # A part of the weights, so that those of a model with other ids are known by it.
+        self.digest = self.add_weight(
+            name="ids_digest",
+            shape=(4,),
+            dtype=tf.int64,
+            initializer=lambda *_, **__: tf.constant(_digest(ids)),
+            trainable=False,
         )
         self.code_mean = tf.keras.metrics.Mean(name="code_loss")
 
@@ -354,6 +364,20 @@ class GenerativeRetriever(NextItemModel):
             self.ranking.update_state(ranks, sample_weight=known)
             return step.end_forward(self.ranking.result())
 
+    def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
+        """Load weights as `gmeta.models.Model.load_weights` does.
+
+        Raises:
+          ConfigError: They are of a model with other semantic ids; or as there.
+        """
+        status = super().load_weights(filepath, *args, **kwargs)
+        if (self.digest.numpy() != _digest(self.ids)).any():
+            raise ConfigError(
+                f"{self.name}: {filepath} has the weights of a model with other semantic ids: make the model "
+                f"with those that it was trained with, not with ids of digest {self.ids.digest[:16]}"
+            )
+        return status
+
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The training losses and the ranking metrics of evaluation, reset at each epoch."""
@@ -423,3 +447,7 @@ class GenerativeRetriever(NextItemModel):
         whole_number(f"{self.name}: k", k, least=1)
         if whole_number(f"{self.name}: beam", beam, least=1) < k:
             raise ConfigError(f"{self.name}: beam must be at least {k}, the items wanted, got {beam}")
+
+
+def _digest(ids: SemanticIds) -> NDArray[np.int64]:
+    return np.frombuffer(bytes.fromhex(ids.digest), np.int64)

@@ -1,9 +1,12 @@
 """A model that generates codes: its probabilities, its search against all items, and what it learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta import Pipeline
 from gmeta.core.data.codebooks import Codebooks
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError
@@ -185,6 +188,20 @@ def test_a_step_makes_one_lookup_and_reaches_every_weight(monkeypatch):
     assert inputs["item"].shape == calls[0][0]["item"].shape
 
 
+@pytest.mark.parametrize("pipeline", [{"depth": 2}, {"depth": 1, "micro_batches": 2}])
+def test_a_pipeline_learns_the_same(pipeline):
+    data = tf.data.Dataset.from_tensor_slices(histories(24)).batch(8)
+    found = []
+    for settings in ({}, {"pipeline": Pipeline(**pipeline)}):
+        model = make_model()
+        model.compile(tf.keras.optimizers.Adam(0.01), **settings)
+        losses = model.fit(data, epochs=2, verbose=0).history["loss"]
+        found.append((losses, [weight.numpy() for weight in model.trainable_variables]))
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    for own, expected in zip(found[1][1], found[0][1], strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-3, atol=1e-5)
+
+
 def test_gradients_of_given_items_reach_weights_and_rows():
     model = scatter(make_model())
     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
@@ -254,6 +271,12 @@ def test_it_is_saved_and_loaded_whole(tmp_path):
     model.save_weights(tmp_path / "weights" / "model")
     other.load_weights(tmp_path / "weights" / "model")
     np.testing.assert_array_equal(other.retrieve(batch, k=5)[0], items)
+    # Codes dealt out in another way have weights of the same shapes.
+    digits = np.roll(model.ids.digits, 1, axis=0)
+    strange = make_model(replace(model.ids, digits=digits), depth=1)
+    strange.fit(data, epochs=1, verbose=0)
+    with pytest.raises(ConfigError, match="weights of a model with other semantic ids: make the model with"):
+        strange.load_weights(tmp_path / "weights" / "model")
 
 
 def test_what_makes_no_sense_is_named():
