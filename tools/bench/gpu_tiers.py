@@ -18,7 +18,8 @@ hstu    steps of HSTU, 512 x 3, with 10% of the rows in the GPU's memory, by Zip
 drive   the same step with a tenth of the rows in the GPU's memory and half of them on a drive, under the
         folder for temporary files. The bound (peer) is 1.05 * max(the step with all rows in the GPU's memory,
         reads of a step / the drive's rate of random reads of 4 KiB, by threads of Python). late: without
-        prefetches. Of steps, means: some send rows to the drive, and wait for it
+        prefetches. Of steps, means: some send rows to the drive, and wait for it. amplification: bytes
+        written for each byte of a row that goes to the drive, without prefetches
 shapes  lookup and update of batches as large as in 9N-LLM's table 1, beside the paper's milliseconds on its
         own GPUs; parts/tiers/gpu_shapes.py says what is assumed
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from harness import Result
-from parts.tiers.drive import BLOCK, Drive, read_bytes
+from parts.tiers.drive import BLOCK, Drive, read_bytes, written_bytes
 from parts.tiers.gpu_rows import LOOKAHEAD, Rows, Zipf
 from parts.tiers.gpu_step import steps
 from parts.tiers.gpu_work import Work
@@ -52,7 +52,7 @@ def _of_skew(
     for _ in range(0, warm, _STEPS):
         steps(tiered, [draw.distinct(batch) for _ in range(_STEPS + LOOKAHEAD)], gradients, lambda: None)
     seconds: dict[str, list[float]] = {"tiers": [], "late": [], "hbm": []}
-    read = 0
+    read = written = spilled = 0
     for number in range(1 + given.rounds):
         keys = {name: [draw.distinct(batch) for _ in range(_STEPS + LOOKAHEAD)] for name in seconds}
         before = read_bytes()
@@ -60,7 +60,12 @@ def _of_skew(
         if number:
             read += read_bytes() - before
         tiered.tiered = False
+        went, before = tiered.moves()["spilled"], written_bytes()
         took["late"] = steps(tiered, keys["late"], gradients, work.run)
+        if number:
+            # Without prefetches, rows leave host memory for the drive and no other memory.
+            spilled += tiered.moves()["spilled"] - went
+            written += written_bytes() - before
         tiered.tiered = True
         took["hbm"] = steps(whole, keys["hbm"], gradients, work.run)
         if number:
@@ -80,6 +85,7 @@ def _of_skew(
         Result(f"{name}/hbm", times["hbm"], "ms"),
         Result(f"{name}/read", a_step, "blocks of 4 KiB"),  # those of collected segments among them
         Result(f"{name}/drive", 1e3 * a_step / rate, "ms"),
+        Result(f"{name}/amplification", written / max(1, spilled * tiered.row_bytes), "bytes written/moved"),
         Result(f"{name}/on_drive", 100 * counted["disk_rows"] / rows, "% of the rows"),
         Result(f"{name}/warm", warm, "batches"),
     ]
