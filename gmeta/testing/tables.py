@@ -40,7 +40,7 @@ def give_tiers(patch: pytest.MonkeyPatch, tiers: Tiers, *, like_gpu: bool = Fals
 def small_tiers(folder: Path) -> Tiers:
     """Return tiers that keep few rows in memory and the others in files of a folder, for tables anywhere."""
     on_gpu = asked_place("auto", "a table") == "gpu"
-    return Tiers(host_bytes=100, ssd=folder, hbm_rows=4 if on_gpu else None)
+    return Tiers(host_bytes=100, ssd=str(folder), hbm_rows=4 if on_gpu else None)
 
 
 def sorted_records(table: HashTable) -> dict[str, npt.NDArray[Any]]:

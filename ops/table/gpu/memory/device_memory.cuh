@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "ops/common/gpu/cuda_error.cuh"
-#include "ops/table/gpu/memory/pinned_memory.h"
+#include "ops/table/gpu/memory/pinned_memory.cuh"
 #include "ops/table/gpu/table_abi.h"
 
 namespace gmeta {

@@ -77,6 +77,8 @@ def _of_skew(
     bound = _OVER * max(times["hbm"], 1e3 * a_step / rate)
     name = f"tiers/drive_step/zipf{skew:g}/cache{cache}"
     counted = tiered.table.statistics()
+    went_there = spilled * tiered.row_bytes
+    amplified = [written / went_there] if went_there else []  # few steps may need no room
     return [
         Result(name, times["tiers"], "ms", "the bound", bound),
         Result(f"{name}/median", 1e3 * statistics.median(seconds["tiers"]), "ms"),
@@ -85,7 +87,7 @@ def _of_skew(
         Result(f"{name}/hbm", times["hbm"], "ms"),
         Result(f"{name}/read", a_step, "blocks of 4 KiB"),  # those of collected segments among them
         Result(f"{name}/drive", 1e3 * a_step / rate, "ms"),
-        Result(f"{name}/amplification", written / max(1, spilled * tiered.row_bytes), "bytes written/moved"),
         Result(f"{name}/on_drive", 100 * counted["disk_rows"] / rows, "% of the rows"),
         Result(f"{name}/warm", warm, "batches"),
+        *(Result(f"{name}/amplification", each, "bytes written/moved") for each in amplified),
     ]

@@ -7,8 +7,8 @@
 // which is 2 ms at most. A piece is the most that one copy of the driver may touch; kernels don't
 // know pieces.
 
-#ifndef GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_H_
-#define GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_H_
+#ifndef GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_CUH_
+#define GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_CUH_
 
 #include <cuda_runtime.h>
 #include <sys/mman.h>
@@ -99,4 +99,4 @@ class PinnedMemory {
 
 }  // namespace gmeta
 
-#endif  // GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_H_
+#endif  // GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_CUH_
