@@ -1,4 +1,4 @@
-r"""The law of simulated users: whom an item pleases now, and what changes when time passes and items are shown.
+r"""The law of simulated users: whom an item pleases now, and what changes as time passes and items are shown.
 
 The items, and most of what makes a click, are those of the log of `gmeta.preprocess.synthetic.exposures`
 with the same seed::
@@ -234,7 +234,7 @@ class UserLaw:
                 f"simulator: items must be integers ({len(states)}, group), a row for each user, got "
                 f"{found.dtype} {found.shape}"
             )
-        if found.size and not (0 <= found.min() and found.max() < size):
+        if found.size and not (found.min() >= 0 and found.max() < size):
             row = int(np.argmax(((found < 0) | (found >= size)).any(axis=1)))
             raise DataError(
                 f"simulator: user {states.users[row]} is shown {found[row].tolist()}: items are places in "

@@ -1,0 +1,3 @@
+"""Training of policies by rewards."""
+
+__all__: list[str] = []
