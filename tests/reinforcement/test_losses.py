@@ -33,7 +33,9 @@ class TestAdvantages:
         assert int(found.tied) == 0
         assert group_advantages([[0.0, 0.0, 3.0]], scale="none").values.numpy().tolist() == [[-1, -1, 2]]
         others = group_advantages([[0.0, 0.0, 3.0]], baseline="others", scale="none")
-        assert others.values.numpy().tolist() == [[-1.5, -1.5, 3]]  # 3 - 0, and 0 - 3/2
+        np.testing.assert_allclose(others.values, [[-1.5, -1.5, 3]], rtol=1e-6)  # 3 - 0, and 0 - 3/2
+        weighed = group_advantages([[0.0, 4.0]], scale="none", weights=[[0.75, 0.25]])
+        assert weighed.values.numpy().tolist() == [[-1, 3]]
         none = group_advantages([[0.0, 0.0, 3.0]], baseline="none", scale="none")
         assert none.values.numpy().tolist() == [[0, 0, 3]]
 

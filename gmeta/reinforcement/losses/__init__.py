@@ -2,6 +2,7 @@
 
 from gmeta.reinforcement.losses.advantages import GroupAdvantages, group_advantages
 from gmeta.reinforcement.losses.divergence import k3_divergence
+from gmeta.reinforcement.losses.drawn_sets import set_weights
 from gmeta.reinforcement.losses.pairs import PairLoss, dpo
 from gmeta.reinforcement.losses.ratios import PolicyLoss, ecpo, grpo
 
@@ -14,4 +15,5 @@ __all__ = [
     "group_advantages",
     "grpo",
     "k3_divergence",
+    "set_weights",
 ]

@@ -25,7 +25,9 @@ class GroupAdvantages(NamedTuple):
     tied: tf.Tensor
 
 
-def group_advantages(rewards: Any, *, baseline: Baseline = "mean", scale: Scale = "std") -> GroupAdvantages:
+def group_advantages(
+    rewards: Any, *, baseline: Baseline = "mean", scale: Scale = "std", weights: Any = None
+) -> GroupAdvantages:
     r"""Compute advantages relative to the group.
 
     .. math:: A_i = \frac{r_i - b_i}{\sigma}, \quad
@@ -35,7 +37,7 @@ def group_advantages(rewards: Any, *, baseline: Baseline = "mean", scale: Scale 
     baseline  b_i
     ========  ==================================================================================
     mean      the mean of the group, as GRPO has it
-    others    the mean of the other items, so that A_i is unbiased; G / (G - 1) times the former
+    others    the mean of the other items: G / (G - 1) times the former, and unbiased
     none      0
     ========  ==================================================================================
 
@@ -45,6 +47,8 @@ def group_advantages(rewards: Any, *, baseline: Baseline = "mean", scale: Scale 
       rewards: (users, group) numbers.
       baseline: As above.
       scale: ``"std"`` divides by σ, the deviation of the group; ``"none"`` doesn't (Liu et al., Dr. GRPO).
+      weights: (users, group), how much each item counts in the group's mean and deviation, such as those of
+        `set_weights`; None: all alike.
 
     Raises:
       ConfigError: The baseline or scale is unknown, or there is no group.
@@ -68,14 +72,16 @@ def group_advantages(rewards: Any, *, baseline: Baseline = "mean", scale: Scale 
         raise ConfigError(
             f"group_advantages: rewards must be (users, group), group >= 2, got {rewards.shape}"
         )
-    mean = tf.reduce_mean(rewards, axis=1, keepdims=True)
-    spread = tf.math.reduce_std(rewards, axis=1, keepdims=True)
+    shares = tf.ones_like(rewards) if weights is None else tf.cast(weights, tf.float32)
+    shares /= tf.reduce_sum(shares, axis=1, keepdims=True)
+    mean = tf.reduce_sum(shares * rewards, axis=1, keepdims=True)
+    spread = tf.sqrt(tf.reduce_sum(shares * tf.square(rewards - mean), axis=1, keepdims=True))
     most, least = (of(rewards, axis=1, keepdims=True) for of in (tf.reduce_max, tf.reduce_min))
     tied = most - least <= _ROUNDING * tf.maximum(1.0, tf.maximum(most, -least))
-    size = rewards.shape[1]
+    size = float(rewards.shape[1])
     values = {
         "mean": lambda: rewards - mean,
-        "others": lambda: (rewards - mean) * (size / (size - 1)),
+        "others": lambda: (rewards - mean) / tf.maximum(1 - shares, 1 / (8 * size)),
         "none": lambda: rewards,
     }[baseline]()
     if scale == "std":
