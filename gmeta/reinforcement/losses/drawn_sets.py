@@ -1,4 +1,4 @@
-"""How much each item of a set counts that was drawn without replacement, so that sums over it are unbiased."""
+"""How much each item of a set counts that was drawn without replacement, so that sums are unbiased."""
 
 from __future__ import annotations
 

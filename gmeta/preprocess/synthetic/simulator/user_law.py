@@ -145,6 +145,22 @@ class UserLaw:
         logits -= self.config.tired * np.einsum("ngr,nr->ng", alike, states.tired)
         return self.probabilities(logits, states, items)
 
+    def would_click(self, states: UserStates, items: Any) -> NDArray[np.bool_]:
+        """Draw whether users would click on items if they were shown now, bool (n, group).
+
+        `step` draws the same clicks: they are a function of the user, the user's step and the item.
+
+        Args:
+          states: n users.
+          items: As for `click_probability`.
+
+        Raises:
+          DataError: As `click_probability`.
+        """
+        items = self._items(states, items)
+        draws = uniform(self.seed, _CLICK, states.users[:, None], states.steps[:, None], items)
+        return draws < self.click_probability(states, items)
+
     def step(self, states: UserStates, items: Any) -> Shown:
         """Show each user a page of items: draw the clicks, and move the states.
 
@@ -162,8 +178,7 @@ class UserLaw:
                 "the simulator with a greater number"
             )
         n, page = items.shape
-        draws = uniform(self.seed, _CLICK, states.users[:, None], states.steps[:, None], items)
-        clicks = draws < self.click_probability(states, items)
+        clicks = self.would_click(states, items)
         categories = self.world.category[items]
         counts = np.zeros_like(states.worn)
         rows = np.broadcast_to(np.arange(n)[:, None], items.shape)
