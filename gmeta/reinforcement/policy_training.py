@@ -104,9 +104,9 @@ class PolicyTraining(Model):
             )
         if not callable(reward):
             raise ConfigError(f"{name}: reward must be a callable on (batch, items), got {reward!r}")
-        self.policy, self.reward = policy, reward
+        self.policy, self._reward = policy, lambda: reward  # not to be tracked or trained, if it is a model
         self.objective, self.rollouts = objective or GRPO(), rollouts or Rollouts()
-        self.updates = whole_number(f"{name}: updates", updates, 1)
+        self.updates_each = whole_number(f"{name}: updates", updates, 1)
         self.sft, self.next, self.user = finite_number(f"{name}: sft", sft), next, user
         if sft < 0:
             raise ConfigError(f"{name}: sft must be 0 or more, got {sft}")
@@ -150,9 +150,9 @@ class PolicyTraining(Model):
         given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
         given |= {"weighted_metrics": weighted_metrics, "pipeline": pipeline}
         refuse_settings(self.name, given, _INSTEAD)
-        if accumulate_steps > 1 and self.updates > 1:
+        if accumulate_steps > 1 and self.updates_each > 1:
             raise ConfigError(
-                f"{self.name}: accumulate_steps={accumulate_steps} would make one step of {self.updates} "
+                f"{self.name}: accumulate_steps={accumulate_steps} would make one step of {self.updates_each} "
                 "updates of a rollout, which then were all the same: leave one of them at 1"
             )
         none = (None,) * 4  # the settings that are refused above
@@ -169,7 +169,7 @@ class PolicyTraining(Model):
         """Draw and reward a group for each user of a batch, and make the updates."""
         x = {**only_columns(self.name, data)}
         x.update(self.roll_out(x).columns())
-        for _ in range(self.updates):
+        for _ in range(self.updates_each):
             logs = super().train_step(x)
         return logs
 
@@ -179,8 +179,8 @@ class PolicyTraining(Model):
         return self.rollouts.draw(
             self.policy,
             x,
-            self.reward,
-            step=self.step_number // self.updates,
+            self._reward(),
+            step=self.step_number // self.updates_each,
             reference=self.reference,
             user=self.user,
         )
@@ -221,7 +221,7 @@ class PolicyTraining(Model):
         x = only_columns(self.name, data)
         with rank_step(self, data) as step:
             items, _ = self.policy.retrieve(x, self.k, beam=self.beam)
-            rewards = rewards_of(self.reward, x, tf.ensure_shape(items, [None, self.k]), user=self.user)
+            rewards = rewards_of(self._reward(), x, tf.ensure_shape(items, [None, self.k]), user=self.user)
             self.rewarded.update_state(tf.reduce_mean(rewards, axis=1))
             return step.end_forward({self.rewarded.name: self.rewarded.result()})
 
