@@ -152,8 +152,8 @@ class PolicyTraining(Model):
         refuse_settings(self.name, given, _INSTEAD)
         if accumulate_steps > 1 and self.updates_each > 1:
             raise ConfigError(
-                f"{self.name}: accumulate_steps={accumulate_steps} would make one step of {self.updates_each} "
-                "updates of a rollout, which then were all the same: leave one of them at 1"
+                f"{self.name}: accumulate_steps={accumulate_steps} would make one step of the "
+                f"{self.updates_each} updates of a rollout, which then were all the same: leave one at 1"
             )
         none = (None,) * 4  # the settings that are refused above
         super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)

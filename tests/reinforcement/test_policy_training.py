@@ -170,7 +170,7 @@ def test_what_is_refused():
         training.compile("adam", "mse")
     with pytest.raises(ConfigError, match="compile takes no pipeline"):
         training.compile("adam", pipeline=2)
-    with pytest.raises(ConfigError, match="accumulate_steps=2 would make one step of 3 updates"):
+    with pytest.raises(ConfigError, match="accumulate_steps=2 would make one step of the 3 updates"):
         training_of(updates=3).compile("adam", accumulate_steps=2)
     with pytest.raises(ConfigError, match="reward must be a callable"):
         PolicyTraining(policy_of(), 3)
