@@ -27,12 +27,15 @@ from gmeta.ops.table.saving import tables_saved_elsewhere
 from gmeta.ops.table.snapshot import TableSnapshot
 from gmeta.ops.table.statistics import Statistics
 from gmeta.ops.trie.beam_step import TrieStep, trie_step
+from gmeta.ops.trie.child_log_probs import trie_log_probs
+from gmeta.ops.trie.draws import GumbelStep, TrieNoise, trie_gumbel_step, trie_sample
 
 __all__ = [
     "AdmissionState",
     "AttentionMask",
     "FilterShards",
     "FrozenTable",
+    "GumbelStep",
     "HashTable",
     "Jagged",
     "Lookup",
@@ -46,6 +49,7 @@ __all__ = [
     "ShardRecords",
     "Statistics",
     "TableSnapshot",
+    "TrieNoise",
     "TrieStep",
     "Unique",
     "UniqueByOwner",
@@ -70,6 +74,9 @@ __all__ = [
     "route_keys",
     "tables_saved_elsewhere",
     "time_bucket",
+    "trie_gumbel_step",
+    "trie_log_probs",
+    "trie_sample",
     "trie_step",
     "unique",
     "unique_by_owner",

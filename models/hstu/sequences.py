@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,39 @@ def read_sequences(path: Path) -> LeaveLastOut:
     Raises:
       DataError: A line isn't of that form, or no user has `FEWEST` items.
     """
+    rows = _read_rows(path)
+    ids, numbers = _number(rows)
+    whole = tf.RaggedTensor.from_row_lengths(
+        tf.constant(numbers[np.searchsorted(ids, np.concatenate(rows))], tf.int64), [*map(len, rows)]
+    )
+    train, validation = ({"item": whole[:, :-held]} for held in (2, 1))
+    return LeaveLastOut(path.stem.lower(), len(ids), train, validation, {"item": whole})
+
+
+def read_attributes(path: Path) -> dict[int, list[int]]:
+    """Read the attributes of the items of a file of sequences, by the numbers that `read_sequences` gives.
+
+    They stand beside it, in ``<name>_item2attributes.json``: a mapping from an item's id to numbers.
+
+    Raises:
+      DataError: There is no such file, or it isn't of that form.
+    """
+    beside = path.with_name(f"{path.stem}_item2attributes.json")
+    try:
+        found = {int(item): list(map(int, each)) for item, each in json.loads(beside.read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise DataError(f"no mapping from items to attributes: {error}", path=beside) from error
+    ids, numbers = _number(_read_rows(path))
+    places = np.searchsorted(ids, [*found])
+    known = [place < len(ids) and ids[place] == item for place, item in zip(places, found, strict=True)]
+    return {
+        int(numbers[place]): each
+        for place, here, each in zip(places, known, found.values(), strict=True)
+        if here
+    }
+
+
+def _read_rows(path: Path) -> list[list[int]]:
     rows = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
@@ -54,12 +88,13 @@ def read_sequences(path: Path) -> LeaveLastOut:
             rows.append(items)
     if not rows:
         raise DataError(f"no user has {FEWEST} items", path=path)
+    return rows
+
+
+def _number(rows: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of all items, sorted, and the number of each."""
     ids = np.unique(np.concatenate(rows))
     ranks = np.argsort([hashlib.blake2b(str(each).encode(), digest_size=8).digest() for each in ids])
     numbers = np.empty(len(ids), np.int64)
     numbers[ranks] = np.arange(len(ids))
-    whole = tf.RaggedTensor.from_row_lengths(
-        tf.constant(numbers[np.searchsorted(ids, np.concatenate(rows))], tf.int64), [*map(len, rows)]
-    )
-    train, validation = ({"item": whole[:, :-held]} for held in (2, 1))
-    return LeaveLastOut(path.stem.lower(), len(ids), train, validation, {"item": whole})
+    return ids, numbers

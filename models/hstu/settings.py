@@ -9,6 +9,7 @@ from typing import Any
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 
 # isort: split
+import click
 import tensorflow as tf
 from ligr import LiGR
 from sasrec import SASRec
@@ -88,6 +89,21 @@ def settings_of(name: str, settings: Settings, given: dict[str, Any]) -> Setting
     """A model's settings: those of the data, then its own, then what the user gave."""
     own = _OWN.get(name, {})
     return Settings(**{**vars(settings), **own, **given})
+
+
+def options_of(settings: Any) -> Callable[[Any], Any]:
+    """Return a decorator that adds an option for each field of a dataclass of settings to a command."""
+    kinds = {"int": int, "float": float, "str": str, "bool": bool}
+
+    def add(command: Any) -> Any:
+        for name, kind in reversed(settings.__annotations__.items()):
+            flag = "--" + name.replace("_", "-")
+            flag = f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag
+            given = None if kind == "bool" else kinds[kind.split(" ")[0]]
+            command = click.option(flag, name, type=given, default=None)(command)
+        return command
+
+    return add
 
 
 def make_model(

@@ -23,7 +23,17 @@ import tensorflow as tf
 from histories import Histories, LeaveLastOut, batches, read_histories
 from report import CHOSEN_BY, choose_epoch, write_report
 from sequences import find_file, read_sequences
-from settings import KS, MOVIELENS, OF_MOVIELENS, OF_SEQUENCES, Make, Settings, make_model, settings_of
+from settings import (
+    KS,
+    MOVIELENS,
+    OF_MOVIELENS,
+    OF_SEQUENCES,
+    Make,
+    Settings,
+    make_model,
+    options_of,
+    settings_of,
+)
 
 from gmeta.core.errors import GmetaError
 from gmeta.metrics import NextItem, catalogue_ranks
@@ -77,17 +87,6 @@ def popularity(data: LeaveLastOut) -> dict[str, Any]:
     return {"epoch": 0, "validation": measured(data.validation), "test": measured(data.test)}
 
 
-def _options(command: Any) -> Any:
-    """Add an option for each of `Settings`."""
-    kinds = {"int": int, "float": float, "str": str, "bool": bool}
-    for name, kind in reversed(Settings.__annotations__.items()):
-        flag = "--" + name.replace("_", "-")
-        flag = f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag
-        given = None if kind == "bool" else kinds[kind.split(" ")[0]]
-        command = click.option(flag, name, type=given, default=None)(command)
-    return command
-
-
 @click.command()
 @click.argument("data", metavar="DATA")
 @click.option("--folder", type=click.Path(path_type=Path), envvar="GMETA_SEQUENCES", help="Of text files.")
@@ -97,7 +96,7 @@ def _options(command: Any) -> Any:
 @click.option("--until", type=float, help="End where NDCG@10 of the test items is this.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where measures go, a line each.")
 @click.option("--out", type=click.Path(path_type=Path), help="Where the table and the curves go.")
-@_options
+@options_of(Settings)
 def main(
     data: str,
     folder: Path | None,

@@ -17,6 +17,7 @@ from gmeta.losses import SampledSoftmax, mean_loss
 from gmeta.metrics import NextItem, catalogue_ranks
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 from gmeta.models.sequence.negative_draw import NegativeDraw, Per, log_expected, popularity_shares
+from gmeta.models.sequence.shifts import but_first, but_last
 from gmeta.models.training.compile_settings import only_columns, refuse_settings
 from gmeta.models.training.model import Model
 from gmeta.models.training.pipeline.clusters import column_keys
@@ -271,7 +272,7 @@ class NextItemModel(Model):
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of predicting each token's next item, and the number of tokens."""
         items, times, drawn = self._read(only_columns(self.name, data))
-        following, total = _but_first(items), tf.size(items.values)
+        following, total = but_first(items), tf.size(items.values)
         vectors = self.collection(self._wanted(items, drawn), training=True)[self.item]
         queries, positives = self._ask(items._replace(values=vectors[:total]), times, training=True)
         losses = self.loss_of(
@@ -298,7 +299,7 @@ class NextItemModel(Model):
         items = ids._replace(values=self.catalogue.numbers(ids.values))
         if _DRAWN not in x:
             # All ranks count the same optimizer steps, also a rank without users in a step.
-            return items, times, self.draw(_but_first(items), self.step_number)
+            return items, times, self.draw(but_first(items), self.step_number)
         drawn = x[_DRAWN]
         return items, times, drawn.values if isinstance(drawn, Jagged) else drawn
 
@@ -318,7 +319,7 @@ class NextItemModel(Model):
         """Split a batch into micro-batches of users; each user keeps the negatives of the whole batch."""
         x = only_columns(self.name, data)
         if self.negatives_per != "step":
-            positions = _but_first(self._sequences(x, self.max_length + 1)[0])
+            positions = but_first(self._sequences(x, self.max_length + 1)[0])
             drawn = self.draw(positions, self.step_number)
             own = drawn if self.negatives_per == "user" else positions._replace(values=drawn)
             x = {**x, _DRAWN: own}
@@ -353,8 +354,8 @@ class NextItemModel(Model):
         # An item of the history is a candidate for certain, another is drawn m / V times on average.
         certain = 0.0 if self.popularity is not None else math.log(self.items / self.negatives)
         return {
-            "earlier": _but_last(numbers._replace(values=vectors)),
-            "earlier_ids": _but_last(numbers).values,
+            "earlier": but_last(numbers._replace(values=vectors)),
+            "earlier_ids": but_last(numbers).values,
             "earlier_log_q": certain - self.repeat_bias,
         }
 
@@ -371,7 +372,7 @@ class NextItemModel(Model):
             last = self._normalize(jagged.last(queries))
             seen = {}
             if self.repeats:
-                seen = {"seen": jagged.to_ragged(_but_last(numbers)), "seen_bias": self._scaled_bias}
+                seen = {"seen": jagged.to_ragged(but_last(numbers)), "seen_bias": self._scaled_bias}
             ranks = catalogue_ranks(last, self.item_vectors(), jagged.last(numbers), **seen)
             known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
             self.ranking.update_state(ranks, sample_weight=known)
@@ -379,9 +380,9 @@ class NextItemModel(Model):
 
     def _ask(self, tokens: Jagged, times: Jagged | None, training: bool) -> tuple[Jagged, Jagged]:
         """Return a query for each token with a successor, and the vectors of the successors."""
-        following = None if times is None else _but_first(times)
-        earlier = None if times is None else _but_last(times)
-        return self._queries(_but_last(tokens), earlier, following, training), _but_first(tokens)
+        following = None if times is None else but_first(times)
+        earlier = None if times is None else but_last(times)
+        return self._queries(but_last(tokens), earlier, following, training), but_first(tokens)
 
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
@@ -486,11 +487,3 @@ def _shape_as(drawn: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
     dim = vectors.shape[-1]
     shaped = tf.reshape(vectors, tf.concat([tf.shape(drawn), [dim]], axis=0))
     return tf.ensure_shape(shaped, [*drawn.shape, dim])
-
-
-def _but_first(sequences: Jagged) -> Jagged:
-    return jagged.slice_(sequences, tf.minimum(jagged.lengths(sequences), 1))
-
-
-def _but_last(sequences: Jagged) -> Jagged:
-    return jagged.split(sequences, tf.maximum(jagged.lengths(sequences) - 1, 0))[0]

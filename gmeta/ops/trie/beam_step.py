@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.native import load_op_library
+from gmeta.ops.portable import is_portable
+from gmeta.ops.trie.level import Level
+from gmeta.ops.trie.portable_step import best_children
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaTrieStep")
@@ -54,8 +57,9 @@ def trie_step(
 
     Raises:
       ConfigError: ``k`` is no such number.
-      tf.errors.InvalidArgumentError: Shapes don't fit each other, a node or digit isn't there, or logits that
-        are read hold NaN. The error names the user and the beam.
+      tf.errors.InvalidArgumentError: Shapes don't fit each other, a node isn't of the level, a digit that is
+        read isn't there, a score is NaN, or logits that are read hold NaN or infinity. The error names the
+        user and the beam.
 
     Example:
       >>> from gmeta.core.data.code_trie import CodeTrie
@@ -67,14 +71,12 @@ def trie_step(
     Reference: Rajput et al., Recommender systems with generative retrieval, NeurIPS 2023, section 3.2.
     """
     whole_number("trie_step: k", k, 1)
+    logits = tf.convert_to_tensor(logits, tf.float32)
+    scores = tf.convert_to_tensor(scores, tf.float32)
+    nodes = tf.convert_to_tensor(nodes, tf.int64)
+    level = Level.of(starts, digits, allowed)
+    if is_portable():
+        return TrieStep(*map(tf.stop_gradient, best_children(level, logits, scores, nodes, k)))
     return TrieStep(
-        *_native.gmeta_trie_step(
-            logits=tf.convert_to_tensor(logits, tf.float32),
-            scores=tf.convert_to_tensor(scores, tf.float32),
-            nodes=tf.convert_to_tensor(nodes, tf.int64),
-            starts=tf.convert_to_tensor(starts, tf.int64),
-            digits=tf.convert_to_tensor(digits, tf.int32),
-            allowed=tf.zeros([0], tf.bool) if allowed is None else tf.convert_to_tensor(allowed, tf.bool),
-            k=k,
-        )
+        *_native.gmeta_trie_step(logits=logits, scores=scores, nodes=nodes, **level.inputs(), k=k)
     )

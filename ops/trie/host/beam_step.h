@@ -1,10 +1,4 @@
-// BeamStep: one step of a beam search over a trie, for one user.
-//
-// Layout
-//   A level of the trie is two arrays (gmeta/core/data/code_trie.py): the children of node i are
-//   the nodes starts[i] to starts[i + 1] - 1 of the next level, and digits[c] is the last digit of
-//   child c. `allowed`, if given, says which children lead to an item that may come out. A beam is
-//   a node and a score, the log of its probability.
+// BeamStep: one step of a beam search over a trie (ops/trie/level.h), for one user.
 //
 // What it computes
 //   For a beam at node i with score s and logits z, child c has the score
@@ -12,13 +6,14 @@
 //     s + z[digits[c]] - log sum of exp(z[digits[c']]) over the allowed children c' of i
 //
 //   So the probabilities of a node's children sum to its own, and those of all items to one. The k
-//   best children of all beams are the next beams, the best first. Equal scores are ordered by
-//   SplitMix64 of the node, the smaller first, and those of one node by the beam.
+//   children of the highest rank (ranks.h) are the next beams, the best first. Equal ranks are
+//   ordered by SplitMix64 of the node, the smaller first, and those of one node by the beam.
 //
 // Why it is fast
-//   No digit is looked for and no mask of all codes is made: a beam reads the logits of its own
-//   children, 12 bytes a child. Beams go by their scores, the best first. As no child's score is
-//   above its beam's, the step ends with the first beam whose score is below the k-th child's.
+//   Beams go by their ranks, the best first. As no child's rank is above its beam's, the step ends
+//   with the first beam whose rank is below the k-th child's. The rows that a user's beams need,
+//   which are anywhere in a large trie, are asked for before the first is read. Of a row, the
+//   children that may be among the k best are listed without a branch; few are, once there are k.
 
 #ifndef GMETA_OPS_TRIE_HOST_BEAM_STEP_H_
 #define GMETA_OPS_TRIE_HOST_BEAM_STEP_H_
@@ -31,56 +26,49 @@
 #include <numeric>
 #include <vector>
 
+#include "ops/trie/host/ranks.h"
+#include "ops/trie/host/siblings.h"
+#include "ops/trie/level.h"
+
 namespace gmeta::trie {
-
-// A level: from `nodes` nodes to `children` of the next.
-struct Level {
-  const int64_t* starts;  // nodes + 1
-  const int32_t* digits;
-  const bool* allowed;  // or null
-  int64_t nodes, children;
-};
-
-// The beams of a user: nodes below 0 are of no beam.
-struct Beams {
-  const float* logits;  // beams x codes
-  const float* scores;
-  const int64_t* nodes;
-  size_t beams, codes;
-};
-
-// Where the next beams go, k each. If there are fewer, the last have node -1, beam -1 and a score
-// of minus infinity.
-struct NextBeams {
-  float* scores;
-  int64_t* nodes;
-  int32_t* beams;
-};
-
-inline uint64_t SplitMix64(uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
 
 class BeamStep {
  public:
-  static constexpr size_t kFine = SIZE_MAX;
+  // What is wrong, and with which beam.
+  struct Outcome {
+    Problem problem = Problem::kNone;
+    size_t beam = 0;
+  };
 
   explicit BeamStep(size_t k) : k_(k) { best_.reserve(k + 1); }
 
-  // Returns kFine, or the number of a beam whose logits hold NaN where they are read.
-  size_t Run(const Level& level, const Beams& from, const NextBeams& to) {
+  template <class Ranks>
+  Outcome Run(const Level& level, const Beams& from, Ranks ranks, const NextBeams& to) {
+    for (size_t i = 0; i < from.beams; ++i) {
+      if (from.nodes[i] >= level.nodes) return {Problem::kNode, i};
+      if (from.nodes[i] < 0) continue;
+      if (std::isnan(from.scores[i]) || std::isnan(ranks.OfBeam(i))) return {Problem::kScore, i};
+      __builtin_prefetch(level.starts + from.nodes[i]);
+    }
     best_.clear();
-    order_.resize(from.beams);
-    std::iota(order_.begin(), order_.end(), size_t{0});
+    order_.clear();
+    for (size_t i = 0; i < from.beams; ++i) {
+      if (from.nodes[i] < 0) continue;
+      order_.push_back(i);
+      const int64_t first = level.starts[from.nodes[i]];
+      if (first < 0 || first >= level.children) continue;  // Siblings tell
+      __builtin_prefetch(level.digits + first);
+      if (level.allowed != nullptr) __builtin_prefetch(level.allowed + first);
+    }
     std::stable_sort(order_.begin(), order_.end(),
-                     [&](size_t a, size_t b) { return from.scores[a] > from.scores[b]; });
+                     [&](size_t a, size_t b) { return ranks.OfBeam(a) > ranks.OfBeam(b); });
     for (const size_t beam : order_) {
-      if (from.nodes[beam] < 0) continue;
-      if (best_.size() == k_ && from.scores[beam] < best_.front().score) break;
-      if (!Extend(level, from, beam)) return beam;
+      if (ranks.OfBeam(beam) < Least()) break;
+      const Problem problem =
+          siblings_.Read(level, from.nodes[beam], from.logits + beam * from.codes, from.codes);
+      if (problem != Problem::kNone) return {problem, beam};
+      siblings_.AddLogProbs(from.scores[beam], &scores_);
+      Consider(ranks.OfChildren(beam, siblings_, scores_.data()), static_cast<int32_t>(beam));
     }
     std::sort_heap(best_.begin(), best_.end(), Before);
     for (size_t i = 0; i < k_; ++i) {
@@ -88,50 +76,44 @@ class BeamStep {
       to.scores[i] = child.score;
       to.nodes[i] = child.node;
       to.beams[i] = child.beam;
+      if (to.ranks != nullptr) to.ranks[i] = child.rank;
     }
-    return kFine;
+    return {};
   }
 
  private:
+  static constexpr float kNone = -std::numeric_limits<float>::infinity();
+
   struct Child {
-    float score = -std::numeric_limits<float>::infinity();
+    float rank = kNone, score = kNone;
     int64_t node = -1;
     int32_t beam = -1;
     uint64_t hash = 0;
   };
 
   static bool Before(const Child& a, const Child& b) {
-    if (a.score != b.score) return a.score > b.score;
+    if (a.rank != b.rank) return a.rank > b.rank;
     return a.hash != b.hash ? a.hash < b.hash : a.beam < b.beam;
   }
 
-  // Considers the children of a beam.
-  bool Extend(const Level& level, const Beams& from, size_t beam) {
-    const float* const logits = from.logits + beam * from.codes;
-    const int64_t node = from.nodes[beam];
-    const int64_t first = level.starts[node], last = level.starts[node + 1];
-    const auto may = [&](int64_t child) {
-      return level.allowed == nullptr || level.allowed[child];
-    };
-    float most = -std::numeric_limits<float>::infinity();
-    for (int64_t child = first; child < last; ++child) {
-      if (!may(child)) continue;
-      const float logit = logits[level.digits[child]];
-      if (std::isnan(logit)) return false;
-      most = std::max(most, logit);
+  // Below this rank no child is among the k best.
+  float Least() const { return best_.size() == k_ ? best_.front().rank : kNone; }
+
+  // Considers the siblings, children of a beam.
+  void Consider(const float* ranks, int32_t beam) {
+    const size_t n = siblings_.count();
+    listed_.resize(std::max(listed_.size(), n));
+    size_t listed = 0;
+    const float least = Least();
+    for (size_t i = 0; i < n; ++i) {
+      listed_[listed] = static_cast<uint32_t>(i);
+      listed += ranks[i] >= least ? 1 : 0;
     }
-    if (most == -std::numeric_limits<float>::infinity()) return true;  // no child, or none possible
-    double sum = 0.0;
-    for (int64_t child = first; child < last; ++child) {
-      if (may(child)) sum += std::exp(logits[level.digits[child]] - most);
-    }
-    const float whole = most + static_cast<float>(std::log(sum));
-    for (int64_t child = first; child < last; ++child) {
-      if (!may(child)) continue;
-      const float score = from.scores[beam] + (logits[level.digits[child]] - whole);
-      if (best_.size() == k_ && score < best_.front().score) continue;
-      const Child found{score, child, static_cast<int32_t>(beam),
-                        SplitMix64(static_cast<uint64_t>(child))};
+    for (size_t j = 0; j < listed; ++j) {
+      const uint32_t i = listed_[j];
+      if (ranks[i] < Least()) continue;
+      const int64_t node = siblings_.child(i);
+      const Child found{ranks[i], scores_[i], node, beam, SplitMix64(static_cast<uint64_t>(node))};
       if (best_.size() == k_) {
         if (!Before(found, best_.front())) continue;
         std::pop_heap(best_.begin(), best_.end(), Before);
@@ -140,12 +122,14 @@ class BeamStep {
       best_.push_back(found);
       std::push_heap(best_.begin(), best_.end(), Before);
     }
-    return true;
   }
 
   const size_t k_;
+  Siblings siblings_;
   std::vector<Child> best_;  // a heap, the last of them in front
   std::vector<size_t> order_;
+  std::vector<float> scores_;     // of the siblings
+  std::vector<uint32_t> listed_;  // numbers of siblings
 };
 
 }  // namespace gmeta::trie

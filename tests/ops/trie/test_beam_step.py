@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,9 +13,17 @@ from hypothesis import strategies as st
 from gmeta.core.data.code_trie import CodeTrie
 from gmeta.core.data.splitmix import splitmix64
 from gmeta.core.errors import ConfigError
+from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.ops.trie import trie_step
 
 SEEDS = st.integers(0, 2**31 - 1)
+WHOLE = {
+    "logits": np.zeros((1, 1, 3)),
+    "scores": [[0.0]],
+    "nodes": [[0]],
+    "starts": [0, 3],
+    "digits": [0, 1, 2],
+}
 
 
 def reference(logits, scores, nodes, starts, digits, allowed, k):
@@ -54,6 +64,47 @@ def test_a_step_is_the_references(seed: int, level: int, users: int, beams: int,
         np.testing.assert_array_equal(step.nodes[user], [each[3] for each in wanted])
 
 
+@given(SEEDS, st.integers(0, 4), st.integers(0, 5), st.integers(1, 40), st.booleans(), st.booleans())
+def test_the_portable_form_keeps_the_order_of_ties(
+    seed: int, users: int, beams: int, k: int, masks: bool, alike: bool
+) -> None:
+    rng, trie = draw(seed, 3)
+    level = rng.integers(0, 3)
+    starts, digits = trie.starts[level], trie.digits[level]
+    allowed = rng.random(len(digits)) < 0.5 if masks else None
+    # Alike, siblings are equal or impossible, so that scores tie often, also those of several beams.
+    kinds = [0.0, 0.0, -np.inf] if alike else rng.normal(0, 3, 10_000)
+    logits = rng.choice(kinds, (users, beams, 6)).astype(np.float32)
+    scores = rng.choice([0.0, -1.0, -np.inf], (users, beams)).astype(np.float32)
+    nodes = rng.integers(-1, len(starts) - 1, (users, beams))
+    ours = trie_step(logits, scores, nodes, starts, digits, allowed, k=k)
+    with portable_ops():
+        found = trie_step(logits, scores, nodes, starts, digits, allowed, k=k)
+    np.testing.assert_allclose(found.scores, ours.scores, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(found.nodes, ours.nodes)
+    np.testing.assert_array_equal(found.beams, ours.beams)
+
+
+def test_the_portable_form_is_of_stock_ops_for_batches_of_any_size() -> None:
+    rng, trie = draw(5, 2)
+    level = [tf.constant(each[1]) for each in (trie.starts, trie.digits)]
+
+    @tf.function
+    def step(logits: tf.Tensor, scores: tf.Tensor, nodes: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return tuple(trie_step(logits, scores, nodes, *level, k=5))
+
+    with portable_ops():
+        shapes = ((None, None, None), tf.float32), ((None, None), tf.float32), ((None, None), tf.int64)
+        portable = step.get_concrete_function(*(tf.TensorSpec(*each) for each in shapes))
+    assert not [op.type for op in portable.graph.get_operations() if op.type.startswith("Gmeta")]
+    for users, beams in ((0, 3), (2, 0), (3, 4)):
+        logits = tf.constant(rng.normal(size=(users, beams, 6)), tf.float32)
+        nodes = tf.constant(rng.integers(-1, len(trie.starts[1]) - 1, (users, beams)))
+        given_ = logits, tf.zeros([users, beams]), nodes
+        for ours, found in zip(trie_step(*given_, *level, k=5), portable(*given_), strict=True):
+            np.testing.assert_allclose(found, ours, rtol=1e-6, atol=1e-6)
+
+
 @given(SEEDS, st.integers(1, 4), st.booleans())
 def test_a_beam_as_wide_as_the_catalogue_finds_each_item_once_and_probabilities_sum_to_one(
     seed: int, levels: int, masks: bool
@@ -74,7 +125,13 @@ def test_a_beam_as_wide_as_the_catalogue_finds_each_item_once_and_probabilities_
     assert (np.diff(scores.numpy()[0, there]) <= 0).all()
 
 
-def test_equal_scores_are_ordered_by_the_hash() -> None:
+@pytest.mark.parametrize("form", [portable_ops, nullcontext])
+def test_equal_scores_are_ordered_by_the_hash(form: type) -> None:
+    with form():
+        check_order()
+
+
+def check_order() -> None:
     trie = CodeTrie.of(np.arange(50)[:, None])
     step = trie_step(np.zeros((1, 1, 50)), [[0.0]], [[0]], trie.starts[0], trie.digits[0], k=50)
     order = np.argsort(splitmix64(np.arange(50, dtype=np.uint64)))
@@ -87,22 +144,30 @@ def test_equal_scores_are_ordered_by_the_hash() -> None:
     ("given_", "said"),
     [
         ({"nodes": [[9]]}, "beam 0 of user 0 is at node 9, but the level has 1"),
-        ({"logits": np.zeros((1, 1, 2))}, "child 2 has digit 2, but there are 2 logits a beam"),
+        ({"logits": np.zeros((1, 1, 2))}, "child 2 has digit 2, but there are 2 logits for beam 0 of user 0"),
         ({"logits": np.full((1, 1, 3), np.nan)}, "the logits of beam 0 of user 0 hold NaN"),
+        ({"scores": [[np.nan]]}, "the score of beam 0 of user 0 is NaN"),
         ({"logits": np.zeros((2, 1, 3))}, r"got \[2,1,3\], \[1,1\] and \[1,1\]"),
         ({"starts": [0, 9]}, "node 0 has children 0 to 9, but the level has 3"),
         ({"allowed": [True]}, "the level has 3 children, but 1 values of allowed"),
     ],
 )
 def test_what_does_not_fit_is_named(given_: dict, said: str) -> None:
-    whole = {
-        "logits": np.zeros((1, 1, 3)),
-        "scores": [[0.0]],
-        "nodes": [[0]],
-        "starts": [0, 3],
-        "digits": [0, 1, 2],
-    }
     with pytest.raises(tf.errors.InvalidArgumentError, match=f"trie_step: .*{said}"):
-        trie_step(**{**whole, **given_}, k=2)
+        trie_step(**{**WHOLE, **given_}, k=2)
     with pytest.raises(ConfigError, match="k must be a whole number from 1 on, got 0"):
-        trie_step(**whole, k=0)
+        trie_step(**WHOLE, k=0)
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"nodes": [[9]]}, "nodes must be of the level"),
+        ({"logits": np.zeros((1, 1, 2))}, "digits must be below the number of logits"),
+        ({"logits": np.full((1, 1, 3), np.nan)}, "logits hold NaN or infinity"),
+        ({"scores": [[np.nan]]}, "a score is NaN"),
+    ],
+)
+def test_the_portable_form_names_it_too(given_: dict, said: str) -> None:
+    with portable_ops(), pytest.raises(tf.errors.InvalidArgumentError, match=f"trie_step: {said}"):
+        trie_step(**{**WHOLE, **given_}, k=2)

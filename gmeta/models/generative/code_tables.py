@@ -1,0 +1,91 @@
+"""The codes of a catalogue as tensors: the trie to search, and each item's way through it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.data.code_trie import CodeTrie
+from gmeta.core.data.codebooks import Codebooks
+from gmeta.core.data.semantic_ids import SemanticIds
+
+
+class CodeTables:
+    """What a decoder needs to know of semantic ids.
+
+    The last digit of an id only tells apart items that share all codes. So here the items below a node of
+    the last level but one are numbered by their place among each other: from 0, without gaps.
+
+    Attributes:
+      trie: The `CodeTrie` of the ids.
+      sizes: For each level, how many logits the children of a node take: the codes of the level; of the last
+        one the most items that share all codes.
+      starts: For each level, as `CodeTrie` has them, int64.
+      digits: For each level, which logit a child takes, int32.
+      items: (V,) int64: the item at each node of the last level.
+      nodes: (V, L) int64: the nodes that each item's code leads through, one a level.
+      codes: (V, L - 1) int64: each item's digits, without the last.
+      begins: (L - 1,) int64: where a level's codes begin in a table of the codes of all levels.
+
+    Args:
+      ids: The semantic ids.
+    """
+
+    def __init__(self, ids: SemanticIds) -> None:
+        self.trie = trie = CodeTrie.of(ids.digits)
+        last = np.diff(trie.starts[-1])
+        places = (np.arange(len(trie.places)) - np.repeat(trie.starts[-1][:-1], last)).astype(np.int32)
+        nodes = np.empty((len(trie.places), trie.levels), np.int64)
+        node = np.argsort(trie.places)
+        for level in range(trie.levels - 1, -1, -1):
+            nodes[:, level] = node
+            node = np.searchsorted(trie.starts[level], node, side="right") - 1
+        self.sizes = (*ids.codebooks.sizes, int(last.max()))
+        self.starts = tuple(tf.constant(starts) for starts in trie.starts)
+        self.digits = tuple(tf.constant(digits) for digits in (*trie.digits[:-1], places))
+        self.items = tf.constant(trie.places)
+        self.nodes = tf.constant(nodes)
+        self.codes = tf.constant(ids.digits[:, :-1].astype(np.int64))
+        self.begins = tf.constant(np.cumsum([0, *self.sizes[:-2]]))
+
+    @property
+    def levels(self) -> int:
+        """L, the digits of a code."""
+        return len(self.sizes)
+
+    def siblings(self, parents: tf.Tensor) -> tf.Tensor:
+        """Return the items below nodes of the last level but one, (n, most items of a node) int64.
+
+        Where a node has fewer, the last of the catalogue's nodes, or those after it, stand in for them.
+        """
+        begins = tf.gather(self.starts[-1], parents)[:, tf.newaxis]
+        places = begins + tf.range(self.sizes[-1], dtype=tf.int64)
+        return tf.gather(self.items, tf.minimum(places, tf.size(self.items, tf.int64) - 1))
+
+    def parents(self, items: tf.Tensor, level: int) -> tf.Tensor:
+        """Return the nodes at which the first ``level`` digits of items end, of the items' shape."""
+        return tf.zeros_like(items) if level == 0 else tf.gather(self.nodes[:, level - 1], items)
+
+
+def ids_config(ids: SemanticIds) -> dict[str, Any]:
+    """Return semantic ids in a form that JSON can hold."""
+    books = ids.codebooks
+    return {
+        "items": ids.items.tolist(),
+        "digits": ids.digits.tolist(),
+        "levels": [level.tolist() for level in books.levels],
+        "encoder": [[kernel.tolist(), bias.tolist()] for kernel, bias in books.encoder],
+        "method": ids.method,
+    }
+
+
+def ids_from_config(config: dict[str, Any]) -> SemanticIds:
+    """Return the semantic ids that `ids_config` wrote."""
+    books = Codebooks(
+        tuple(np.array(level, np.float32) for level in config["levels"]),
+        tuple((np.array(k, np.float32), np.array(b, np.float32)) for k, b in config["encoder"]),
+    )
+    items, digits = np.array(config["items"], np.int64), np.array(config["digits"], np.int32)
+    return SemanticIds(items, digits, books, config["method"])

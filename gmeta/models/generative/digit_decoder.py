@@ -1,0 +1,168 @@
+"""A small causal transformer over the digits of a code, after a vector that says what came before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.layers import layer_norm
+from gmeta.ops import jagged
+
+Past = tuple[tuple[tf.Tensor, tf.Tensor], ...]
+"""For each block the keys and values of the tokens so far, (n, tokens, heads, d) each."""
+
+
+class DigitDecoder(tf.keras.layers.Layer):
+    r"""The digits of a code, each told from a history and the digits before it.
+
+    .. math::
+       x_0 &= W h + p_0, \quad x_l = W h + D_l[d_l] + p_l \\
+       o &= \mathrm{LN}(\mathrm{blocks}(x)), \quad \mathrm{logits}_{l+1} = D_{l+1} o_l + b_{l+1} \\
+       q &= h + W_q o_{L-1}
+
+    A block is attention and then a layer of SiLU, four times as wide, both after a norm and with a residual.
+    D_l are the vectors of level l's codes, both where they go in and where they come out. The last digit
+    says nothing of an item but its number; so of the last level there is a query q instead of logits, to be
+    multiplied with the items' vectors. W_q starts at 0: at first q is h.
+
+    Args:
+      sizes: How many codes each level has, without the last.
+      dim: d, the width of h.
+      width: Of the tokens.
+      blocks: How many.
+      heads: Of attention; they divide the width.
+      dropout: The share of numbers that are dropped in training.
+      seed: Of initial values and dropout.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        dim: int,
+        *,
+        width: int,
+        blocks: int,
+        heads: int,
+        dropout: float,
+        seed: int,
+        name: str = "decoder",
+    ) -> None:
+        super().__init__(name=name)
+        self.sizes, self.width, self.heads, self.seed = tuple(sizes), width, heads, seed
+        self.drop = tf.keras.layers.Dropout(dropout, seed=seed, name="dropout")
+        self.enter = self._kernel("enter", dim, width)
+        self.places = self._vectors("places", len(sizes) + 1)
+        self.codes = [self._vectors(f"codes{level}", size) for level, size in enumerate(sizes)]
+        self.biases = [
+            self.add_weight(name=f"bias{level}", shape=(size,), initializer="zeros")
+            for level, size in enumerate(sizes)
+        ]
+        self.blocks = [
+            {
+                "attention": self._norm(f"block{number}/attention"),
+                "qkv": self._kernel(f"block{number}/qkv", width, 3 * width),
+                "output": self._kernel(f"block{number}/output", width, width),
+                "ffn": self._norm(f"block{number}/ffn"),
+                "ffn1": self._kernel(f"block{number}/ffn1", width, 4 * width),
+                "ffn2": self._kernel(f"block{number}/ffn2", 4 * width, width),
+            }
+            for number in range(blocks)
+        ]
+        self.norm = self._norm("norm")
+        self.leave = self.add_weight(name="leave", shape=(width, dim), initializer="zeros")
+        self.built = True
+
+    @property
+    def levels(self) -> int:
+        """L, the digits of a code, the last included."""
+        return len(self.sizes) + 1
+
+    def call(self, h: tf.Tensor, digits: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Compute o of all levels from known digits.
+
+        Args:
+          h: (n, d).
+          digits: (n, L - 1) integers, the codes without their last digits.
+          training: Whether to apply dropout.
+
+        Returns:
+          (n, L, width).
+        """
+        entered, tables = self.start(h), map(tf.convert_to_tensor, self.codes)
+        vectors = [jagged.take(table, digits[:, level]) for level, table in enumerate(tables)]
+        tokens = entered[:, tf.newaxis] + tf.stack([tf.zeros_like(entered), *vectors], axis=1)
+        return self._transform(tokens + self.places, (), training)[0]
+
+    def start(self, h: tf.Tensor) -> tf.Tensor:
+        """Return W h, (n, width), which `step` takes."""
+        return tf.matmul(h, self.enter)
+
+    def step(self, entered: tf.Tensor, digits: tf.Tensor | None, past: Past, level: int) -> tuple[Any, Past]:
+        """Compute o of one level, without computing those before it again.
+
+        Args:
+          entered: (n, width), of `start`.
+          digits: (n,) integers, the digits of the level before; None at level 0.
+          past: What the step before returned, () at level 0.
+          level: From 0.
+
+        Returns:
+          (n, width), and what the next step takes.
+        """
+        tokens = entered + self.places[level]
+        if digits is not None:
+            tokens += tf.gather(self.codes[level - 1], digits)
+        out, past = self._transform(tokens[:, tf.newaxis], past, False)
+        return out[:, 0], past
+
+    def logits(self, out: tf.Tensor, level: int) -> tf.Tensor:
+        """Compute the logits of a level but the last, (n, width) -> (n, codes)."""
+        return tf.matmul(out, self.codes[level], transpose_b=True) + self.biases[level]
+
+    def query(self, h: tf.Tensor, out: tf.Tensor) -> tf.Tensor:
+        """Compute q, (n, d), from h and o of the last level."""
+        return h + tf.matmul(out, self.leave)
+
+    def _transform(self, tokens: tf.Tensor, past: Past, training: bool | None) -> tuple[tf.Tensor, Past]:
+        """(n, t, width) -> the same, where the t tokens come after those of the past."""
+        x, kept = self.drop(tokens, training=training), []
+        for number, block in enumerate(self.blocks):
+            found, here = self._attend(block, x, past[number] if past else None)
+            x += self.drop(found, training=training)
+            hidden = tf.nn.silu(tf.matmul(layer_norm(x, *block["ffn"]), block["ffn1"]))
+            x += self.drop(tf.matmul(hidden, block["ffn2"]), training=training)
+            kept.append(here)
+        return layer_norm(x, *self.norm), tuple(kept)
+
+    def _attend(self, block: dict[str, Any], x: tf.Tensor, past: Any) -> tuple[tf.Tensor, Any]:
+        tokens = x.shape[1]
+        mixed = tf.matmul(layer_norm(x, *block["attention"]), block["qkv"])
+        shape = [-1, tokens, self.heads, self.width // self.heads]
+        q, k, v = (tf.reshape(part, shape) for part in tf.split(mixed, 3, axis=-1))
+        if past is not None:
+            k, v = tf.concat([past[0], k], axis=1), tf.concat([past[1], v], axis=1)
+        scores = tf.einsum("nqhd,nkhd->nhqk", q, k) / math.sqrt(self.width / self.heads)
+        if tokens > 1:
+            scores += tf.constant([[0.0 if a <= b else -1e9 for a in range(tokens)] for b in range(tokens)])
+        found = tf.einsum("nhqk,nkhd->nqhd", tf.nn.softmax(scores), v)
+        return tf.matmul(tf.reshape(found, [-1, tokens, self.width]), block["output"]), (k, v)
+
+    def _seed(self) -> int:
+        return 1000 * self.seed + len(self.weights)  # initialisers of equal seeds would draw equal numbers
+
+    def _kernel(self, name: str, rows: int, columns: int) -> tf.Variable:
+        initializer = tf.keras.initializers.GlorotNormal(seed=self._seed())
+        return self.add_weight(name=name, shape=(rows, columns), initializer=initializer)
+
+    def _vectors(self, name: str, rows: int) -> tf.Variable:
+        initializer = tf.keras.initializers.TruncatedNormal(stddev=self.width**-0.5, seed=self._seed())
+        return self.add_weight(name=name, shape=(rows, self.width), initializer=initializer)
+
+    def _norm(self, name: str) -> tuple[tf.Variable, tf.Variable]:
+        return tuple(  # type: ignore[return-value]
+            self.add_weight(name=f"{name}/{part}", shape=(self.width,), initializer=start)
+            for part, start in (("scale", "ones"), ("offset", "zeros"))
+        )

@@ -1,0 +1,391 @@
+"""A model that generates the code of the next item, which it finds in a trie instead of a whole catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.arguments import finite_number, whole_number
+from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.core.errors import ConfigError
+from gmeta.layers import EmbeddingCollection
+from gmeta.losses import mean_loss
+from gmeta.models.generative.child_log_probs import trie_log_probs
+from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
+from gmeta.models.generative.code_walk import CodeWalk, likeliest
+from gmeta.models.generative.digit_decoder import DigitDecoder
+from gmeta.models.generative.seen_items import SeenItems
+from gmeta.models.sequence.next_item_model import NextItemModel
+from gmeta.models.sequence.shifts import but_first, but_last
+from gmeta.models.training.compile_settings import only_columns
+from gmeta.models.training.ranks.step import rank_step
+from gmeta.ops import Jagged, jagged
+
+_SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class GenerativeRetriever(NextItemModel):
+    r"""A model that tells the next item by its semantic id, digit by digit.
+
+    .. math::
+       v_j &= E[j] + \textstyle\sum_l C_l[d_{jl}], \quad
+       H = \mathrm{LN}(\mathrm{backbone}(\mathrm{dropout}(\sqrt{d}\, v_{i_1} \dots v_{i_{L-1}} + P))) \\
+       p(j \mid H_k) &= \textstyle\prod_l p(d_{jl} \mid d_{j1} \dots d_{j,l-1}, H_k) \\
+       l_k &= -\log p(i_{k+1} \mid H_k) + \lambda\, l^{\mathrm{sampled}}_k
+
+    The trunk is that of `NextItemModel`, but that an item is known by its code too: so something is known of
+    an item that was seldom seen. A decoder (`DigitDecoder`) tells the digits. Each digit's probabilities are
+    normalised over the digits that may follow, so the probabilities of all items sum to one exactly, and no
+    code comes out that no item has. The last digit, which numbers the items that share all codes, is told by
+    the products of the decoder's query with these items' vectors E, and β more for those of the history, as
+    in `NextItemModel`: so codes that leave some tens of items to choose from are a search by vectors within a
+    search by codes. The loss is the mean over all tokens with a successor, on all ranks; the last term is
+    `NextItemModel`'s own loss, by which the trunk and the items' vectors learn in addition.
+
+    Batches, histories, `fit`, pipelines and ranks are as in `NextItemModel`. `retrieve` searches by beams.
+    `evaluate` measures that search: an item that it doesn't find has the last rank. `recommend` compares the
+    trunk's vector with those of all items, as `NextItemModel` does; without the additional loss that isn't
+    trained.
+
+    Args:
+      collection: The embedding of ``item``, its only feature.
+      backbone: As for `NextItemModel`.
+      ids: The semantic ids of the catalogue, whose order is that of their items.
+      max_length: The longest history that is read, as for the backbone.
+      item: The name of the item column and of its feature.
+      time: The column of times; None: the backbone gets no times.
+      width: Of the decoder's tokens.
+      blocks: How many blocks the decoder has.
+      heads: Of the decoder's attention; they divide the width.
+      beam: How many prefixes `evaluate` keeps at each digit.
+      sampled: λ, from 0 on.
+      negatives: How many negatives the additional loss draws a step, as for `NextItemModel`.
+      repeats: Whether to learn β, as for `NextItemModel`.
+      dropout: The share of numbers that are dropped in training: of the embedded tokens and in the decoder.
+      seed: The seed of initial values, dropout and negatives.
+      ks: The cutoffs k of the metrics, up to ``beam``.
+
+    Raises:
+      ConfigError: The parts don't go together, or a number is out of its limits.
+
+    Example:
+      >>> from gmeta.preprocess import semantic_ids
+      >>> ids = semantic_ids(np.random.default_rng(0).normal(size=(1000, 8)), levels=2, codes=16)
+      >>> collection = EmbeddingCollection([FeatureConfig("item", dim=16)])
+      >>> hstu = HSTU(blocks=2, heads=1, attention_dim=16, value_dim=16, max_length=50, bias_by_time=False)
+      >>> model = GenerativeRetriever(collection, hstu, ids, max_length=50)
+      >>> model.compile("adam")
+      >>> items, scores = model.retrieve({"item": tf.ragged.constant([[3, 7, 5], [8]])}, k=10)
+      >>> items.shape
+      TensorShape([2, 10])
+
+    References:
+      Rajput et al., "Recommender Systems with Generative Retrieval" (NeurIPS 2023), section 3. Yang et al.,
+      "Unifying Generative and Dense Retrieval for Sequential Recommendation" (arXiv 2411.18814), section 4,
+      for items' vectors beside codes.
+    """
+
+    def __init__(
+        self,
+        collection: EmbeddingCollection,
+        backbone: tf.keras.layers.Layer,
+        ids: SemanticIds,
+        *,
+        max_length: int,
+        item: str = "item",
+        time: str | None = None,
+        width: int = 64,
+        blocks: int = 1,
+        heads: int = 2,
+        beam: int = 50,
+        sampled: float = 1.0,
+        negatives: int | None = None,
+        repeats: bool = True,
+        dropout: float = 0.0,
+        seed: int = 0,
+        ks: Sequence[int] = (10, 50),
+        name: str = "generative_retriever",
+    ) -> None:
+        numbered = bool((ids.items == np.arange(len(ids.items))).all())
+        super().__init__(
+            collection,
+            backbone,
+            items=len(ids.items) if numbered else ids.items,
+            max_length=max_length,
+            item=item,
+            time=time,
+            negatives=negatives,
+            repeats=repeats,
+            dropout=dropout,
+            seed=seed,
+            ks=ks,
+            name=name,
+        )
+        for what, value, least in (("width", width, 1), ("heads", heads, 1), ("blocks", blocks, 0)):
+            whole_number(f"{name}: {what}", value, least=least)
+        if width % heads:
+            raise ConfigError(f"{name}: heads must divide the decoder's width, got {heads} and {width}")
+        if finite_number(f"{name}: sampled", sampled) < 0:
+            raise ConfigError(f"{name}: sampled must be at least 0, got {sampled}")
+        self._check_beam(max(self.ranking.ks), beam)
+        self.ids, self.beam, self.sampled = ids, beam, sampled
+        self.codes = CodeTables(ids)
+        self.code_vectors = self.add_weight(
+            name="code_vectors",
+            shape=(sum(ids.codebooks.sizes), self.dim),
+            initializer=tf.keras.initializers.TruncatedNormal(stddev=1 / self.dim, seed=seed),
+        )
+        self.decoder = DigitDecoder(
+            ids.codebooks.sizes, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
+        )
+        self.code_mean = tf.keras.metrics.Mean(name="code_loss")
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
+        """Compute the trunk's vector of each history, (users, d), after which the next item comes."""
+        return self._read_histories(x, training)[0]
+
+    @tf.autograph.experimental.do_not_convert
+    def item_vectors(self) -> tf.Tensor:
+        """Compute the vectors v of the catalogue, (V, d)."""
+        rows = self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item]
+        return self._with_codes(rows, tf.range(self.items, dtype=tf.int64))
+
+    @tf.autograph.experimental.do_not_convert
+    def retrieve(
+        self,
+        x: Mapping[str, Any],
+        k: int = 10,
+        *,
+        beam: int | None = None,
+        allow: Any = None,
+        leave_out_seen: bool = False,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the items that most likely come next, by a beam search over the codes.
+
+        The trunk is computed once for each user, and the decoder once for each digit of each beam.
+
+        Args:
+          x: A batch.
+          k: The number of items.
+          beam: How many prefixes are kept at each digit, >= k. None: the model's.
+          allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
+          leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
+            for all the same, so fewer than k items are left where the beam holds too few others.
+
+        Returns:
+          (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
+          items that may come out. Where fewer are found, -1 or the empty text, and -inf.
+
+        Raises:
+          ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
+        """
+        beam = self.beam if beam is None else beam
+        self._check_beam(k, beam)
+        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        h, histories = self._read_histories(x, False)
+        seen = SeenItems(histories, self.items)
+        numbers, scores = self._search(h, seen, beam if leave_out_seen else k, beam, allowed)
+        if leave_out_seen:
+            users = tf.range(tf.shape(h, tf.int64)[0])
+            left = (numbers >= 0) & ~seen.holds(users, tf.maximum(numbers, 0))
+            scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
+            nothing = tf.constant(-1, tf.int64)
+            numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
+        found = self.catalogue.ids(tf.maximum(numbers, 0))
+        return tf.where(numbers < 0, self.catalogue.nothing, found), scores
+
+    @tf.autograph.experimental.do_not_convert
+    def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
+        """Compute the logs of the probabilities of given items' digits; their sum is that of the item's.
+
+        Args:
+          x: A batch.
+          items: (users, group) ids, of items that may come after the histories.
+          training: Whether to apply dropout, and to make rows for new ids. Gradients reach rows and weights.
+
+        Returns:
+          float32 (users, group, L).
+
+        Raises:
+          ConfigError: An id isn't in the catalogue.
+        """
+        ids, times = self._sequences(x, self.max_length)
+        wanted = tf.convert_to_tensor(items)
+        numbers = self.catalogue.numbers(tf.reshape(wanted, [-1]))
+        siblings = tf.reshape(self._siblings(numbers), [-1])
+        cut = [tf.size(ids.values), tf.size(siblings)]
+        known, others = tf.split(self._rows([ids.values, self.catalogue.keys(siblings)], training), cut)
+        histories = ids._replace(values=self.catalogue.find(ids.values))
+        tokens = histories._replace(values=self._with_codes(known, histories.values))
+        h = jagged.last(self._queries(tokens, times, None, training))
+        users = tf.repeat(tf.range(tf.shape(h, tf.int64)[0]), tf.shape(wanted)[1])
+        seen = SeenItems(histories, self.items).holds(users, self._siblings(numbers))
+        found = self._log_probs(jagged.take(h, users), numbers, others, seen, training)
+        return tf.reshape(found, tf.concat([tf.shape(wanted), [self.codes.levels]], axis=0))
+
+    def item_log_probs(self, x: Mapping[str, Any]) -> tf.Tensor:
+        """Compute the logs of the probabilities of all items, (users, V): what `retrieve` searches.
+
+        Every code goes through the decoder for every user, so this is for small catalogues.
+        """
+        users = tf.size(jagged.lengths(self._sequences(x, self.max_length)[0]))
+        ids = self.catalogue.ids(tf.range(self.items, dtype=tf.int64))
+        return tf.reduce_sum(self.digit_log_probs(x, tf.tile(ids[tf.newaxis], [users, 1])), axis=-1)
+
+    def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
+        """Compute the mean loss of telling each token's next item, and the number of tokens."""
+        items, times, drawn = self._read(only_columns(self.name, data))
+        asked, following = but_last(items), but_first(items).values
+        siblings = self._siblings(following)
+        cut = [tf.size(items.values), tf.size(siblings), tf.size(drawn) if self.sampled else 0]
+        rows = self.collection(self._wanted(items, drawn), training=True)[self.item]
+        known, others, negatives = tf.split(rows, cut)
+        tokens = self._with_codes(known, items.values)
+        queries, positives = self._ask(items._replace(values=tokens), times, training=True)
+        users = jagged.row_ids(asked)
+        until = tf.gather(items.offsets, users) + jagged.positions(asked)
+        seen = SeenItems(items, self.items).holds(users, siblings, until)
+        code_losses = -tf.reduce_sum(self._log_probs(queries.values, following, others, seen, True), axis=1)
+        losses = code_losses
+        if self.sampled:
+            losses += self.sampled * self.loss_of(
+                queries.values,
+                positives.values,
+                following,
+                negatives=self._with_codes(negatives, drawn),
+                negative_ids=drawn,
+                **self._look_back(items, tokens),
+            )
+        loss, code_loss, samples = mean_loss(losses), mean_loss(code_losses), tf.size(losses)
+
+        def measure() -> dict[str, tf.Tensor]:
+            self.mean.update_state(loss, sample_weight=samples)
+            self.code_mean.update_state(code_loss, sample_weight=samples)
+            return {"loss": self.mean.result(), "code_loss": self.code_mean.result()}
+
+        return loss, samples, measure
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Search each history's last item by beams; histories of one item don't count."""
+        x = only_columns(self.name, data)
+        with rank_step(self, data) as step:
+            ids, times = self._sequences(x, self.max_length + 1)
+            items = ids._replace(values=self.catalogue.numbers(ids.values))
+            tokens = self._with_codes(self._rows([ids.values], False), items.values)
+            queries, _ = self._ask(items._replace(values=tokens), times, training=False)
+            seen = SeenItems(but_last(items), self.items)
+            found, _ = self._search(jagged.last(queries), seen, max(self.ranking.ks), self.beam, None)
+            there = found == jagged.last(items)[:, tf.newaxis]
+            places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
+            ranks = tf.where(tf.reduce_any(there, axis=1), places, self.items)
+            known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
+            self.ranking.update_state(ranks, sample_weight=known)
+            return step.end_forward(self.ranking.result())
+
+    @property
+    def metrics(self) -> list[tf.keras.metrics.Metric]:
+        """The training losses and the ranking metrics of evaluation, reset at each epoch."""
+        return [*super().metrics, self.code_mean]
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
+        config = super().get_config()
+        return {
+            **{name: config[name] for name in (*_SETTINGS, "seed", "name")},
+            "ids": ids_config(self.ids),
+            "width": self.decoder.width,
+            "blocks": len(self.decoder.blocks),
+            "heads": self.decoder.heads,
+            "beam": self.beam,
+            "sampled": self.sampled,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> GenerativeRetriever:
+        """Create the model that a config from `get_config` describes."""
+        made = {
+            part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
+            for part in ("collection", "backbone")
+        }
+        return cls(**{**config, **made, "ids": ids_from_config(config["ids"])})
+
+    def _read_histories(self, x: Mapping[str, Any], training: bool | None) -> tuple[tf.Tensor, Jagged]:
+        """Return the trunk's vectors (users, d), and the numbers of the histories' items, -1 if unknown."""
+        ids, times = self._sequences(x, self.max_length)
+        histories = ids._replace(values=self.catalogue.find(ids.values))
+        tokens = self._with_codes(self._rows([ids.values], training), histories.values)
+        queries = self._queries(histories._replace(values=tokens), times, None, training)
+        return jagged.last(queries), histories
+
+    def _rows(self, ids: Sequence[tf.Tensor], training: bool | None) -> tf.Tensor:
+        return self.collection({self.item: tf.concat(ids, axis=0)}, training=training)[self.item]
+
+    def _with_codes(self, rows: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+        """Compute v of items from their rows, (n, d)."""
+        known = tf.cast(numbers >= 0, rows.dtype)[:, tf.newaxis]
+        codes = tf.gather(self.codes.codes, tf.maximum(numbers, 0)) + self.codes.begins
+        vectors = jagged.take(tf.convert_to_tensor(self.code_vectors), codes)
+        return rows + known * tf.reduce_sum(vectors, axis=1)
+
+    def _siblings(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Return the items that share all codes with items, and others in their lack: (n, c)."""
+        return self.codes.siblings(self.codes.parents(numbers, self.codes.levels - 1))
+
+    def _wanted(self, items: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
+        siblings = tf.reshape(self._siblings(but_first(items).values), [-1])
+        numbers = [items.values, siblings, *([drawn] if self.sampled else [])]
+        return {self.item: self.catalogue.keys(tf.concat(numbers, axis=0))}
+
+    def _log_probs(
+        self, h: tf.Tensor, numbers: tf.Tensor, siblings: tf.Tensor, seen: tf.Tensor, training: bool
+    ) -> tf.Tensor:
+        """Compute the logs of the probabilities of items' digits, (n, L).
+
+        Args:
+          h: (n, d).
+          numbers: (n,), the items.
+          siblings: (n * c, d), the rows of `_siblings`.
+          seen: (n, c), which of these the history has.
+          training: Whether to apply dropout.
+        """
+        tables, found = self.codes, []
+        out = self.decoder(h, tf.gather(tables.codes, numbers), training=training)
+        for level in range(tables.levels):
+            if level + 1 < tables.levels:
+                logits = self.decoder.logits(out[:, level], level)
+            else:
+                logits = self._last_logits(self.decoder.query(h, out[:, level]), siblings, seen)
+            parents, children = tables.parents(numbers, level), tables.parents(numbers, level + 1)
+            found.append(
+                trie_log_probs(logits, parents, children, tables.starts[level], tables.digits[level])
+            )
+        return tf.stack(found, axis=1)
+
+    def _last_logits(self, query: tf.Tensor, siblings: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
+        """Compute the logits of the last level, (n, c), from the siblings' rows, (n * c, d)."""
+        rows = tf.reshape(siblings, [-1, self.codes.sizes[-1], self.dim])
+        return tf.linalg.matvec(rows, query) + self.repeat_bias * tf.cast(seen, query.dtype)
+
+    def _search(
+        self, h: tf.Tensor, seen: SeenItems, k: int, beam: int, allowed: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        return likeliest(self._walk(h, seen), k, beam, allowed)
+
+    def _walk(self, h: tf.Tensor, seen: SeenItems) -> CodeWalk:
+        def last(query: tf.Tensor, nodes: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
+            siblings = self.codes.siblings(nodes)
+            rows = self._rows([self.catalogue.keys(tf.reshape(siblings, [-1]))], False)
+            return self._last_logits(query, rows, seen.holds(users, siblings))
+
+        return CodeWalk(self.decoder, self.codes, h, last)
+
+    def _check_beam(self, k: int, beam: int) -> None:
+        whole_number(f"{self.name}: k", k, least=1)
+        if whole_number(f"{self.name}: beam", beam, least=1) < k:
+            raise ConfigError(f"{self.name}: beam must be at least {k}, the items wanted, got {beam}")

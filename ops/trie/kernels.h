@@ -1,0 +1,173 @@
+// Shared by the kernels of tries: a level and a batch of beams as inputs, the beams that come out,
+// and the words for what is wrong.
+
+#ifndef GMETA_OPS_TRIE_KERNELS_H_
+#define GMETA_OPS_TRIE_KERNELS_H_
+
+#include <cstdint>
+
+#include "ops/common/kernels.h"
+#include "ops/trie/host/beam_step.h"
+#include "ops/trie/host/siblings.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/mutex.h"
+
+namespace gmeta {
+
+// Makes a level of the inputs `starts`, `digits` and `allowed`, of which `starts` is input number
+// `first`.
+inline absl::Status LevelOf(tensorflow::OpKernelContext* context, int first, const char* op,
+                            trie::Level* level) {
+  const tensorflow::Tensor& starts = context->input(first);
+  const tensorflow::Tensor& digits = context->input(first + 1);
+  const tensorflow::Tensor& allowed = context->input(first + 2);
+  if (starts.dims() != 1 || starts.NumElements() < 1 || digits.dims() != 1 || allowed.dims() != 1) {
+    return Invalid(op, ": starts, digits and allowed must be vectors, starts with a value at ",
+                   "least, got ", starts.shape().DebugString(), ", ", digits.shape().DebugString(),
+                   " and ", allowed.shape().DebugString());
+  }
+  if (allowed.NumElements() != 0 && allowed.NumElements() != digits.NumElements()) {
+    return Invalid(op, ": the level has ", digits.NumElements(), " children, but ",
+                   allowed.NumElements(), " values of allowed: give one for each, or none");
+  }
+  *level = {starts.flat<int64_t>().data(), digits.flat<int32_t>().data(),
+            allowed.NumElements() == 0 ? nullptr : allowed.flat<bool>().data(),
+            starts.NumElements() - 1, digits.NumElements()};
+  return absl::OkStatus();
+}
+
+// The beams of users: the inputs `logits`, `scores` and `nodes`, which are the first three.
+struct Batch {
+  const float *logits, *scores;
+  const int64_t* nodes;
+  int64_t users, beams, codes;
+
+  trie::Beams Of(size_t user) const {
+    const int64_t first = static_cast<int64_t>(user) * beams;
+    return {logits + first * codes, scores + first, nodes + first, static_cast<size_t>(beams),
+            static_cast<size_t>(codes)};
+  }
+};
+
+inline absl::Status BatchOf(tensorflow::OpKernelContext* context, const char* op, Batch* batch) {
+  const tensorflow::Tensor &logits = context->input(0), &scores = context->input(1);
+  const tensorflow::Tensor& nodes = context->input(2);
+  if (logits.dims() != 3 || scores.dims() != 2 || logits.dim_size(0) != scores.dim_size(0) ||
+      logits.dim_size(1) != scores.dim_size(1) || nodes.shape() != scores.shape()) {
+    return Invalid(op, ": logits must be (users, beams, codes), scores and nodes (users, beams), ",
+                   "got ", logits.shape().DebugString(), ", ", scores.shape().DebugString(),
+                   " and ", nodes.shape().DebugString());
+  }
+  *batch = {logits.flat<float>().data(), scores.flat<float>().data(), nodes.flat<int64_t>().data(),
+            scores.dim_size(0),          scores.dim_size(1),          logits.dim_size(2)};
+  return absl::OkStatus();
+}
+
+// The beams that come out, `k` a user: the outputs `next_scores`, `next_nodes`, `beams`, and, if
+// the op has a fourth, `next_ranks`.
+class NextBatch {
+ public:
+  absl::Status Allocate(tensorflow::OpKernelContext* context, int64_t users, int64_t k) {
+    k_ = k;
+    tensorflow::Tensor* outputs[4] = {};
+    for (int i = 0; i < context->num_outputs(); ++i) {
+      TF_RETURN_IF_ERROR(
+          context->allocate_output(i, tensorflow::TensorShape({users, k}), &outputs[i]));
+    }
+    first_ = {outputs[0]->flat<float>().data(), outputs[1]->flat<int64_t>().data(),
+              outputs[2]->flat<int32_t>().data(),
+              outputs[3] == nullptr ? nullptr : outputs[3]->flat<float>().data()};
+    return absl::OkStatus();
+  }
+
+  trie::NextBeams Of(size_t user) const {
+    const int64_t at = static_cast<int64_t>(user) * k_;
+    return {first_.scores + at, first_.nodes + at, first_.beams + at,
+            first_.ranks == nullptr ? nullptr : first_.ranks + at};
+  }
+
+ private:
+  trie::NextBeams first_;
+  int64_t k_;
+};
+
+// The first of the problems that threads have met.
+class FirstProblem {
+ public:
+  void Tell(size_t place, size_t beam, trie::Problem problem) {
+    tensorflow::mutex_lock lock(mutex_);
+    if (problem_ != trie::Problem::kNone && place_ <= place) return;
+    place_ = place, beam_ = beam, problem_ = problem;
+  }
+  trie::Problem problem() const { return problem_; }
+  size_t place() const { return place_; }  // of a user or a row
+  size_t beam() const { return beam_; }
+
+ private:
+  tensorflow::mutex mutex_;
+  trie::Problem problem_ = trie::Problem::kNone;
+  size_t place_ = 0, beam_ = 0;
+};
+
+// Says what is wrong with `whose`, which stands at `node`.
+template <class Whose>
+absl::Status Words(const char* op, trie::Problem problem, const Whose& whose,
+                   const trie::Level& level, int64_t node, int64_t codes) {
+  switch (problem) {
+    case trie::Problem::kNone:
+      return absl::OkStatus();
+    case trie::Problem::kScore:
+      return Invalid(op, ": the score of ", whose, " is NaN: has the model's training diverged?");
+    case trie::Problem::kNode:
+      return Invalid(op, ": ", whose, " is at node ", node, ", but the level has ", level.nodes,
+                     ": is it of another level?");
+    case trie::Problem::kChildren:
+      return Invalid(op, ": node ", node, " has children ", level.starts[node], " to ",
+                     level.starts[node + 1], ", but the level has ", level.children,
+                     ": are starts of another level?");
+    case trie::Problem::kDigit:
+      for (int64_t child = level.starts[node]; child < level.starts[node + 1]; ++child) {
+        const int64_t digit = level.digits[child];
+        if (digit >= 0 && digit < codes) continue;
+        if (level.allowed != nullptr && !level.allowed[child]) continue;
+        return Invalid(op, ": child ", child, " has digit ", digit, ", but there are ", codes,
+                       " logits for ", whose);
+      }
+      return absl::InternalError("no digit is out of range any more");
+    case trie::Problem::kLogit:
+      return Invalid(op, ": the logits of ", whose, " hold NaN or infinity: has the model's ",
+                     "training diverged?");
+    case trie::Problem::kChild:
+    case trie::Problem::kForbidden:
+      break;  // told by the op that is given children
+  }
+  return absl::InternalError("a problem without words");
+}
+
+// Gives users to the threads of TensorFlow's pool. Each piece of work makes its own scratch by
+// make(), and does run(&scratch, user), which returns an Outcome.
+template <class Make, class Run>
+absl::Status ForUsers(tensorflow::OpKernelContext* context, const char* op,
+                      const trie::Level& level, const Batch& batch, const Make& make,
+                      const Run& run) {
+  constexpr int64_t kCyclesPerLogit = 4;
+  FirstProblem first;
+  const PoolParallelFor parallel_for(context);
+  parallel_for(static_cast<size_t>(batch.users),
+               static_cast<size_t>(batch.beams * batch.codes * kCyclesPerLogit),
+               [&](size_t begin, size_t end) {
+                 auto scratch = make();
+                 for (size_t user = begin; user < end; ++user) {
+                   const trie::BeamStep::Outcome outcome = run(&scratch, user);
+                   if (outcome.problem == trie::Problem::kNone) continue;
+                   first.Tell(user, outcome.beam, outcome.problem);
+                 }
+               });
+  if (first.problem() == trie::Problem::kNone) return absl::OkStatus();
+  return Words(op, first.problem(), absl::StrCat("beam ", first.beam(), " of user ", first.place()),
+               level, batch.Of(first.place()).nodes[first.beam()], batch.codes);
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_TRIE_KERNELS_H_

@@ -1,0 +1,65 @@
+// Noise: the random numbers of a search, which are functions of what they are drawn for. So the
+// batch that a user stands in changes nothing, nor do threads, ranks or a restart.
+//
+// The words are those of Philox4x32-10 (ops/common/philox.h) with
+//
+//   key      SplitMix64(seed) + step, modulo 2^64
+//   counter  index mod 2^32
+//            kind * 2^31 + level * 2^16 + index / 2^32
+//            the user's key, its lower half and its upper
+//
+// Uniform(b) is the draw of beam b:      kind 0, index b; (53 bits of words 0 and 1, plus 1/2) /
+// 2^53 Gumbel(c) is the noise of child c:     kind 1, index c / 4; -log(-log u), u being
+//                                        (word c mod 4, plus 1/2) / 2^32, so it lies within -3.2
+//                                        and 22.9
+
+#ifndef GMETA_OPS_TRIE_NOISE_H_
+#define GMETA_OPS_TRIE_NOISE_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "ops/common/philox.h"
+#include "ops/trie/level.h"
+
+namespace gmeta::trie {
+
+inline constexpr int64_t kMostLevels = 1 << 15;
+
+class Noise {
+ public:
+  Noise(uint64_t seed, uint64_t step, uint32_t level, uint64_t user)
+      : key_(SplitMix64(seed) + step), level_(level), user_(user) {}
+
+  double Uniform(uint64_t beam) const {
+    uint32_t words[4];
+    Draw(0, beam, words);
+    const uint64_t bits = (uint64_t{words[0]} << 32 | words[1]) >> 11;
+    return (static_cast<double>(bits) + 0.5) * 0x1p-53;
+  }
+
+  double Gumbel(int64_t child) {
+    const uint64_t index = static_cast<uint64_t>(child) / 4;
+    if (index != drawn_) Draw(1, drawn_ = index, words_);
+    return -std::log(-std::log((static_cast<double>(words_[child % 4]) + 0.5) * 0x1p-32));
+  }
+
+ private:
+  void Draw(uint32_t kind, uint64_t index, uint32_t words[4]) const {
+    Philox4x32<1>(key_,
+                  {{static_cast<uint32_t>(index),
+                    kind << 31 | level_ << 16 | static_cast<uint32_t>(index >> 32),
+                    static_cast<uint32_t>(user_), static_cast<uint32_t>(user_ >> 32)}},
+                  words);
+  }
+
+  const uint64_t key_;
+  const uint32_t level_;
+  const uint64_t user_;
+  uint64_t drawn_ = UINT64_MAX;
+  uint32_t words_[4];
+};
+
+}  // namespace gmeta::trie
+
+#endif  // GMETA_OPS_TRIE_NOISE_H_
