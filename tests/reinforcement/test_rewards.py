@@ -115,7 +115,7 @@ class TestModel:
         )
         return {name: tf.sigmoid(logits.to_tensor()).numpy() for name, logits in found.items()}
 
-    @pytest.mark.parametrize(("time", "times"), [(None, [20, 5, 3]), ("asked", [400, 500, 600])])
+    @pytest.mark.parametrize(("time", "times"), [(None, [21, 6, 4]), ("asked", [400, 500, 600])])
     @pytest.mark.parametrize("head", ["ctr", "ctcvr"])
     def test_it_scores_items_as_exposures(self, model, batch, time, times, head):
         categories = np.arange(10) % 3

@@ -17,16 +17,16 @@ class ModelReward:
     """A reward that is a `GRM`'s probability of a click, a purchase, or what else it was trained for.
 
     The items of a group are a user's exposures, and none sees another. The histories and contexts are the
-    batch's columns of the names that the model was made with. Exposures take place at the time of the last
-    event, or at that of a column.
+    batch's columns of the names that the model was made with. Exposures take place one unit of time after
+    the last event, so that a model that sees earlier events sees it; or at the time that a column has.
 
     Args:
       model: The trained model. It isn't trained further.
       head: The task or product.
       item: The name of the item feature, which the model has among its targets.
       attributes: Other features of the targets -> their values for every item, (V,), by the item's id.
-      time: The batch's column of the exposures' times, (users,), if not that of the last event. Only for a
-        model that reads times.
+      time: The batch's column of the exposures' times, (users,), if not just after the last event. Only
+        for a model that reads times.
       name: What messages call it.
 
     Raises:
@@ -89,8 +89,8 @@ class ModelReward:
         history = {name: self._column(batch, name) for name in (*columns.history, *self._times)}
         targets = {self.item: items, **{name: tf.gather(of, items) for name, of in self.attributes.items()}}
         for name in self._times:
-            last = jagged.last(jagged.as_jagged(history[name])) if self.time is None else batch[self.time]
-            targets[name] = tf.broadcast_to(last[:, tf.newaxis], tf.shape(items))
+            then = batch[self.time] if self.time else jagged.last(jagged.as_jagged(history[name])) + 1
+            targets[name] = tf.broadcast_to(then[:, tf.newaxis], tf.shape(items))
         logits, _ = self.model.logits(
             {
                 "contexts": {name: self._column(batch, name) for name in columns.contexts},

@@ -35,10 +35,15 @@ class UserHistories:
     before: Ints
     states: UserStates
 
+    @property
+    def shown_times(self) -> Ints:
+        """When each page was shown, int64 (n, pages), seconds."""
+        return np.take_along_axis(self.times, self.before - 1, axis=1) + 1
+
     def log(self, category: Ints) -> dict[str, NDArray[np.generic]]:
         """Return the columns of a log of events and exposures, by user and time.
 
-        A page has the time of the event before it, and stands after it.
+        A page comes a second after the event before it, and before the one after.
 
         Args:
           category: int64 (items,), of the catalogue.
@@ -58,7 +63,7 @@ class UserHistories:
             both = np.concatenate([own, shown.reshape(n, pages * page)], axis=1)
             return np.take_along_axis(both, places, axis=1).ravel()
 
-        at = np.repeat(np.take_along_axis(self.times, self.before - 1, axis=1), page, axis=1)
+        at = np.repeat(self.shown_times, page, axis=1)
         nothing, items = np.zeros((n, events)), column(self.items, self.shown)
         return {
             "user": np.repeat(self.states.users, events + pages * page),
