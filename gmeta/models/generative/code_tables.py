@@ -55,6 +55,10 @@ class CodeTables:
         """L, the digits of a code."""
         return len(self.sizes)
 
+    def items_of(self, nodes: tf.Tensor) -> tf.Tensor:
+        """Return the items at nodes of the last level, of the nodes' shape; -1 at -1."""
+        return tf.where(nodes < 0, nodes, tf.gather(self.items, tf.maximum(nodes, 0)))
+
     def siblings(self, parents: tf.Tensor) -> tf.Tensor:
         """Return the items below nodes of the last level but one, (n, most items of a node) int64.
 

@@ -9,10 +9,12 @@ import tensorflow as tf
 
 from gmeta.models.generative.code_tables import CodeTables
 from gmeta.models.generative.digit_decoder import DigitDecoder, Past
-from gmeta.ops.trie import trie_step
+from gmeta.ops import TrieNoise, trie_gumbel_step, trie_sample, trie_step
 
-LastLogits = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
-"""(n, d) queries, (n,) nodes of the last level but one, (n,) users -> (n, most items of a node)."""
+Logits = Callable[[int, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+"""A level, queries (n, d), their nodes (n,) and users (n,) -> logits of the nodes' children, (n, codes)."""
+Noise = Callable[[int], TrieNoise]
+"""The noise of a level."""
 
 
 class CodeWalk:
@@ -22,11 +24,11 @@ class CodeWalk:
       decoder: The decoder.
       tables: The codes.
       h: (users, d), what is known of the histories.
-      last: Computes the logits of the last level.
+      logits: Computes the logits of a level.
     """
 
-    def __init__(self, decoder: DigitDecoder, tables: CodeTables, h: tf.Tensor, last: LastLogits) -> None:
-        self.decoder, self.tables, self.h, self._last = decoder, tables, h, last
+    def __init__(self, decoder: DigitDecoder, tables: CodeTables, h: tf.Tensor, logits: Logits) -> None:
+        self.decoder, self.tables, self.h, self._logits = decoder, tables, h, logits
         self._entered, self._past = decoder.start(h), ()
         self.level, self.users = 0, tf.shape(h)[0]
 
@@ -47,13 +49,10 @@ class CodeWalk:
         if beams is not None:
             digits = tf.gather(self.tables.digits[level - 1], nodes)
             self._past = self._follow(tf.maximum(beams, 0))
-        out, self._past = self.decoder.step(tf.gather(self._entered, users), digits, self._past, level)
+        h, entered = tf.gather(self.h, users), tf.gather(self._entered, users)
+        query, self._past = self.decoder.step(h, entered, digits, self._past, level)
         self.level += 1
-        if level + 1 < self.tables.levels:
-            found = self.decoder.logits(out, level)
-        else:
-            query = self.decoder.query(tf.gather(self.h, users), out)
-            found = self._last(query, nodes, tf.cast(users, tf.int64))
+        found = self._logits(level, query, nodes, tf.cast(users, tf.int64))
         return tf.reshape(found, [self.users, many, self.tables.sizes[level]])
 
     def _follow(self, beams: tf.Tensor) -> Past:
@@ -91,4 +90,52 @@ def likeliest(walk: CodeWalk, k: int, beam: int, allowed: Any = None) -> tuple[t
             k=k if last else min(beam, int(tables.digits[level].shape[0])),
         )
         scores, nodes, beams = step
-    return tf.where(nodes < 0, nodes, tf.gather(tables.items, tf.maximum(nodes, 0))), scores
+    return tables.items_of(nodes), scores
+
+
+def independent(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draw items with replacement, each by its probability, whatever the others are.
+
+    Args:
+      walk: A walk at the root.
+      group: How many items a user.
+      noise: The noise of a level.
+      allowed: As for `likeliest`.
+
+    Returns:
+      As `likeliest`, in the order of draws.
+    """
+    tables = walk.tables
+    scores = tf.zeros([walk.users, group])
+    nodes, beams = tf.zeros([walk.users, group], tf.int64), None
+    for level in range(tables.levels):
+        may = None if allowed is None else allowed[level]
+        logits = walk.logits(nodes, beams)
+        starts, digits = tables.starts[level], tables.digits[level]
+        scores, nodes, beams = trie_sample(logits, scores, nodes, starts, digits, may, noise=noise(level))
+    return tables.items_of(nodes), scores
+
+
+def distinct(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draw items without replacement, by a stochastic beam search.
+
+    Args:
+      walk: A walk at the root.
+      group: How many items a user.
+      noise: The noise of a level.
+      allowed: As for `likeliest`.
+
+    Returns:
+      As `likeliest`, in the order of draws.
+    """
+    tables = walk.tables
+    scores = ranks = tf.zeros([walk.users, 1])
+    nodes, beams = tf.zeros([walk.users, 1], tf.int64), None
+    for level in range(tables.levels):
+        may = None if allowed is None else allowed[level]
+        logits = walk.logits(nodes, beams)
+        starts, digits = tables.starts[level], tables.digits[level]
+        scores, nodes, beams, ranks = trie_gumbel_step(
+            logits, scores, ranks, nodes, starts, digits, may, k=group, noise=noise(level)
+        )
+    return tables.items_of(nodes), scores

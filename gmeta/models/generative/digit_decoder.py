@@ -16,17 +16,15 @@ Past = tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
 
 class DigitDecoder(tf.keras.layers.Layer):
-    r"""The digits of a code, each told from a history and the digits before it.
+    r"""What to look for as each digit of a code, told from a history and the digits before it.
 
     .. math::
        x_0 &= W h + p_0, \quad x_l = W h + D_l[d_l] + p_l \\
-       o &= \mathrm{LN}(\mathrm{blocks}(x)), \quad \mathrm{logits}_{l+1} = D_{l+1} o_l + b_{l+1} \\
-       q &= h + W_q o_{L-1}
+       q_l &= h + W_l\, \mathrm{LN}(\mathrm{blocks}(x))_l
 
     A block is attention and then a layer of SiLU, four times as wide, both after a norm and with a residual.
-    D_l are the vectors of level l's codes, both where they go in and where they come out. The last digit
-    says nothing of an item but its number; so of the last level there is a query q instead of logits, to be
-    multiplied with the items' vectors. W_q starts at 0: at first q is h.
+    The queries q are to be multiplied with the vectors of codes, and those of the last level with the
+    vectors of items. W_l starts at 0, so that at first a query is h.
 
     Args:
       sizes: How many codes each level has, without the last.
@@ -56,10 +54,6 @@ class DigitDecoder(tf.keras.layers.Layer):
         self.enter = self._kernel("enter", dim, width)
         self.places = self._vectors("places", len(sizes) + 1)
         self.codes = [self._vectors(f"codes{level}", size) for level, size in enumerate(sizes)]
-        self.biases = [
-            self.add_weight(name=f"bias{level}", shape=(size,), initializer="zeros")
-            for level, size in enumerate(sizes)
-        ]
         self.blocks = [
             {
                 "attention": self._norm(f"block{number}/attention"),
@@ -72,7 +66,7 @@ class DigitDecoder(tf.keras.layers.Layer):
             for number in range(blocks)
         ]
         self.norm = self._norm("norm")
-        self.leave = self.add_weight(name="leave", shape=(width, dim), initializer="zeros")
+        self.leave = self.add_weight(name="leave", shape=(len(sizes) + 1, width, dim), initializer="zeros")
         self.built = True
 
     @property
@@ -81,7 +75,7 @@ class DigitDecoder(tf.keras.layers.Layer):
         return len(self.sizes) + 1
 
     def call(self, h: tf.Tensor, digits: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Compute o of all levels from known digits.
+        """Compute the queries of all levels from known digits.
 
         Args:
           h: (n, d).
@@ -89,42 +83,38 @@ class DigitDecoder(tf.keras.layers.Layer):
           training: Whether to apply dropout.
 
         Returns:
-          (n, L, width).
+          (n, L, d).
         """
         entered, tables = self.start(h), map(tf.convert_to_tensor, self.codes)
         vectors = [jagged.take(table, digits[:, level]) for level, table in enumerate(tables)]
         tokens = entered[:, tf.newaxis] + tf.stack([tf.zeros_like(entered), *vectors], axis=1)
-        return self._transform(tokens + self.places, (), training)[0]
+        out, _ = self._transform(tokens + self.places, (), training)
+        return h[:, tf.newaxis] + tf.einsum("nlw,lwd->nld", out, self.leave)
 
     def start(self, h: tf.Tensor) -> tf.Tensor:
         """Return W h, (n, width), which `step` takes."""
         return tf.matmul(h, self.enter)
 
-    def step(self, entered: tf.Tensor, digits: tf.Tensor | None, past: Past, level: int) -> tuple[Any, Past]:
-        """Compute o of one level, without computing those before it again.
+    def step(
+        self, h: tf.Tensor, entered: tf.Tensor, digits: tf.Tensor | None, past: Past, level: int
+    ) -> tuple[tf.Tensor, Past]:
+        """Compute the query of one level, without computing those before it again.
 
         Args:
+          h: (n, d).
           entered: (n, width), of `start`.
           digits: (n,) integers, the digits of the level before; None at level 0.
           past: What the step before returned, () at level 0.
           level: From 0.
 
         Returns:
-          (n, width), and what the next step takes.
+          (n, d), and what the next step takes.
         """
         tokens = entered + self.places[level]
         if digits is not None:
             tokens += tf.gather(self.codes[level - 1], digits)
         out, past = self._transform(tokens[:, tf.newaxis], past, False)
-        return out[:, 0], past
-
-    def logits(self, out: tf.Tensor, level: int) -> tf.Tensor:
-        """Compute the logits of a level but the last, (n, width) -> (n, codes)."""
-        return tf.matmul(out, self.codes[level], transpose_b=True) + self.biases[level]
-
-    def query(self, h: tf.Tensor, out: tf.Tensor) -> tf.Tensor:
-        """Compute q, (n, d), from h and o of the last level."""
-        return h + tf.matmul(out, self.leave)
+        return h + tf.matmul(out[:, 0], self.leave[level]), past
 
     def _transform(self, tokens: tf.Tensor, past: Past, training: bool | None) -> tuple[tf.Tensor, Past]:
         """(n, t, width) -> the same, where the t tokens come after those of the past."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -13,17 +13,17 @@ from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses import mean_loss
-from gmeta.models.generative.child_log_probs import trie_log_probs
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
-from gmeta.models.generative.code_walk import CodeWalk, likeliest
+from gmeta.models.generative.code_walk import CodeWalk, distinct, independent, likeliest
 from gmeta.models.generative.digit_decoder import DigitDecoder
-from gmeta.models.generative.seen_items import SeenItems
+from gmeta.models.generative.seen_items import SeenItems, history_keys
 from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.models.sequence.shifts import but_first, but_last
 from gmeta.models.training.compile_settings import only_columns
 from gmeta.models.training.ranks.step import rank_step
-from gmeta.ops import Jagged, jagged
+from gmeta.ops import Jagged, TrieNoise, jagged, trie_log_probs
 
+Method = Literal["sample", "without_replacement", "beam"]
 _SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
 
 
@@ -38,13 +38,14 @@ class GenerativeRetriever(NextItemModel):
        l_k &= -\log p(i_{k+1} \mid H_k) + \lambda\, l^{\mathrm{sampled}}_k
 
     The trunk is that of `NextItemModel`, but that an item is known by its code too: so something is known of
-    an item that was seldom seen. A decoder (`DigitDecoder`) tells the digits. Each digit's probabilities are
-    normalised over the digits that may follow, so the probabilities of all items sum to one exactly, and no
-    code comes out that no item has. The last digit, which numbers the items that share all codes, is told by
-    the products of the decoder's query with these items' vectors E, and β more for those of the history, as
-    in `NextItemModel`: so codes that leave some tens of items to choose from are a search by vectors within a
-    search by codes. The loss is the mean over all tokens with a successor, on all ranks; the last term is
-    `NextItemModel`'s own loss, by which the trunk and the items' vectors learn in addition.
+    an item that was seldom seen. From H a decoder (`DigitDecoder`) computes a query for each digit, given
+    those before it. The logits of a level are the products of its query with the vectors C of the level's
+    codes, and a bias. The last digit only numbers the items that share all codes, so its logits are products
+    with these items' own vectors E, and β more for the items of the history, as in `NextItemModel`: where
+    codes leave some tens of items to choose from, a search by codes ends in a search by vectors. Each digit's
+    probabilities are normalised over the digits that may follow, so the probabilities of all items sum to one
+    exactly, and no code comes out that no item has. The loss is the mean over all tokens with a successor, on
+    all ranks; its last term is `NextItemModel`'s own loss, on H and v.
 
     Batches, histories, `fit`, pipelines and ranks are as in `NextItemModel`. `retrieve` searches by beams.
     `evaluate` measures that search: an item that it doesn't find has the last rank. `recommend` compares the
@@ -139,6 +140,9 @@ class GenerativeRetriever(NextItemModel):
             shape=(sum(ids.codebooks.sizes), self.dim),
             initializer=tf.keras.initializers.TruncatedNormal(stddev=1 / self.dim, seed=seed),
         )
+        self.code_biases = self.add_weight(
+            name="code_biases", shape=(sum(ids.codebooks.sizes),), initializer="zeros"
+        )
         self.decoder = DigitDecoder(
             ids.codebooks.sizes, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
         )
@@ -196,8 +200,61 @@ class GenerativeRetriever(NextItemModel):
             scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
             nothing = tf.constant(-1, tf.int64)
             numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
-        found = self.catalogue.ids(tf.maximum(numbers, 0))
-        return tf.where(numbers < 0, self.catalogue.nothing, found), scores
+        return self._ids(numbers), scores
+
+    @tf.autograph.experimental.do_not_convert
+    def sample(
+        self,
+        x: Mapping[str, Any],
+        group: int,
+        *,
+        seed: Any,
+        step: Any,
+        method: Method = "sample",
+        keys: Any = None,
+        allow: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draw items that may come next. There is no gradient; `digit_log_probs` has one.
+
+        Draws are a function of seed, step and a user's key, and of nothing else: no rank, and no place in the
+        batch.
+
+        Args:
+          x: A batch.
+          group: The number of items a user.
+          seed: An integer.
+          step: An integer or () tensor, such as the number of the training step.
+          method: ``"sample"``: independent items, each by its probability. ``"without_replacement"``:
+            distinct items, each next one by the probabilities of those that are left. ``"beam"``: no draw,
+            but the likeliest that a beam as wide as the group finds.
+          keys: int64 (users,), a key of each user. None: a hash of the history as far as it is read, so users
+            of the same history draw the same.
+          allow: As for `retrieve`.
+
+        Returns:
+          (users, group) ids, and (users, group) float32, logs of their probabilities; where there are fewer
+          than that, -1 or the empty text, and -inf.
+
+        Raises:
+          ConfigError: There is no such method; or the mask has another length, or forbids every item.
+        """
+        whole_number(f"{self.name}: group", group, least=1)
+        if method not in get_args(Method):
+            raise ConfigError(f"{self.name}: method must be one of {get_args(Method)}, got {method!r}")
+        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        h, histories = self._read_histories(x, False)
+        walk = self._walk(h, SeenItems(histories, self.items))
+        own = history_keys(histories) if keys is None else tf.convert_to_tensor(keys, tf.int64)
+
+        def noise(level: int) -> TrieNoise:
+            return TrieNoise(seed, step, level, own)
+
+        if method == "beam":
+            numbers, scores = likeliest(walk, group, group, allowed)
+        else:
+            draw = independent if method == "sample" else distinct
+            numbers, scores = draw(walk, group, noise, allowed)
+        return self._ids(numbers), scores
 
     @tf.autograph.experimental.do_not_convert
     def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
@@ -337,6 +394,10 @@ class GenerativeRetriever(NextItemModel):
         queries = self._queries(histories._replace(values=tokens), times, None, training)
         return jagged.last(queries), histories
 
+    def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
+        found = self.catalogue.ids(tf.maximum(numbers, 0))
+        return tf.where(numbers < 0, self.catalogue.nothing, found)
+
     def _rows(self, ids: Sequence[tf.Tensor], training: bool | None) -> tf.Tensor:
         return self.collection({self.item: tf.concat(ids, axis=0)}, training=training)[self.item]
 
@@ -369,17 +430,23 @@ class GenerativeRetriever(NextItemModel):
           training: Whether to apply dropout.
         """
         tables, found = self.codes, []
-        out = self.decoder(h, tf.gather(tables.codes, numbers), training=training)
+        queries = self.decoder(h, tf.gather(tables.codes, numbers), training=training)
         for level in range(tables.levels):
             if level + 1 < tables.levels:
-                logits = self.decoder.logits(out[:, level], level)
+                logits = self._code_logits(level, queries[:, level])
             else:
-                logits = self._last_logits(self.decoder.query(h, out[:, level]), siblings, seen)
+                logits = self._last_logits(queries[:, level], siblings, seen)
             parents, children = tables.parents(numbers, level), tables.parents(numbers, level + 1)
             found.append(
                 trie_log_probs(logits, parents, children, tables.starts[level], tables.digits[level])
             )
         return tf.stack(found, axis=1)
+
+    def _code_logits(self, level: int, query: tf.Tensor) -> tf.Tensor:
+        """Compute the logits of a level but the last, (n, codes)."""
+        begin = sum(self.codes.sizes[:level])
+        here = slice(begin, begin + self.codes.sizes[level])
+        return tf.matmul(query, self.code_vectors[here], transpose_b=True) + self.code_biases[here]
 
     def _last_logits(self, query: tf.Tensor, siblings: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
         """Compute the logits of the last level, (n, c), from the siblings' rows, (n * c, d)."""
@@ -392,12 +459,14 @@ class GenerativeRetriever(NextItemModel):
         return likeliest(self._walk(h, seen), k, beam, allowed)
 
     def _walk(self, h: tf.Tensor, seen: SeenItems) -> CodeWalk:
-        def last(query: tf.Tensor, nodes: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
+        def logits(level: int, query: tf.Tensor, nodes: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
+            if level + 1 < self.codes.levels:
+                return self._code_logits(level, query)
             siblings = self.codes.siblings(nodes)
             rows = self._rows([self.catalogue.keys(tf.reshape(siblings, [-1]))], False)
             return self._last_logits(query, rows, seen.holds(users, siblings))
 
-        return CodeWalk(self.decoder, self.codes, h, last)
+        return CodeWalk(self.decoder, self.codes, h, logits)
 
     def _check_beam(self, k: int, beam: int) -> None:
         whole_number(f"{self.name}: k", k, least=1)

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from gmeta.ops import Jagged, jagged
 
+_ODD = tf.constant(0x2545F4914F6CDD1D, tf.int64)  # powers of it wrap around, and stay odd
+
 
 class SeenItems:
     """The items of histories, sorted, with the place at which each first occurs.
@@ -43,3 +45,11 @@ class SeenItems:
 
     def _keys(self, users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
         return users * (self.size + 1) + items + 1
+
+
+def history_keys(histories: Jagged) -> tf.Tensor:
+    """Compute a hash of each history's items and their order, (users,) int64."""
+    powers = tf.math.cumprod(tf.fill([tf.reduce_max(tf.concat([jagged.lengths(histories), [0]], 0))], _ODD))
+    terms = (histories.values + 2) * tf.gather(powers, jagged.positions(histories))
+    users = tf.size(histories.offsets) - 1
+    return tf.math.unsorted_segment_sum(terms, jagged.row_ids(histories), users)

@@ -174,7 +174,7 @@ def test_a_step_makes_one_lookup_and_reaches_every_weight(monkeypatch):
 
 
 def test_gradients_of_given_items_reach_weights_and_rows():
-    model = make_model()
+    model = scatter(make_model())
     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
         logs = model.digit_log_probs(histories(4), tf.reshape(tf.range(12), [4, 3]), training=True)
         total = tf.reduce_sum(logs)
