@@ -20,8 +20,13 @@ class Policy(Protocol):
 
     name: str
 
-    def sample(self, x: Batch, group: int, *, seed: int, step: Any, method: Sampling = "sample") -> tf.Tensor:
-        """Draw ids of items, (users, group), as a function of the seed, the step and the user."""
+    def sample(
+        self, x: Batch, group: int, *, seed: Any, step: Any, method: Sampling = "sample", keys: Any = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draw ids of items, (users, group), as a function of the seed, the step and the users' keys.
+
+        Returns the logs of their probabilities too, (users, group).
+        """
 
     def digit_log_probs(self, x: Batch, items: tf.Tensor, training: bool = False) -> tf.Tensor:
         """Compute the logs of the probabilities of the digits of items, (users, group, L)."""

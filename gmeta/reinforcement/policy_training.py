@@ -60,7 +60,8 @@ class PolicyTraining(Model):
       updates: How many updates are made of a rollout.
       sft: λ, the weight of the loss on what users took next, from 0 on.
       next: The batch's column of it, ids (users,); read only if ``sft`` is above 0.
-      user: The batch's column of users' ids, by which errors name a user.
+      user: The batch's column of users' ids, by which users draw and errors name them. None: they draw by
+        their histories, and are named by their place.
       k: How many items `evaluate` rewards.
       beam: The beams of its search; None: the policy's.
 

@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
+from gmeta.ops import hash_text
 from gmeta.reinforcement.losses import set_weights
 from gmeta.reinforcement.policies import Batch, Policy, Sampling
 from gmeta.reinforcement.rewards import Reward, rewards_of
@@ -119,12 +120,14 @@ class Rollouts:
           reward: The reward.
           step: Of the training, from 0 on; a tensor too.
           reference: The reference, which shares the policy's tables.
-          user: The column of users' ids, by which errors name a user.
+          user: The column of users' ids, integers or texts, by which users draw and errors name them. None:
+            users draw by their histories, so users of the same history draw the same.
 
         Raises:
-          ConfigError: The reward can't be used; see `rewards_of`.
+          ConfigError: The reward can't be used; see `rewards_of`. Or the batch lacks the users.
         """
-        items = policy.sample(x, self.group, seed=self.seed, step=step, method=self.sampling)
+        keys = None if user is None else _keys(x, user)
+        items, _ = policy.sample(x, self.group, seed=self.seed, step=step, method=self.sampling, keys=keys)
         items = tf.ensure_shape(items, [None, self.group])
         log_probs = policy.digit_log_probs(x, items)
         order = tf.argsort(tf.reduce_sum(log_probs, axis=-1), axis=1, direction="DESCENDING", stable=True)
@@ -144,3 +147,12 @@ class Rollouts:
     def settings(self) -> dict[str, Any]:
         """The arguments that recreate this object."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _keys(x: Batch, user: str) -> tf.Tensor:
+    if user not in x:
+        raise ConfigError(
+            f"Rollouts: the batch lacks {user!r}, it has {', '.join(map(str, x))}: add the users"
+        )
+    users = tf.convert_to_tensor(x[user])
+    return hash_text(users) if users.dtype == tf.string else tf.cast(users, tf.int64)

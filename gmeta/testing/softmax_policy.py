@@ -47,26 +47,35 @@ class SoftmaxPolicy(Model):
         return tf.nn.log_softmax(tf.matmul(rows, self.kernel) + self.bias)
 
     def sample(
-        self, x: Mapping[str, Any], group: int, *, seed: int, step: Any, method: str = "sample"
-    ) -> tf.Tensor:
-        """Draw items, int64 (users, group)."""
+        self,
+        x: Mapping[str, Any],
+        group: int,
+        *,
+        seed: Any,
+        step: Any,
+        method: str = "sample",
+        keys: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draw items, int64 (users, group), and the logs of their probabilities; keys default to users."""
         logits = self(x, training=False)
-        if method == "beam":
-            return tf.cast(tf.math.top_k(logits, group).indices, tf.int64)
         draws = group if method == "sample" else 1
         first = seed + 1_000_003 * tf.cast(step, tf.int64)
 
-        def noise(user: tf.Tensor) -> tf.Tensor:
+        def noise(key: tf.Tensor) -> tf.Tensor:
             shape = [draws, self.items]
-            uniform = tf.random.stateless_uniform(shape, tf.stack([first, user]), minval=1e-30)
+            uniform = tf.random.stateless_uniform(shape, tf.stack([first, key]), minval=1e-30)
             return -tf.math.log(-tf.math.log(uniform))
 
-        users = tf.cast(x["user"], tf.int64)
-        spec = tf.TensorSpec([draws, self.items], tf.float32)
-        scores = logits[:, tf.newaxis] + tf.map_fn(noise, users, fn_output_signature=spec)
+        users = tf.cast(x["user"] if keys is None else keys, tf.int64)
+        scores = logits[:, tf.newaxis]
+        if method != "beam":
+            spec = tf.TensorSpec([draws, self.items], tf.float32)
+            scores += tf.map_fn(noise, users, fn_output_signature=spec)
         if method == "sample":
-            return tf.argmax(scores, axis=-1)
-        return tf.cast(tf.math.top_k(scores[:, 0], group).indices, tf.int64)
+            items = tf.argmax(scores, axis=-1)
+        else:
+            items = tf.cast(tf.math.top_k(scores[:, 0], group).indices, tf.int64)
+        return items, tf.gather(logits, items, batch_dims=1)
 
     def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
         """Compute the logs of the digits' probabilities, (users, group, 2)."""

@@ -50,6 +50,21 @@ def test_the_likeliest_item_comes_first():
     assert type(rollout).of_columns(rollout.columns()) == rollout
 
 
+def test_users_draw_by_their_ids():
+    policy = policy_of()
+    x = {"user": USERS, "who": tf.strings.as_string(USERS), "same": tf.zeros_like(USERS)}
+
+    def items(user):
+        policy.kernel.assign(tf.zeros_like(policy.kernel))
+        return Rollouts(group=4).draw(policy, x, value, step=0, user=user).items.numpy()
+
+    assert len(np.unique(items("same"), axis=0)) == 1
+    assert len(np.unique(items("user"), axis=0)) > 6
+    assert len(np.unique(items("who"), axis=0)) > 6
+    with pytest.raises(ConfigError, match="the batch lacks 'visitor', it has user, who, same"):
+        items("visitor")
+
+
 def gradient_of(policy, sampling, baseline, *, users=4_000, group=3):
     """The mean gradient of the bias over users who are all alike, and its standard error."""
     rollouts = Rollouts(group=group, sampling=sampling)
@@ -120,7 +135,7 @@ def test_sampled_frequencies_are_the_probabilities(policy):
     p = tf.nn.softmax(policy.bias).numpy()
     x = {"user": tf.range(3_000, dtype=tf.int64)}
     for method, column in (("sample", slice(None)), ("without_replacement", slice(1))):
-        drawn = policy.sample(x, 3, seed=1, step=2, method=method).numpy()[:, column]
+        drawn = policy.sample(x, 3, seed=1, step=2, method=method)[0].numpy()[:, column]
         counts = np.bincount(drawn.ravel(), minlength=9)
         assert ((counts - p * drawn.size) ** 2 / (p * drawn.size)).sum() < 26.1  # the 0.1% tail of 8 degrees
 

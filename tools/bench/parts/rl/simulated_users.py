@@ -57,10 +57,10 @@ class SimulatedUsers:
     def ids(self) -> SemanticIds:
         """Codes of the items, by what stands near them in the histories."""
         vectors = cooccurrence_vectors(list(self.past.items), items=self.items, dim=32, seed=self.seed)
-        return semantic_ids(vectors, levels=2, codes=32, seed=self.seed)
+        return semantic_ids(vectors, levels=2, codes=32, balanced=True, seed=self.seed)
 
     def histories(self, of: UserHistories, *, shuffle: int | None = None) -> tf.data.Dataset:
-        """Return batches of ``user``, ``item``, ``action`` and ``time``, shuffled by a seed if one is given."""
+        """Return batches of ``user``, ``item``, ``action`` and ``time``; shuffled, if a seed is given."""
         columns = {name: _ragged(getattr(of, name + "s")) for name in ("item", "action", "time")}
         data = tf.data.Dataset.from_tensor_slices({"user": of.states.users, **columns})
         if shuffle is not None:
