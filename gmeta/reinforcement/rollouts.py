@@ -8,11 +8,13 @@ sample               Independent draws, so an item may come twice. The mean over
                      the baseline b doesn't depend on the item: with ``baseline="others"`` or ``"none"``
                      exactly, with ``"mean"`` up to the factor 1 - 1/G. Division by the deviation of the
                      group (``scale="std"``), as GRPO has it, gives each user's gradient another scale.
-without_replacement  Distinct items, each step's in the order of Gumbel top-k: more of the catalogue is
-                     seen. A plain mean would be biased towards improbable items, so each item has the
-                     weight of `gmeta.reinforcement.losses.set_weights`, with which sums are unbiased for
-                     ``baseline="none"``; the weighted mean of the group as the baseline adds a bias of
-                     the order of 1/G, which is the price of less variance.
+without_replacement  Distinct items, so more of the catalogue is seen. With ``weights="importance"`` each item
+                     has the weight of `gmeta.reinforcement.losses.set_weights`, with which sums are
+                     unbiased for ``baseline="none"``; the weighted mean of the group as the baseline adds
+                     a bias of the order of 1/G, which is the price of less variance. With
+                     ``weights="equal"`` the gradient is biased towards improbable items: it isn't that of
+                     the expected reward of one item, whose best policy has a single item, but makes a set
+                     of distinct items better. Use it if a list of several items is what is wanted.
 beam                 The likeliest items, the same each time. Not an estimate at all: an item that isn't
                      among the beams is never tried, whatever its reward, and the mean over the group isn't
                      that over the policy. It sharpens what the policy puts first already, as MiniOneRec
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import tensorflow as tf
 
@@ -37,6 +39,7 @@ from gmeta.reinforcement.losses import set_weights
 from gmeta.reinforcement.policies import Batch, Policy, Sampling
 from gmeta.reinforcement.rewards import Reward, rewards_of
 
+Weights = Literal["importance", "equal"]
 _COLUMN = "rollout/"
 
 
@@ -79,6 +82,8 @@ class Rollouts:
       group: G, how many items each user gets, >= 2.
       sampling: ``"sample"``, ``"without_replacement"`` or ``"beam"``; this module says what each is good for.
       seed: The seed of the draws.
+      weights: How items count that are drawn without replacement: ``"importance"`` or ``"equal"``. Of the
+        others all count alike.
 
     Raises:
       ConfigError: A setting is none of these.
@@ -93,6 +98,7 @@ class Rollouts:
     group: int = 16
     sampling: Sampling = "sample"
     seed: int = 0
+    weights: Weights = "importance"
 
     def __post_init__(self) -> None:
         whole_number("Rollouts: group", self.group, 2)
@@ -101,6 +107,9 @@ class Rollouts:
             raise ConfigError(
                 f"Rollouts: sampling must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}"
             )
+
+        if self.weights not in get_args(Weights):
+            raise ConfigError(f"Rollouts: weights must be 'importance' or 'equal', got {self.weights!r}")
 
     def draw(
         self,
@@ -133,7 +142,7 @@ class Rollouts:
         order = tf.argsort(tf.reduce_sum(log_probs, axis=-1), axis=1, direction="DESCENDING", stable=True)
         items, log_probs = (tf.gather(each, order, batch_dims=1) for each in (items, log_probs))
         weights = tf.fill(tf.shape(items), 1 / self.group)
-        if self.sampling == "without_replacement":
+        if self.sampling == "without_replacement" and self.weights == "importance":
             weights = set_weights(tf.reduce_sum(log_probs, axis=-1))
         return Rollout(
             items=items,

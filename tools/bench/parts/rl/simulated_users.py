@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,7 +26,8 @@ class SimulatedUsers:
     Attributes:
       seed: Of the world.
       items: Of the catalogue.
-      users: To train on; a quarter as many more are measured on.
+      users: To train policies on; a quarter as many more are measured on.
+      logged: Users of whom the model of clicks learns, those to train policies on among them.
       events: Of each user.
       pages: That each is shown, of 10 items.
       batch: Users a step.
@@ -34,6 +36,7 @@ class SimulatedUsers:
     seed: int
     items: int
     users: int
+    logged: int
     events: int
     pages: int
     batch: int
@@ -51,7 +54,12 @@ class SimulatedUsers:
     @cached_property
     def new(self) -> UserHistories:
         """The histories of the users to measure on."""
-        return self.simulator.histories(self.users + np.arange(self.users // 4), self.events, self.pages)
+        return self.simulator.histories(self.logged + np.arange(self.users // 4), self.events, self.pages)
+
+    @cached_property
+    def log(self) -> UserHistories:
+        """The histories of the users of whom the model of clicks learns."""
+        return self.simulator.histories(np.arange(self.logged), self.events, self.pages)
 
     @cached_property
     def ids(self) -> SemanticIds:
@@ -60,22 +68,18 @@ class SimulatedUsers:
         return semantic_ids(vectors, levels=2, codes=32, balanced=True, seed=self.seed)
 
     def histories(self, of: UserHistories, *, shuffle: int | None = None) -> tf.data.Dataset:
-        """Return batches of ``user``, ``item``, ``action`` and ``time``; shuffled, if a seed is given."""
-        columns = {name: _ragged(getattr(of, name + "s")) for name in ("item", "action", "time")}
-        data = tf.data.Dataset.from_tensor_slices({"user": of.states.users, **columns})
-        if shuffle is not None:
-            data = data.shuffle(len(of.states), seed=shuffle)
-        return data.batch(self.batch)
+        """Return batches of ``user`` and of events' columns; shuffled, if a seed is given."""
+        return self._batches({"user": of.states.users, **self._events(of)}, shuffle)
 
-    def exposures(self, of: UserHistories) -> tf.data.Dataset:
+    def exposures(self, of: UserHistories, *, shuffle: int | None = None) -> tf.data.Dataset:
         """Return batches of users with all that they were shown, as `gmeta.models.GRM` takes them."""
         n, pages, page = of.shown.shape
         category = self.simulator.world.category
         shown = of.shown.reshape(n, -1)
         parts = {
             "task": of.states.users,
-            "contexts": {"user": of.states.users},
-            "history": {name: _ragged(getattr(of, name + "s")) for name in ("item", "action", "time")},
+            "contexts": {},
+            "history": self._events(of),
             "targets": {
                 "item": _ragged(shown),
                 "category": _ragged(category[shown]),
@@ -83,7 +87,18 @@ class SimulatedUsers:
             },
             "labels": {"click": _ragged(of.clicks.reshape(n, pages * page).astype(np.float32))},
         }
-        return tf.data.Dataset.from_tensor_slices(parts).batch(self.batch)
+        return self._batches(parts, shuffle)
+
+    def _batches(self, parts: Any, shuffle: int | None) -> tf.data.Dataset:
+        data = tf.data.Dataset.from_tensor_slices(parts)
+        if shuffle is not None:
+            data = data.shuffle(self.logged, seed=shuffle)
+        return data.batch(self.batch)
+
+    def _events(self, of: UserHistories) -> dict[str, tf.RaggedTensor]:
+        columns = {"item": of.items, "category": self.simulator.world.category[of.items]}
+        columns |= {"action": of.actions, "time": of.times}
+        return {name: _ragged(column) for name, column in columns.items()}
 
 
 def _ragged(rows: np.ndarray) -> tf.RaggedTensor:

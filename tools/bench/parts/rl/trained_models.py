@@ -42,12 +42,12 @@ def learn_clicks(users: SimulatedUsers, *, epochs: int, seed: int) -> GRM:
     """Train a model of clicks on what the log shows: its exposures, never the true probabilities."""
     features = [
         FeatureConfig(name, TableConfig(name, width, initializer=Normal(0.0, 0.1)))
-        for name, width in (("item", DIM), ("category", 16), ("action", 8))
+        for name, width in (("item", 16), ("category", 16), ("action", 4))
     ]
     model = grm(
         features,
         contexts=[],
-        history=["item", "action"],
+        history=["item", "category", "action"],
         targets=["item", "category"],
         labels={"ctr": "click"},
         time="time",
@@ -57,9 +57,10 @@ def learn_clicks(users: SimulatedUsers, *, epochs: int, seed: int) -> GRM:
         expert_units=(DIM,),
         max_length=users.events,
         by_time=True,
+        dropout=0.1,
         optimizer=Adam(None),
         seed=seed,
     )
     model.compile(tf.keras.optimizers.Adam(3e-3))
-    model.fit(users.exposures(users.past), epochs=epochs, verbose=0)
+    model.fit(users.exposures(users.log, shuffle=seed), epochs=epochs, verbose=0)
     return model
