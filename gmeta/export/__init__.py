@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gmeta.export.defaults import default_signatures
     from gmeta.export.meta_models import meta_signatures
     from gmeta.export.meta_sequence_models import meta_sequence_signatures
+    from gmeta.export.retrieval import retrieval_signatures
     from gmeta.export.saved_model import Exported, export_model
     from gmeta.export.sequence_models import exposure_signatures, next_item_signatures
     from gmeta.export.signature import DEFAULT_SIGNATURE, Signature, feature_inputs
@@ -31,6 +32,7 @@ _WHERE = {
     "meta_sequence_signatures": "gmeta.export.meta_sequence_models",
     "meta_signatures": "gmeta.export.meta_models",
     "next_item_signatures": "gmeta.export.sequence_models",
+    "retrieval_signatures": "gmeta.export.retrieval",
     "unknown_rows": "gmeta.export.unknown_ids",
 }
 """Name -> the module that defines it."""
@@ -47,6 +49,7 @@ __all__ = [
     "meta_sequence_signatures",
     "meta_signatures",
     "next_item_signatures",
+    "retrieval_signatures",
     "unknown_rows",
 ]
 

@@ -10,10 +10,11 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.export.meta_models import RATING, meta_signatures
 from gmeta.export.meta_sequence_models import meta_sequence_signatures
+from gmeta.export.retrieval import retrieval_signatures
 from gmeta.export.sequence_models import exposure_signatures, next_item_signatures
 from gmeta.export.signature import DEFAULT_SIGNATURE, Signature, feature_inputs
 from gmeta.layers import EmbeddingCollection
-from gmeta.models import GRM, MetaGRM, MetaModel, NextItemModel
+from gmeta.models import GRM, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel
 
 
 def default_signatures(
@@ -26,10 +27,10 @@ def default_signatures(
     """Choose the signatures of a model by its class.
 
     A `MetaModel` has those of `gmeta.export.meta_models`, a `MetaGRM` those of
-    `gmeta.export.meta_sequence_models`, a `GRM` or a `NextItemModel` those of `gmeta.export.sequence_models`.
-    Any other model has one signature, its own call with ``training=False``. The inputs of that signature are
-    a functional model's inputs, or else the features of the model's embedding collections; its answer is the
-    same as that of `predict`.
+    `gmeta.export.meta_sequence_models`, a `GRM` or a `NextItemModel` those of `gmeta.export.sequence_models`,
+    and a `GenerativeRetriever` that of `gmeta.export.retrieval`. Any other model has one signature, its own
+    call with ``training=False``. The inputs of that signature are a functional model's inputs, or else the
+    features of the model's embedding collections; its answer is the same as that of `predict`.
 
     Args:
       model: The model.
@@ -51,6 +52,8 @@ def default_signatures(
         return meta_signatures(model, answer=label or RATING, of_logits=of_logits)
     if isinstance(model, GRM):
         return exposure_signatures(model, text_ids=text_ids)
+    if isinstance(model, GenerativeRetriever):
+        return retrieval_signatures(model, text_ids=text_ids)
     if isinstance(model, NextItemModel):
         return next_item_signatures(model, text_ids=text_ids)
     return {DEFAULT_SIGNATURE: _own_call(model, collections, label)}

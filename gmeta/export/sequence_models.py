@@ -44,30 +44,43 @@ def next_item_signatures(
     k = min(10, model.items) if k is None else whole_number("k", k, least=1)
     if k > model.items:
         raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
-    (feature,) = model.collection.features
-    inputs = {model.item: id_spec(feature, text_ids, matrix=True)}
-    if model.time is not None:
-        inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
+    inputs = history_inputs(model, text_ids)
 
     @functools.cache
     def vectors() -> tf.Variable:
         with tf.init_scope():
             return tf.Variable(model.item_vectors(), trainable=False, name="item_vectors")
 
-    def histories(given: Mapping[str, tf.Tensor]) -> dict[str, tf.RaggedTensor]:
-        columns = {name: given[name] for name in inputs}
-        return ragged_columns(columns, {model.item: columns[model.item]})[0]
-
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         items, scores = model.recommend(
-            histories(given), k, leave_out_seen=leave_out_seen, vectors=tf.convert_to_tensor(vectors())
+            histories(inputs, model.item, given),
+            k,
+            leave_out_seen=leave_out_seen,
+            vectors=tf.convert_to_tensor(vectors()),
         )
         return {"items": items, "scores": scores}
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        return {"query": model(histories(given), training=False)}
+        return {"query": model(histories(inputs, model.item, given), training=False)}
 
     return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+
+
+def history_inputs(model: NextItemModel, text_ids: bool) -> dict[str, tf.TensorSpec]:
+    """Return the columns of histories that clients send: of items, and of times if the model has them."""
+    (feature,) = model.collection.features
+    inputs = {model.item: id_spec(feature, text_ids, matrix=True)}
+    if model.time is not None:
+        inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
+    return inputs
+
+
+def histories(
+    inputs: Mapping[str, tf.TensorSpec], item: str, given: Mapping[str, tf.Tensor]
+) -> dict[str, tf.RaggedTensor]:
+    """Make a model's batch of the matrices that clients send, padded where the item is."""
+    columns = {name: given[name] for name in inputs}
+    return ragged_columns(columns, {item: columns[item]})[0]
 
 
 def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signature]:

@@ -25,8 +25,9 @@ class RetrieverSettings:
     """Of the ids, the model and its training."""
 
     ids: str = "attributes"  # or cooccurrence, items, random
-    levels: int = 2
-    codes: int = 32
+    levels: int = 3
+    codes: int = 128
+    depth: int | None = 1  # codes that are told as digits; the others are part of items' vectors alone
     balanced: bool = True
     vectors: int = 64  # the width of what ids are made of
     item_epochs: int = 10  # of the model whose items' vectors ids are made of
@@ -80,6 +81,7 @@ def make_retriever(ids: SemanticIds, settings: RetrieverSettings, seed: int) -> 
         backbone,
         ids,
         max_length=s.max_length,
+        depth=min(s.depth, s.levels) if s.depth else None,
         width=s.width,
         blocks=s.decoder_blocks,
         heads=s.decoder_heads,

@@ -8,51 +8,54 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.data.code_trie import CodeTrie
-from gmeta.core.data.codebooks import Codebooks
+from gmeta.core.data.codebooks import Codebooks, places_in_groups
 from gmeta.core.data.semantic_ids import SemanticIds
 
 
 class CodeTables:
-    """What a decoder needs to know of semantic ids.
+    """What a decoder needs to know of semantic ids, of which the first codes are told digit by digit.
 
-    The last digit of an id only tells apart items that share all codes. So here the items below a node of
-    the last level but one are numbered by their place among each other: from 0, without gaps.
+    One digit more numbers the items that share these codes, from 0 without gaps.
 
     Attributes:
-      trie: The `CodeTrie` of the ids.
+      trie: The `CodeTrie` of these digits, L a code.
       sizes: For each level, how many logits the children of a node take: the codes of the level; of the last
-        one the most items that share all codes.
+        one the most items that share all codes that are told.
       starts: For each level, as `CodeTrie` has them, int64.
       digits: For each level, which logit a child takes, int32.
       items: (V,) int64: the item at each node of the last level.
       nodes: (V, L) int64: the nodes that each item's code leads through, one a level.
-      codes: (V, L - 1) int64: each item's digits, without the last.
-      begins: (L - 1,) int64: where a level's codes begin in a table of the codes of all levels.
+      codes: (V, levels) int64: each item's codes, also those that aren't told as digits.
+      begins: (levels,) int64: where a level's codes begin in a table of the codes of all levels.
 
     Args:
       ids: The semantic ids.
+      depth: How many codes are told as digits, from 1 to the ids' levels.
     """
 
-    def __init__(self, ids: SemanticIds) -> None:
-        self.trie = trie = CodeTrie.of(ids.digits)
-        last = np.diff(trie.starts[-1])
-        places = (np.arange(len(trie.places)) - np.repeat(trie.starts[-1][:-1], last)).astype(np.int32)
+    def __init__(self, ids: SemanticIds, depth: int) -> None:
+        told = ids.digits[:, :depth]
+        _, groups = np.unique(told, axis=0, return_inverse=True)
+        order, numbers = np.lexsort(ids.digits.T[::-1]), np.empty(len(told), np.int32)
+        numbers[order] = places_in_groups(groups[order])
+        self.trie = trie = CodeTrie.of(np.column_stack([told, numbers]))
         nodes = np.empty((len(trie.places), trie.levels), np.int64)
         node = np.argsort(trie.places)
         for level in range(trie.levels - 1, -1, -1):
             nodes[:, level] = node
             node = np.searchsorted(trie.starts[level], node, side="right") - 1
-        self.sizes = (*ids.codebooks.sizes, int(last.max()))
+        books = ids.codebooks.sizes
+        self.sizes = (*books[:depth], int(numbers.max()) + 1)
         self.starts = tuple(tf.constant(starts) for starts in trie.starts)
-        self.digits = tuple(tf.constant(digits) for digits in (*trie.digits[:-1], places))
+        self.digits = tuple(tf.constant(digits) for digits in trie.digits)
         self.items = tf.constant(trie.places)
         self.nodes = tf.constant(nodes)
         self.codes = tf.constant(ids.digits[:, :-1].astype(np.int64))
-        self.begins = tf.constant(np.cumsum([0, *self.sizes[:-2]]))
+        self.begins = tf.constant(np.cumsum([0, *books[:-1]]))
 
     @property
     def levels(self) -> int:
-        """L, the digits of a code."""
+        """L, the digits that are told, the last included."""
         return len(self.sizes)
 
     def items_of(self, nodes: tf.Tensor) -> tf.Tensor:

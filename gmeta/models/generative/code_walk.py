@@ -29,7 +29,8 @@ class CodeWalk:
 
     def __init__(self, decoder: DigitDecoder, tables: CodeTables, h: tf.Tensor, logits: Logits) -> None:
         self.decoder, self.tables, self.h, self._logits = decoder, tables, h, logits
-        self._entered, self._past = decoder.start(h), ()
+        self._entered = decoder.start(h)
+        self._past: Past = ()
         self.level, self.users = 0, tf.shape(h)[0]
 
     def logits(self, nodes: tf.Tensor, beams: tf.Tensor | None) -> tf.Tensor:

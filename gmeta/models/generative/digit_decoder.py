@@ -152,7 +152,7 @@ class DigitDecoder(tf.keras.layers.Layer):
         return self.add_weight(name=name, shape=(rows, self.width), initializer=initializer)
 
     def _norm(self, name: str) -> tuple[tf.Variable, tf.Variable]:
-        return tuple(  # type: ignore[return-value]
+        return tuple(
             self.add_weight(name=f"{name}/{part}", shape=(self.width,), initializer=start)
             for part, start in (("scale", "ones"), ("offset", "zeros"))
         )

@@ -13,17 +13,18 @@ from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses import mean_loss
-from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
+from gmeta.models.generative.code_scorer import CodeScorer
+from gmeta.models.generative.code_tables import ids_config, ids_from_config
 from gmeta.models.generative.code_walk import CodeWalk, distinct, independent, likeliest
-from gmeta.models.generative.digit_decoder import DigitDecoder
 from gmeta.models.generative.seen_items import SeenItems, history_keys
 from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.models.sequence.shifts import but_first, but_last
 from gmeta.models.training.compile_settings import only_columns
 from gmeta.models.training.ranks.step import rank_step
-from gmeta.ops import Jagged, TrieNoise, jagged, trie_log_probs
+from gmeta.ops import Jagged, TrieNoise, jagged
 
 Method = Literal["sample", "without_replacement", "beam"]
+_FEW = 1 << 16  # items of which a search looks up all at once, instead of those at the ends of its beams
 _SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
 
 
@@ -40,12 +41,13 @@ class GenerativeRetriever(NextItemModel):
     The trunk is that of `NextItemModel`, but that an item is known by its code too: so something is known of
     an item that was seldom seen. From H a decoder (`DigitDecoder`) computes a query for each digit, given
     those before it. The logits of a level are the products of its query with the vectors C of the level's
-    codes, and a bias. The last digit only numbers the items that share all codes, so its logits are products
-    with these items' own vectors E, and β more for the items of the history, as in `NextItemModel`: where
-    codes leave some tens of items to choose from, a search by codes ends in a search by vectors. Each digit's
-    probabilities are normalised over the digits that may follow, so the probabilities of all items sum to one
-    exactly, and no code comes out that no item has. The loss is the mean over all tokens with a successor, on
-    all ranks; its last term is `NextItemModel`'s own loss, on H and v.
+    codes, and a bias. The last digit only numbers the items that share all codes that are told (``depth``),
+    so its logits are products with these items' own vectors v, and β more for the items of the history, as in
+    `NextItemModel`: where codes leave some tens of items to choose from, a search by codes ends in a search
+    by vectors. Each digit's probabilities are normalised over the digits that may follow, so the
+    probabilities of all items sum to one exactly, and no code comes out that no item has. The loss is the
+    mean over all tokens with a successor, on all ranks; its last term is `NextItemModel`'s own loss, on H
+    and v.
 
     Batches, histories, `fit`, pipelines and ranks are as in `NextItemModel`. `retrieve` searches by beams.
     `evaluate` measures that search: an item that it doesn't find has the last rank. `recommend` compares the
@@ -59,6 +61,8 @@ class GenerativeRetriever(NextItemModel):
       max_length: The longest history that is read, as for the backbone.
       item: The name of the item column and of its feature.
       time: The column of times; None: the backbone gets no times.
+      depth: How many codes are told as digits, from 1 on; the items that share them are told apart by their
+        vectors. None: all codes.
       width: Of the decoder's tokens.
       blocks: How many blocks the decoder has.
       heads: Of the decoder's attention; they divide the width.
@@ -99,6 +103,7 @@ class GenerativeRetriever(NextItemModel):
         max_length: int,
         item: str = "item",
         time: str | None = None,
+        depth: int | None = None,
         width: int = 64,
         blocks: int = 1,
         heads: int = 2,
@@ -133,18 +138,13 @@ class GenerativeRetriever(NextItemModel):
         if finite_number(f"{name}: sampled", sampled) < 0:
             raise ConfigError(f"{name}: sampled must be at least 0, got {sampled}")
         self._check_beam(max(self.ranking.ks), beam)
-        self.ids, self.beam, self.sampled = ids, beam, sampled
-        self.codes = CodeTables(ids)
-        self.code_vectors = self.add_weight(
-            name="code_vectors",
-            shape=(sum(ids.codebooks.sizes), self.dim),
-            initializer=tf.keras.initializers.TruncatedNormal(stddev=1 / self.dim, seed=seed),
-        )
-        self.code_biases = self.add_weight(
-            name="code_biases", shape=(sum(ids.codebooks.sizes),), initializer="zeros"
-        )
-        self.decoder = DigitDecoder(
-            ids.codebooks.sizes, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
+        levels = len(ids.codebooks.sizes)
+        depth = levels if depth is None else whole_number(f"{name}: depth", depth, least=1)
+        if depth > levels:
+            raise ConfigError(f"{name}: depth must be at most {levels}, the codes of an item, got {depth}")
+        self.ids, self.depth, self.beam, self.sampled = ids, depth, beam, sampled
+        self.scorer = CodeScorer(
+            ids, depth, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
         )
         self.code_mean = tf.keras.metrics.Mean(name="code_loss")
 
@@ -156,8 +156,12 @@ class GenerativeRetriever(NextItemModel):
     @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """Compute the vectors v of the catalogue, (V, d)."""
-        rows = self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item]
-        return self._with_codes(rows, tf.range(self.items, dtype=tf.int64))
+        return self.scorer.with_codes(self.item_rows(), tf.range(self.items, dtype=tf.int64))
+
+    @tf.autograph.experimental.do_not_convert
+    def item_rows(self) -> tf.Tensor:
+        """Look up the rows E of the catalogue, (V, d); untrained items have their initial rows."""
+        return self._rows([self.catalogue.all_keys], False)
 
     @tf.autograph.experimental.do_not_convert
     def retrieve(
@@ -168,6 +172,7 @@ class GenerativeRetriever(NextItemModel):
         beam: int | None = None,
         allow: Any = None,
         leave_out_seen: bool = False,
+        rows: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the items that most likely come next, by a beam search over the codes.
 
@@ -180,6 +185,7 @@ class GenerativeRetriever(NextItemModel):
           allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
             for all the same, so fewer than k items are left where the beam holds too few others.
+          rows: The result of `item_rows`, if it is known already. None: they are looked up.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
@@ -190,10 +196,11 @@ class GenerativeRetriever(NextItemModel):
         """
         beam = self.beam if beam is None else beam
         self._check_beam(k, beam)
-        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
         h, histories = self._read_histories(x, False)
         seen = SeenItems(histories, self.items)
-        numbers, scores = self._search(h, seen, beam if leave_out_seen else k, beam, allowed)
+        walk = self._walk(h, seen, rows)
+        numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
         if leave_out_seen:
             users = tf.range(tf.shape(h, tf.int64)[0])
             left = (numbers >= 0) & ~seen.holds(users, tf.maximum(numbers, 0))
@@ -241,9 +248,9 @@ class GenerativeRetriever(NextItemModel):
         whole_number(f"{self.name}: group", group, least=1)
         if method not in get_args(Method):
             raise ConfigError(f"{self.name}: method must be one of {get_args(Method)}, got {method!r}")
-        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
         h, histories = self._read_histories(x, False)
-        walk = self._walk(h, SeenItems(histories, self.items))
+        walk = self._walk(h, SeenItems(histories, self.items), None)
         own = history_keys(histories) if keys is None else tf.convert_to_tensor(keys, tf.int64)
 
         def noise(level: int) -> TrieNoise:
@@ -274,16 +281,16 @@ class GenerativeRetriever(NextItemModel):
         ids, times = self._sequences(x, self.max_length)
         wanted = tf.convert_to_tensor(items)
         numbers = self.catalogue.numbers(tf.reshape(wanted, [-1]))
-        siblings = tf.reshape(self._siblings(numbers), [-1])
-        cut = [tf.size(ids.values), tf.size(siblings)]
-        known, others = tf.split(self._rows([ids.values, self.catalogue.keys(siblings)], training), cut)
+        siblings = self.scorer.siblings(numbers)
+        cut, keys = [tf.size(ids.values), tf.size(siblings)], self.catalogue.keys(tf.reshape(siblings, [-1]))
+        known, others = tf.split(self._rows([ids.values, keys], training), cut)
         histories = ids._replace(values=self.catalogue.find(ids.values))
-        tokens = histories._replace(values=self._with_codes(known, histories.values))
+        tokens = histories._replace(values=self.scorer.with_codes(known, histories.values))
         h = jagged.last(self._queries(tokens, times, None, training))
         users = tf.repeat(tf.range(tf.shape(h, tf.int64)[0]), tf.shape(wanted)[1])
-        seen = SeenItems(histories, self.items).holds(users, self._siblings(numbers))
-        found = self._log_probs(jagged.take(h, users), numbers, others, seen, training)
-        return tf.reshape(found, tf.concat([tf.shape(wanted), [self.codes.levels]], axis=0))
+        biases = self._biases(SeenItems(histories, self.items).holds(users, siblings))
+        found = self.scorer(jagged.take(h, users), numbers, siblings, others, biases, training=training)
+        return tf.reshape(found, tf.concat([tf.shape(wanted), [self.scorer.codes.levels]], axis=0))
 
     def item_log_probs(self, x: Mapping[str, Any]) -> tf.Tensor:
         """Compute the logs of the probabilities of all items, (users, V): what `retrieve` searches.
@@ -298,23 +305,24 @@ class GenerativeRetriever(NextItemModel):
         """Compute the mean loss of telling each token's next item, and the number of tokens."""
         items, times, drawn = self._read(only_columns(self.name, data))
         asked, following = but_last(items), but_first(items).values
-        siblings = self._siblings(following)
+        siblings = self.scorer.siblings(following)
         cut = [tf.size(items.values), tf.size(siblings), tf.size(drawn) if self.sampled else 0]
         rows = self.collection(self._wanted(items, drawn), training=True)[self.item]
         known, others, negatives = tf.split(rows, cut)
-        tokens = self._with_codes(known, items.values)
+        tokens = self.scorer.with_codes(known, items.values)
         queries, positives = self._ask(items._replace(values=tokens), times, training=True)
         users = jagged.row_ids(asked)
         until = tf.gather(items.offsets, users) + jagged.positions(asked)
-        seen = SeenItems(items, self.items).holds(users, siblings, until)
-        code_losses = -tf.reduce_sum(self._log_probs(queries.values, following, others, seen, True), axis=1)
+        biases = self._biases(SeenItems(items, self.items).holds(users, siblings, until))
+        logs = self.scorer(queries.values, following, siblings, others, biases, training=True)
+        code_losses = -tf.reduce_sum(logs, axis=1)
         losses = code_losses
         if self.sampled:
             losses += self.sampled * self.loss_of(
                 queries.values,
                 positives.values,
                 following,
-                negatives=self._with_codes(negatives, drawn),
+                negatives=self.scorer.with_codes(negatives, drawn),
                 negative_ids=drawn,
                 **self._look_back(items, tokens),
             )
@@ -334,10 +342,11 @@ class GenerativeRetriever(NextItemModel):
         with rank_step(self, data) as step:
             ids, times = self._sequences(x, self.max_length + 1)
             items = ids._replace(values=self.catalogue.numbers(ids.values))
-            tokens = self._with_codes(self._rows([ids.values], False), items.values)
+            tokens = self.scorer.with_codes(self._rows([ids.values], False), items.values)
             queries, _ = self._ask(items._replace(values=tokens), times, training=False)
             seen = SeenItems(but_last(items), self.items)
-            found, _ = self._search(jagged.last(queries), seen, max(self.ranking.ks), self.beam, None)
+            walk = self._walk(jagged.last(queries), seen, None)
+            found, _ = likeliest(walk, max(self.ranking.ks), self.beam)
             there = found == jagged.last(items)[:, tf.newaxis]
             places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
             ranks = tf.where(tf.reduce_any(there, axis=1), places, self.items)
@@ -356,9 +365,10 @@ class GenerativeRetriever(NextItemModel):
         return {
             **{name: config[name] for name in (*_SETTINGS, "seed", "name")},
             "ids": ids_config(self.ids),
-            "width": self.decoder.width,
-            "blocks": len(self.decoder.blocks),
-            "heads": self.decoder.heads,
+            "width": self.scorer.decoder.width,
+            "blocks": len(self.scorer.decoder.blocks),
+            "heads": self.scorer.decoder.heads,
+            "depth": self.depth,
             "beam": self.beam,
             "sampled": self.sampled,
         }
@@ -390,7 +400,7 @@ class GenerativeRetriever(NextItemModel):
         """Return the trunk's vectors (users, d), and the numbers of the histories' items, -1 if unknown."""
         ids, times = self._sequences(x, self.max_length)
         histories = ids._replace(values=self.catalogue.find(ids.values))
-        tokens = self._with_codes(self._rows([ids.values], training), histories.values)
+        tokens = self.scorer.with_codes(self._rows([ids.values], training), histories.values)
         queries = self._queries(histories._replace(values=tokens), times, None, training)
         return jagged.last(queries), histories
 
@@ -401,72 +411,27 @@ class GenerativeRetriever(NextItemModel):
     def _rows(self, ids: Sequence[tf.Tensor], training: bool | None) -> tf.Tensor:
         return self.collection({self.item: tf.concat(ids, axis=0)}, training=training)[self.item]
 
-    def _with_codes(self, rows: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-        """Compute v of items from their rows, (n, d)."""
-        known = tf.cast(numbers >= 0, rows.dtype)[:, tf.newaxis]
-        codes = tf.gather(self.codes.codes, tf.maximum(numbers, 0)) + self.codes.begins
-        vectors = jagged.take(tf.convert_to_tensor(self.code_vectors), codes)
-        return rows + known * tf.reduce_sum(vectors, axis=1)
-
-    def _siblings(self, numbers: tf.Tensor) -> tf.Tensor:
-        """Return the items that share all codes with items, and others in their lack: (n, c)."""
-        return self.codes.siblings(self.codes.parents(numbers, self.codes.levels - 1))
-
     def _wanted(self, items: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
-        siblings = tf.reshape(self._siblings(but_first(items).values), [-1])
+        siblings = tf.reshape(self.scorer.siblings(but_first(items).values), [-1])
         numbers = [items.values, siblings, *([drawn] if self.sampled else [])]
         return {self.item: self.catalogue.keys(tf.concat(numbers, axis=0))}
 
-    def _log_probs(
-        self, h: tf.Tensor, numbers: tf.Tensor, siblings: tf.Tensor, seen: tf.Tensor, training: bool
-    ) -> tf.Tensor:
-        """Compute the logs of the probabilities of items' digits, (n, L).
+    def _walk(self, h: tf.Tensor, seen: SeenItems, rows: Any) -> CodeWalk:
+        if rows is None and self.items <= _FEW:
+            rows = self.item_rows()
 
-        Args:
-          h: (n, d).
-          numbers: (n,), the items.
-          siblings: (n * c, d), the rows of `_siblings`.
-          seen: (n, c), which of these the history has.
-          training: Whether to apply dropout.
-        """
-        tables, found = self.codes, []
-        queries = self.decoder(h, tf.gather(tables.codes, numbers), training=training)
-        for level in range(tables.levels):
-            if level + 1 < tables.levels:
-                logits = self._code_logits(level, queries[:, level])
-            else:
-                logits = self._last_logits(queries[:, level], siblings, seen)
-            parents, children = tables.parents(numbers, level), tables.parents(numbers, level + 1)
-            found.append(
-                trie_log_probs(logits, parents, children, tables.starts[level], tables.digits[level])
-            )
-        return tf.stack(found, axis=1)
-
-    def _code_logits(self, level: int, query: tf.Tensor) -> tf.Tensor:
-        """Compute the logits of a level but the last, (n, codes)."""
-        begin = sum(self.codes.sizes[:level])
-        here = slice(begin, begin + self.codes.sizes[level])
-        return tf.matmul(query, self.code_vectors[here], transpose_b=True) + self.code_biases[here]
-
-    def _last_logits(self, query: tf.Tensor, siblings: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """Compute the logits of the last level, (n, c), from the siblings' rows, (n * c, d)."""
-        rows = tf.reshape(siblings, [-1, self.codes.sizes[-1], self.dim])
-        return tf.linalg.matvec(rows, query) + self.repeat_bias * tf.cast(seen, query.dtype)
-
-    def _search(
-        self, h: tf.Tensor, seen: SeenItems, k: int, beam: int, allowed: Any
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        return likeliest(self._walk(h, seen), k, beam, allowed)
-
-    def _walk(self, h: tf.Tensor, seen: SeenItems) -> CodeWalk:
         def logits(level: int, query: tf.Tensor, nodes: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
-            if level + 1 < self.codes.levels:
-                return self._code_logits(level, query)
-            siblings = self.codes.siblings(nodes)
-            rows = self._rows([self.catalogue.keys(tf.reshape(siblings, [-1]))], False)
-            return self._last_logits(query, rows, seen.holds(users, siblings))
+            if level < self.depth:
+                return self.scorer.code_logits(level, query)
+            siblings = self.scorer.codes.siblings(nodes)
+            flat = tf.reshape(siblings, [-1])
+            found = self._rows([self.catalogue.keys(flat)], False) if rows is None else tf.gather(rows, flat)
+            return self.scorer.item_logits(query, siblings, found, self._biases(seen.holds(users, siblings)))
 
-        return CodeWalk(self.decoder, self.codes, h, logits)
+        return CodeWalk(self.scorer.decoder, self.scorer.codes, h, logits)
+
+    def _biases(self, seen: tf.Tensor) -> tf.Tensor:
+        return self.repeat_bias * tf.cast(seen, tf.float32)
 
     def _check_beam(self, k: int, beam: int) -> None:
         whole_number(f"{self.name}: k", k, least=1)

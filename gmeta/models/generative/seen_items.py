@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.ops import Jagged, jagged
 
-_ODD = tf.constant(0x2545F4914F6CDD1D, tf.int64)  # powers of it wrap around, and stay odd
+_ODD = 0x2545F4914F6CDD1D  # powers of it wrap around, and stay odd
 
 
 class SeenItems:
@@ -49,7 +49,8 @@ class SeenItems:
 
 def history_keys(histories: Jagged) -> tf.Tensor:
     """Compute a hash of each history's items and their order, (users,) int64."""
-    powers = tf.math.cumprod(tf.fill([tf.reduce_max(tf.concat([jagged.lengths(histories), [0]], 0))], _ODD))
+    longest = tf.reduce_max(tf.concat([jagged.lengths(histories), [0]], 0))
+    powers = tf.math.cumprod(tf.fill([longest], tf.constant(_ODD, tf.int64)))
     terms = (histories.values + 2) * tf.gather(powers, jagged.positions(histories))
     users = tf.size(histories.offsets) - 1
     return tf.math.unsorted_segment_sum(terms, jagged.row_ids(histories), users)

@@ -59,19 +59,19 @@ def histories(users, seed=0):
     return {"item": tf.ragged.constant(found, tf.int64)}
 
 
-@pytest.mark.parametrize("sizes", [(3,), (4, 3), (3, 2, 3)])
-def test_the_probabilities_of_all_items_sum_to_one(sizes):
-    model = scatter(make_model(make_ids(sizes=sizes)))
+@pytest.mark.parametrize(("sizes", "depth"), [((3,), None), ((4, 3), None), ((4, 3), 1), ((3, 2, 3), 2)])
+def test_the_probabilities_of_all_items_sum_to_one(sizes, depth):
+    model = scatter(make_model(make_ids(sizes=sizes), depth=depth))
     logs = model.item_log_probs(histories(5)).numpy()
     assert logs.shape == (5, ITEMS)
     np.testing.assert_allclose(np.exp(logs).sum(axis=1), 1, rtol=1e-5)
     assert np.ptp(logs) > 1
 
 
-@pytest.mark.parametrize("sizes", [(3,), (4, 3), (3, 2, 3)])
+@pytest.mark.parametrize(("sizes", "depth"), [((3,), None), ((4, 3), None), ((4, 3), 1), ((3, 2, 3), 3)])
 @pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_a_beam_as_wide_as_the_catalogue_is_a_search_of_all_items(sizes, blocks):
-    model = scatter(make_model(make_ids(sizes=sizes), blocks=blocks))
+def test_a_beam_as_wide_as_the_catalogue_is_a_search_of_all_items(sizes, depth, blocks):
+    model = scatter(make_model(make_ids(sizes=sizes), depth=depth, blocks=blocks))
     batch = histories(5)
     logs = model.item_log_probs(batch).numpy()
     items, scores = model.retrieve(batch, k=ITEMS, beam=ITEMS)
@@ -142,6 +142,18 @@ def test_what_a_history_has_gets_beta_more_among_its_siblings():
     assert (after[~seen, 1] >= before[~seen, 1]).all()
 
 
+def test_the_last_digit_is_told_by_the_items_vectors():
+    model = scatter(make_model(make_ids(sizes=(3, 4)), depth=1, repeats=False))
+    model.scorer.decoder.leave.assign(tf.zeros_like(model.scorer.decoder.leave))  # then every query is h
+    batch = histories(4)
+    logs = model.digit_log_probs(batch, tf.tile(tf.range(ITEMS)[tf.newaxis], [4, 1])).numpy()[..., -1]
+    scores = model(batch).numpy() @ model.item_vectors().numpy().T
+    for code in range(3):
+        own = model.ids.digits[:, 0] == code
+        expected = scores[:, own] - np.logaddexp.reduce(scores[:, own], axis=1, keepdims=True)
+        np.testing.assert_allclose(logs[:, own], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_it_learns_what_follows_what_and_evaluate_measures_the_search():
     model, batch = make_model(), histories(96)
     data = tf.data.Dataset.from_tensor_slices(batch).batch(16)
@@ -162,7 +174,7 @@ def test_a_step_makes_one_lookup_and_reaches_every_weight(monkeypatch):
     monkeypatch.setattr(
         model.collection, "lookup", lambda *args, **kwargs: calls.append(args) or lookup(*args, **kwargs)
     )
-    model.decoder.leave.assign_add(tf.ones_like(model.decoder.leave))
+    model.scorer.decoder.leave.assign_add(tf.ones_like(model.scorer.decoder.leave))
     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
         loss, _, _ = model.learn(histories(8))
     assert len(calls) == 1
@@ -179,7 +191,7 @@ def test_gradients_of_given_items_reach_weights_and_rows():
         logs = model.digit_log_probs(histories(4), tf.reshape(tf.range(12), [4, 3]), training=True)
         total = tf.reduce_sum(logs)
     assert logs.shape == (4, 3, 3)
-    gradients = tape.gradient(total, [model.code_vectors, model.decoder.enter, *lookups.rows])
+    gradients = tape.gradient(total, [model.scorer.vectors, model.scorer.decoder.enter, *lookups.rows])
     assert all(float(tf.reduce_sum(tf.abs(each))) > 0 for each in gradients)
 
 
@@ -228,7 +240,7 @@ def test_ids_of_any_kind_come_out_as_they_are():
 
 
 def test_it_is_saved_and_loaded_whole(tmp_path):
-    model, batch = make_model(), histories(16)
+    model, batch = make_model(depth=1), histories(16)
     data = tf.data.Dataset.from_tensor_slices(batch).batch(8)
     model.fit(data, epochs=2, verbose=0)
     items, scores = model.retrieve(batch, k=5)
@@ -237,7 +249,7 @@ def test_it_is_saved_and_loaded_whole(tmp_path):
     assert loaded.ids.digest == model.ids.digest
     np.testing.assert_array_equal(loaded.retrieve(batch, k=5)[0], items)
     np.testing.assert_allclose(loaded.retrieve(batch, k=5)[1], scores, rtol=1e-5)
-    other = make_model()
+    other = make_model(depth=1)
     other.fit(data, epochs=1, verbose=0)
     model.save_weights(tmp_path / "weights" / "model")
     other.load_weights(tmp_path / "weights" / "model")
@@ -256,6 +268,8 @@ def test_what_makes_no_sense_is_named():
         (lambda: make_model(beam=3), "beam must be at least 5, the items wanted, got 3"),
         (lambda: make_model(heads=3), "heads must divide the decoder's width, got 3 and 8"),
         (lambda: make_model(sampled=-1.0), "sampled must be at least 0, got -1.0"),
+        (lambda: make_model(depth=3), "depth must be at most 2, the codes of an item, got 3"),
+        (lambda: make_model(depth=0), "depth must be a whole number from 1 on, got 0"),
         (lambda: make_model(width=0), "width must be a whole number from 1 on, got 0"),
         (lambda: model.compile("adam", "mse"), "compile takes no loss"),
     ):

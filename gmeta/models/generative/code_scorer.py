@@ -1,0 +1,120 @@
+"""The probabilities of items' digits, from vectors of histories, of codes and of items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.models.generative.code_tables import CodeTables
+from gmeta.models.generative.digit_decoder import DigitDecoder
+from gmeta.ops import jagged, trie_log_probs
+
+
+class CodeScorer(tf.keras.layers.Layer):
+    r"""The vectors C of codes, and the decoder whose queries are compared with them.
+
+    .. math::
+       v_j &= E[j] + \textstyle\sum_l C_l[d_{jl}], \quad
+       p(d_l \mid d_1 \dots d_{l-1}, h) = \mathrm{softmax}(C_l q_l + b_l) \\
+       p(j \mid d_1 \dots d_D, h) &= \mathrm{softmax}_j(q_{D+1} \cdot v_j + \beta_j)
+
+    each over what may follow, with the queries q of `DigitDecoder`.
+
+    Args:
+      ids: The semantic ids.
+      depth: D, how many codes are told as digits.
+      dim: d, the width of h and E.
+      width: Of the decoder's tokens.
+      seed: Of initial values and dropout.
+      **decoder: Further arguments of `DigitDecoder`.
+    """
+
+    def __init__(
+        self, ids: SemanticIds, depth: int, dim: int, *, width: int, seed: int, **decoder: Any
+    ) -> None:
+        super().__init__(name="scorer")
+        self.depth, self.dim = depth, dim
+        self.codes = CodeTables(ids, depth)
+        self.books = ids.codebooks.sizes
+        self.vectors = self.add_weight(
+            name="vectors",
+            shape=(sum(self.books), dim),
+            initializer=tf.keras.initializers.TruncatedNormal(stddev=1 / dim, seed=seed),
+        )
+        self.biases = [
+            self.add_weight(name=f"bias{level}", shape=(size,), initializer="zeros")
+            for level, size in enumerate(self.books[:depth])
+        ]
+        self.decoder = DigitDecoder(self.books[:depth], dim, width=width, seed=seed, **decoder)
+        self.built = True
+
+    def call(
+        self,
+        h: tf.Tensor,
+        items: tf.Tensor,
+        siblings: tf.Tensor,
+        rows: tf.Tensor,
+        biases: tf.Tensor,
+        training: bool | None = None,
+    ) -> tf.Tensor:
+        """Compute the logs of the probabilities of items' digits.
+
+        Args:
+          h: (n, d).
+          items: (n,) numbers of items.
+          siblings: (n, c), the result of `siblings`.
+          rows: (n * c, d), their rows E.
+          biases: (n, c), what is added to their logits.
+          training: Whether to apply dropout.
+
+        Returns:
+          (n, D + 1).
+        """
+        tables, found = self.codes, []
+        queries = self.decoder(h, tf.gather(tables.codes[:, : self.depth], items), training=training)
+        for level in range(tables.levels):
+            query = queries[:, level]
+            if level < self.depth:
+                logits = self.code_logits(level, query)
+            else:
+                logits = self.item_logits(query, siblings, rows, biases)
+            parents, children = tables.parents(items, level), tables.parents(items, level + 1)
+            starts, digits = tables.starts[level], tables.digits[level]
+            found.append(trie_log_probs(logits, parents, children, starts, digits))
+        return tf.stack(found, axis=1)
+
+    def code_logits(self, level: int, query: tf.Tensor) -> tf.Tensor:
+        """Compute the logits of a level but the last, (n, codes)."""
+        return tf.matmul(query, self._of_level(level), transpose_b=True) + self.biases[level]
+
+    def item_logits(
+        self, query: tf.Tensor, siblings: tf.Tensor, rows: tf.Tensor, biases: tf.Tensor
+    ) -> tf.Tensor:
+        """Compute the logits of the last level, (n, c).
+
+        Codes that siblings share add the same to all of them, so those that are told aren't added at all.
+        """
+        own = tf.reshape(rows, [-1, self.codes.sizes[-1], self.dim])
+        logits = tf.linalg.matvec(own, query) + biases
+        for level in range(self.depth, len(self.books)):
+            products = tf.matmul(query, self._of_level(level), transpose_b=True)
+            logits += tf.gather(products, tf.gather(self.codes.codes[:, level], siblings), batch_dims=1)
+        return logits
+
+    def with_codes(self, rows: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
+        """Compute v of items, (n, d), from their rows E; of an unknown item, -1, it is the row."""
+        known = tf.cast(items >= 0, rows.dtype)[:, tf.newaxis]
+        codes = tf.gather(self.codes.codes, tf.maximum(items, 0)) + self.codes.begins
+        vectors = jagged.take(tf.convert_to_tensor(self.vectors), codes)
+        return rows + known * tf.reduce_sum(vectors, axis=1)
+
+    def siblings(self, items: tf.Tensor) -> tf.Tensor:
+        """Return the items that share the told codes with items, and others in their lack: (n, c)."""
+        return self.codes.siblings(self.codes.parents(items, self.depth))
+
+    def _of_level(self, level: int) -> tf.Tensor:
+        """Return C of a level, (codes, d)."""
+        begin = sum(self.books[:level])
+        return self.vectors[begin : begin + self.books[level]]
