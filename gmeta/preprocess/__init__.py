@@ -22,7 +22,8 @@ from gmeta.preprocess.semantic.cooccurrence import cooccurrence_vectors
 from gmeta.preprocess.semantic.fit import semantic_ids
 from gmeta.preprocess.semantic.rq_vae import RqVae
 from gmeta.preprocess.summary import PrepareSummary
-from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
+from gmeta.preprocess.synthetic.exposure_config import ExposureConfig
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, write_exposures
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
 from gmeta.preprocess.synthetic.simulator.simulator_config import SimulatorConfig
 from gmeta.preprocess.synthetic.simulator.user_histories import UserHistories

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -78,16 +78,11 @@ class GRPO:
         return Judged(tf.reduce_sum(weights * found.losses, axis=1), logs)
 
     def _losses(self, rollout: Rollout, log_probs: tf.Tensor, advantages: tf.Tensor) -> PolicyLoss:
-        return grpo(
-            log_probs,
-            rollout.log_probs,
-            advantages,
-            rollout.reference,
-            clip=self.clip,
-            clip_high=self.clip_high,
-            kl=self.kl,
-            per=self.per,
-        )
+        return grpo(log_probs, rollout.log_probs, advantages, rollout.reference, **self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("clip", "clip_high", "kl", "per")}
 
 
 @dataclass(frozen=True)
@@ -111,17 +106,8 @@ class ECPO(GRPO):
             raise ConfigError(f"ECPO: delta must be above 0, got {self.delta}")
 
     def _losses(self, rollout: Rollout, log_probs: tf.Tensor, advantages: tf.Tensor) -> PolicyLoss:
-        return ecpo(
-            log_probs,
-            rollout.log_probs,
-            advantages,
-            rollout.reference,
-            clip=self.clip,
-            clip_high=self.clip_high,
-            delta=self.delta,
-            kl=self.kl,
-            per=self.per,
-        )
+        settings = {**self._settings, "delta": self.delta}
+        return ecpo(log_probs, rollout.log_probs, advantages, rollout.reference, **settings)
 
 
 @dataclass(frozen=True)

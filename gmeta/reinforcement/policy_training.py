@@ -14,7 +14,6 @@ from gmeta.models import Model
 from gmeta.models.training.compile_settings import only_columns, refuse_settings
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.reinforcement.objectives import DPO, GRPO
-from gmeta.reinforcement.policies import Policy
 from gmeta.reinforcement.rewards import Reward, rewards_of
 from gmeta.reinforcement.rollouts import Rollout, Rollouts
 
@@ -97,15 +96,16 @@ class PolicyTraining(Model):
         name: str = "policy_training",
     ) -> None:
         super().__init__(name=name)
-        if not isinstance(policy, Policy):
-            lacks = [each for each in _METHODS if not hasattr(policy, each)]
+        if lacks := [each for each in _METHODS if not hasattr(policy, each)]:
             raise ConfigError(
                 f"{name}: a policy draws items and knows their probabilities, and {type(policy).__name__} "
                 f"lacks {', '.join(lacks)}: give a gmeta.models.GenerativeRetriever, or define these"
             )
         if not callable(reward):
             raise ConfigError(f"{name}: reward must be a callable on (batch, items), got {reward!r}")
-        self.policy, self._reward = policy, lambda: reward  # not to be tracked or trained, if it is a model
+        self.policy: Any = policy
+        # In a closure, as an attribute that is a Keras model would be trained along.
+        self._reward: Callable[[], Reward] = lambda: reward
         self.objective, self.rollouts = objective or GRPO(), rollouts or Rollouts()
         self.updates_each = whole_number(f"{name}: updates", updates, 1)
         self.sft, self.next, self.user = finite_number(f"{name}: sft", sft), next, user

@@ -34,7 +34,7 @@ class SoftmaxPolicy(Model):
     ) -> None:
         super().__init__(name=name)
         self.collection, self.codes, self.items = collection, codes, codes * codes
-        self._settings = {"codes": codes, "seed": seed, "scale": scale}
+        self._settings: dict[str, Any] = {"codes": codes, "seed": seed, "scale": scale}
         initializer = tf.keras.initializers.RandomNormal(stddev=scale, seed=seed)
         width = collection.features[0].width
         self.kernel = self.add_weight(name="kernel", shape=(width, self.items), initializer=initializer)

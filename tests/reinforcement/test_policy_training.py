@@ -84,6 +84,22 @@ def test_tables_are_shared_and_frozen():
     assert {id(v) for v in training.trainable_variables} == {id(policy.kernel), id(policy.bias)}
 
 
+def test_a_model_as_the_reward_is_not_trained():
+    class Scores(tf.keras.Model):
+        def __init__(self):
+            super().__init__(name="scores")
+            self.values = self.add_weight(name="values", shape=(ITEMS,), initializer="ones")
+
+        def call(self, batch, items):
+            return tf.gather(self.values, items) * near(batch, items)
+
+    reward = Scores()
+    training = training_of(reward=reward)
+    training.fit(data(), epochs=1, verbose=0)
+    assert all(weight is not reward.values for weight in training.weights)
+    assert np.array_equal(reward.values, np.ones(ITEMS))
+
+
 def test_a_tied_group_has_no_gradient():
     def same(batch, items):
         return tf.ones_like(items, tf.float32) * tf.cast(batch["user"], tf.float32)[:, tf.newaxis]

@@ -89,7 +89,7 @@ class ModelReward:
         history = {name: self._column(batch, name) for name in (*columns.history, *self._times)}
         targets = {self.item: items, **{name: tf.gather(of, items) for name, of in self.attributes.items()}}
         for name in self._times:
-            then = batch[self.time] if self.time else jagged.last(jagged.as_jagged(history[name])) + 1
+            then = batch[self.time] if self.time else self._last(name, history[name]) + 1
             targets[name] = tf.broadcast_to(then[:, tf.newaxis], tf.shape(items))
         logits, _ = self.model.logits(
             {
@@ -100,6 +100,14 @@ class ModelReward:
             False,
         )
         return tf.reshape(tf.sigmoid(tf.cast(logits[self.head], tf.float32)), tf.shape(items))
+
+    def _last(self, name: str, column: Any) -> tf.Tensor:
+        sequences = jagged.as_jagged(column)
+        if sequences is None:
+            raise ConfigError(
+                f"reward {self.name}: {name!r} must be ragged, a row a user, got {type(column).__name__}"
+            )
+        return jagged.last(sequences)
 
     @property
     def _times(self) -> list[str]:
