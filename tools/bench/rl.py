@@ -49,7 +49,7 @@ from parts.rl.simulated_users import SimulatedUsers  # noqa: E402
 from parts.rl.trained_models import imitate, learn_clicks  # noqa: E402
 
 GROUP, K = 16, 10
-_SMALL = {"items": 1100, "users": 64, "logged": 96, "events": 16, "pages": 2, "batch": 32, "seeds": 1}
+_SMALL = {"items": 1100, "users": 96, "events": 16, "pages": 2, "batch": 32, "seeds": 1}
 _SHORT = {"sft_epochs": 1, "click_epochs": 1, "epochs": 1, "stress_updates": 2}
 
 
@@ -180,12 +180,12 @@ def _slots(optimizer: tf.keras.optimizers.Optimizer) -> list[tf.Variable]:
 def main() -> None:
     """Run both parts, or one."""
     options = parser(__doc__)
-    sizes = {"items": 2000, "users": 2000, "logged": 6000, "events": 60, "pages": 6, "batch": 64}
+    sizes = {"items": 2000, "users": 6000, "events": 60, "pages": 6, "batch": 64}
     epochs = {"sft_epochs": 4, "click_epochs": 3, "epochs": 8}
     stressed = {"seeds": 10, "stress_updates": 8, "stress_steps": 16}
     for name, value in {"seed": 0, **sizes, **epochs, **stressed}.items():
         options.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
-    for name, rate in {"rate": 3e-3, "kl": 0.03, "stress_rate": 1e-2}.items():
+    for name, rate in {"rate": 3e-3, "kl": 0.01, "stress_rate": 1e-2}.items():
         options.add_argument(f"--{name.replace('_', '-')}", type=float, default=rate)
     options.add_argument("--parts", nargs="+", choices=["compare", "stress"], default=["compare", "stress"])
     given = options.parse_args()

@@ -26,8 +26,7 @@ class SimulatedUsers:
     Attributes:
       seed: Of the world.
       items: Of the catalogue.
-      users: To train policies on; a quarter as many more are measured on.
-      logged: Users of whom the model of clicks learns, those to train policies on among them.
+      users: To train on; an eighth as many more are measured on.
       events: Of each user.
       pages: That each is shown, of 10 items.
       batch: Users a step.
@@ -36,7 +35,6 @@ class SimulatedUsers:
     seed: int
     items: int
     users: int
-    logged: int
     events: int
     pages: int
     batch: int
@@ -54,12 +52,7 @@ class SimulatedUsers:
     @cached_property
     def new(self) -> UserHistories:
         """The histories of the users to measure on."""
-        return self.simulator.histories(self.logged + np.arange(self.users // 4), self.events, self.pages)
-
-    @cached_property
-    def log(self) -> UserHistories:
-        """The histories of the users of whom the model of clicks learns."""
-        return self.simulator.histories(np.arange(self.logged), self.events, self.pages)
+        return self.simulator.histories(self.users + np.arange(self.users // 8), self.events, self.pages)
 
     @cached_property
     def ids(self) -> SemanticIds:
@@ -92,7 +85,7 @@ class SimulatedUsers:
     def _batches(self, parts: Any, shuffle: int | None) -> tf.data.Dataset:
         data = tf.data.Dataset.from_tensor_slices(parts)
         if shuffle is not None:
-            data = data.shuffle(self.logged, seed=shuffle)
+            data = data.shuffle(self.users, seed=shuffle)
         return data.batch(self.batch)
 
     def _events(self, of: UserHistories) -> dict[str, tf.RaggedTensor]:

@@ -62,5 +62,5 @@ def learn_clicks(users: SimulatedUsers, *, epochs: int, seed: int) -> GRM:
         seed=seed,
     )
     model.compile(tf.keras.optimizers.Adam(3e-3))
-    model.fit(users.exposures(users.log, shuffle=seed), epochs=epochs, verbose=0)
+    model.fit(users.exposures(users.past, shuffle=seed), epochs=epochs, verbose=0)
     return model
