@@ -112,8 +112,7 @@ class PolicyTraining(Model):
         if sft < 0:
             raise ConfigError(f"{name}: sft must be 0 or more, got {sft}")
         self.k, self.beam = whole_number(f"{name}: k", k, 1), beam
-        self.reference: Any = policy.copy_dense(f"{policy.name}_reference")
-        self.reference.trainable = False
+        self.reference: Any = _frozen_copy(policy)
         names = ("loss", "reward", *self.objective.reports, *(("sft_loss",) if sft else ()))
         self.means = {each: tf.keras.metrics.Mean(name=each) for each in names}
         self.rewarded = tf.keras.metrics.Mean(name=f"reward@{k}")
@@ -241,3 +240,15 @@ class PolicyTraining(Model):
             f"{self.name}: a reward is code, which no file can hold: save the policy (`policy.save`), or the "
             "state of training (`save_weights`, gmeta.checkpoint.ShardedCheckpoint)"
         )
+
+
+def _frozen_copy(policy: Any) -> Any:
+    """Copy the dense weights, not to be trained; what both share stays trainable elsewhere as it was."""
+    layers = [part for part in policy.submodules if isinstance(part, tf.keras.layers.Layer)]
+    before = [layer.trainable for layer in layers]
+    copy = policy.copy_dense(f"{policy.name}_reference")
+    copy.trainable = False
+    for layer, was in zip(layers, before, strict=True):
+        if layer.trainable != was:
+            layer.trainable = was
+    return copy

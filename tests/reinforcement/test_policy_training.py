@@ -77,6 +77,7 @@ def test_tables_are_shared_and_frozen():
     records = sorted_records(table)
     training.fit(data(), epochs=2, verbose=0)
     assert training.reference.collection is policy.collection
+    assert policy.collection.trainable  # whoever trains the policy in another way trains its tables too
     assert np.array_equal(training.reference.kernel, kernel)
     assert not np.array_equal(policy.kernel, kernel)
     for name, column in sorted_records(table).items():

@@ -16,6 +16,9 @@ learned/auc                               of the model of clicks, on what new us
 diverged/{grpo,ecpo}                      how many of the seeds end with a true reward below SFT's, or NaN
 stress/{grpo,ecpo}                        the mean true reward at the end of these runs; and the worst
 
+A learned reward needs a greater weight of the divergence (--learned-kl) than the true one (--kl): far from the
+log it is wrong, and a policy finds where.
+
 For the last, each seed is a short run with the true reward under stress: many updates of each rollout, a high
 rate, independent draws, no divergence in the loss. The seed is that of draws and of the order of users.
 """
@@ -110,12 +113,13 @@ def compare(
     quality = clicks.evaluate(users.exposures(users.new), verbose=0, return_dict=True)["auc_ctr"]
     print(json.dumps({"run": "start", **rewards, "auc_of_learned": float(quality)}), flush=True)
     results = []
-    for name, reward in (("learned", learned), ("true", truth)):
+    kinds = {"learned": (learned, given.learned_kl), "true": (truth, given.kl)}
+    for name, (reward, kl) in kinds.items():
         policy, found = train(
             sft,
             users,
             reward,
-            objective=GRPO(kl=given.kl),
+            objective=GRPO(kl=kl),
             rollouts=Rollouts(GROUP, "without_replacement", given.seed, weights="equal"),
             epochs=given.epochs,
             rate=given.rate,
@@ -185,7 +189,7 @@ def main() -> None:
     stressed = {"seeds": 10, "stress_updates": 8, "stress_steps": 16}
     for name, value in {"seed": 0, **sizes, **epochs, **stressed}.items():
         options.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
-    for name, rate in {"rate": 3e-3, "kl": 0.01, "stress_rate": 1e-2}.items():
+    for name, rate in {"rate": 3e-3, "kl": 0.01, "learned_kl": 0.03, "stress_rate": 1e-2}.items():
         options.add_argument(f"--{name.replace('_', '-')}", type=float, default=rate)
     options.add_argument("--parts", nargs="+", choices=["compare", "stress"], default=["compare", "stress"])
     given = options.parse_args()
