@@ -16,8 +16,8 @@ learned/auc                               of the model of clicks, on what new us
 diverged/{grpo,ecpo}                      how many of the seeds end with a true reward below SFT's, or NaN
 stress/{grpo,ecpo}                        the mean true reward at the end of these runs; and the worst
 
-A learned reward needs a greater weight of the divergence (--learned-kl) than the true one (--kl): far from the
-log it is wrong, and a policy finds where.
+Both train by ECPO. A learned reward needs a greater weight of the divergence (--learned-kl) than the true one
+(--kl): far from the log it is wrong, and a policy finds where.
 
 For the last, each seed is a short run with the true reward under stress: many updates of each rollout, a high
 rate, independent draws, no divergence in the loss. The seed is that of draws and of the order of users.
@@ -87,9 +87,12 @@ def train(
     training = PolicyTraining(
         policy, reward, objective=objective, rollouts=rollouts, updates=updates, user="user", k=K
     )
-    batches = -(-users.users // users.batch)
-    decay = tf.keras.optimizers.schedules.CosineDecay(rate, epochs * updates * batches)
-    training.compile(tf.keras.optimizers.Adam(decay), nan="allow")
+    steps = epochs * updates * -(-users.users // users.batch)
+    warm = steps // 10
+    schedule = tf.keras.optimizers.schedules.CosineDecay(
+        0.0, steps - warm, warmup_target=rate, warmup_steps=max(warm, 1)
+    )
+    training.compile(tf.keras.optimizers.Adam(schedule), nan="allow")
     found: dict[str, float] = {}
     for epoch in range(epochs):
         start, data = time.perf_counter(), users.histories(users.past, shuffle=97 * rollouts.seed + epoch)
@@ -119,7 +122,7 @@ def compare(
             sft,
             users,
             reward,
-            objective=GRPO(kl=kl),
+            objective=ECPO(kl=kl),
             rollouts=Rollouts(GROUP, "without_replacement", given.seed, weights="equal"),
             epochs=given.epochs,
             rate=given.rate,
