@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gmeta import optimizers as optimizers
     from gmeta import policies as policies
     from gmeta import preprocess as preprocess
+    from gmeta import reinforcement as reinforcement
     from gmeta.core.collectives import init as init
     from gmeta.models.training.pipeline.settings import Pipeline as Pipeline
 
@@ -53,6 +54,7 @@ __all__ = [
     "optimizers",
     "policies",
     "preprocess",
+    "reinforcement",
 ]
 
 

@@ -22,7 +22,16 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gmeta"
 SETTINGS = frozenset({"optimizers", "policies", "initializers"})  # of tables
 MODELS = frozenset({"core", "ops", "layers", "losses", "meta", "metrics"}) | SETTINGS
-EVERY = MODELS | {"io", "preprocess", "models", "checkpoint", "export", "experiment", "callbacks"}
+EVERY = MODELS | {
+    "io",
+    "preprocess",
+    "models",
+    "checkpoint",
+    "export",
+    "experiment",
+    "callbacks",
+    "reinforcement",
+}
 # Room -> the rooms that it may import besides its own.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "core": frozenset(),
@@ -37,6 +46,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "metrics": frozenset({"core"}),
     "layers": SETTINGS | {"core", "ops"},
     "models": MODELS,
+    "reinforcement": MODELS | {"models", "preprocess"},
     "checkpoint": frozenset({"core", "ops", "io", "policies"}),
     "export": frozenset({"core", "ops", "layers", "models"}),
     "experiment": EVERY - {"callbacks"},

@@ -22,8 +22,13 @@ from gmeta.preprocess.semantic.cooccurrence import cooccurrence_vectors
 from gmeta.preprocess.semantic.fit import semantic_ids
 from gmeta.preprocess.semantic.rq_vae import RqVae
 from gmeta.preprocess.summary import PrepareSummary
-from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
+from gmeta.preprocess.synthetic.exposure_config import ExposureConfig
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, write_exposures
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
+from gmeta.preprocess.synthetic.simulator.simulator_config import SimulatorConfig
+from gmeta.preprocess.synthetic.simulator.user_histories import UserHistories
+from gmeta.preprocess.synthetic.simulator.user_simulator import UserSimulator
+from gmeta.preprocess.synthetic.simulator.user_states import UserStates
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 __all__ = [
@@ -40,8 +45,12 @@ __all__ = [
     "RebuildSummary",
     "RqVae",
     "SemanticIds",
+    "SimulatorConfig",
     "SyntheticConfig",
     "TableSpec",
+    "UserHistories",
+    "UserSimulator",
+    "UserStates",
     "append_history",
     "append_history_on_spark",
     "compact_history",

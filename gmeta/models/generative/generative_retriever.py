@@ -406,6 +406,20 @@ class GenerativeRetriever(NextItemModel):
         }
         return cls(**{**config, **made, "ids": ids_from_config(config["ids"])})
 
+    def copy_dense(self, name: str) -> GenerativeRetriever:
+        """Make a model of the same tables, which both share, and of copies of all other weights.
+
+        Args:
+          name: Of the new model.
+        """
+        config = {**self.get_config(), "name": name, "collection": self.collection, "ids": self.ids}
+        backbone = tf.keras.saving.deserialize_keras_object(config["backbone"])
+        copy = type(self)(**{**config, "backbone": backbone})
+        for own, other in zip(self.weights, copy.weights, strict=True):
+            if own is not other:
+                other.assign(own)
+        return copy
+
     def _read_histories(self, x: Mapping[str, Any], training: bool | None) -> tuple[tf.Tensor, Jagged]:
         """Return the trunk's vectors (users, d), and the numbers of the histories' items, -1 if unknown."""
         ids, times = self._sequences(x, self.max_length)

@@ -33,7 +33,6 @@ function of the seed and of NumPy's generator; another version of NumPy may draw
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 
@@ -42,14 +41,22 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from gmeta.core.errors import ConfigError
+from gmeta.preprocess.synthetic.exposure_config import FEWEST_EVENTS, ExposureConfig
+from gmeta.preprocess.synthetic.exposure_world import (
+    ACTIONS,
+    CITIES,
+    FOLLOWS,
+    SESSION,
+    SHOWN,
+    SHOWN_OF,
+    SPAN,
+    START,
+    VIEW,
+    ExposureWorld,
+    Floats,
+    Ints,
+)
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-SHOWN, VIEW, CART, BUY = 0, 1, 2, 3
-"""Actions; an exposure has `SHOWN`."""
 
 EXPOSURE_SPEC = TableSpec(
     task="user",
@@ -61,80 +68,8 @@ EXPOSURE_SPEC = TableSpec(
 )
 """The spec with which `gmeta prepare` reads the log."""
 
-_SIGMA, _FEWEST = 0.9, 10
-_START, _SPAN = 1_700_000_000, 30 * 86_400
-_SESSION = 0.05  # probability that an event begins a session
-_FOLLOWS = 0.4  # probability that it then changes to the category that follows
-_ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])  # of events off the interest, and on it
-_SHOWN_OF = (0.3, 0.25, 0.25, 0.2)  # shares of: interest, the one that follows, lasting taste, any category
-_AGES, _CITIES = 7, 12
-
-
-@dataclass(frozen=True)
-class ExposureConfig:
-    """The size of the log and the strength of its effects.
-
-    Attributes:
-      seed: Seeds all draws.
-      users: Number of users, numbered from 1.
-      items: Number of items.
-      categories: Number of categories.
-      styles: Number of styles.
-      mean_events: Mean number of a user's events.
-      most_events: Largest number of a user's events.
-      exposures: Number of items shown to each user, in requests of ``page`` items.
-      page: Items of a request.
-      click: b; this and the following are the parameters of the formula above.
-      now: Logit of the current interest.
-      next: Logit of the category that follows it.
-      taste: Logit of a category that makes up the user's whole taste.
-      quality: Standard deviation of the items' quality.
-      home: Standard deviation of a city's taste.
-      own: Strength of the user's own liking of styles.
-      fresh: Probability that the interest changes at the start of a session.
-      drift: Probability that it changes at another event.
-      focus: Share of the events that are of the current interest.
-
-    Raises:
-      ConfigError: The sizes are impossible.
-    """
-
-    seed: int = 0
-    users: int = 2000
-    items: int = 2000
-    categories: int = 20
-    styles: int = 8
-    mean_events: float = 600
-    most_events: int = 3000
-    exposures: int = 20
-    page: int = 5
-    click: float = -3.0
-    now: float = 2.5
-    next: float = 2.0
-    taste: float = 2.0
-    quality: float = 0.5
-    home: float = 0.3
-    own: float = 0.0
-    fresh: float = 0.5
-    drift: float = 0.01
-    focus: float = 0.75
-
-    def __post_init__(self) -> None:
-        if min(self.users, self.styles) < 1 or self.categories < 2 or self.items < self.categories:
-            raise ConfigError(
-                f"at least a user, a style, 2 categories and an item of each are needed, got {self.users}, "
-                f"{self.styles}, {self.categories} and {self.items}"
-            )
-        if not _FEWEST <= self.mean_events < self.most_events:
-            raise ConfigError(
-                f"users have {_FEWEST} events or more, on the mean fewer than at most: got mean_events="
-                f"{self.mean_events}, most_events={self.most_events}"
-            )
-        shares = {name: getattr(self, name) for name in ("fresh", "drift", "focus")}
-        if not all(0 <= share <= 1 for share in shares.values()):
-            raise ConfigError(f"fresh, drift and focus are shares from 0 to 1, got {shares}")
-        if self.page < 1 or self.exposures < self.page or self.exposures % self.page:
-            raise ConfigError(f"exposures={self.exposures} must be a multiple of page={self.page}")
+_SIGMA = 0.9
+_AGES = 7
 
 
 def write_exposures(path: Path, config: ExposureConfig | None = None) -> Path:
@@ -148,7 +83,7 @@ def exposure_log(config: ExposureConfig | None = None) -> dict[str, NDArray[np.g
     """Generate the columns of the log, by user and time: int64, but float32 for labels and probabilities."""
     config = config or ExposureConfig()
     rng = np.random.default_rng(config.seed)
-    world = _World(rng, config)
+    world = ExposureWorld(rng, config)
     events = event_counts(rng, config)
     parts = [_User(rng, config, world, user + 1).rows(int(events[user])) for user in range(config.users)]
     floats = ("click", "buy", "p_click", "p_buy")
@@ -167,52 +102,29 @@ def event_counts(rng: np.random.Generator, config: ExposureConfig) -> Ints:
     low, high = 0.0, math.log(config.most_events)
     for _ in range(50):  # bisection for the mean after clipping
         middle = (low + high) / 2
-        mean = np.exp(middle + _SIGMA * scores).clip(_FEWEST, config.most_events).mean()
+        mean = np.exp(middle + _SIGMA * scores).clip(FEWEST_EVENTS, config.most_events).mean()
         low, high = (middle, high) if mean < config.mean_events else (low, middle)
-    return rng.permutation(np.exp(low + _SIGMA * scores).clip(_FEWEST, config.most_events).astype(np.int64))
-
-
-class _World:
-    """The parameters that are the same for all users."""
-
-    def __init__(self, rng: np.random.Generator, config: ExposureConfig) -> None:
-        items, categories = config.items, config.categories
-        self.category = np.concatenate(
-            [np.arange(categories), rng.integers(categories, size=items - categories)]
-        )
-        self.style = rng.integers(config.styles, size=items)
-        self.quality = config.quality * rng.standard_normal((2, items))
-        ring = rng.permutation(categories)
-        self.follows = np.empty(categories, np.int64)
-        self.follows[ring] = np.roll(ring, -1)  # all categories form one ring, so none follows itself
-        self.home = config.home * rng.standard_normal((_CITIES, categories))
-        # Items by category, with cumulative popularities from 0 to 1 in each: one search draws an item.
-        self.order = np.argsort(self.category, kind="stable")
-        popularity = 1 / (rng.permutation(items) + 10.0)
-        total = np.bincount(self.category, popularity)
-        share = np.cumsum((popularity / total[self.category])[self.order])
-        self.shares = np.minimum(share, self.category[self.order] + 1.0)
-
-    def items(self, rng: np.random.Generator, categories: Ints) -> Ints:
-        """Draw an item of each of the categories."""
-        found = np.searchsorted(self.shares, categories + rng.random(len(categories)), side="right")
-        return self.order[np.minimum(found, len(self.order) - 1)]
+    return rng.permutation(
+        np.exp(low + _SIGMA * scores).clip(FEWEST_EVENTS, config.most_events).astype(np.int64)
+    )
 
 
 class _User:
     """A user, with the events and exposures."""
 
-    def __init__(self, rng: np.random.Generator, config: ExposureConfig, world: _World, number: int) -> None:
+    def __init__(
+        self, rng: np.random.Generator, config: ExposureConfig, world: ExposureWorld, number: int
+    ) -> None:
         self.rng, self.config, self.world, self.number = rng, config, world, number
-        self.city, self.age = int(rng.integers(_CITIES)), int(rng.integers(_AGES))
+        self.city, self.age = int(rng.integers(CITIES)), int(rng.integers(_AGES))
         self.taste: Floats = rng.dirichlet(np.full(config.categories, 0.3))
         self.styles: Floats = config.own * rng.standard_normal(config.styles)
 
     def rows(self, events: int) -> dict[str, NDArray[np.generic]]:
         """Draw the columns of the user's events and exposures, by time."""
-        starts = self.rng.random(events) < _SESSION
+        starts = self.rng.random(events) < SESSION
         gaps = np.where(starts, self.rng.exponential(8 * 3600, events), self.rng.exponential(30, events))
-        times = _START + int(self.rng.integers(_SPAN)) + np.cumsum(1 + gaps).astype(np.int64)
+        times = START + int(self.rng.integers(SPAN)) + np.cumsum(1 + gaps).astype(np.int64)
         interest = self._interests(starts)
         history, exposures = self._history(times, interest), self._exposures(times, interest)
         both = {name: np.concatenate([history[name], exposures[name]]) for name in history}
@@ -232,7 +144,7 @@ class _User:
         changes = self.rng.random(len(starts)) < np.where(starts, self.config.fresh, self.config.drift)
         changes[0] = True
         stays = np.cumsum(changes) - 1
-        fresh, goes_on = self._draw(stays[-1] + 1), self.rng.random(stays[-1] + 1) < _FOLLOWS
+        fresh, goes_on = self._draw(stays[-1] + 1), self.rng.random(stays[-1] + 1) < FOLLOWS
         for stay in range(1, len(fresh)):
             if goes_on[stay]:
                 fresh[stay] = self.world.follows[fresh[stay - 1]]
@@ -243,22 +155,22 @@ class _User:
         focus = self.rng.random(count) < self.config.focus
         category = np.where(focus, interest, self._draw(count))
         on = (category == interest).astype(np.int64)
-        actions = VIEW + (self.rng.random(count)[:, None] > _ACTIONS[on].cumsum(axis=1)[:, :2]).sum(axis=1)
+        actions = VIEW + (self.rng.random(count)[:, None] > ACTIONS[on].cumsum(axis=1)[:, :2]).sum(axis=1)
         nothing = np.zeros(count)
         labels = dict.fromkeys(("click", "buy", "p_click", "p_buy"), nothing)
-        return self._columns(times, self.world.items(self.rng, category), actions, 0) | labels
+        return self._columns(times, self.world.items(category, self.rng.random(count)), actions, 0) | labels
 
     def _exposures(self, times: Ints, interest: Ints) -> dict[str, NDArray[np.generic]]:
         config, rng, world = self.config, self.rng, self.world
         moments = rng.integers(len(times) // 2, len(times), size=config.exposures // config.page)
         moments = np.repeat(np.sort(moments), config.page)
         now = interest[moments]
-        kinds = rng.choice(len(_SHOWN_OF), size=len(now), p=_SHOWN_OF)
+        kinds = rng.choice(len(SHOWN_OF), size=len(now), p=SHOWN_OF)
         anything = rng.integers(config.categories, size=len(now))
         shown = np.choose(kinds, [now, world.follows[now], self._draw(len(now)), anything])
-        items = world.items(rng, shown)
-        logit = config.click + config.now * (shown == now) + config.next * (shown == world.follows[now])
-        logit += config.taste * self.taste[shown] + world.home[self.city, shown]
+        items = world.items(shown, rng.random(len(now)))
+        of_categories = world.logits(now, self.taste[None], np.full(len(now), self.city))
+        logit = of_categories[np.arange(len(now)), shown]
         logit += world.quality[0, items] + self.styles[world.style[items]]
         p_click = 1 / (1 + np.exp(-logit))
         p_buy = p_click / (1 + np.exp(1.0 - config.now / 2 * (shown == now) - world.quality[1, items]))

@@ -1,0 +1,254 @@
+"""Training of a policy by rewards, as a Keras model around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.arguments import finite_number, whole_number
+from gmeta.core.errors import ConfigError
+from gmeta.losses import mean_loss
+from gmeta.models import Model
+from gmeta.models.training.compile_settings import only_columns, refuse_settings
+from gmeta.models.training.ranks.step import rank_step
+from gmeta.reinforcement.objectives import DPO, GRPO
+from gmeta.reinforcement.rewards import Reward, rewards_of
+from gmeta.reinforcement.rollouts import Rollout, Rollouts
+
+_METHODS = ("sample", "digit_log_probs", "retrieve", "copy_dense")
+_INSTEAD = {
+    "loss": "the loss is that of objective=",
+    "metrics": "rewards, divergence and what the objective reports are measured",
+    "loss_weights": "there is one loss; sft= and the objective's kl= weigh its parts",
+    "weighted_metrics": "users have no weights",
+    "pipeline": "what a step looks up is known only once its items are drawn",
+}
+
+
+class PolicyTraining(Model):
+    r"""A model that trains a policy by the rewards of what it draws.
+
+    Each batch is one rollout and some updates of it:
+
+    .. math::
+       i_1 \dots i_G \sim \pi_\mathrm{old}(\cdot \mid u), \quad r_g = R(u, i_g), \quad
+       L = \frac{1}{n} \sum_u \Big[ l_u(\pi; \pi_\mathrm{old}, \pi_\mathrm{ref}, r)
+           - \lambda \log \pi(\mathrm{next}_u \mid u) \Big]
+
+    π_old is the policy before the first update of the batch; its probabilities are kept and its weights
+    aren't. π_ref is the policy as it was when this model was made: a copy of its dense weights, which isn't
+    trained. The tables of users and items are frozen: policy, old policy and reference read the same ones,
+    and nothing of them is copied. There is no dropout, neither in drawing nor in learning, so the ratio of a
+    first update is 1.
+
+    The means are over the users of all ranks, so N ranks learn as one would; rollouts are a function of the
+    seed, the step and the user. All state is in the weights and the optimizer: a checkpoint of this model
+    (`gmeta.checkpoint.ShardedCheckpoint`, ``save_weights``) has all of it, and a resumed run goes on as the
+    uninterrupted one. `fit` reports ``reward``, the mean over what was drawn; ``kl``, the estimated
+    divergence from the reference; ``tied``, the share of users whose group has no spread; and others of the
+    objective. `evaluate` reports ``reward@k`` of the k likeliest items, which `retrieve` finds.
+
+    Args:
+      policy: The policy, trained before, such as a `gmeta.models.GenerativeRetriever`.
+      reward: A callable on a batch and ids (users, group) that returns numbers (users, group); see
+        `gmeta.reinforcement.rewards`.
+      objective: `GRPO`, `ECPO` or `DPO`; None: ``GRPO()``.
+      rollouts: How groups are drawn; None: ``Rollouts()``.
+      updates: How many updates are made of a rollout.
+      sft: λ, the weight of the loss on what users took next, from 0 on.
+      next: The batch's column of it, ids (users,); read only if ``sft`` is above 0.
+      user: The batch's column of users' ids, by which users draw and errors name them. None: they draw by
+        their histories, and are named by their place.
+      k: How many items `evaluate` rewards.
+      beam: The beams of its search; None: the policy's.
+
+    Raises:
+      ConfigError: The policy lacks a method, or a setting is out of its limits.
+
+    Example:
+      ::
+
+        training = PolicyTraining(retriever, HitReward(), objective=ECPO(kl=0.0), sft=0.1)
+        training.compile(tf.keras.optimizers.Adam(1e-4))
+        training.fit(data, epochs=2)  # data: batches with a column "next"
+        retriever.retrieve(batch, k=10)
+
+    References:
+      Shao et al., "DeepSeekMath" (arXiv 2402.03300), algorithm 1. Zhou et al., "OneRec Technical Report"
+      (arXiv 2506.13695), section 4.3.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        reward: Reward,
+        *,
+        objective: GRPO | DPO | None = None,
+        rollouts: Rollouts | None = None,
+        updates: int = 1,
+        sft: float = 0.0,
+        next: str = "next",
+        user: str | None = None,
+        k: int = 10,
+        beam: int | None = None,
+        name: str = "policy_training",
+    ) -> None:
+        super().__init__(name=name)
+        if lacks := [each for each in _METHODS if not hasattr(policy, each)]:
+            raise ConfigError(
+                f"{name}: a policy draws items and knows their probabilities, and {type(policy).__name__} "
+                f"lacks {', '.join(lacks)}: give a gmeta.models.GenerativeRetriever, or define these"
+            )
+        if not callable(reward):
+            raise ConfigError(f"{name}: reward must be a callable on (batch, items), got {reward!r}")
+        self.policy: Any = policy
+        # In a closure, as an attribute that is a Keras model would be trained along.
+        self._reward: Callable[[], Reward] = lambda: reward
+        self.objective, self.rollouts = objective or GRPO(), rollouts or Rollouts()
+        self.updates_each = whole_number(f"{name}: updates", updates, 1)
+        self.sft, self.next, self.user = finite_number(f"{name}: sft", sft), next, user
+        if sft < 0:
+            raise ConfigError(f"{name}: sft must be 0 or more, got {sft}")
+        self.k, self.beam = whole_number(f"{name}: k", k, 1), beam
+        self.reference: Any = _frozen_copy(policy)
+        names = ("loss", "reward", *self.objective.reports, *(("sft_loss",) if sft else ()))
+        self.means = {each: tf.keras.metrics.Mean(name=each) for each in names}
+        self.rewarded = tf.keras.metrics.Mean(name=f"reward@{k}")
+        self.built = True
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
+        *args: Any,
+        accumulate_steps: int = 1,
+        pipeline: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Compile as `gmeta.models.Model.compile` does, but with the loss of the objective.
+
+        Args:
+          optimizer: As in Keras.
+          loss: None.
+          metrics: None.
+          loss_weights: None.
+          weighted_metrics: None.
+          *args: As in Keras.
+          accumulate_steps: As for `gmeta.models.Model.compile`; 1 if there are several updates of a rollout.
+          pipeline: None: what a step looks up is known only once its items are drawn.
+          **kwargs: As for `gmeta.models.Model.compile`.
+
+        Raises:
+          ConfigError: A loss, metrics, weights or a pipeline are given, or a rollout's updates would be
+            accumulated; or as `gmeta.models.Model.compile`.
+        """
+        given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
+        given |= {"weighted_metrics": weighted_metrics, "pipeline": pipeline}
+        refuse_settings(self.name, given, _INSTEAD)
+        if accumulate_steps > 1 and self.updates_each > 1:
+            raise ConfigError(
+                f"{self.name}: accumulate_steps={accumulate_steps} would make one step of the "
+                f"{self.updates_each} updates of a rollout, which then were all the same: leave one at 1"
+            )
+        none = (None,) * 4  # the settings that are refused above
+        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, x: Mapping[str, Any], training: bool | None = None) -> Any:
+        """Compute what the policy does."""
+        return self.policy(x, training=training)
+
+    # AutoGraph would needlessly rewrite hundreds of functions, mostly Keras' own, before the first step.
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Draw and reward a group for each user of a batch, and make the updates."""
+        x = {**only_columns(self.name, data)}
+        x.update(self.roll_out(x).columns())
+        for _ in range(self.updates_each):
+            logs = super().train_step(x)
+        return logs
+
+    @tf.autograph.experimental.do_not_convert
+    def roll_out(self, x: Mapping[str, Any]) -> Rollout:
+        """Draw and reward groups as the step at hand does."""
+        return self.rollouts.draw(
+            self.policy,
+            x,
+            self._reward(),
+            step=self.step_number // self.updates_each,
+            reference=self.reference,
+            user=self.user,
+        )
+
+    def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
+        """Compute the mean loss of the batch's rollout, and the number of users."""
+        rollout = Rollout.of_columns(data)
+        items = rollout.items
+        if self.sft:
+            items = tf.concat([items, self._following(data, items)], axis=1)
+        found = self.policy.digit_log_probs(data, items)
+        judged = self.objective(rollout, found[:, : rollout.items.shape[1]])
+        losses, values = judged.losses, dict(judged.logs)
+        if self.sft:
+            values["sft_loss"] = -tf.reduce_sum(found[:, -1], axis=-1)
+            losses += self.sft * values["sft_loss"]
+        loss, users = mean_loss(losses), tf.size(losses)
+        values |= {"loss": losses, "reward": tf.reduce_sum(rollout.weights * rollout.rewards, axis=1)}
+
+        def measure() -> dict[str, tf.Tensor]:
+            for name, mean in self.means.items():
+                mean.update_state(values[name])
+            return {name: mean.result() for name, mean in self.means.items()}
+
+        return loss, users, measure
+
+    def _following(self, x: Mapping[str, Any], items: tf.Tensor) -> tf.Tensor:
+        if self.next not in x:
+            raise ConfigError(
+                f"{self.name}: sft={self.sft} learns {self.next!r}, which the batch lacks; it has "
+                f"{', '.join(name for name in x if '/' not in name)}: add the column, or leave sft out"
+            )
+        return tf.cast(x[self.next], items.dtype)[:, tf.newaxis]
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Reward the likeliest items of each user of a batch."""
+        x = only_columns(self.name, data)
+        with rank_step(self, data) as step:
+            items, _ = self.policy.retrieve(x, self.k, beam=self.beam)
+            rewards = rewards_of(self._reward(), x, tf.ensure_shape(items, [None, self.k]), user=self.user)
+            self.rewarded.update_state(tf.reduce_mean(rewards, axis=1))
+            return step.end_forward({self.rewarded.name: self.rewarded.result()})
+
+    @property
+    def metrics(self) -> list[tf.keras.metrics.Metric]:
+        """What training and evaluation report, reset at each epoch."""
+        return [*self.means.values(), self.rewarded]
+
+    def get_config(self) -> dict[str, Any]:
+        """Refuse: rewards are code. Save the policy, or this model's weights.
+
+        Raises:
+          ConfigError: Always.
+        """
+        raise ConfigError(
+            f"{self.name}: a reward is code, which no file can hold: save the policy (`policy.save`), or the "
+            "state of training (`save_weights`, gmeta.checkpoint.ShardedCheckpoint)"
+        )
+
+
+def _frozen_copy(policy: Any) -> Any:
+    """Copy the dense weights, not to be trained; what both share stays trainable elsewhere as it was."""
+    layers = [part for part in policy.submodules if isinstance(part, tf.keras.layers.Layer)]
+    before = [layer.trainable for layer in layers]
+    copy = policy.copy_dense(f"{policy.name}_reference")
+    copy.trainable = False
+    for layer, was in zip(layers, before, strict=True):
+        if layer.trainable != was:
+            layer.trainable = was
+    return copy

@@ -1,0 +1,101 @@
+"""A policy whose every probability is known: a softmax over a small catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.layers import EmbeddingCollection
+from gmeta.models import Model
+
+
+class SoftmaxPolicy(Model):
+    """A softmax over items, linear in a user's row, with the interface of a `gmeta.reinforcement.Policy`.
+
+    An item's code is its number's two digits to the base ``codes``.
+
+    Args:
+      collection: The embedding of ``user``.
+      codes: How many values a digit has; the catalogue has as many items squared.
+      seed: The seed of the kernel.
+      scale: The deviation of the kernel's initial values.
+    """
+
+    def __init__(
+        self,
+        collection: EmbeddingCollection,
+        *,
+        codes: int = 3,
+        seed: int = 0,
+        scale: float = 0.5,
+        name: str = "softmax",
+    ) -> None:
+        super().__init__(name=name)
+        self.collection, self.codes, self.items = collection, codes, codes * codes
+        self._settings: dict[str, Any] = {"codes": codes, "seed": seed, "scale": scale}
+        initializer = tf.keras.initializers.RandomNormal(stddev=scale, seed=seed)
+        width = collection.features[0].width
+        self.kernel = self.add_weight(name="kernel", shape=(width, self.items), initializer=initializer)
+        self.bias = self.add_weight(name="bias", shape=(self.items,), initializer="zeros")
+        self.built = True
+
+    def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
+        """Compute the logs of the probabilities of all items, (users, V)."""
+        rows = self.collection({"user": x["user"]}, training=training)["user"]
+        return tf.nn.log_softmax(tf.matmul(rows, self.kernel) + self.bias)
+
+    def sample(
+        self,
+        x: Mapping[str, Any],
+        group: int,
+        *,
+        seed: Any,
+        step: Any,
+        method: str = "sample",
+        keys: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draw items, int64 (users, group), and the logs of their probabilities; keys default to users."""
+        logits = self(x, training=False)
+        draws = group if method == "sample" else 1
+        first = seed + 1_000_003 * tf.cast(step, tf.int64)
+
+        def noise(key: tf.Tensor) -> tf.Tensor:
+            shape = [draws, self.items]
+            uniform = tf.random.stateless_uniform(shape, tf.stack([first, key]), minval=1e-30)
+            return -tf.math.log(-tf.math.log(uniform))
+
+        users = tf.cast(x["user"] if keys is None else keys, tf.int64)
+        scores = logits[:, tf.newaxis]
+        if method != "beam":
+            spec = tf.TensorSpec([draws, self.items], tf.float32)
+            scores += tf.map_fn(noise, users, fn_output_signature=spec)
+        if method == "sample":
+            items = tf.argmax(scores, axis=-1)
+        else:
+            items = tf.cast(tf.math.top_k(scores[:, 0], group).indices, tf.int64)
+        return items, tf.gather(logits, items, batch_dims=1)
+
+    def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
+        """Compute the logs of the digits' probabilities, (users, group, 2)."""
+        every = self(x, training=training)
+        blocks = tf.reduce_logsumexp(tf.reshape(every, [-1, self.codes, self.codes]), axis=-1)
+        items = tf.convert_to_tensor(items)
+        first = tf.gather(blocks, items // self.codes, batch_dims=1)
+        return tf.stack([first, tf.gather(every, items, batch_dims=1) - first], axis=-1)
+
+    def retrieve(
+        self, x: Mapping[str, Any], k: int, *, beam: int | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the k likeliest items; any ``beam`` is as good."""
+        del beam
+        found = tf.math.top_k(self(x, training=False), k)
+        return tf.cast(found.indices, tf.int64), found.values
+
+    def copy_dense(self, name: str) -> SoftmaxPolicy:
+        """Make a policy of the same table and a copy of the kernel."""
+        copy = SoftmaxPolicy(self.collection, name=name, **self._settings)
+        copy.kernel.assign(self.kernel)
+        copy.bias.assign(self.bias)
+        return copy
