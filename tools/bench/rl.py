@@ -16,7 +16,7 @@ learned/auc                               of the model of clicks, on what new us
 diverged/{grpo,ecpo}                      how many of the seeds end with a true reward below SFT's, or NaN
 stress/{grpo,ecpo}                        the mean true reward at the end of these runs; and the worst
 
-Both train by ECPO, with weights of the divergence of their own (--learned-kl, --kl): a learned reward is wrong
+Both train by ECPO, each with its own weight of the divergence (--learned-kl, --kl): a learned reward is wrong
 far from the log, and a policy finds where.
 
 For the last, each seed is a short run with the true reward under stress: many updates of each rollout, a high
