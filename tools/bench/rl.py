@@ -16,8 +16,8 @@ learned/auc                               of the model of clicks, on what new us
 diverged/{grpo,ecpo}                      how many of the seeds end with a true reward below SFT's, or NaN
 stress/{grpo,ecpo}                        the mean true reward at the end of these runs; and the worst
 
-Both train by ECPO. A learned reward needs a greater weight of the divergence (--learned-kl) than the true one
-(--kl): far from the log it is wrong, and a policy finds where.
+Both train by ECPO, each with its own weight of the divergence (--learned-kl, --kl): a learned reward is wrong
+far from the log, and a policy finds where.
 
 For the last, each seed is a short run with the true reward under stress: many updates of each rollout, a high
 rate, independent draws, no divergence in the loss. The seed is that of draws and of the order of users.
@@ -192,7 +192,7 @@ def main() -> None:
     stressed = {"seeds": 10, "stress_updates": 8, "stress_steps": 16}
     for name, value in {"seed": 0, **sizes, **epochs, **stressed}.items():
         options.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
-    for name, rate in {"rate": 3e-3, "kl": 0.01, "learned_kl": 0.03, "stress_rate": 1e-2}.items():
+    for name, rate in {"rate": 2e-3, "kl": 0.03, "learned_kl": 0.03, "stress_rate": 1e-2}.items():
         options.add_argument(f"--{name.replace('_', '-')}", type=float, default=rate)
     options.add_argument("--parts", nargs="+", choices=["compare", "stress"], default=["compare", "stress"])
     given = options.parse_args()
