@@ -12,10 +12,9 @@ from gmeta.core import collectives
 from gmeta.models import Model
 from gmeta.ops import HashTable
 
-STAGES = ("keys", "prefetch", "peek", "values", "forward", "gradients", "dense", "update")
-"""The exchange of keys; the moving of rows to a GPU, for tables there with tiers; the reading ahead of rows;
-the exchange of rows; the forward pass; the exchange of gradients; the sum over ranks of dense gradients; the
-update of a table."""
+STAGES = ("keys", "peek", "values", "forward", "gradients", "dense", "update")
+"""The exchange of keys; the reading ahead of rows; the exchange of rows; the forward pass; the exchange of
+gradients; the sum over ranks of dense gradients; the update of a table."""
 
 
 def act_at_stage(stage: str, call: int, act: Callable[[], None]) -> None:
@@ -56,7 +55,7 @@ def act_at_stage(stage: str, call: int, act: Callable[[], None]) -> None:
 
         setattr(Model, "learn", learn_then_act)  # noqa: B010 -- a method in place of another
     else:
-        name = {"update": "apply_gradients"}.get(stage, stage)
+        name = {"peek": "peek", "update": "apply_gradients"}[stage]
         method = getattr(HashTable, name)
 
         def act_then_call(table: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
