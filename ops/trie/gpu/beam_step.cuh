@@ -21,7 +21,8 @@
 namespace gmeta::trie {
 
 inline constexpr int kStepThreads = 1024;
-inline constexpr int64_t kMostBeams = 1536;  // also to be kept: these fit in 99 KiB, which all GPUs have
+inline constexpr int64_t kMostBeams =
+    1536;  // also to be kept: these fit in 99 KiB, which all GPUs have
 
 struct BeamsOnGpu {
   const float *logits, *scores;
