@@ -8,10 +8,11 @@
 //            kind * 2^31 + level * 2^16 + index / 2^32
 //            the user's key, its lower half and its upper
 //
-// Uniform(b) is the draw of beam b:      kind 0, index b; (53 bits of words 0 and 1, plus 1/2) /
-// 2^53 Gumbel(c) is the noise of child c:     kind 1, index c / 4; -log(-log u), u being
-//                                        (word c mod 4, plus 1/2) / 2^32, so it lies within -3.2
-//                                        and 22.9
+// Uniform(b), the draw of beam b, has kind 0 and index b. It is (n + 1/2) / 2^53, n being the first
+// 53 bits of words 0 and 1.
+//
+// Gumbel(c), the noise of child c, has kind 1 and index c / 4. It is -log(-log u), u being
+// (w + 1/2) / 2^32 and w word c mod 4, so it lies between -3.2 and 22.9.
 
 #ifndef GMETA_OPS_TRIE_NOISE_H_
 #define GMETA_OPS_TRIE_NOISE_H_
