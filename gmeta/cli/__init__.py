@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from gmeta.core.errors import GmetaError
+from gmeta.core.interrupts import remember_interrupts
 from gmeta.core.version import __version__
 
 __all__ = ["COMMANDS", "CommandLine", "main"]
@@ -61,13 +62,16 @@ class CommandLine(click.Group):
         Exit codes: 0 done; 1 the answer is no (`gmeta doctor`); 2 an error that the user can fix; 130
         interrupted. Any other error is a defect, and keeps its traceback.
         """
-        try:
-            return super().invoke(ctx)
-        except (GmetaError, OSError, KeyboardInterrupt) as error:
-            # The reader of the output may have stopped (`| head`); click then exits silently.
-            if ctx.params["debug"] or isinstance(error, BrokenPipeError):
-                raise
-            return _leave(ctx, error)
+        with remember_interrupts() as interrupts:
+            try:
+                return super().invoke(ctx)
+            except (click.exceptions.Exit, click.ClickException, BrokenPipeError):
+                raise  # click's own; the reader of the output may have stopped (`| head`)
+            except (Exception, KeyboardInterrupt) as error:
+                ended = KeyboardInterrupt() if interrupts.came else error  # whatever C++ made of it
+                if ctx.params["debug"] or not isinstance(ended, (GmetaError, OSError, KeyboardInterrupt)):
+                    raise
+                return _leave(ctx, ended)
 
 
 def _leave(ctx: click.Context, error: GmetaError | OSError | KeyboardInterrupt) -> NoReturn:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
+import signal
 import subprocess
 import sys
 
@@ -94,6 +96,23 @@ def test_a_defect_keeps_its_traceback(failing: list[BaseException]) -> None:
 def test_an_interrupt_is_one_line_and_130(failing: list[BaseException]) -> None:
     failing.append(KeyboardInterrupt())
     done = CliRunner().invoke(main, ["doctor"])
+    assert done.exit_code == 130
+    assert done.stderr == "gmeta: interrupted; what was finished is kept\n"
+
+
+def test_an_interrupt_that_became_another_error_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def command() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("a scope was left half-way")
+
+    monkeypatch.setattr("gmeta.cli.doctor.command", command)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = CliRunner().invoke(main, ["doctor"])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.exit_code == 130
     assert done.stderr == "gmeta: interrupted; what was finished is kept\n"
 

@@ -1,6 +1,8 @@
 """Training runs: resumed ones equal uninterrupted ones, and broken ones say what is wrong."""
 
+import contextlib
 import shutil
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +65,25 @@ def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(data, tm
     models = [restore(config, method, 1, folder=tmp_path / name)[0] for name in ("whole", "parts")]
     for ours, theirs in zip(*map(state, models), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+class Swallow(tf.keras.callbacks.Callback):
+    """Is interrupted at the end of the first epoch, and swallows that as C++ may."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_was_swallowed_ends_training_before_the_next_step(data, tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(small_config(epochs=3), "maml", 1, data=data, folder=tmp_path, callbacks=[Swallow()])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    _, checkpoints = restore(small_config(epochs=3), "maml", 1, folder=tmp_path)
+    assert checkpoints.run.epoch == [1]
 
 
 def test_a_run_that_is_done_is_left_alone(data, folder):

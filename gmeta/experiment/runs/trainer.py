@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import tensorflow as tf
 from gmeta import io
 from gmeta.checkpoint.resumed_fit import Stages
 from gmeta.core.data.on_bad import OnBad
+from gmeta.core.interrupts import Interrupts, remember_interrupts
+from gmeta.core.step_callback import StepCallback
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
 from gmeta.experiment.results.evaluation import TrainingRun
@@ -86,18 +88,31 @@ def train(
         return time.of(training_tasks(config, data, start, options, config.methods[method].query))
 
     if done < epochs:
-        with io.data_errors():
+        with io.data_errors(), remember_interrupts() as interrupts:
             checkpoints.fit(
                 model,
                 training,
                 epochs=epochs,
                 validation_data=measured_tasks(config, data, config.test_splits[0], on_bad, stats),
-                callbacks=[*callbacks, *_schedule(config, method, model, training, done, checkpoints)],
+                callbacks=[
+                    *callbacks,
+                    *_schedule(config, method, model, training, done, checkpoints),
+                    _EndWhenInterrupted(interrupts),
+                ],
                 verbose=0,
             )
     # Every epoch reads the same records again.
     left_out = tuple(dict.fromkeys(stats.read().messages))
     return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps, time.read())
+
+
+class _EndWhenInterrupted(StepCallback):
+    def __init__(self, interrupts: Interrupts) -> None:
+        super().__init__()
+        self._interrupts = interrupts
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        self._interrupts.raise_again()
 
 
 def _schedule(
