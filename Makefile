@@ -61,7 +61,7 @@ test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables 
 	  tests/layers/exchange/test_recorded_lookups.py tests/layers/exchange/test_pieces.py
 
 test-gpu-ranks: setup  ## What needs 2 GPUs or more: ranks with a GPU each, their collectives and pipelines
-	$(BIN)/pytest -n 0 -m '' tests/distributed/test_gpu_*.py
+	$(BIN)/pytest -n 0 -m '' tests/distributed/test_gpu_*.py tests/distributed/test_pipeline_faults.py
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -22,12 +20,11 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
 from gmeta.optimizers import Adagrad
+from gmeta.testing.gpu.cuda_library import count_gpus_apart
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.tables import sorted_records
 
-# Counted in a process of its own: a process that has touched a GPU can't be forked into ranks.
-_COUNT = "from gmeta.testing.gpu.cuda_library import count_gpus; print(count_gpus())"
-_GPUS = int(subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True).stdout or 0)
+_GPUS = count_gpus_apart()
 pytestmark = [
     pytest.mark.ranks,
     pytest.mark.skipif(_GPUS < 2, reason=f"needs 2 GPUs, there are {_GPUS}"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from gmeta.core.collectives.lane import lane_kind
+from gmeta.testing.gpu.cuda_library import count_gpus_apart
 from gmeta.testing.jobs.pipeline_runs import (
     differences,
     distances,
@@ -17,9 +16,7 @@ from gmeta.testing.jobs.pipeline_runs import (
 )
 from gmeta.testing.jobs.process_ranks import run_ranks
 
-# Counted in a process of its own: a process that has touched a GPU can't be forked into ranks.
-_COUNT = "from gmeta.testing.gpu.cuda_library import count_gpus; print(count_gpus())"
-_GPUS = int(subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True).stdout or 0)
+_GPUS = count_gpus_apart()
 pytestmark = [
     pytest.mark.ranks,
     pytest.mark.skipif(_GPUS < 2, reason=f"needs 2 GPUs, there are {_GPUS}"),

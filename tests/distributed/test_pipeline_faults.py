@@ -21,6 +21,7 @@ from gmeta.core.errors import CollectiveError, RanksError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.ops.device import VARIABLE
+from gmeta.testing.gpu.cuda_library import count_gpus_apart
 from gmeta.testing.jobs.pipeline_runs import own_data
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.step_stages import STAGES, act_at_stage
@@ -30,10 +31,18 @@ from gmeta.testing.tables import small_tiers
 pytestmark = pytest.mark.ranks
 PATIENCE = "10"  # seconds that a rank waits for a stopped one; a busy machine keeps others waiting too
 ENVIRONMENT = {
-    "GMETA_LANE": "tcp",
-    VARIABLE: "cpu",  # ranks on GPUs lose each other in NCCL's words
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": PATIENCE,
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "15",  # as the rank ends, Horovod waits for the stopped one too
+}
+
+GPU = pytest.param("gpu", marks=pytest.mark.skipif(count_gpus_apart() < 2, reason="needs 2 GPUs"))
+LANE = {"cpu": "tcp", "gpu": "auto"}
+LOST = {
+    "SIGKILL": {"cpu": "connection closed by rank 1", "gpu": "connection closed by rank 1"},
+    "SIGSTOP": {
+        "cpu": f"timed out: rank 1 did not come within {PATIENCE} s",
+        "gpu": "(timed out: rank 1 did not come|.*has waited)",  # in TCP's words or NCCL's
+    },
 }
 
 # (signal, stage, pipeline)
@@ -71,26 +80,28 @@ def train(name: str, stage: str, pipeline: gmeta.Pipeline, folder: Path) -> None
         raise
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(("name", "stage", "pipeline"), CASES, ids=str)
 def test_a_lost_rank_is_named(
     name: str,
     stage: str,
     pipeline: gmeta.Pipeline,
+    device: str,
     tmp_path: Path,
 ) -> None:
     killed = name == "SIGKILL"
     with pytest.raises(RanksError) as caught:
         run_ranks(
             *(train, 2, name, stage, pipeline, tmp_path),
-            environment=ENVIRONMENT,
+            environment={**ENVIRONMENT, "GMETA_LANE": LANE[device], VARIABLE: device},
             grace=60 if killed else 5,
         )
     said = str(caught.value)
     reason = "was killed by SIGKILL" if killed else "hung: the others waited for it in a collective"
     assert said.startswith(f"the job was ended: rank 1 of 2 {reason}"), said
     assert "\nrank 0 ended with exit code 1\n" in said  # by itself
-    lost = "connection closed by rank 1" if killed else f"timed out: rank 1 did not come within {PATIENCE} s"
-    assert re.search(rf"rank 0 of 2 lost its peers during fit, in gmeta_\S+: gmeta lane: {lost}", said), said
+    lost = rf"rank 0 of 2 lost its peers during fit, in gmeta_\S+: gmeta lane: {LOST[name][device]}"
+    assert re.search(lost, said), said
     seconds = float((tmp_path / "seconds").read_text())
     logging.getLogger(__name__).info("the error came %.1f s after the signal", seconds)
     assert list((tmp_path / "rows").iterdir()) == []

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,13 @@ def why_missing() -> str | None:
 def count_gpus() -> int:
     """How many GPUs the CUDA driver shows to this process."""
     return 0 if why_missing() else _driver().gpus
+
+
+def count_gpus_apart() -> int:
+    """Return the number of GPUs, counted by another process: one that has touched a GPU can't be forked."""
+    count = f"from {__name__} import count_gpus; print(count_gpus())"
+    done = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=False)
+    return int(done.stdout or 0)
 
 
 @cache
