@@ -1,6 +1,6 @@
 """How the ids of several tables become keys of one physical table, and keys ids again.
 
-MTGenRec section 3.1: with ``k = ceil(log2(m + 1))`` for m tables, table i's id x becomes the key
+MTGenRec section 3.2: with ``k = ceil(log2(m + 1))`` for m tables, table i's id x becomes the key
 ``(i << (63 - k)) | x``, so the top bit stays 0 and x has ``63 - k`` bits.
 """
 

@@ -1,6 +1,6 @@
 """Merges tables, and keeps the ids of different tables apart in the merged one.
 
-MTGenRec section 3.1: tables of equal width and policy become one physical table, so that a step makes one
+MTGenRec section 3.2: tables of equal width and policy become one physical table, so that a step makes one
 lookup instead of one per feature. `gmeta.core.data.merged_keys` says how ids become keys.
 """
 

@@ -23,7 +23,7 @@ def merge_keys(
     """Compute ``prefix | id`` for the ids of each feature, one feature after another, in one checked pass.
 
     With ``prefix = i << id_bits`` for table number i, ids of different tables never collide (MTGenRec,
-    section 3.1).
+    section 3.2).
 
     Args:
       ids: For each feature a vector of integers in [0, 2^id_bits).

@@ -22,7 +22,7 @@ class EpochPlan:
 
     .. math:: [\lfloor v G / N \rfloor, \lfloor (v + 1) G / N \rfloor)
 
-    of them (G-Meta, section 2.2.3, cut at groups and not at rows), the same number of groups in each step.
+    of them (G-Meta, section 2.2.2, cut at groups and not at rows), the same number of groups in each step.
     After some steps, the rest of each range is left. Any other number of ranks can continue from there: the
     rests are joined in order, and the new ranges are cut out of them.
 

@@ -5,7 +5,7 @@ over all :math:`N = \sum_r n_r` samples is
 
 .. math:: g = \frac{1}{N} \sum_r n_r g_r,
 
-a mean weighted by the numbers of samples (MTGenRec, section 3.3), which holds even if some :math:`n_r` are 0.
+a mean weighted by the numbers of samples (MTGenRec, section 3.4), which holds even if some :math:`n_r` are 0.
 One grouped all-reduce sums the dense gradients together with the numbers of samples. The rows' owners sum the
 rows' gradients (`gmeta.layers.exchange.pieces`). Task parameters never leave their rank (G-Meta, section
 2.1.3): only the outer gradient is exchanged.

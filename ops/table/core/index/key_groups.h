@@ -17,7 +17,7 @@
 //   out of one table in the order of its groups go into a table of another size in the order of its
 //   own. The nine tags of a group are compared at once, and only slots whose tag agrees are
 //   compared by key. If a group doesn't have the key, the probe advances by a step between 1 and N
-//   - 1 that depends on the hash (as in MTGenRec, section 3.2). N is a prime, so N probes visit
+//   - 1 that depends on the hash (as in MTGenRec, section 3.1). N is a prime, so N probes visit
 //   every group once. Keys with the same home take different paths, so there is no clustering.
 //
 // Where a probe may end
