@@ -18,11 +18,12 @@ from gmeta.checkpoint.files.record_file import RESTORE_ADVICE
 from gmeta.checkpoint.resumed_fit import Data, Stages, fit_on
 from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.core import collectives
+from gmeta.core.data.position import position_of
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.json_values import whole
 from gmeta.core.step_callback import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
-from gmeta.io.readers.starts.position import ReadingPosition, position_of
+from gmeta.io.readers.starts.position import ReadingPosition
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.saving import tables_saved_elsewhere
 
@@ -236,8 +237,9 @@ class ShardedCheckpoint(StepCallback):
         self._goes_on = True
         shares, passed = collectives.world().shares, self.batches_of_epoch
         position, model = position_of(data), self._restored or self.model
+        held = position is not None and any(part is position for part in model.submodules)
         if _counts_groups(position):
-            if not any(part is position for part in model.submodules):
+            if not held:
                 raise ConfigError(
                     "the data begin at a ReadingPosition that the checkpoint doesn't hold: make it an "
                     "attribute of the model, before the model is restored"
@@ -259,7 +261,7 @@ class ShardedCheckpoint(StepCallback):
                     "without --elastic"
                 )
             passed = shares.steps(passed)
-        return data.skip(passed)
+        return data if held else data.skip(passed)  # a position has been restored with the model
 
     def goes_on(self, rest: tf.data.Dataset) -> tf.data.Dataset:
         """Declare that this data is the rest of a begun epoch, for the next ``fit``; return it unchanged."""
@@ -270,15 +272,8 @@ class ShardedCheckpoint(StepCallback):
         """Claim the folder against other jobs, and note that the restored model is about to change.
 
         Raises:
-          ConfigError: Another job saves in the folder; or the model's `gmeta.io.ReadingPosition` counts
-            groups that `fit` reads ahead of their training.
+          ConfigError: Another job saves in the folder.
         """
-        ahead = getattr(self.model, "batches_ahead", 0)
-        if ahead and any(map(_counts_groups, self.model.submodules)):
-            raise ConfigError(
-                f"the model's ReadingPosition would count {ahead} batches that are read and not trained: "
-                "compile with Pipeline(depth=0)"
-            )
         self.store.claim()
         self._restored = None
 

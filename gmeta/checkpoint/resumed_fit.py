@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.data.position import uncounted
 from gmeta.core.errors import ConfigError
-from gmeta.io.readers.starts.position import uncounted
 
 Stages: TypeAlias = tuple[tuple[int, int], ...]
 """Steps of an epoch: (ranks, steps), for each number of ranks in turn."""

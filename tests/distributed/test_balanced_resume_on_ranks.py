@@ -17,6 +17,7 @@ from gmeta.testing.data.grouped_data import write_folder
 from gmeta.testing.jobs.process_ranks import run_ranks
 
 SIZES = [3, 1, 9, 2, 2, 7, 1, 1, 4, 12, 5, 2, 3, 3, 8, 1, 2, 6, 4, 1]
+BY_COST, BY_NUMBER = {"balance": Balance(9.0)}, {"sequences_per_batch": 3}
 
 
 class Scores(Model):
@@ -29,7 +30,7 @@ class Scores(Model):
         return self.mlp(self.table(x)["user"], training=training)
 
 
-def train(path, folder, stop=None, epochs=2, pipeline=None):
+def train(path, folder, stop=None, epochs=2, pipeline=None, reads=BY_COST):
     """Train on a rank; return the users of each step that is in the weights at the end, by epoch."""
     taken, steps = [], []
 
@@ -56,9 +57,7 @@ def train(path, folder, stop=None, epochs=2, pipeline=None):
     model.compile(
         tf.keras.optimizers.SGD(0.01), "mse", **({} if pipeline is None else {"pipeline": pipeline})
     )
-    data = sequences(
-        path, history=["item"], balance=Balance(9.0), start=model.reading, options=ReadOptions(seed=5)
-    )
+    data = sequences(path, history=["item"], start=model.reading, options=ReadOptions(seed=5), **reads)
     checkpoints = ShardedCheckpoint(folder, every=1)
     with contextlib.suppress(KeyboardInterrupt):
         checkpoints.fit(model, data.map(sample), epochs=epochs, callbacks=[Notes()], verbose=0)
@@ -69,19 +68,24 @@ def users(steps):
     return sorted(itertools.chain(*steps))
 
 
-def test_training_goes_on_with_the_next_step(tmp_path):
+@pytest.mark.parametrize("reads", [BY_COST, BY_NUMBER], ids=str)
+def test_training_goes_on_with_the_next_step(tmp_path, reads):
     path = write_folder(tmp_path, SIZES)
-    alone = train(path, tmp_path / "alone")
+    alone = train(path, tmp_path / "alone", reads=reads)
     assert [users(epoch) for epoch in alone] == [list(range(len(SIZES)))] * 2
-    begun = train(path, tmp_path / "ckpt", stop=3)
-    rest = train(path, tmp_path / "ckpt")
+    begun = train(path, tmp_path / "ckpt", stop=3, reads=reads)
+    rest = train(path, tmp_path / "ckpt", reads=reads)
     assert [[*begun[0], *rest[0]], rest[1]] == alone
 
 
-def test_batches_that_are_read_ahead_are_refused(tmp_path):
+@pytest.mark.parametrize("reads", [BY_COST, BY_NUMBER], ids=str)
+def test_batches_that_are_read_ahead_are_refused(tmp_path, reads):
     path = write_folder(tmp_path, SIZES)
-    with pytest.raises(ConfigError, match=r"would count 1 batches that are read and not trained: .*depth=0"):
-        train(path, tmp_path / "ckpt", pipeline=Pipeline(depth=1))
+    with pytest.raises(
+        ConfigError,
+        match=r"ReadingPosition would count 1 batches that are read and not trained: .*depth=0",
+    ):
+        train(path, tmp_path / "ckpt", pipeline=Pipeline(depth=1), reads=reads)
 
 
 def test_a_position_outside_of_the_model_is_refused(tmp_path):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
+from gmeta.core.data.position import count_by
 from gmeta.core.errors import ConfigError
 from gmeta.io.readers.group_reader import settle
 from gmeta.io.readers.read_options import EpochPiece
@@ -151,7 +152,7 @@ def distribute(
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # it would count what it holds as taken
     served = starts.flat_map(lambda vector: epoch(vector, vector[2])).map(count).with_options(options)
-    return settle(served)
+    return settle(count_by(position, served))
 
 
 def _number(value: int) -> tf.Tensor:

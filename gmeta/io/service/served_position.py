@@ -9,13 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
+from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
 
 _SCALARS = ("epoch", "turn", "within")
 _VECTORS = ("taken", "ended")
 
 
-class ServedPosition(tf.Module):
+class ServedPosition(Position):
     """The elements of each piece of an epoch that training has taken (`gmeta.io.distribute`).
 
     An element carries the position behind it, and the position is set when training takes the element. Make

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core import collectives
+from gmeta.core.data.position import position_of, uncounted
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import SHARES, Shares
 from gmeta.io import Balance, ReadingPosition, ReadOptions, data_errors, epoch_plan, groups, sequences, tasks
 from gmeta.io.readers.starts.epoch import EpochPlan
 from gmeta.io.readers.starts.group_count import UNKNOWN, Reached, go_on, only_own
-from gmeta.io.readers.starts.position import position_of, uncounted
 from gmeta.testing.data.grouped_data import write_folder
 from gmeta.testing.jobs.thread_ranks import run_thread_ranks
 

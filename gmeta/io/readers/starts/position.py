@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core.data.position import Position, count_by
 from gmeta.core.shares import Shares
 from gmeta.io.readers.starts.epoch import EpochPlan
 from gmeta.io.readers.starts.group_count import GroupCount
@@ -29,7 +28,7 @@ def count_epochs(first: int) -> tf.data.Dataset:
     )
 
 
-class ReadingPosition(tf.Module):
+class ReadingPosition(Position):
     """The epoch and step that a dataset has reached, as variables that a checkpoint can hold.
 
     Keras saves and restores a model, its optimizer and its epoch, but not how far its data has been read. A
@@ -124,25 +123,4 @@ class ReadingPosition(tf.Module):
         options = tf.data.Options()
         # It would put a buffer after the counting.
         options.experimental_optimization.inject_prefetch = False
-        counted = dataset.map(count).with_options(options)
-        counted._gmeta_position = self
-        return counted
-
-
-def position_of(dataset: tf.data.Dataset) -> ReadingPosition | None:
-    """Return the position that counts a dataset, or one that it derives from."""
-    found: ReadingPosition | None = getattr(dataset, "_gmeta_position", None)
-    return found or next(filter(None, map(position_of, dataset._inputs())), None)
-
-
-@contextmanager
-def uncounted(dataset: tf.data.Dataset) -> Iterator[None]:
-    """Leave the dataset's position as it is, whatever is taken from the dataset inside the block."""
-    position = position_of(dataset)
-    variables = [] if position is None else position.variables
-    before = [variable.numpy() for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
+        return count_by(self, dataset.map(count).with_options(options))

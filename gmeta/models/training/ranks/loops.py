@@ -13,6 +13,8 @@ from tf_keras.src.utils import tf_utils
 
 from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import empty_batch
+from gmeta.core.data.position import Position
+from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import name_refusals
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
@@ -63,11 +65,13 @@ class RunsOnRanks:
 
         Raises:
           ConfigError: Ranks differ in the model, its settings, or the arguments of `fit`; or they can't train
-            on the data together.
+            on the data together; or the model's position in its data would count batches that a pipeline
+            reads ahead.
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
+        self._check_position()
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
@@ -244,6 +248,16 @@ class RunsOnRanks:
     def _with_class_weight(self, own: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of `fit`; a model with its own handling of ``class_weight`` overrides this."""
         return own
+
+    def _check_position(self) -> None:
+        """Refuse a position that would count what the pipeline reads ahead of its training."""
+        ahead = getattr(self, "batches_ahead", 0)
+        counting = [part for part in self.submodules if isinstance(part, Position)]  # type: ignore[attr-defined]
+        if ahead and counting:
+            raise ConfigError(
+                f"the model's {type(counting[0]).__name__} would count {ahead} batches that are read and not "
+                "trained: compile with Pipeline(depth=0), or let ShardedCheckpoint.fit count the steps"
+            )
 
     def _with_callbacks(self, given: Any) -> Any:
         """Put the user's callbacks between those that complete the model and those that stop all ranks."""
