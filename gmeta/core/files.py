@@ -26,6 +26,9 @@ class ReadablePath(Protocol):
     def read_text(self) -> str:
         """Return the file's content; raise OSError if it can't be read."""
 
+    def read_bytes(self) -> bytes:
+        """Return the file's content; raise OSError if it can't be read."""
+
     def exists(self) -> bool:
         """Return whether the file exists."""
 

@@ -39,13 +39,14 @@ from gmeta.io.predictions.prediction_plan import Predictions
 from gmeta.io.predictions.write import write_predictions
 from gmeta.io.reader_stats import ReaderCounts, ReaderStats
 from gmeta.io.readers.group_dataset import group_batch
-from gmeta.io.readers.group_reader import Balance, epoch_plan, groups
+from gmeta.io.readers.group_reader import epoch_plan, groups
 from gmeta.io.readers.read_options import AfterSteps, EpochPiece, OneEpoch, ReadOptions, Start
 from gmeta.io.readers.reading_time import ReadingTime, Waiting, from_memory
 from gmeta.io.readers.row_reader import rows
 from gmeta.io.readers.sequence_reader import sequences
 from gmeta.io.readers.starts.epoch import EpochPlan
 from gmeta.io.readers.starts.position import ReadingPosition
+from gmeta.io.readers.step_balance import Balance
 from gmeta.io.readers.task_reader import tasks
 from gmeta.io.service.base_batches import rebatch
 from gmeta.io.service.scaled_pool import ScaledPool

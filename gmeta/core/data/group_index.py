@@ -15,6 +15,7 @@ stores (masked) behind the payload.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class GroupIndex:
             raise DataError(
                 f"can't be read: {error.strerror}", path=error.filename or path, advice=_ADVICE
             ) from error
-        index = cls._parse(data, path)
+        index = cls.parse(data, path)
         if size is not None and size != index.shard_bytes:
             raise DataError(
                 f"the index is of a shard of {index.shard_bytes} bytes, {Path(shard).name} has {size}",
@@ -138,7 +139,13 @@ class GroupIndex:
         return index
 
     @classmethod
-    def _parse(cls, data: bytes, path: Path) -> GroupIndex:
+    def parse(cls, data: bytes, path: str | os.PathLike[str]) -> GroupIndex:
+        """Read the content of an index file, whose path errors name.
+
+        Raises:
+          DataError: As in `load`.
+        """
+
         def bad(message: str, offset: int, advice: str = _ADVICE) -> DataError:
             return DataError(message, path=path, offset=offset, advice=advice)
 

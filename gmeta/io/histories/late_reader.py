@@ -16,10 +16,11 @@ from gmeta.io.histories.exposure_windows import ExposureWindows
 from gmeta.io.histories.history_plan import HistoryPlan
 from gmeta.io.histories.logged_check import CRC_COLUMN, LENGTH_COLUMN, Check, LoggedCheck, need_numbers
 from gmeta.io.histories.store import HistoryStore
-from gmeta.io.readers.group_reader import Balance, groups
+from gmeta.io.readers.group_reader import groups
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 from gmeta.io.readers.sequence_reader import finish
+from gmeta.io.readers.step_balance import Balance
 
 _ALL_ROWS = 2**31 - 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import tensorflow as tf
@@ -12,7 +11,6 @@ from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import Shares
-from gmeta.io.balance.sequence_cost import SequenceCost
 from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
@@ -30,45 +28,10 @@ from gmeta.io.readers.starts.epoch import EpochPlan
 from gmeta.io.readers.starts.group_count import ranges
 from gmeta.io.readers.starts.part_start import PartStart
 from gmeta.io.readers.starts.position import ReadingPosition, count_epochs
+from gmeta.io.readers.step_balance import Balance
 
 WINDOW_BYTES = 64 << 20
 """Default size of the window in which groups are permuted."""
-
-
-@dataclass(frozen=True)
-class Balance:
-    """Elements with as many groups as reach a target cost (MTGenRec, algorithm 1).
-
-    A group is a sequence. Its tokens are its rows, or the values of a list column in all its rows, or its
-    rows and the events of a history that isn't among them (`gmeta.io.late`).
-
-    Attributes:
-      target: The cost that an element should have.
-      cost: The cost of a sequence; by default its number of tokens.
-      max_tokens: The most tokens of an element, to limit memory; a single group may have more.
-      tokens: The list column whose values are counted; or the int64 column whose value in the group's last
-        row is the number of events of its history, which count besides its rows. None: rows.
-      longest: The most tokens of a sequence that count, for a model that reads no more of it; None: all. Of
-        a history it is the most events, and all rows count.
-
-    Raises:
-      ConfigError: ``target`` isn't above 0, or ``max_tokens`` or ``longest`` is below 1.
-    """
-
-    target: float
-    cost: SequenceCost = field(default_factory=SequenceCost)
-    max_tokens: int | None = None
-    tokens: str | None = None
-    longest: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.target > 0 or any(
-            most is not None and most < 1 for most in (self.max_tokens, self.longest)
-        ):
-            raise ConfigError(
-                f"Balance: target={self.target} must be above 0, max_tokens={self.max_tokens} and "
-                f"longest={self.longest} at least 1"
-            )
 
 
 def groups(

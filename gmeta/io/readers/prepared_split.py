@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gmeta.core.data.group_index import Layout
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.core.data.group_index import SUFFIX, GroupIndex, Layout
 from gmeta.core.data.manifest import Manifest, Shard
 from gmeta.core.data.manifest_file import FILE_NAME
 from gmeta.core.data.on_bad import OnBad
@@ -62,6 +65,22 @@ class PreparedSplit:
         """Count the groups of average size that fit into ``bytes_in_memory``; at least 1, at most all."""
         size = max(1, sum(shard.bytes for shard in self.shards) // max(1, self.groups))
         return max(1, min(self.groups, bytes_in_memory // size))
+
+    def rows_of_groups(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the numbers of rows of a shard's groups, from the index beside it, for each shard in order.
+
+        Raises:
+          DataError: An index is missing, or damaged.
+        """
+        for shard in self.shards:
+            file = self.folder / f"{shard.name}{SUFFIX}"
+            try:
+                data = file.read_bytes()
+            except OSError as error:
+                raise DataError(
+                    f"can't be read: {error.strerror}", path=file, advice="prepare the data set again"
+                ) from error
+            yield GroupIndex.parse(data, file).groups["rows"]
 
 
 def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> PreparedSplit:

@@ -57,6 +57,14 @@ class RemotePath:
         return RemotePath(self._path.rpartition("/")[0])
 
     def read_text(self) -> str:
+        """Return the content of the file, which is UTF-8.
+
+        Raises:
+          OSError: There is no such file, or it can't be read.
+        """
+        return self.read_bytes().decode()
+
+    def read_bytes(self) -> bytes:
         """Return the content of the file.
 
         Raises:
@@ -64,7 +72,7 @@ class RemotePath:
         """
         try:
             with tf.io.gfile.GFile(self._path, "rb") as file:
-                return str(file.read().decode())
+                return bytes(file.read())
         except tf.errors.NotFoundError as error:
             # The thing not found may be a library of the file system; only the message says so.
             why = _reason(error) if error.message else os.strerror(errno.ENOENT)

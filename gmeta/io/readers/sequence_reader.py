@@ -12,10 +12,11 @@ import tensorflow as tf
 from gmeta.core.arguments import whole_number
 from gmeta.io.cuts.query_rule import Flag, Query
 from gmeta.io.cuts.sequence_split import SequenceSplit, Unexposed
-from gmeta.io.readers.group_reader import Balance, groups, settle
+from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 from gmeta.io.readers.starts.position import ReadingPosition
+from gmeta.io.readers.step_balance import Balance
 
 
 def sequences(

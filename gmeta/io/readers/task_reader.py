@@ -12,10 +12,11 @@ from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, least_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.cuts.task_split import Rows, TaskSplit
 from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
-from gmeta.io.readers.group_reader import Balance, groups, settle
+from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 from gmeta.io.readers.starts.position import ReadingPosition
+from gmeta.io.readers.step_balance import Balance
 
 
 def tasks(

@@ -258,6 +258,29 @@ def test_balanced_elements_are_those_of_algorithm_1(sizes, target, quadratic, ma
         assert [task for element in elements for task in element] == list(range(len(sizes)))
 
 
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=60),
+    sequences=st.integers(1, 9),
+    quadratic=st.sampled_from([0.0, 0.5]),
+    longest=st.none() | st.integers(1, 40),
+)
+def test_a_balance_of_sequences_costs_what_they_cost_on_the_average(sizes, sequences, quadratic, longest):
+    cost = SequenceCost(1.0, quadratic)
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_folder(Path(folder), sizes)
+        balance = Balance.of(path, sequences=sequences, cost=cost, max_tokens=99, longest=longest)
+    each = [float(cost.of(min(size, longest or size))) for size in sizes]
+    np.testing.assert_allclose(balance.target, sequences * np.mean(each), rtol=1e-12)
+    assert (balance.cost, balance.max_tokens, balance.longest) == (cost, 99, longest)
+
+
+def test_a_balance_of_no_sequences_or_of_no_split_is_refused(prepared):
+    with pytest.raises(ConfigError, match="sequences"):
+        Balance.of(prepared, sequences=0)
+    with pytest.raises(ConfigError, match="has no split 'gone'"):
+        Balance.of(Path(prepared).parent / "gone", sequences=3)
+
+
 def test_balancing_counts_the_values_of_a_list_column(prepared, layout):
     found = on_disk(prepared, layout)
     tokens = [sum(len(row["genre"]) for row in group) for group in found]

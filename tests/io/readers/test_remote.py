@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io import ReaderStats, ReadOptions, group_batch, groups, tasks
+from gmeta.io import Balance, ReaderStats, ReadOptions, group_batch, groups, tasks
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.remote import RemotePath, locate, preflight
 from gmeta.testing.data.grouped_data import SCHEMA, write_folder
@@ -65,6 +65,7 @@ def test_a_split_reads_the_same_wherever_it_is(both):
     assert_same(groups(remote, **reading(**options)), groups(local, **reading(**options)))
     assert_same(tasks(remote, tasks_per_batch=2), tasks(local, tasks_per_batch=2))
     assert_same(groups(f"file://{local}"), groups(local))
+    assert Balance.of(remote, sequences=3) == Balance.of(local, sequences=3)
 
 
 def test_files_read_the_same_wherever_they_are(both):
