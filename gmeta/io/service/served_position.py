@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
@@ -24,6 +25,10 @@ class ServedPosition(Position):
     ``tf.train.Checkpoint`` then saves and restores it, after any step. Or keep `state` in JSON. Reading goes
     on with the next element, whichever workers there are by then. Use a position for one dataset.
 
+    Ranks read different parts of an epoch, so each has its own position. `gather_ranks` tells each rank those
+    of all, so that one rank can save them for all; ``ShardedCheckpoint`` and `fit` call it. Reading goes on
+    with as many ranks.
+
     Args:
       pieces: How many pieces an epoch is cut into: several for each of the workers, but a piece should be no
         smaller than a window of ``shuffle_buffer`` groups (`gmeta.io.EpochPiece`).
@@ -36,6 +41,8 @@ class ServedPosition(Position):
       turn: () int64 variable, the lane that gives the next element.
       within: () int64 variable, batches taken of the block that comes next, where small batches are joined to
         large ones; the rest of the position is then that at the block's beginning.
+      rank: () int64 variable, the rank whose position the others are.
+      told: (ranks, 3 + 2 pieces) int64 variable, the positions of all ranks as of the last `gather_ranks`.
 
     Example:
       >>> model.reading = ServedPosition(pieces=128)  # doctest: +SKIP
@@ -55,6 +62,9 @@ class ServedPosition(Position):
             self.turn, self.within = variable("turn", 0), variable("within", 0)
             self.taken = variable("taken", tf.zeros([self.pieces], tf.int64))
             self.ended = variable("ended", tf.zeros([self.pieces], tf.int64))
+            self.rank = variable("rank", collectives.world().rank)
+            none = tf.zeros([0, len(_SCALARS) + 2 * self.pieces], tf.int64)
+            self.told = tf.Variable(none, trainable=False, name="told", shape=(None, none.shape[1]))
 
     def state(self) -> dict[str, Any]:
         """Return the position as JSON values."""
@@ -78,26 +88,66 @@ class ServedPosition(Position):
                 )
         for name, value in values.items():
             getattr(self, name).assign(value)
+        self.rank.assign(collectives.world().rank)
+        self.told.assign(self.told[:0])
+
+    def gather_ranks(self) -> None:
+        """Tell all ranks the positions of all ranks; all must call this together, between two steps.
+
+        Raises:
+          CollectiveError: As `gmeta.core.collectives.allgather_objects`.
+        """
+        if collectives.world().size > 1:
+            self.told.assign(collectives.allgather_objects(self._of_this_rank().tolist()))
 
     def begin(self) -> tf.Tensor:
         """Return the position as one vector, that of the next epoch if this one is over; for `Cursor.of`."""
-        goes_on = 1 - tf.reduce_min(self.ended)
-        epoch = self.epoch.assign_add(1 - goes_on, read_value=True)
-        own = [self.turn, self.within, self.taken, self.ended]
-        rest = [variable.assign(variable * goes_on, read_value=True) for variable in own]
-        return tf.concat([[epoch], rest[0][None], rest[1][None], *rest[2:]], axis=0)
+
+        def find() -> np.ndarray[Any, Any]:
+            try:
+                return self._of_this_rank()
+            except ConfigError as error:
+                raise ValueError(f"gmeta: {error}\n") from error
+
+        there = tf.ensure_shape(tf.numpy_function(find, [], tf.int64), [self.told.shape[1]])
+        epoch, rest, ended = there[0], there[1:], there[-self.pieces :]
+        goes_on = 1 - tf.reduce_min(ended)
+        begun = tf.concat([[epoch + 1 - goes_on], rest * goes_on], axis=0)
+        with tf.control_dependencies([begun]):  # `find` has read the variables
+            rank = self.rank.assign(collectives.world().rank)
+        with tf.control_dependencies([rank, *self._assign(begun)]):
+            return tf.identity(begun)
+
+    def _of_this_rank(self) -> np.ndarray[Any, Any]:
+        """Find this rank's vector: in the variables, or in what was told if these are another rank's.
+
+        Raises:
+          ConfigError: The position is that of other ranks.
+        """
+        here, told = collectives.world(), self.told.numpy()
+        mine = int(self.rank) == here.rank
+        if len(told) not in (0, here.size) or not (mine or len(told)):
+            raise ConfigError(
+                f"ServedPosition: {len(told) or 'other'} ranks have read, and this is rank {here.rank} of "
+                f"{here.size}: go on with as many ranks, or begin an epoch with a new position"
+            )
+        return np.asarray(self._vector() if mine else told[here.rank])
 
     def set_to(self, cursor: tf.Tensor, batch: tf.Tensor, batches: tf.Tensor) -> list[tf.Tensor]:
         """Set the position behind batch ``batch`` of a block of ``batches``, which ends at a cursor."""
-        over = tf.equal(batch + 1, batches)
-        own = [self.epoch, self.turn, self.within, self.taken, self.ended]
-        parts = tf.split(cursor, [1, 1, 1, self.pieces, self.pieces])
-        there = [tf.reshape(part, variable.shape) for part, variable in zip(parts, own, strict=True)]
-        kept = [tf.identity(variable) for variable in own]
-        kept[2] = batch + 1
+        kept = tf.tensor_scatter_nd_update(self._vector(), [[_SCALARS.index("within")]], [batch + 1])
+        return self._assign(tf.where(tf.equal(batch + 1, batches), cursor, kept))
+
+    def _vector(self) -> tf.Tensor:
+        parts = [getattr(self, name) for name in (*_SCALARS, *_VECTORS)]
+        return tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+
+    def _assign(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        own = [getattr(self, name) for name in (*_SCALARS, *_VECTORS)]
+        parts = tf.split(vector, [1] * len(_SCALARS) + [self.pieces] * len(_VECTORS))
         return [
-            variable.assign(tf.where(over, new, old))
-            for variable, new, old in zip(own, there, kept, strict=True)
+            variable.assign(tf.reshape(part, variable.shape))
+            for part, variable in zip(parts, own, strict=True)
         ]
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import (
     EpochPiece,
@@ -310,6 +311,46 @@ def test_a_state_of_another_position_is_refused():
         ServedPosition(4).restore(ServedPosition(3).state())
     with pytest.raises(ConfigError, match="isn't what state"):
         ServedPosition(4).restore({"epoch": 1})
+
+
+def test_one_rank_saves_the_positions_of_all(two, tmp_path, monkeypatch):
+    def on(rank, size=2):
+        monkeypatch.setattr(collectives, "world", lambda: collectives.World(rank, size, rank))
+
+    def served(position):
+        return distribute(numbers, two, position=position, at_once=2)
+
+    whole, positions = [], []
+    for rank in range(2):
+        on(rank)
+        whole.append(read(served(ServedPosition(3))))
+        positions.append(ServedPosition(3))
+        assert read(served(positions[rank]).take(3 + rank)) == whole[rank][: 3 + rank]
+    vectors = [position._vector().numpy().tolist() for position in positions]
+    on(0)
+    monkeypatch.setattr(collectives, "allgather_objects", lambda own: vectors)
+    positions[0].gather_ranks()
+    path = tf.train.Checkpoint(reading=positions[0]).write(str(tmp_path / "saved"))
+    for rank in range(2):
+        on(rank)
+        resumed = ServedPosition(3)
+        tf.train.Checkpoint(reading=resumed).read(path).assert_consumed()
+        assert read(served(resumed)) == whole[rank][3 + rank :]
+    on(0, size=3)
+    resumed = ServedPosition(3)
+    tf.train.Checkpoint(reading=resumed).read(path)
+    says = "2 ranks have read, and this is rank 0 of 3: go on with as many"
+    with pytest.raises(DataError, match=says), data_errors():
+        read(distribute(numbers, two, position=resumed))
+
+
+def test_a_position_that_another_rank_saved_for_itself_is_refused(two, tmp_path, monkeypatch):
+    path = tf.train.Checkpoint(reading=ServedPosition(3)).write(str(tmp_path / "saved"))
+    monkeypatch.setattr(collectives, "world", lambda: collectives.World(1, 2, 1))
+    resumed = ServedPosition(3)
+    tf.train.Checkpoint(reading=resumed).read(path)
+    with pytest.raises(DataError, match="other ranks have read, and this is rank 1 of 2"), data_errors():
+        read(distribute(numbers, two, position=resumed))
 
 
 def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path):
