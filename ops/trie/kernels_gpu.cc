@@ -1,11 +1,13 @@
-// The GPU kernels of GmetaTrieStep, GmetaTrieLogProbs and its gradient: they queue work on the
-// device's stream, and wait for nothing. trie_abi.h says how wrong input shows in results.
+// The GPU kernels of GmetaTrieStep, GmetaTrieSample, GmetaTrieGumbelStep, GmetaTrieLogProbs and its
+// gradient: they queue work on the device's stream, and wait for nothing. trie_abi.h says how wrong
+// input shows in results.
 
 #include "ops/common/kernels_gpu.h"
 
 #include <cstdint>
 
 #include "ops/trie/gpu/trie_abi.h"
+#include "ops/trie/kernels_noise.h"
 #include "ops/trie/kernels_ops.h"
 
 namespace gmeta {
@@ -19,6 +21,10 @@ GmetaTrieLevel OnGpu(const trie::Level& level) {
           level.nodes,  level.children, level.wide_digits};
 }
 
+GmetaTrieNoise OnGpu(const BatchNoise& noise) {
+  return {noise.seed, noise.step, noise.keys, noise.level};
+}
+
 struct Gpu {
   static absl::Status Step(OpKernelContext* context, const trie::Level& level, const Batch& batch,
                            int64_t k, const NextBatch& next) {
@@ -27,6 +33,31 @@ struct Gpu {
     return CudaStatus(gmeta_gpu_trie_step(batch.logits, batch.scores, batch.nodes, batch.users,
                                           batch.beams, batch.codes, &on_gpu, k, to.scores, to.nodes,
                                           to.beams, CudaStream(context)));
+  }
+
+  static absl::Status Sample(OpKernelContext* context, const trie::Level& level, const Batch& batch,
+                             const BatchNoise& noise, const NextBatch& next) {
+    const GmetaTrieLevel on_gpu = OnGpu(level);
+    const GmetaTrieNoise of_users = OnGpu(noise);
+    const trie::NextBeams to = next.Of(0);
+    return CudaStatus(gmeta_gpu_trie_sample(batch.logits, batch.scores, batch.nodes, batch.users,
+                                            batch.beams, batch.codes, &on_gpu, &of_users, to.scores,
+                                            to.nodes, to.beams, CudaStream(context)));
+  }
+
+  static absl::Status GumbelStep(OpKernelContext* context, const trie::Level& level,
+                                 const Batch& batch, const float* ranks, const BatchNoise& noise,
+                                 int64_t k, const NextBatch& next) {
+    tensorflow::Tensor scratch;
+    TF_RETURN_IF_ERROR(
+        context->allocate_temp(tensorflow::DT_FLOAT, context->input(0).shape(), &scratch));
+    const GmetaTrieLevel on_gpu = OnGpu(level);
+    const GmetaTrieNoise of_users = OnGpu(noise);
+    const trie::NextBeams to = next.Of(0);
+    return CudaStatus(gmeta_gpu_trie_gumbel_step(
+        batch.logits, batch.scores, ranks, batch.nodes, batch.users, batch.beams, batch.codes,
+        &on_gpu, &of_users, k, scratch.flat<float>().data(), to.scores, to.nodes, to.beams,
+        to.ranks, CudaStream(context)));
   }
 
   static absl::Status LogProbs(OpKernelContext* context, const trie::Level& level,
@@ -48,6 +79,8 @@ struct Gpu {
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaTrieStep").Device(DEVICE_GPU), TrieStepOp<Gpu>);
+REGISTER_KERNEL_BUILDER(Name("GmetaTrieSample").Device(DEVICE_GPU), TrieSampleOp<Gpu>);
+REGISTER_KERNEL_BUILDER(Name("GmetaTrieGumbelStep").Device(DEVICE_GPU), TrieGumbelStepOp<Gpu>);
 REGISTER_KERNEL_BUILDER(Name("GmetaTrieLogProbs").Device(DEVICE_GPU), TrieLogProbsOp<Gpu>);
 REGISTER_KERNEL_BUILDER(Name("GmetaTrieLogProbsGradient").Device(DEVICE_GPU),
                         TrieLogProbsGradientOp<Gpu>);

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <random>
 #include <vector>
 
@@ -14,45 +13,13 @@
 #include "ops/trie/host/beam_step.h"
 #include "ops/trie/host/log_probs.h"
 #include "tests/native/check.h"
+#include "tests/native/random_trie_level.h"
 
 namespace {
 
 using std::vector;
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-// A level of random children, some of which may not come out.
-struct RandomLevel {
-  vector<int64_t> starts{0};
-  vector<int32_t> digits;
-  vector<int64_t> wide_digits;  // half of the levels give these
-  std::unique_ptr<bool[]> allowed;
-
-  RandomLevel(int64_t nodes, int32_t codes, uint32_t one_of, bool masks, std::mt19937* random) {
-    for (int64_t i = 0; i < nodes; ++i) {
-      for (int32_t code = 0; code < codes; ++code) {
-        if ((*random)() % one_of == 0) digits.push_back(code);
-      }
-      starts.push_back(static_cast<int64_t>(digits.size()));
-    }
-    if ((*random)() % 2 == 0) wide_digits.assign(digits.begin(), digits.end());
-    if (!masks) return;
-    allowed.reset(new bool[digits.size() + 1]);
-    for (size_t i = 0; i < digits.size(); ++i) allowed[i] = (*random)() % 4 != 0;
-  }
-  int64_t nodes() const { return static_cast<int64_t>(starts.size()) - 1; }
-  int64_t children() const { return static_cast<int64_t>(digits.size()); }
-  gmeta::trie::Level OnCpu() const {
-    return {starts.data(), digits.data(), allowed.get(), nodes(), children()};
-  }
-  GmetaTrieLevel OnGpu() const {
-    const auto* const may = reinterpret_cast<const uint8_t*>(allowed.get());
-    if (!wide_digits.empty()) {
-      return {starts.data(), nullptr, may, nodes(), children(), wide_digits.data()};
-    }
-    return {starts.data(), digits.data(), may, nodes(), children(), nullptr};
-  }
-};
 
 struct Shape {
   int64_t users, beams, k, nodes;

@@ -50,13 +50,42 @@ class GpuTrieLevel:
 
     def step(
         self, logits: npt.ArrayLike, scores: npt.ArrayLike, nodes: npt.ArrayLike, k: int
-    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+    ) -> tuple[DeviceArray, ...]:
         """Take a step.
 
         Returns:
           Scores, nodes and beams, each (users, k).
         """
-        step = GpuTrieStep(self, logits, scores, nodes, k)
+        return self._run(GpuTrieStep(self, logits, scores, nodes, k))
+
+    def sample(
+        self, logits: npt.ArrayLike, scores: npt.ArrayLike, nodes: npt.ArrayLike, noise: GpuTrieNoise
+    ) -> tuple[DeviceArray, ...]:
+        """Draw a child of each beam.
+
+        Returns:
+          Scores, nodes and beams, each (users, beams).
+        """
+        return self._run(GpuTrieStep(self, logits, scores, nodes, None, noise))
+
+    def gumbel_step(
+        self,
+        logits: npt.ArrayLike,
+        scores: npt.ArrayLike,
+        ranks: npt.ArrayLike,
+        nodes: npt.ArrayLike,
+        k: int,
+        noise: GpuTrieNoise,
+    ) -> tuple[DeviceArray, ...]:
+        """Take a step that draws without replacement.
+
+        Returns:
+          Scores, nodes, beams and ranks, each (users, k).
+        """
+        return self._run(GpuTrieStep(self, logits, scores, nodes, k, noise, ranks))
+
+    @staticmethod
+    def _run(step: GpuTrieStep) -> tuple[DeviceArray, ...]:
         step.run(None)
         return step.results
 
@@ -78,6 +107,25 @@ class GpuTrieLevel:
         return y, of_z
 
 
+class _Noise(ctypes.Structure):
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("seed", "step", "keys")), ("level", ctypes.c_int64))
+
+
+class GpuTrieNoise:
+    """The noise of users in the GPU's memory, as of `gmeta.ops.TrieNoise`.
+
+    Args:
+      seed: An int64.
+      step: An int64.
+      level: Of the nodes.
+      keys: int64 (users,).
+    """
+
+    def __init__(self, seed: int, step: int, level: int, keys: npt.ArrayLike) -> None:
+        self._arrays = [DeviceArray.of(each, np.int64) for each in ([seed], [step], keys)]
+        self.struct = _Noise(*(each.pointer for each in self._arrays), level)
+
+
 class GpuTrieStep:
     """A step whose arrays are in the GPU's memory, to be taken again and again.
 
@@ -86,7 +134,12 @@ class GpuTrieStep:
       logits: float32 (users, beams, codes).
       scores: float32 (users, beams).
       nodes: int64 (users, beams).
-      k: How many beams to keep.
+      k: How many beams to keep; None: a sample, one for each beam.
+      noise: The noise of the users, to draw; None: the k best are kept.
+      ranks: float32 (users, beams), to draw k without replacement.
+
+    Attributes:
+      results: Scores, nodes and beams, (users, k); and ranks, if there are any.
     """
 
     def __init__(
@@ -95,22 +148,34 @@ class GpuTrieStep:
         logits: npt.ArrayLike,
         scores: npt.ArrayLike,
         nodes: npt.ArrayLike,
-        k: int,
+        k: int | None,
+        noise: GpuTrieNoise | None = None,
+        ranks: npt.ArrayLike | None = None,
     ) -> None:
-        self._level = level
-        self._inputs = [
+        self._kept = level, noise
+        z, s, at = (
             DeviceArray.of(each, dtype) for each, dtype in zip((logits, scores, nodes), _DTYPES, strict=True)
-        ]
-        shape = self._inputs[0].shape[0], k
-        self.results = (
-            DeviceArray(shape, np.float32),
-            DeviceArray(shape, np.int64),
-            DeviceArray(shape, np.int32),
         )
-        pointers = [each.pointer for each in self._inputs], [each.pointer for each in self.results]
-        sizes = self._inputs[0].shape
-        self._arguments = *pointers[0], *sizes, ctypes.byref(level.struct), k, *pointers[1]
+        self._inputs = [z, s, at]
+        users, beams, _ = z.shape
+        shape = users, beams if k is None else k
+        self.results: tuple[DeviceArray, ...] = tuple(
+            DeviceArray(shape, dtype) for dtype in (np.float32, np.int64, np.int32)
+        )
+        sizes = at.pointer, *z.shape, ctypes.byref(level.struct)
+        by = () if noise is None else (ctypes.byref(noise.struct),)
+        if ranks is not None:
+            of_beams, scratch = DeviceArray.of(ranks, np.float32), DeviceArray(z.shape, np.float32)
+            self._inputs += [of_beams, scratch]
+            self.results += (DeviceArray(shape, np.float32),)
+            self._name = "trie_gumbel_step"
+            self._arguments = z.pointer, s.pointer, of_beams.pointer, *sizes, *by, k, scratch.pointer
+        elif k is None:
+            self._name, self._arguments = "trie_sample", (z.pointer, s.pointer, *sizes, *by)
+        else:
+            self._name, self._arguments = "trie_step", (z.pointer, s.pointer, *sizes, k)
+        self._arguments += tuple(each.pointer for each in self.results)
 
     def run(self, stream: Stream | None) -> None:
         """Queue the step."""
-        call("trie_step", *self._arguments, None if stream is None else stream.handle)
+        call(self._name, *self._arguments, None if stream is None else stream.handle)

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "ops/common/exponential.h"
 #include "ops/common/vector_target.h"
 
 namespace gmeta::hstu {
@@ -59,32 +60,9 @@ GMETA_ALWAYS_INLINE Integers<W> Count(int32_t first) {
   return x;
 }
 
-// Computes e^x to 2 units in the last place, for x up to 88; below -87 the result is 0 or less than
-// 1e-38. The polynomial is that of Cephes' expf: x = n ln 2 + r with |r| <= ln 2 / 2. ln 2 is split
-// in two parts, so that r is exact.
 template <int W>
 GMETA_ALWAYS_INLINE Floats<W> Exp(Floats<W> x) {
-  // A comparison with NaN is false, so NaN stays.
-  x = x > 88.0f ? Broadcast<W>(88.0f) : x;
-  x = x < -87.0f ? Broadcast<W>(-87.0f) : x;
-  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
-  const float kRound = 12582912.0f;
-  const Floats<W> rounded = x * 1.44269504088896341f + kRound;
-  const Floats<W> n = rounded - kRound;
-  Floats<W> r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
-  Floats<W> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  Integers<W> bits;
-  std::memcpy(&bits, &rounded, sizeof(bits));
-  Integers<W> power = (bits << 23) + 0x3f800000;  // 2^n: the bits above n are shifted out
-  Floats<W> scale;
-  std::memcpy(&scale, &power, sizeof(scale));
-  return p * scale;
+  return Exponential<Floats<W>, Integers<W>>(x);
 }
 
 template <int W>

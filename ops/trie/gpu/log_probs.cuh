@@ -3,11 +3,10 @@
 #ifndef GMETA_OPS_TRIE_GPU_LOG_PROBS_CUH_
 #define GMETA_OPS_TRIE_GPU_LOG_PROBS_CUH_
 
+#include "ops/trie/gpu/beams.cuh"
 #include "ops/trie/gpu/siblings.cuh"
 
 namespace gmeta::trie {
-
-inline constexpr int kRowThreads = 256;
 
 struct RowsOnGpu {
   const float* logits;
@@ -22,11 +21,6 @@ __device__ __forceinline__ bool IsWrongChild(const GmetaTrieLevel& level, int64_
   return level.allowed != nullptr && level.allowed[child] == 0;
 }
 
-// The warp's row, the number of which is that of the warp in the grid.
-__device__ __forceinline__ int64_t RowOfWarp() {
-  return (static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x) / 32;
-}
-
 __global__ void LogProbs(RowsOnGpu rows, GmetaTrieLevel level, float* log_probs) {
   const int64_t row = RowOfWarp();
   if (row >= rows.n) return;
@@ -38,7 +32,7 @@ __global__ void LogProbs(RowsOnGpu rows, GmetaTrieLevel level, float* log_probs)
     if (s.wrong || IsWrongChild(level, node, child)) {
       y = NAN;
     } else {
-      y = s.count == 0 ? -INFINITY : s.LogProb(logits[DigitOf(level, child)], logf(s.sum));
+      y = s.count == 0 ? -INFINITY : s.LogProb(logits[DigitOf(level, child)], LogOfSum(s.sum));
     }
   }
   if (threadIdx.x % 32 == 0) log_probs[row] = y;

@@ -6,7 +6,10 @@
 #include "ops/common/gpu/cuda_error.cuh"
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/trie/gpu/beam_step.cuh"
+#include "ops/trie/gpu/beams.cuh"
 #include "ops/trie/gpu/log_probs.cuh"
+#include "ops/trie/gpu/ranks.cuh"
+#include "ops/trie/gpu/sample.cuh"
 #include "ops/trie/gpu/trie_abi.h"
 
 namespace gmeta::trie {
@@ -19,9 +22,33 @@ void CheckSizes(const char* op, int64_t rows, int64_t codes, const GmetaTrieLeve
               std::to_string(rows) + " rows of " + std::to_string(codes) + " codes");
 }
 
-unsigned BlocksOfRows(int64_t rows) {
-  constexpr int64_t kRows = kRowThreads / 32;
-  return static_cast<unsigned>((rows + kRows - 1) / kRows);
+BeamsOnGpu CheckedBeams(const char* op, const float* logits, const float* scores,
+                        const int64_t* nodes, int64_t users, int64_t beams, int64_t codes,
+                        const GmetaTrieLevel* level) {
+  Require(beams >= 0 && beams <= INT32_MAX,
+          std::string(op) + ": the number of beams must be that of an int32, and not negative");
+  CheckSizes(op, users, codes, level);
+  CheckSizes(op, users * beams, codes, level);
+  return {logits, scores, nodes, users, static_cast<int32_t>(beams), codes};
+}
+
+void CheckStep(const char* op, int64_t beams, int64_t k) {
+  Require(k >= 1, std::string(op) + ": k must be positive");
+  if (k <= kMostBeams && beams <= kMostBeams) return;
+  throw CudaError(GMETA_CUDA_UNSUPPORTED, std::string(op) + ": a GPU takes and keeps at most " +
+                                              std::to_string(kMostBeams) + " beams, got " +
+                                              std::to_string(beams) + " and k " +
+                                              std::to_string(k) +
+                                              ": take fewer, or the CPU (with "
+                                              "tf.device('CPU:0'))");
+}
+
+template <class Ranks>
+void LaunchStep(const char* op, const BeamsOnGpu& from, const GmetaTrieLevel& level,
+                const Ranks& ranks, int64_t k, const NextOnGpu& to, cudaStream_t stream) {
+  Launch(Step<Ranks>, static_cast<unsigned>(from.users), kStepThreads,
+         StepSharedBytes(from.beams, k), stream, op, from, level, ranks, static_cast<int32_t>(k),
+         to);
 }
 
 }  // namespace
@@ -37,21 +64,46 @@ int gmeta_gpu_trie_step(const float* logits, const float* scores, const int64_t*
                         int64_t k, float* next_scores, int64_t* next_nodes, int32_t* next_beams,
                         void* stream) {
   return Guarded([&] {
-    CheckSizes("trie_step", users, codes, level);
-    gmeta::Require(k >= 1 && beams >= 0, "trie_step: k must be positive, and beams not negative");
-    if (k > kMostBeams || beams > kMostBeams) {
-      throw gmeta::CudaError(GMETA_CUDA_UNSUPPORTED,
-                             "trie_step: a GPU takes and keeps at most " +
-                                 std::to_string(kMostBeams) + " beams, got " +
-                                 std::to_string(beams) + " and k " + std::to_string(k) +
-                                 ": take fewer, or the CPU (with tf.device('CPU:0'))");
-    }
+    constexpr char kOp[] = "trie_step";
+    CheckStep(kOp, beams, k);
+    const BeamsOnGpu from = CheckedBeams(kOp, logits, scores, nodes, users, beams, codes, level);
     if (users == 0) return;
-    const BeamsOnGpu from{
-        logits, scores, nodes, static_cast<int32_t>(beams), codes, static_cast<int32_t>(k)};
-    gmeta::Launch(Step, static_cast<unsigned>(users), kStepThreads, StepSharedBytes(beams, k),
-                  static_cast<cudaStream_t>(stream), "trie_step", from, *level, next_scores,
-                  next_nodes, next_beams);
+    LaunchStep(kOp, from, *level, ByScoreOnGpu{}, k, {next_scores, next_nodes, next_beams, nullptr},
+               static_cast<cudaStream_t>(stream));
+  });
+}
+
+int gmeta_gpu_trie_gumbel_step(const float* logits, const float* scores, const float* ranks,
+                               const int64_t* nodes, int64_t users, int64_t beams, int64_t codes,
+                               const GmetaTrieLevel* level, const GmetaTrieNoise* noise, int64_t k,
+                               float* scratch, float* next_scores, int64_t* next_nodes,
+                               int32_t* next_beams, float* next_ranks, void* stream) {
+  return Guarded([&] {
+    constexpr char kOp[] = "trie_gumbel_step";
+    CheckStep(kOp, beams, k);
+    const BeamsOnGpu from = CheckedBeams(kOp, logits, scores, nodes, users, beams, codes, level);
+    if (users == 0) return;
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (beams > 0) {
+      gmeta::Launch(WriteGumbelRanks, BlocksOfRows(users * beams), kRowThreads, 0, on, kOp, from,
+                    *level, *noise, ranks, scratch);
+    }
+    LaunchStep(kOp, from, *level, ByGumbelOnGpu{ranks, scratch}, k,
+               {next_scores, next_nodes, next_beams, next_ranks}, on);
+  });
+}
+
+int gmeta_gpu_trie_sample(const float* logits, const float* scores, const int64_t* nodes,
+                          int64_t users, int64_t beams, int64_t codes, const GmetaTrieLevel* level,
+                          const GmetaTrieNoise* noise, float* next_scores, int64_t* next_nodes,
+                          int32_t* next_beams, void* stream) {
+  return Guarded([&] {
+    constexpr char kOp[] = "trie_sample";
+    const BeamsOnGpu from = CheckedBeams(kOp, logits, scores, nodes, users, beams, codes, level);
+    if (users == 0 || beams == 0) return;
+    gmeta::Launch(Sample, BlocksOfRows(users * beams), kRowThreads, 0,
+                  static_cast<cudaStream_t>(stream), kOp, from, *level, *noise,
+                  NextOnGpu{next_scores, next_nodes, next_beams, nullptr});
   });
 }
 

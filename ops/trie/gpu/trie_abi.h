@@ -1,16 +1,21 @@
-// The C interface of tries on the GPU: the step of a beam search, and the logs of children's
+// The C interface of tries on the GPU: the step of a beam search, draws, and the logs of children's
 // probabilities. ops/trie/host has the same for the CPU, and says what they compute.
 //
-// Pointers are to device memory. Work is queued on `stream`; no function waits for it, allocates,
-// or needs scratch. Functions return a status (cuda_abi.h).
+// Pointers are to device memory. Work is queued on `stream`; no function waits for it or allocates.
+// Functions return a status (cuda_abi.h).
 //
 // What is in device memory can't be told about in words. Nothing is read or written outside of the
 // arrays that are named here, and what is wrong shows in the results: see each function.
 //
-// Exponentials and logarithms are CUDA's, within 2 units in the last place, and a node's siblings
-// are added by 32 lanes and then in pairs. So the logs of probabilities are the CPU's to about
-// 1e-6 of the greatest difference of logits, and equal on each run. Where scores are equal on both,
-// the order is the same.
+// For the same input, results are those of the CPU, and the same on each run. Exponentials have the
+// CPU's bits, and a node's siblings are added in its order, so
+//   - children that are drawn by gmeta_gpu_trie_sample are the CPU's, always;
+//   - scores and logs of probabilities are its floats, but for the double-precision logarithm of a
+//     sum, whose float may differ by a unit in its last place, in some of 10^8 sums;
+//   - ranks with noise are its floats, but for some of 10^7, which differ by such a unit.
+// A step then keeps the same children in the same order, unless a float that differs is that close
+// to another child's. These rates are computed from the libraries' bounds of error (1 to 2 units in
+// the last place of a double). Gradients agree to about 1e-6 of the upstream gradient.
 
 #ifndef GMETA_OPS_TRIE_GPU_TRIE_ABI_H_
 #define GMETA_OPS_TRIE_GPU_TRIE_ABI_H_
@@ -32,6 +37,14 @@ struct GmetaTrieLevel {
   const int64_t* wide_digits;  // (children,) in place of digits, which are null then; or null
 };
 
+// What random numbers are functions of (ops/trie/noise.h).
+struct GmetaTrieNoise {
+  const int64_t* seed;  // (1,)
+  const int64_t* step;  // (1,)
+  const int64_t* keys;  // (users,)
+  int64_t level;        // 0 to 2^15 - 1
+};
+
 // Takes a step for all users.
 //   logits  (users, beams, codes)
 //   scores  (users, beams)
@@ -47,8 +60,34 @@ GMETA_CUDA_API int gmeta_gpu_trie_step(const float* logits, const float* scores,
                                        float* next_scores, int64_t* next_nodes, int32_t* next_beams,
                                        void* stream);
 
-// Returns the most beams that a step takes, and keeps.
+// Takes a step by scores with noise, which draws without replacement. Beside what
+// gmeta_gpu_trie_step has:
+//   ranks      (users, beams)
+//   noise      of the users
+//   scratch    (users, beams, codes), which is written over
+//   next_ranks (users, k), -infinity where there are fewer
+// Children of one node must have distinct digits. A rank that is NaN is wrong input, and then next
+// ranks are NaN too.
+GMETA_CUDA_API int gmeta_gpu_trie_gumbel_step(
+    const float* logits, const float* scores, const float* ranks, const int64_t* nodes,
+    int64_t users, int64_t beams, int64_t codes, const GmetaTrieLevel* level,
+    const GmetaTrieNoise* noise, int64_t k, float* scratch, float* next_scores, int64_t* next_nodes,
+    int32_t* next_beams, float* next_ranks, void* stream);
+
+// Returns the most beams that either step takes, and keeps.
 GMETA_CUDA_API int64_t gmeta_gpu_trie_most(void);
+
+// Draws a child of each beam.
+//   logits, scores, nodes: as of gmeta_gpu_trie_step, of any number of beams
+//   noise   of the users
+//   next_*  (users, beams); -infinity, -1 and -1 where there is no beam, or no child has a chance
+// If the input of a beam is wrong, its next score is NaN, and node and beam are -1. Other beams'
+// are right.
+GMETA_CUDA_API int gmeta_gpu_trie_sample(const float* logits, const float* scores,
+                                         const int64_t* nodes, int64_t users, int64_t beams,
+                                         int64_t codes, const GmetaTrieLevel* level,
+                                         const GmetaTrieNoise* noise, float* next_scores,
+                                         int64_t* next_nodes, int32_t* next_beams, void* stream);
 
 // Computes logs of probabilities.
 //   logits    (n, codes)

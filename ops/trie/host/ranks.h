@@ -3,16 +3,8 @@
 //
 // ByScore: the rank is the score. The search finds the most probable items.
 //
-// ByGumbel: stochastic beam search (Kool, van Hoof and Welling, "Stochastic beams and where to find
-// them", ICML 2019, algorithm 1). The search draws items without replacement, each next one by the
-// probabilities of those that are left. A beam of rank G has children of scores s(c), the logs of
-// their probabilities, and noise g(c) of a Gumbel distribution. With p(c) = s(c) + g(c) and Z the
-// greatest p, child c has the rank
-//
-//   -log(exp(-G) - exp(-Z) + exp(-p(c)))
-//
-// which is a Gumbel variable about s(c) under the condition that the greatest of them is G. It is
-// computed by the formula of the paper's appendix B.3, which loses no digits.
+// ByGumbel: the rank is the score with noise (ops/trie/gumbel_rank.h). The search draws items
+// without replacement.
 
 #ifndef GMETA_OPS_TRIE_HOST_RANKS_H_
 #define GMETA_OPS_TRIE_HOST_RANKS_H_
@@ -22,6 +14,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "ops/trie/gumbel_rank.h"
 #include "ops/trie/host/siblings.h"
 #include "ops/trie/noise.h"
 
@@ -54,22 +47,11 @@ class ByGumbel {
       noisy_[i] = scores[i] + noise_.Gumbel(siblings.child(i));
       most = std::max(most, noisy_[i]);
     }
-    const double top = ranks_[beam];
-    for (size_t i = 0; i < n; ++i) {
-      // The beam's rank is minus infinity, or no score is above that: so is each child's rank.
-      const double v = top - noisy_[i] + Log1MinusExp(noisy_[i] - most);
-      const double rank = top - std::max(0.0, v) - std::log1p(std::exp(-std::abs(v)));
-      of_children_[i] = most > -INFINITY ? static_cast<float>(std::min(rank, top)) : -INFINITY;
-    }
+    for (size_t i = 0; i < n; ++i) of_children_[i] = GumbelRank(ranks_[beam], noisy_[i], most);
     return of_children_.data();
   }
 
  private:
-  // log(1 - exp(x)), x <= 0.
-  static double Log1MinusExp(double x) {
-    return x > -0.69314718055994531 ? std::log(-std::expm1(x)) : std::log1p(-std::exp(x));
-  }
-
   const float* const ranks_;
   Noise noise_;
   std::vector<double> noisy_;

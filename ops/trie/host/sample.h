@@ -1,8 +1,8 @@
 // Sample: each beam draws one of its children by their probabilities, whatever other beams draw.
 //
-// The weights of siblings (siblings.h) are added in their order, in double precision; the child
-// drawn is the first whose sum is above u times that of all, u being Noise::Uniform of the beam. So
-// beams at one node draw apart, and a child of weight zero never comes.
+// The weights of siblings, as whole numbers (ops/trie/weights.h), are added in their order; the
+// child drawn is the first whose sum is above Noise::Below of the beam and the sum of all. So beams
+// at one node draw apart, a child of weight zero never comes, and any way of adding draws the same.
 
 #ifndef GMETA_OPS_TRIE_HOST_SAMPLE_H_
 #define GMETA_OPS_TRIE_HOST_SAMPLE_H_
@@ -14,6 +14,7 @@
 
 #include "ops/trie/host/beam_step.h"
 #include "ops/trie/noise.h"
+#include "ops/trie/weights.h"
 
 namespace gmeta::trie {
 
@@ -29,11 +30,12 @@ inline BeamStep::Outcome Sample(const Level& level, const Beams& from, const Noi
         siblings->Read(level, from.nodes[beam], from.logits + beam * from.codes, from.codes);
     if (problem != Problem::kNone) return {problem, beam};
     if (siblings->count() == 0) continue;
-    double total = 0.0, reached = 0.0;
-    for (size_t i = 0; i < siblings->count(); ++i) total += siblings->weight(i);
-    const double end = noise.Uniform(beam) * total;
-    size_t drawn = 0;  // u is below 1, and the same sums are formed again: one is above `end`
-    while ((reached += siblings->weight(drawn)) <= end) ++drawn;
+    const WholeWeights whole(siblings->count());
+    uint64_t total = 0, reached = 0;
+    for (size_t i = 0; i < siblings->count(); ++i) total += whole.Of(siblings->weight(i));
+    const uint64_t end = noise.Below(beam, total);
+    size_t drawn = 0;
+    while ((reached += whole.Of(siblings->weight(drawn))) <= end) ++drawn;
     to.scores[beam] = from.scores[beam] + siblings->log_prob(drawn);
     to.nodes[beam] = siblings->child(drawn);
     to.beams[beam] = static_cast<int32_t>(beam);

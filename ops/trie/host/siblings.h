@@ -8,8 +8,8 @@
 //     exp(z[digits[c]]) / sum of exp(z[digits[c']]) over the allowed children c' of i
 //
 //   The greatest logit is subtracted from all. What is below e^-87 of the most probable child then
-//   counts as zero. Exponentials are right to 2 units in the last place, and are added in 16 sums,
-//   which are folded at the end: the same bits on each machine.
+//   counts as zero. Exponentials (ops/trie/weights.h) are right to 2 units in the last place, and
+//   are added in 16 sums, which are folded at the end: the same bits on each machine.
 //
 // Why it is fast
 //   No digit is looked for and no mask of all codes is made: a node reads its own children, 8 bytes
@@ -29,6 +29,7 @@
 #include "ops/attention/host/vector.h"
 #include "ops/common/vector_target.h"
 #include "ops/trie/level.h"
+#include "ops/trie/weights.h"
 
 namespace gmeta::trie {
 
@@ -91,7 +92,7 @@ GMETA_ALWAYS_INLINE void WeighLanes(const float* x, size_t n, float* weights, fl
   Lanes sums{};
   for (size_t i = 0; i < n; i += kLanes) {
     const Lanes below = hstu::Load<kLanes>(x + i) - top;
-    const Lanes weight = below < -87.0f ? Lanes{} : hstu::Exp<kLanes>(below);
+    const Lanes weight = below < kFar ? Lanes{} : hstu::Exp<kLanes>(below);
     hstu::Store<kLanes>(weights + i, weight);
     sums += weight;
   }
@@ -158,7 +159,7 @@ class Siblings {
       if (found.wrong_digits) return Problem::kDigit;
       if (found.wrong_logits) return Problem::kLogit;
       Weigh(logits_.data(), n, weights_.data(), &most_, &sum_);
-      log_sum_ = std::log(sum_);
+      log_sum_ = LogOfSum(sum_);
     }
     if (most_ > -std::numeric_limits<float>::infinity()) count_ = n;
     return Problem::kNone;

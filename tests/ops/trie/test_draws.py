@@ -11,41 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.data.code_trie import CodeTrie
-from gmeta.core.data.splitmix import splitmix64
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.philox import philox4x32
 from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.ops.trie import TrieNoise, trie_gumbel_step, trie_sample, trie_step
+from gmeta.testing.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place
 
 SEEDS = st.integers(0, 2**31 - 1)
 CODES = 5
 ITEMS = CodeTrie.of(np.array([[0, 1, 2], [0, 1, 3], [0, 4, 0], [2, 0, 0], [2, 3, 1], [3, 3, 3]]))
 LOGITS = [np.random.default_rng(7).normal(size=(len(starts) - 1, CODES)) for starts in ITEMS.starts]
-
-
-def words(noise: TrieNoise, kind: int, index: np.ndarray, key: int) -> list[np.ndarray]:
-    """The four words that `TrieNoise` documents."""
-    mixed = int(splitmix64(np.array([noise.seed], np.int64).astype(np.uint64))[0])
-    user = np.full(index.shape, np.int64(key).astype(np.uint64))
-    low, high = np.uint64(2**32 - 1), np.uint64(32)
-    counter = [
-        index & low,
-        np.uint64(kind << 31 | noise.level << 16) + (index >> high),
-        user & low,
-        user >> high,
-    ]
-    return philox4x32((mixed + noise.step) % 2**64, counter, np.uint64, lambda x: x >> high)
-
-
-def uniform(noise: TrieNoise, beam: int, key: int) -> float:
-    first, second = (int(w[0]) for w in words(noise, 0, np.array([beam], np.uint64), key)[:2])
-    return (((first << 32 | second) >> 11) + 0.5) / 2**53
-
-
-def gumbel(noise: TrieNoise, children: np.ndarray, key: int) -> np.ndarray:
-    blocks = np.stack(words(noise, 1, (children // 4).astype(np.uint64), key))
-    u = (blocks[children % 4, np.arange(len(children))] + 0.5) / 2**32
-    return -np.log(-np.log(u))
 
 
 def probabilities() -> np.ndarray:
@@ -82,6 +56,10 @@ class Case:
         keys = rng.integers(-(2**63), 2**63 - 1, users)
         self.noise = TrieNoise(int(rng.integers(-(2**63), 2**63 - 1)), int(rng.integers(0, 2**40)), 2, keys)
 
+    def reference(self, user: int) -> ReferenceNoise:
+        """The noise of a user."""
+        return ReferenceNoise(*self.noise[:3], int(self.noise.keys[user]))
+
     def siblings(self, user: int, beam: int) -> tuple[np.ndarray, np.ndarray]:
         """Children and the logs of their probabilities."""
         node = self.nodes[user, beam]
@@ -104,11 +82,9 @@ def test_a_sample_is_the_references(seed: int, users: int, beams: int) -> None:
         if not len(children):
             assert got == (-1, -1, -np.inf)
             continue
-        sums = np.cumsum(np.exp(log_probs))
-        u = uniform(case.noise, beam, case.noise.keys[user])
-        if np.abs(sums - u).min() < 1e-6:
-            continue  # between two children
-        which = int((sums <= u).sum())
+        which = sampled_place(log_probs, case.reference(user).uniform(beam))
+        if which is None:
+            continue
         assert got[:2] == (children[which], beam)
         np.testing.assert_allclose(got[2], case.scores[user, beam] + log_probs[which], rtol=1e-5, atol=1e-5)
 
@@ -125,10 +101,8 @@ def test_a_gumbel_step_is_the_references(seed: int, users: int, beams: int, k: i
             if not len(children):
                 continue
             scores = case.scores[user, beam] + log_probs
-            p = scores + gumbel(case.noise, children, case.noise.keys[user])
-            top = np.float64(case.ranks[user, beam])
-            with np.errstate(divide="ignore"):
-                ranks = -np.log(np.maximum(np.exp(-top) - np.exp(-p.max()) + np.exp(-p), 0))
+            noisy = scores + case.reference(user).gumbel(children)
+            ranks = gumbel_ranks(float(case.ranks[user, beam]), noisy)
             found += [(-r, s, c, beam) for r, s, c in zip(ranks, scores, children, strict=True)]
         found = sorted(found)[:k] + [(np.inf, -np.inf, -1, -1)] * (k - len(found))
         np.testing.assert_allclose(step.ranks[user], [-each[0] for each in found], rtol=1e-4, atol=1e-4)
