@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.models.generative.code_tables import CodeTables
 from gmeta.models.generative.digit_decoder import DigitDecoder, Past
-from gmeta.ops import TrieNoise, trie_gumbel_step, trie_sample, trie_step
+from gmeta.ops import TrieNoise, TrieStep, trie_gumbel_step, trie_sample, trie_step
 
 Logits = Callable[[int, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """A level, queries (n, d), their nodes (n,) and users (n,) -> logits of the nodes' children, (n, codes)."""
@@ -77,21 +77,12 @@ def likeliest(walk: CodeWalk, k: int, beam: int, allowed: Any = None) -> tuple[t
       float32, the logs of their probabilities.
     """
     tables = walk.tables
-    scores, nodes = tf.zeros([walk.users, 1]), tf.zeros([walk.users, 1], tf.int64)
-    beams = None
-    for level in range(tables.levels):
+
+    def step(level: int, *beams: Any) -> TrieStep:
         last = level + 1 == tables.levels
-        step = trie_step(
-            walk.logits(nodes, beams),
-            scores,
-            nodes,
-            tables.starts[level],
-            tables.digits[level],
-            None if allowed is None else allowed[level],
-            k=k if last else min(beam, int(tables.digits[level].shape[0])),
-        )
-        scores, nodes, beams = step
-    return tables.items_of(nodes), scores
+        return trie_step(*beams, k=k if last else min(beam, int(tables.digits[level].shape[0])))
+
+    return _go_down(walk, 1, allowed, step)
 
 
 def independent(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -106,15 +97,11 @@ def independent(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -
     Returns:
       As `likeliest`, in the order of draws.
     """
-    tables = walk.tables
-    scores = tf.zeros([walk.users, group])
-    nodes, beams = tf.zeros([walk.users, group], tf.int64), None
-    for level in range(tables.levels):
-        may = None if allowed is None else allowed[level]
-        logits = walk.logits(nodes, beams)
-        starts, digits = tables.starts[level], tables.digits[level]
-        scores, nodes, beams = trie_sample(logits, scores, nodes, starts, digits, may, noise=noise(level))
-    return tables.items_of(nodes), scores
+
+    def step(level: int, *beams: Any) -> TrieStep:
+        return trie_sample(*beams, noise=noise(level))
+
+    return _go_down(walk, group, allowed, step)
 
 
 def distinct(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -129,14 +116,27 @@ def distinct(walk: CodeWalk, group: int, noise: Noise, allowed: Any = None) -> t
     Returns:
       As `likeliest`, in the order of draws.
     """
+    ranks = tf.zeros([walk.users, 1])
+
+    def step(level: int, logits: tf.Tensor, scores: tf.Tensor, *beams: Any) -> TrieStep:
+        nonlocal ranks
+        *found, ranks = trie_gumbel_step(logits, scores, ranks, *beams, k=group, noise=noise(level))
+        return TrieStep(*found)
+
+    return _go_down(walk, 1, allowed, step)
+
+
+def _go_down(
+    walk: CodeWalk, group: int, allowed: Any, step: Callable[..., TrieStep]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Take a step a level, from ``group`` beams at the root on; a step has the arguments of `trie_step`."""
     tables = walk.tables
-    scores = ranks = tf.zeros([walk.users, 1])
-    nodes, beams = tf.zeros([walk.users, 1], tf.int64), None
+    scores, nodes = tf.zeros([walk.users, group]), tf.zeros([walk.users, group], tf.int64)
+    beams = None
     for level in range(tables.levels):
         may = None if allowed is None else allowed[level]
         logits = walk.logits(nodes, beams)
-        starts, digits = tables.starts[level], tables.digits[level]
-        scores, nodes, beams, ranks = trie_gumbel_step(
-            logits, scores, ranks, nodes, starts, digits, may, k=group, noise=noise(level)
+        scores, nodes, beams = step(
+            level, logits, scores, nodes, tables.starts[level], tables.digits[level], may
         )
     return tables.items_of(nodes), scores
