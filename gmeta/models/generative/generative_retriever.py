@@ -27,6 +27,7 @@ from gmeta.ops import Jagged, TrieNoise, jagged
 
 Method = Literal["sample", "without_replacement", "beam"]
 _FEW = 1 << 16  # items of which a search looks up all at once, instead of those at the ends of its beams
+_BLOCK = 1 << 20  # items of which `item_vectors` has the vectors of all codes in memory at once
 _SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
 
 
@@ -166,7 +167,9 @@ class GenerativeRetriever(NextItemModel):
     @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """Compute the vectors v of the catalogue, (V, d)."""
-        return self.scorer.with_codes(self.item_rows(), tf.range(self.items, dtype=tf.int64))
+        rows, numbers = self.item_rows(), tf.range(self.items, dtype=tf.int64)
+        blocks = [slice(begin, begin + _BLOCK) for begin in range(0, self.items, _BLOCK)]
+        return tf.concat([self.scorer.with_codes(rows[block], numbers[block]) for block in blocks], axis=0)
 
     @tf.autograph.experimental.do_not_convert
     def item_rows(self) -> tf.Tensor:
