@@ -1,4 +1,4 @@
-"""A step of a beam search over a trie of codes, beside tries of Python's dictionaries.
+"""A step of a beam search over a trie of codes, beside tries of Python's dictionaries, and steps that draw.
 
     gmeta bench trie --json FILE
     gmeta bench trie --items 10000 10000000 --json FILE
@@ -11,13 +11,16 @@ children and keeps the 50 best. Beside it, for up to a million items,
 Python's dictionaries    nested dictionaries give each beam a mask of all values; NumPy does the rest
 Python alone             the same dictionaries, child by child, without any array
 
-On the CPU a step is a call of `gmeta.ops.trie_step`. Ten are taken one after another, because in a search
-the logits have just been written, and so are in the cache; a value is the median over rounds of a tenth of
-their time. On the GPU a step is a call of the CUDA library's C interface: NumPy and that library are all
-that it needs. Steps are queued one after another, each with another batch's beams and logits; a value is the
-time between two CUDA events around them, a step, the median over rounds. Python runs on the CPU there too.
-Results are compared before they are reported. The first value is the median of the levels', and `search`
-their sum.
+`sample` draws a child of each beam, all 50 of a user at the root in the first level; `gumbel` draws the 50 by
+a step of stochastic beam search from the same beams as a step. These have no peer.
+
+On the CPU a step is a call of an op of `gmeta.ops`. Ten are taken one after another, because in a search the
+logits have just been written, and so are in the cache; a value is the median over rounds of a tenth of their
+time. On the GPU a step is a call of the CUDA library's C interface: NumPy and that library are all that it
+needs. Steps are queued one after another, each with another batch's beams and logits; a value is the time
+between two CUDA events around them, a step, the median over rounds. Python runs on the CPU there too. Results
+are compared before they are reported, those of draws with NumPy. The first value is the median of the
+levels', and `search` their sum.
 """
 
 from __future__ import annotations
@@ -26,40 +29,25 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import gmeta  # noqa: F401, E402  (before TensorFlow)
 import numpy as np  # noqa: E402
 from gmeta.core.data.code_trie import CodeTrie  # noqa: E402
-from gmeta.testing.gpu.cuda_library import Event, Stream, why_missing  # noqa: E402
-from gmeta.testing.gpu.gpu_trie import GpuTrieLevel, GpuTrieStep  # noqa: E402
+from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
 from harness import Result, interleave, parser, report  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 from parts.python_tries import PythonTrie  # noqa: E402
+from parts.trie_steps import Batch, check_draws, cpu_step, queued_steps  # noqa: E402
 
 USERS, BEAMS, CODES, LEVELS = 64, 50, 256, 4
 _MOST_FOR_PYTHON = 1_000_000  # whose dictionaries take some hundreds of megabytes
 _IN_A_ROW = 10  # steps of the CPU's op
-_BATCHES, _QUEUED = 8, 200  # of the GPU
+_BATCHES = 8  # of the GPU
+_DRAWS = ("sample", "gumbel")
 _PEERS = {"numpy": "Python's dictionaries", "alone": "Python alone"}
-
-
-class Batch(NamedTuple):
-    """Beams at nodes of a level.
-
-    Attributes:
-      logits: float32 (users, beams, codes).
-      scores: float32 (users, beams), descending.
-      nodes: int64 (users, beams).
-      prefixes: The digits of each beam's node.
-    """
-
-    logits: NDArray[np.float32]
-    scores: NDArray[np.float32]
-    nodes: NDArray[np.int64]
-    prefixes: list[list[list[int]]]
 
 
 def draw_codes(items: int, random: np.random.Generator) -> NDArray[np.int32]:
@@ -69,9 +57,10 @@ def draw_codes(items: int, random: np.random.Generator) -> NDArray[np.int32]:
     return np.stack([numbers // CODES**place % CODES for place in range(LEVELS)[::-1]], 1).astype(np.int32)
 
 
-def draw_batch(codes: NDArray[np.int32], trie: CodeTrie, level: int, random: np.random.Generator) -> Batch:
-    """Draw the beams of a batch: they stand where items are, and a search begins with one."""
-    beams = BEAMS if level else 1
+def draw_batch(
+    codes: NDArray[np.int32], trie: CodeTrie, level: int, random: np.random.Generator, beams: int
+) -> Batch:
+    """Draw the beams of a batch: they stand where items are."""
     at = random.integers(0, len(codes), (USERS, beams))
     nodes = trie.walk(codes[at.ravel()][:, :level]).reshape(at.shape)
     scores = -np.sort(random.exponential(5, at.shape)).astype(np.float32)
@@ -100,63 +89,83 @@ def check(trie: CodeTrie, level: int, batch: Batch, python: PythonTrie, ours: Se
             raise AssertionError(f"level {level}, user {user}: the steps keep other children")
 
 
-def cpu_step(trie: CodeTrie, level: int, batch: Batch) -> Callable[[], list[NDArray[Any]]]:
-    """Make the step of the CPU's op."""
-    import tensorflow as tf
-    from gmeta.ops import trie_step
-
-    tf.config.set_visible_devices([], "GPU")
-    inputs = [tf.constant(each) for each in (*batch[:3], trie.starts[level], trie.digits[level])]
-    return lambda: list(trie_step(*inputs, k=BEAMS))
-
-
-def queued_steps(
-    trie: CodeTrie, level: int, batches: Sequence[Batch], rounds: int
-) -> tuple[float, list[Any]]:
-    """Seconds of a step of the GPU, and the results of the first batch's."""
-    on_gpu = GpuTrieLevel(trie.starts[level], trie.digits[level])
-    steps = [GpuTrieStep(on_gpu, *batch[:3], BEAMS) for batch in batches]
-    stream, events = Stream(), (Event(), Event())
-    seconds = []
-    for number in range(rounds + 2):
-        events[0].record(stream)
-        for i in range(_QUEUED):
-            steps[i % len(steps)].run(stream)
-        events[1].record(stream)
-        took = events[1].seconds_since(events[0]) / _QUEUED
-        if number >= 2:
-            seconds.append(took)
-    return statistics.median(seconds), [each.numpy() for each in steps[0].results]
-
-
 def measure(items: int, device: str, rounds: int) -> list[Result]:
     """Measure the steps of a catalogue."""
     random = np.random.default_rng(0)
     codes = draw_codes(items, random)
     trie = CodeTrie.of(codes)
     python = PythonTrie(codes, BEAMS) if items <= _MOST_FOR_PYTHON else None
-    of_levels: list[dict[str, float]] = []
-    for level in range(LEVELS):
-        batches = [draw_batch(codes, trie, level, random) for _ in range(_BATCHES if device == "gpu" else 1)]
-        first = batches[0]
-        contenders: dict[str, Callable[[int], object]] = {}
-        if python is not None:
-            lists = first.logits.tolist(), first.scores.tolist()
-            contenders["numpy"] = lambda _, b=first: python.step_with_numpy(b.logits, b.scores, b.prefixes)
-            contenders["alone"] = lambda _, b=first, lists=lists: python.step_alone(*lists, b.prefixes)
-        if device == "gpu":
-            ours, results = queued_steps(trie, level, batches, rounds)
-            took = {"gmeta": ours, **interleave(contenders, rounds=min(rounds, 3), warm_up=1)}
-        else:
-            step = cpu_step(trie, level, first)
-            results = [each.numpy() for each in step()]
-            several = lambda _, step=step: [step() for _ in range(_IN_A_ROW)]  # noqa: E731
-            took = interleave({"gmeta": several, **contenders}, rounds=rounds)
-            took["gmeta"] /= _IN_A_ROW
-        if python is not None:
-            check(trie, level, first, python, results)
-        of_levels.append({name: 1e3 * value for name, value in took.items()})
-    path = f"trie/step/{device}/items{_short(items)}"
+    steps = [measure_step(codes, trie, level, python, device, rounds, random) for level in range(LEVELS)]
+    where = f"{device}/items{_short(items)}"
+    results = _of_search(f"trie/step/{where}", steps, _PEERS["numpy"])
+    for kind in _DRAWS:
+        draws = [measure_draw(kind, codes, trie, level, device, rounds, random) for level in range(LEVELS)]
+        results += _of_search(f"trie/{kind}/{where}", draws)
+    return results
+
+
+def measure_step(
+    codes: NDArray[np.int32],
+    trie: CodeTrie,
+    level: int,
+    python: PythonTrie | None,
+    device: str,
+    rounds: int,
+    random: np.random.Generator,
+) -> dict[str, float]:
+    """Milliseconds of a step, and of the peers'; a search begins with one beam."""
+    beams = BEAMS if level else 1
+    batches = [
+        draw_batch(codes, trie, level, random, beams) for _ in range(_BATCHES if device == "gpu" else 1)
+    ]
+    first = batches[0]
+    contenders: dict[str, Callable[[int], object]] = {}
+    if python is not None:
+        lists = first.logits.tolist(), first.scores.tolist()
+        contenders["numpy"] = lambda _: python.step_with_numpy(first.logits, first.scores, first.prefixes)
+        contenders["alone"] = lambda _: python.step_alone(*lists, first.prefixes)
+    if device == "gpu":
+        ours, results = queued_steps("step", trie, level, batches, BEAMS, rounds)
+        took = {"gmeta": ours, **interleave(contenders, rounds=min(rounds, 3), warm_up=1)}
+    else:
+        step = cpu_step("step", trie, level, first, BEAMS)
+        results = [each.numpy() for each in step()]
+        took = interleave({"gmeta": _in_a_row(step), **contenders}, rounds=rounds)
+        took["gmeta"] /= _IN_A_ROW
+    if python is not None:
+        check(trie, level, first, python, results)
+    return {name: 1e3 * value for name, value in took.items()}
+
+
+def measure_draw(
+    kind: str,
+    codes: NDArray[np.int32],
+    trie: CodeTrie,
+    level: int,
+    device: str,
+    rounds: int,
+    random: np.random.Generator,
+) -> dict[str, float]:
+    """Milliseconds of a step that draws."""
+    beams = BEAMS if level or kind == "sample" else 1
+    batches = [
+        draw_batch(codes, trie, level, random, beams) for _ in range(_BATCHES if device == "gpu" else 1)
+    ]
+    if device == "gpu":
+        took, results = queued_steps(kind, trie, level, batches, BEAMS, rounds)
+    else:
+        step = cpu_step(kind, trie, level, batches[0], BEAMS)
+        results = [each.numpy() for each in step()]
+        took = interleave({"gmeta": _in_a_row(step)}, rounds=rounds)["gmeta"] / _IN_A_ROW
+    check_draws(kind, trie, level, batches[0], results)
+    return {"gmeta": 1e3 * took}
+
+
+def _in_a_row(step: Callable[[], object]) -> Callable[[int], object]:
+    return lambda _: [step() for _ in range(_IN_A_ROW)]
+
+
+def _of_search(path: str, of_levels: Sequence[dict[str, float]], peer: str | None = None) -> list[Result]:
     middle = {name: statistics.median(each[name] for each in of_levels) for name in of_levels[0]}
     whole = {name: sum(each[name] for each in of_levels) for name in of_levels[0]}
     named = [
@@ -164,12 +173,14 @@ def measure(items: int, device: str, rounds: int) -> list[Result]:
         (f"{path}/search", whole),
         *((f"{path}/level{level}", each) for level, each in enumerate(of_levels)),
     ]
-    return [result for name, times in named for result in _results(name, times)]
+    return [result for name, times in named for result in _results(name, times, peer)]
 
 
-def _results(name: str, times: dict[str, float]) -> list[Result]:
+def _results(name: str, times: dict[str, float], peer: str | None) -> list[Result]:
     """A step beside both peers; where they aren't measured, alone."""
-    beside = [Result(name, times["gmeta"], "ms", _PEERS["numpy"], times.get("numpy"))]
+    if peer is None:
+        return [Result(name, times["gmeta"], "ms")]
+    beside = [Result(name, times["gmeta"], "ms", peer, times.get("numpy"))]
     if "alone" in times:
         beside.append(Result(f"{name}/python", times["gmeta"], "ms", _PEERS["alone"], times["alone"]))
     return beside
