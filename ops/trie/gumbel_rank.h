@@ -11,8 +11,8 @@
 // which is a Gumbel variable about s(c) under the condition that the greatest of them is G. It is
 // computed by the formula of the paper's appendix B.3, which loses no digits, in double precision,
 // by the same operations on the CPU and on the GPU. Their libraries' exponentials and logarithms
-// differ in the last bits, 1e-14 in a rank, so that ranks, which are floats, differ once in some
-// 10^7 times, by a unit in the last place.
+// differ in the last bits, which seldom reaches a rank's float: if each has a random error of one
+// unit in the last place, fewer than one rank in 10^8 is another float, the next one.
 
 #ifndef GMETA_OPS_TRIE_GUMBEL_RANK_H_
 #define GMETA_OPS_TRIE_GUMBEL_RANK_H_

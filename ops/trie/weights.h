@@ -3,7 +3,7 @@
 //
 // The weight of a child is e^(its logit - the greatest sibling's), and 0 if that is below e^-87.
 // The logarithm of their sum is rounded from double precision. So the libraries' logarithms, which
-// differ in the last bit of a double, give different floats once in some 10^8 times.
+// differ in the last bit of a double, give different floats fewer than once in 10^8 times.
 //
 // To draw by weights, they are made whole numbers, whose sums don't depend on the order: multiplied
 // with 2^(62 - b), b being the number of bits of how many siblings there are, and rounded down. Of

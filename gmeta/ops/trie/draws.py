@@ -20,7 +20,7 @@ _MOST_LEVELS = 1 << 15
 
 
 class TrieNoise(NamedTuple):
-    """What random numbers are functions of, and of nothing else: no thread, rank or place in a batch.
+    """What random numbers are functions of, and of nothing else: no thread, rank, device or place in a batch.
 
     The words are those of Philox4x32-10. Its key is SplitMix64(seed) + step, modulo 2^64; the four words of
     its counter are index mod 2^32, kind · 2^31 + level · 2^16 + index // 2^32, and the lower and the upper
@@ -66,6 +66,10 @@ def trie_sample(
     Items that come out are independent, each by its probability, so the mean of any function of them is an
     unbiased estimate of its expectation; its score is the log of that probability. There is no gradient:
     `trie_log_probs` has one.
+
+    The probabilities of a node's children are made whole numbers, which a draw lies in the sum of: so a GPU
+    draws from the same logits what the CPU draws, always. It takes any number of beams, and waits for
+    nothing: where a beam's input is wrong, its score is NaN, and node and beam are -1.
 
     Args:
       logits: As in `trie_step`.
@@ -126,6 +130,10 @@ def trie_gumbel_step(
     probabilities of those that are left, in that order; scores are logs of their probabilities, without
     noise. There is no gradient: `trie_log_probs` has one.
 
+    A GPU gives from the same input the CPU's items and the CPU's floats, except that its logarithms may round
+    a rank to the next float, in fewer than one of 10^8; so items differ where two ranks are that close. Where a
+    user's input is wrong, it behaves as in `trie_step`.
+
     Args:
       logits: As in `trie_step`.
       scores: As in `trie_step`.
@@ -144,7 +152,9 @@ def trie_gumbel_step(
     Raises:
       ConfigError: ``k`` or the level of the noise is out of range, its seed or step is no integer, or the
         graph is to be exported (`portable_ops`).
-      tf.errors.InvalidArgumentError: As in `trie_step`; or keys aren't (users,), or a rank is NaN.
+      tf.errors.InvalidArgumentError: As in `trie_step`; or keys aren't (users,); or on the CPU, a rank is
+        NaN.
+      tf.errors.UnimplementedError: There are too many beams for a GPU.
 
     Example:
       >>> from gmeta.core.data.code_trie import CodeTrie

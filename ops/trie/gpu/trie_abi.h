@@ -10,12 +10,11 @@
 // For the same input, results are those of the CPU, and the same on each run. Exponentials have the
 // CPU's bits, and a node's siblings are added in its order, so
 //   - children that are drawn by gmeta_gpu_trie_sample are the CPU's, always;
-//   - scores and logs of probabilities are its floats, but for the double-precision logarithm of a
-//     sum, whose float may differ by a unit in its last place, in some of 10^8 sums;
-//   - ranks with noise are its floats, but for some of 10^7, which differ by such a unit.
-// A step then keeps the same children in the same order, unless a float that differs is that close
-// to another child's. These rates are computed from the libraries' bounds of error (1 to 2 units in
-// the last place of a double). Gradients agree to about 1e-6 of the upstream gradient.
+//   - scores, logs of probabilities and ranks with noise are its floats, but for fewer than one in
+//     10^8, because the libraries' logarithms and exponentials in double precision differ in the
+//     last bits (ops/trie/weights.h, ops/trie/gumbel_rank.h). Those are the next floats.
+// A step then keeps the same children in the same order, unless such a float is that close to
+// another child's. Gradients agree to about 1e-6 of the upstream gradient.
 
 #ifndef GMETA_OPS_TRIE_GPU_TRIE_ABI_H_
 #define GMETA_OPS_TRIE_GPU_TRIE_ABI_H_
