@@ -131,8 +131,8 @@ def trie_gumbel_step(
     noise. There is no gradient: `trie_log_probs` has one.
 
     A GPU gives from the same input the CPU's items and the CPU's floats, except that its logarithms may round
-    a rank to the next float, in fewer than one of 10^8; so items differ where two ranks are that close. Where a
-    user's input is wrong, it behaves as in `trie_step`.
+    a rank to the next float, in fewer than one of 10^8; so items differ where two ranks are that close. Where
+    a user's input is wrong, it behaves as in `trie_step`.
 
     Args:
       logits: As in `trie_step`.
