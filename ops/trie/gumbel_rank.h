@@ -33,8 +33,8 @@ GMETA_HOST_DEVICE inline float GumbelRank(float top, double noisy, double most) 
   if (!(noisy > -INFINITY)) return -INFINITY;
   const double of_beam = top;
   const double v = of_beam - noisy + Log1MinusExp(noisy - most);
-  const double rank = of_beam - std::fmax(0.0, v) - std::log1p(std::exp(-std::abs(v)));
-  return static_cast<float>(std::fmin(rank, of_beam));
+  const double rank = of_beam - (v > 0.0 ? v : 0.0) - std::log1p(std::exp(-std::abs(v)));
+  return static_cast<float>(rank < of_beam ? rank : of_beam);
 }
 
 }  // namespace gmeta::trie
