@@ -15,6 +15,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import assert_first
 from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.layers.sequence.bias_tables import RelativeBiasTables
+from gmeta.layers.sequence.reading import Kept, Place
 from gmeta.layers.sequence.view import SequenceView, sequence_view
 from gmeta.ops import AttentionMask, Jagged, jagged
 
@@ -106,6 +107,8 @@ class SequenceBlock(SequenceLayer):
       horizon: As for `RelativeBiasTables`, for blocks that add the table to scores.
     """
 
+    READS_ON: ClassVar[bool] = False
+    """Whether the block has `read` and `read_on`, so that tokens can be appended to what it has read."""
     WEIGHTS = 16  # more than any block has, so that blocks never share a seed
     _SETTINGS: ClassVar[tuple[str, ...]] = (
         "heads",
@@ -157,6 +160,38 @@ class SequenceBlock(SequenceLayer):
     def needs_times(self) -> bool:
         """Whether calls need ``times``."""
         return self.bias_by_time or super().needs_times
+
+    def read(
+        self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Transform the tokens as `transform` does, and return their keys and values too.
+
+        A block that has this and `read_on` sets ``READS_ON``; `SequenceStack.read` calls it.
+
+        Returns:
+          (total, dim), (total, heads, d) and (total, heads, dv).
+        """
+        raise NotImplementedError
+
+    def read_on(
+        self, values: tf.Tensor, kept: Kept, place: Place, training: bool | None
+    ) -> tuple[tf.Tensor, Kept]:
+        """Transform one token of each beam that is appended to what was read, without reading that again.
+
+        Args:
+          values: (batch, beams, dim).
+          kept: Keys and values of the tokens before, whose beams are those of the values.
+          place: Which of these tokens are seen, and how far away they are.
+          training: Whether to apply dropout.
+
+        Returns:
+          (batch, beams, dim), and ``kept`` with the keys and values of these tokens.
+        """
+        raise NotImplementedError
+
+    def _dropped(self, x: tf.Tensor, training: bool | None) -> tf.Tensor:
+        """Apply dropout outside of a call, where nothing casts to the layer's dtype."""
+        return tf.cast(self.drop(x, training=training), x.dtype)
 
     def width(self, input_shape: Any) -> int:
         """Return the width of the tokens, from the shapes that `build` receives."""

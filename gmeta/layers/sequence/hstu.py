@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.sequence.block import SequenceBlock
+from gmeta.layers.sequence.reading import Kept, Place
 from gmeta.layers.sequence.stack import SequenceStack
 from gmeta.layers.sequence.view import SequenceView
 from gmeta.ops import hstu_mix
-from gmeta.ops.layer.norms import norm_and_pass
+from gmeta.ops.attention.appended import appended_attention
+from gmeta.ops.layer.norms import layer_norm, norm_and_pass
 from gmeta.ops.layer.residual_sum import residual
 
 _STDDEV = 0.02
@@ -99,6 +101,7 @@ class HSTUBlock(SequenceBlock):
       TensorShape([5, 16])
     """
 
+    READS_ON = True
     _SETTINGS = (*SequenceBlock._SETTINGS, "form", "horizon")
 
     def __init__(
@@ -139,25 +142,84 @@ class HSTUBlock(SequenceBlock):
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
         """Transform the tokens, (total, dim) -> (total, dim)."""
-        research = self.form == "research"
         normed, values = norm_and_pass(values, self.norm_scale, self.norm_offset)
-        mixed = hstu_mix(
-            normed if research else residual(None, tf.matmul(normed, self.uvqk), self.uvqk_bias),
+        if self.form == "research":
+            mixed = self._mix(normed, offsets, view, self.uvqk)
+        else:
+            mixed = self._mix(self._project(normed), offsets, view)
+        return self._leave(values, self.drop(mixed, training=training))
+
+    def read(
+        self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Transform the tokens, and return their keys and values too, (total, heads, d) each."""
+        normed, values = norm_and_pass(values, self.norm_scale, self.norm_offset)
+        projected = self._project(normed)
+        _, v, _, k = self._parts(projected)
+        mixed = self._mix(projected, offsets, view)
+        return self._leave(values, self._dropped(mixed, training)), self.by_head(k), self.by_head(v)
+
+    def read_on(
+        self, values: tf.Tensor, kept: Kept, place: Place, training: bool | None
+    ) -> tuple[tf.Tensor, Kept]:
+        """Transform one appended token of each beam, (batch, beams, dim)."""
+        normed, rows = norm_and_pass(
+            tf.reshape(values, [-1, values.shape[-1]]), self.norm_scale, self.norm_offset
+        )
+        u, v, q, k = self._parts(self._project(normed))
+        by_beam = tf.concat([tf.shape(values)[:2], [self.heads, -1]], axis=0)
+        q, k, v = (tf.reshape(x, by_beam) for x in (q, k, v))
+        kept = kept.append(k, v)
+        bias = self.bias_tables
+        attended = appended_attention(
+            q, *kept, *place.biases(bias.positions, bias.time_buckets), scale=self._scale, alpha=self._alpha
+        )
+        attended = tf.reshape(attended, [-1, self.heads * self.value_dim])
+        gated = layer_norm(attended, self.attended_scale, self.attended_offset)
+        gated = u * gated if self.form == "research" else tf.concat([u, attended, u * gated], axis=1)
+        return tf.reshape(self._leave(rows, self._dropped(gated, training)), tf.shape(values)), kept
+
+    @property
+    def _scale(self) -> float:
+        return 1 / self.max_length
+
+    @property
+    def _alpha(self) -> float:
+        return 1.0 if self.form == "research" else 1 / math.sqrt(self.attention_dim)
+
+    def _project(self, normed: tf.Tensor) -> tf.Tensor:
+        product = tf.matmul(normed, self.uvqk)
+        return product if self.form == "research" else residual(None, product, self.uvqk_bias)
+
+    def _parts(self, projected: tf.Tensor) -> list[tf.Tensor]:
+        """Split into U, V, Q and K, activated."""
+        if self.form == "research":
+            return tf.split(tf.nn.silu(projected), self.sizes, axis=1)
+        u, *others = tf.split(projected, self.sizes, axis=1)
+        return [tf.nn.silu(u), *others]
+
+    def _mix(
+        self, projected: tf.Tensor, offsets: tf.Tensor, view: SequenceView, kernel: Any = None
+    ) -> tf.Tensor:
+        return hstu_mix(
+            projected,
             offsets,
             view.visible,
             heads=self.heads,
             attention_dim=self.attention_dim,
             value_dim=self.value_dim,
-            scale=1 / self.max_length,
-            alpha=1.0 if research else 1 / math.sqrt(self.attention_dim),
+            scale=self._scale,
+            alpha=self._alpha,
             form=self.form,
             norm_scale=self.attended_scale,
             norm_offset=self.attended_offset,
             bias=self.bias_tables(view),
-            kernel=self.uvqk if research else None,
+            kernel=kernel,
         )
-        out = tf.matmul(self.drop(mixed, training=training), self.output_kernel)
-        return residual(values, out, self.output_bias if research else None)
+
+    def _leave(self, values: tf.Tensor, mixed: tf.Tensor) -> tf.Tensor:
+        out = tf.matmul(mixed, self.output_kernel)
+        return residual(values, out, self.output_bias if self.form == "research" else None)
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

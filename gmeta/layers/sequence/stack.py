@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
-from gmeta.layers.sequence.view import SequenceView
+from gmeta.layers.sequence.reading import Kept, Reading
+from gmeta.layers.sequence.view import SequenceView, sequence_view
 from gmeta.ops import AttentionMask, Jagged
 
 
@@ -65,6 +66,97 @@ class SequenceStack(SequenceLayer):
         for block in self.blocks:
             values = block(Jagged(values, offsets), view=view, training=training).values
         return values
+
+    def check_reads_on(self) -> None:
+        """Check that tokens can be appended to what the stack has read: `read` and `read_on`.
+
+        Raises:
+          ConfigError: The blocks can't, or what a token sees depends on the tokens after it.
+        """
+        if not self.BLOCK.READS_ON:
+            raise ConfigError(
+                f"{self.name}: {self.BLOCK.__name__} can't read on, as it keeps no keys and values: take "
+                "gmeta.layers.HSTU, or define its read and read_on (gmeta.layers.SequenceBlock)"
+            )
+        mask = self.mask
+        if mask.by_time or not mask.causal or mask.full_tail:
+            raise ConfigError(
+                f"{self.name}: to read on, what a token sees can't depend on the tokens after it, nor on "
+                f"times: the mask must be causal, without by_time and full_tail, got {mask}"
+            )
+
+    def read(
+        self, sequences: Jagged, times: Any = None, view: SequenceView | None = None, training: bool = False
+    ) -> tuple[Jagged, Reading]:
+        """Transform sequences without contexts and targets, and keep what tokens that follow need of them.
+
+        Args:
+          sequences: Values (total, dim).
+          times: (total,) integers: each token's time, as for a call.
+          view: The result of `sequence_view` for those, if it is already known.
+          training: Whether to apply dropout.
+
+        Returns:
+          What a call returns, and what `read_on` takes.
+
+        Raises:
+          ConfigError: As `check_reads_on`; or times are needed and missing.
+
+        Example:
+          >>> hstu = HSTU(blocks=2, heads=1, attention_dim=4, value_dim=4, max_length=9, bias_by_time=False)
+          >>> offsets = tf.constant([0, 3, 5], tf.int64)
+          >>> out, reading = hstu.read(Jagged(tf.random.normal([5, 8]), offsets))
+          >>> hstu.read_on(tf.random.normal([2, 7, 8]), reading)[0].shape  # 7 tokens that may follow
+          TensorShape([2, 7, 8])
+        """
+        self.check_reads_on()
+        if not all(block.built for block in self.blocks):
+            self(sequences, times=times, view=view, training=training)
+        if view is None:
+            if times is None and self.needs_times:
+                raise ConfigError(f"{self.name} needs times: pass times=, when each token was")
+            view = sequence_view(self.mask, sequences.offsets, times=times)
+        values, kept = sequences.values, []
+        for block in self.blocks:
+            values, *own = block.read(values, sequences.offsets, view, training)
+            kept.append(Kept.of(*own, sequences.offsets))
+        reading = Reading.of(sequences.offsets, view.column_times, kept)
+        return Jagged(values, sequences.offsets), reading
+
+    def read_on(
+        self,
+        values: tf.Tensor,
+        reading: Reading,
+        beams: Any = None,
+        times: Any = None,
+        training: bool = False,
+    ) -> tuple[tf.Tensor, Reading]:
+        """Transform one more token of each of several continuations of each sequence.
+
+        Nothing before it is computed again: the token attends to kept keys and values of the sequence, which
+        its continuations share, and of the tokens that were appended to its own continuation.
+
+        Args:
+          values: (batch, beams, dim), a token for each continuation.
+          reading: What `read`, or `read_on` for the tokens before, returned.
+          beams: (batch, beams) integers: which continuation of the step before each goes on. None: its own
+            number, or, after `read`, the sequence itself.
+          times: (batch,) integers: when these tokens come; distances are measured from there too. Needed if
+            `read` had times.
+          training: Whether to apply dropout.
+
+        Returns:
+          (batch, beams, dim), and what the next step takes.
+
+        Raises:
+          ConfigError: There were times in `read` and are none here.
+        """
+        place, reading = reading.follow(beams, times, self.mask.window, self.name)
+        kept = []
+        for block, own in zip(self.blocks, reading.kept, strict=True):
+            values, own = block.read_on(values, own, place, training)
+            kept.append(own)
+        return values, reading._replace(kept=tuple(kept))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""

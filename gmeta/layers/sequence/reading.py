@@ -1,0 +1,151 @@
+"""What is kept of sequences that were read, so that tokens can be appended to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.ops import Jagged, jagged
+from gmeta.ops.attention.relative_bias import time_bucket
+
+_UNSEEN = -1e9  # SiLU and softmax of it are 0
+
+
+class Kept(NamedTuple):
+    """The keys and values of a block: of sequences, and of the tokens that beams appended to them.
+
+    Attributes:
+      keys: (batch, heads, longest, d).
+      values: (batch, heads, longest, dv).
+      own_keys: (batch, beams, heads, t, d); None at first.
+      own_values: (batch, beams, heads, t, dv).
+    """
+
+    keys: tf.Tensor
+    values: tf.Tensor
+    own_keys: tf.Tensor | None = None
+    own_values: tf.Tensor | None = None
+
+    @classmethod
+    def of(cls, keys: tf.Tensor, values: tf.Tensor, offsets: tf.Tensor) -> Kept:
+        """Pad the keys and values of sequences, (total, heads, d) each."""
+        padded = (jagged.to_padded(Jagged(each, offsets)) for each in (keys, values))
+        return cls(*(tf.transpose(each, [0, 2, 1, 3]) for each in padded))
+
+    def append(self, keys: tf.Tensor, values: tf.Tensor) -> Kept:
+        """Add a token to each beam, (batch, beams, heads, d) each."""
+        own = []
+        for former, each in ((self.own_keys, keys), (self.own_values, values)):
+            each = each[:, :, :, tf.newaxis]
+            own.append(each if former is None else tf.concat([former, each], axis=3))
+        return Kept(self.keys, self.values, *own)
+
+    def follow(self, beams: tf.Tensor) -> Kept:
+        """Give each beam the tokens of the one that it goes on."""
+        if self.own_keys is None:
+            return self
+        return Kept(*self[:2], *(tf.gather(each, beams, axis=1, batch_dims=1) for each in self[2:]))
+
+
+class Place(NamedTuple):
+    """How far the tokens before are from an appended one, the same for all blocks and for all beams.
+
+    Attributes:
+      apart: (batch, longest) int64, the places of a sequence's tokens less that of the appended token.
+      own_apart: (1, t + 1) int64, of the beam's own tokens, itself included.
+      seen: bool (batch, longest).
+      own_seen: bool (1, t + 1).
+      time_apart: (batch, longest) int64, how long before; None without times.
+      own_time_apart: (batch, t + 1) int64.
+    """
+
+    apart: tf.Tensor
+    own_apart: tf.Tensor
+    seen: tf.Tensor
+    own_seen: tf.Tensor
+    time_apart: tf.Tensor | None
+    own_time_apart: tf.Tensor | None
+
+    def biases(self, positions: Any = None, buckets: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Compute what is added to scores, so low for tokens that aren't seen that they get no weight.
+
+        Args:
+          positions: (2n - 1,), as of `gmeta.ops.RelativeBias`; None: no such term.
+          buckets: (129,), as of `gmeta.ops.RelativeBias`; None: no such term.
+
+        Returns:
+          (batch, longest) and (batch or 1, t + 1), float32.
+        """
+        return (
+            _bias(self.apart, self.seen, self.time_apart, positions, buckets),
+            _bias(self.own_apart, self.own_seen, self.own_time_apart, positions, buckets),
+        )
+
+
+class Reading(NamedTuple):
+    """Sequences that were read, and continuations of them.
+
+    Attributes:
+      lengths: (batch,) int64, the sequences' tokens.
+      kept: For each block, its keys and values.
+      times: (batch, longest) int64, when these tokens were; None: not known.
+      own_times: (batch, t) int64, when the appended tokens come.
+      appended: t, the tokens that each continuation has.
+    """
+
+    lengths: tf.Tensor
+    kept: tuple[Kept, ...]
+    times: tf.Tensor | None
+    own_times: tf.Tensor | None
+    appended: int = 0
+
+    @classmethod
+    def of(cls, offsets: tf.Tensor, times: tf.Tensor | None, kept: Sequence[Kept]) -> Reading:
+        """Make it of a batch of sequences, whose tokens' times are (total,)."""
+        lengths, own = offsets[1:] - offsets[:-1], None
+        if times is not None:
+            times = jagged.to_padded(Jagged(times, offsets))
+            own = tf.zeros([tf.size(lengths), 0], tf.int64)
+        return cls(lengths, tuple(kept), times, own)
+
+    def follow(self, beams: Any, times: Any, window: int | None, name: str) -> tuple[Place, Reading]:
+        """Return where a token stands that is appended to each continuation, and what it goes on.
+
+        Args:
+          beams: As of `SequenceStack.read_on`.
+          times: As of `SequenceStack.read_on`.
+          window: How far back a token sees; None: any distance.
+          name: The layer's name, for errors.
+        """
+        if self.times is not None and times is None:
+            raise ConfigError(f"{name} read sequences with times: pass times=, when the next tokens come")
+        kept = self.kept
+        if beams is not None:
+            kept = tuple(each.follow(beams) for each in kept)
+        longest = tf.shape(kept[0].keys, tf.int64)[2]
+        places, own = tf.range(longest), tf.range(self.appended + 1, dtype=tf.int64)[tf.newaxis]
+        apart = places - (self.lengths + self.appended)[:, tf.newaxis]
+        seen, own_apart = places < self.lengths[:, tf.newaxis], own - self.appended
+        own_seen = tf.ones_like(own_apart, tf.bool)
+        if window is not None:
+            seen, own_seen = seen & (apart >= -window), own_apart >= -window
+        own_times = time_apart = own_time_apart = None
+        if self.times is not None:
+            now = tf.cast(times, tf.int64)[:, tf.newaxis]
+            own_times = tf.concat([self.own_times, now], axis=1)
+            time_apart, own_time_apart = now - self.times, now - own_times
+        place = Place(apart, own_apart, seen, own_seen, time_apart, own_time_apart)
+        return place, Reading(self.lengths, kept, self.times, own_times, self.appended + 1)
+
+
+def _bias(apart: tf.Tensor, seen: tf.Tensor, time_apart: Any, positions: Any, buckets: Any) -> tf.Tensor:
+    added = tf.where(seen, 0.0, _UNSEEN)
+    if positions is not None:
+        n = (positions.shape[0] + 1) // 2
+        added += tf.gather(tf.cast(positions, tf.float32), tf.clip_by_value(apart + n - 1, 0, 2 * n - 2))
+    if buckets is not None and time_apart is not None:
+        added += tf.gather(tf.cast(buckets, tf.float32), time_bucket(time_apart))
+    return added
