@@ -13,6 +13,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.export.padded_sequences import PaddedSequences, as_matrix, id_spec, ragged_columns
 from gmeta.export.signature import Signature
 from gmeta.models import GRM, NextItemModel
+from gmeta.models.sequence.history_model import HistoryModel
 
 
 def next_item_signatures(
@@ -66,10 +67,9 @@ def next_item_signatures(
     return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
 
 
-def history_inputs(model: NextItemModel, text_ids: bool) -> dict[str, tf.TensorSpec]:
+def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSpec]:
     """Return the columns of histories that clients send: of items, and of times if the model has them."""
-    (feature,) = model.collection.features
-    inputs = {model.item: id_spec(feature, text_ids, matrix=True)}
+    inputs = {model.item: id_spec(model.feature, text_ids, matrix=True)}
     if model.time is not None:
         inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
     return inputs

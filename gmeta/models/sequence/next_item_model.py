@@ -16,10 +16,10 @@ from gmeta.layers.sequence.view import sequence_view
 from gmeta.losses import SampledSoftmax, mean_loss
 from gmeta.metrics import NextItem, catalogue_ranks
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
+from gmeta.models.sequence.history_model import HistoryModel, check_times
 from gmeta.models.sequence.negative_draw import NegativeDraw, Per, log_expected, popularity_shares
 from gmeta.models.sequence.shifts import but_first, but_last
-from gmeta.models.training.compile_settings import only_columns, refuse_settings
-from gmeta.models.training.model import Model
+from gmeta.models.training.compile_settings import only_columns
 from gmeta.models.training.pipeline.clusters import column_keys
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.ops import Jagged, jagged
@@ -30,16 +30,9 @@ _NEGATIVES = 8192
 
 Places = Literal["from_start", "from_end"]
 
-_INSTEAD = {
-    "loss": "the loss is that of the model, made with loss=gmeta.losses.SampledSoftmax(...)",
-    "metrics": "hit rate, NDCG and MRR are measured in evaluate, at the ks= that the model was made with",
-    "loss_weights": "there is one loss",
-    "weighted_metrics": "histories have no weights",
-}
-
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class NextItemModel(Model):
+class NextItemModel(HistoryModel):
     r"""A model that predicts the next item at every token of a history.
 
     .. math::
@@ -103,6 +96,8 @@ class NextItemModel(Model):
       (1, 16)
     """
 
+    OWN_LOSS = "the loss is that of the model, made with loss=gmeta.losses.SampledSoftmax(...)"
+
     def __init__(
         self,
         collection: EmbeddingCollection,
@@ -127,14 +122,10 @@ class NextItemModel(Model):
     ) -> None:
         super().__init__(name=name)
         self.collection, self.backbone = collection, backbone
-        feature = _item_feature(name, collection, item)
-        self.dim = feature.width
-        if time is None and backbone.needs_times:
-            raise ConfigError(
-                f"{name}: {backbone.name} needs times: name their column by time=, or make it with "
-                "bias_by_time=False and a mask that isn't by_time"
-            )
-        self.catalogue = Catalogue(items, name, feature)
+        self.feature = _item_feature(name, collection, item)
+        self.dim = self.feature.width
+        check_times(name, backbone, time)
+        self.catalogue = Catalogue(items, name, self.feature)
         self.max_length = whole_number(f"{name}: max_length", max_length, least=1)
         negatives = min(_NEGATIVES, self.catalogue.size) if negatives is None else negatives
         self.draw = NegativeDraw(name, negatives, negatives_per, self.catalogue.size, seed)
@@ -165,37 +156,6 @@ class NextItemModel(Model):
         self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
         self.built = True
 
-    def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        metrics: Any = None,
-        loss_weights: Any = None,
-        weighted_metrics: Any = None,
-        *args: Any,
-        accumulate_steps: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        """Compile as `gmeta.models.Model.compile` does, but with the model's own loss and metrics.
-
-        Args:
-          optimizer: As in Keras.
-          loss: None.
-          metrics: None.
-          loss_weights: None.
-          weighted_metrics: None.
-          *args: As in Keras.
-          accumulate_steps: As for `gmeta.models.Model.compile`.
-          **kwargs: As for `gmeta.models.Model.compile`.
-
-        Raises:
-          ConfigError: A loss, metrics or weights are given; or as `gmeta.models.Model.compile`.
-        """
-        given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
-        refuse_settings(self.name, {**given, "weighted_metrics": weighted_metrics}, _INSTEAD)
-        none = (None,) * 4  # the settings that are refused above
-        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
-
     @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute a query vector per history, (users, d), to be compared with the items' vectors.
@@ -224,11 +184,6 @@ class NextItemModel(Model):
     @property
     def _scaled_bias(self) -> tf.Tensor:
         return self.repeat_bias * self.loss_of.temperature
-
-    @property
-    def items(self) -> int:
-        """V, the size of the catalogue."""
-        return self.catalogue.size
 
     @tf.autograph.experimental.do_not_convert
     def recommend(
@@ -262,12 +217,6 @@ class NextItemModel(Model):
         numbers, scores = top_items(self(x, training=False), vectors, k, without=seen, bias=bias)
         found = self.catalogue.ids(tf.maximum(numbers, 0))
         return tf.where(numbers < 0, self.catalogue.nothing, found), scores
-
-    # AutoGraph would needlessly rewrite 200 functions, mostly Keras' own, before the first step: 8 s.
-    @tf.autograph.experimental.do_not_convert
-    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Train on one batch: forward and backward pass, and a step of dense weights and rows."""
-        return super().train_step(data)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of predicting each token's next item, and the number of tokens."""
@@ -384,11 +333,6 @@ class NextItemModel(Model):
         earlier = None if times is None else but_last(times)
         return self._queries(but_last(tokens), earlier, following, training), but_first(tokens)
 
-    @property
-    def metrics(self) -> list[tf.keras.metrics.Metric]:
-        """The training loss and the ranking metrics of evaluation, reset at each epoch."""
-        return [self.mean, self.ranking]
-
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this model, in a form that JSON can hold."""
         serialize = tf.keras.saving.serialize_keras_object
@@ -416,34 +360,6 @@ class NextItemModel(Model):
         return cls(
             **{**former, **config, **made, "loss": from_mapping(SampledSoftmax, config["loss"], "loss")}
         )
-
-    def _sequences(self, x: Mapping[str, Any], longest: int) -> tuple[Jagged, Jagged | None]:
-        """Return ids and times, cut to the last ``longest`` of each user."""
-        columns = [self.item] if self.time is None else [self.item, self.time]
-        missing = [name for name in columns if name not in x]
-        if missing:
-            raise ConfigError(f"{self.name}: the batch lacks {', '.join(missing)}; it has {', '.join(x)}")
-        found = []
-        for name in columns:
-            column = self._column(name, x[name])
-            if column.values.dtype.is_integer:
-                column = column._replace(values=tf.cast(column.values, tf.int64))
-            found.append(jagged.slice_(column, tf.maximum(jagged.lengths(column) - longest, 0)))
-        return found[0], found[1] if self.time is not None else None
-
-    def _column(self, name: str, column: Any) -> Jagged:
-        sequences = jagged.as_jagged(column)
-        if sequences is None:
-            raise ConfigError(
-                f"{self.name}: {name} must be ragged, a row a user, or a gmeta.ops.Jagged, got "
-                f"{type(column).__name__}; tf.ragged.boolean_mask(x, x != -1) makes it of a matrix padded "
-                "with -1"
-            )
-        dtype = sequences.values.dtype
-        if not dtype.is_integer and (name != self.item or dtype != tf.string):
-            wanted = "integers or texts" if name == self.item else "integers, such as seconds"
-            raise ConfigError(f"{self.name}: {name} must be {wanted}, got {dtype.name}")
-        return sequences
 
     def _queries(
         self, tokens: Jagged, times: Jagged | None, following: Jagged | None, training: bool | None

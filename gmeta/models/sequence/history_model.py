@@ -1,0 +1,134 @@
+"""What models of the next item share, whatever a token is: histories, a catalogue, metrics of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.layers import FeatureConfig
+from gmeta.metrics import NextItem
+from gmeta.models.sequence.catalogue import Catalogue
+from gmeta.models.training.compile_settings import refuse_settings
+from gmeta.models.training.model import Model
+from gmeta.ops import Jagged, jagged
+
+_INSTEAD = {
+    "metrics": "hit rate, NDCG and MRR are measured in evaluate, at the ks= that the model was made with",
+    "loss_weights": "there is one loss",
+    "weighted_metrics": "histories have no weights",
+}
+
+
+class HistoryModel(Model):
+    """A model of the next item in a history, with its own loss, whose answers are items of a catalogue.
+
+    Attributes:
+      feature: What items are, and whether ids are hashed.
+      catalogue: The items.
+      max_length: The longest history that is read.
+      item: The column of items.
+      time: The column of times; None: no times are read.
+      ranking: The metrics of evaluation.
+      mean: The mean of the loss.
+    """
+
+    OWN_LOSS: ClassVar[str] = "the loss is that of the model"
+    feature: FeatureConfig
+    catalogue: Catalogue
+    max_length: int
+    item: str
+    time: str | None
+    ranking: NextItem
+    mean: tf.keras.metrics.Mean
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
+        *args: Any,
+        accumulate_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        """Compile as `gmeta.models.Model.compile` does, but with the model's own loss and metrics.
+
+        Args:
+          optimizer: As in Keras.
+          loss: None.
+          metrics: None.
+          loss_weights: None.
+          weighted_metrics: None.
+          *args: As in Keras.
+          accumulate_steps: As for `gmeta.models.Model.compile`.
+          **kwargs: As for `gmeta.models.Model.compile`.
+
+        Raises:
+          ConfigError: A loss, metrics or weights are given; or as `gmeta.models.Model.compile`.
+        """
+        given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
+        given |= {"weighted_metrics": weighted_metrics}
+        refuse_settings(self.name, given, {**_INSTEAD, "loss": self.OWN_LOSS})
+        none = (None,) * 4  # the settings that are refused above
+        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+
+    @property
+    def items(self) -> int:
+        """V, the size of the catalogue."""
+        return self.catalogue.size
+
+    # AutoGraph would needlessly rewrite 200 functions, mostly Keras' own, before the first step: 8 s.
+    @tf.autograph.experimental.do_not_convert
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Train on one batch: forward and backward pass, and a step of dense weights and rows."""
+        return super().train_step(data)
+
+    @property
+    def metrics(self) -> list[tf.keras.metrics.Metric]:
+        """The training loss and the ranking metrics of evaluation, reset at each epoch."""
+        return [self.mean, self.ranking]
+
+    def _sequences(self, x: Mapping[str, Any], longest: int) -> tuple[Jagged, Jagged | None]:
+        """Return ids and times, cut to the last ``longest`` of each user."""
+        columns = [self.item] if self.time is None else [self.item, self.time]
+        missing = [name for name in columns if name not in x]
+        if missing:
+            raise ConfigError(f"{self.name}: the batch lacks {', '.join(missing)}; it has {', '.join(x)}")
+        found = []
+        for name in columns:
+            column = self._column(name, x[name])
+            if column.values.dtype.is_integer:
+                column = column._replace(values=tf.cast(column.values, tf.int64))
+            found.append(jagged.slice_(column, tf.maximum(jagged.lengths(column) - longest, 0)))
+        return found[0], found[1] if self.time is not None else None
+
+    def _column(self, name: str, column: Any) -> Jagged:
+        sequences = jagged.as_jagged(column)
+        if sequences is None:
+            raise ConfigError(
+                f"{self.name}: {name} must be ragged, a row a user, or a gmeta.ops.Jagged, got "
+                f"{type(column).__name__}; tf.ragged.boolean_mask(x, x != -1) makes it of a matrix padded "
+                "with -1"
+            )
+        dtype = sequences.values.dtype
+        if not dtype.is_integer and (name != self.item or dtype != tf.string):
+            wanted = "integers or texts" if name == self.item else "integers, such as seconds"
+            raise ConfigError(f"{self.name}: {name} must be {wanted}, got {dtype.name}")
+        return sequences
+
+
+def check_times(name: str, backbone: Any, time: str | None) -> None:
+    """Check that there is a column of times if the backbone needs one.
+
+    Raises:
+      ConfigError: There is none.
+    """
+    if time is None and backbone.needs_times:
+        raise ConfigError(
+            f"{name}: {backbone.name} needs times: name their column by time=, or make it with "
+            "bias_by_time=False and a mask that isn't by_time"
+        )
