@@ -14,7 +14,7 @@ from gmeta.export.retrieval import retrieval_signatures
 from gmeta.export.sequence_models import exposure_signatures, next_item_signatures
 from gmeta.export.signature import DEFAULT_SIGNATURE, Signature, feature_inputs
 from gmeta.layers import EmbeddingCollection
-from gmeta.models import GRM, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel
+from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel
 
 
 def default_signatures(
@@ -28,9 +28,10 @@ def default_signatures(
 
     A `MetaModel` has those of `gmeta.export.meta_models`, a `MetaGRM` those of
     `gmeta.export.meta_sequence_models`, a `GRM` or a `NextItemModel` those of `gmeta.export.sequence_models`,
-    and a `GenerativeRetriever` that of `gmeta.export.retrieval`. Any other model has one signature, its own
-    call with ``training=False``. The inputs of that signature are a functional model's inputs, or else the
-    features of the model's embedding collections; its answer is the same as that of `predict`.
+    and a `GenerativeRetriever` or a `FlatRetriever` that of `gmeta.export.retrieval`. Any other model has one
+    signature, its own call with ``training=False``. The inputs of that signature are a functional model's
+    inputs, or else the features of the model's embedding collections; its answer is the same as that of
+    `predict`.
 
     Args:
       model: The model.
@@ -41,7 +42,7 @@ def default_signatures(
     Raises:
       ConfigError: The inputs can't be determined; or a label is given although answers have names already.
     """
-    if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel):
+    if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel | FlatRetriever):
         raise ConfigError(
             f"{model.name}: label={label!r} has no use, as its answers have names: leave it out"
         )
@@ -52,7 +53,7 @@ def default_signatures(
         return meta_signatures(model, answer=label or RATING, of_logits=of_logits)
     if isinstance(model, GRM):
         return exposure_signatures(model, text_ids=text_ids)
-    if isinstance(model, GenerativeRetriever):
+    if isinstance(model, GenerativeRetriever | FlatRetriever):
         return retrieval_signatures(model, text_ids=text_ids)
     if isinstance(model, NextItemModel):
         return next_item_signatures(model, text_ids=text_ids)

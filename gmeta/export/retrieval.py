@@ -11,11 +11,11 @@ from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.export.sequence_models import histories, history_inputs
 from gmeta.export.signature import Signature
-from gmeta.models import GenerativeRetriever
+from gmeta.models import FlatRetriever, GenerativeRetriever
 
 
 def retrieval_signatures(
-    model: GenerativeRetriever,
+    model: GenerativeRetriever | FlatRetriever,
     *,
     k: int | None = None,
     beam: int | None = None,
@@ -27,11 +27,12 @@ def retrieval_signatures(
 
     It takes histories, the item's column and the time's if the model has one, and answers with ``items``
     (samples, k), ids of the likeliest first, and ``scores`` (samples, k), logs of their probabilities. The
-    search is in TensorFlow's own ops; the rows of all items are a weight of the exported model. Histories
-    are matrices (samples, width) in the order of time, padded with -1 or with the empty text.
+    search is in TensorFlow's own ops; the rows of all items, if the model has any, are a weight of the
+    exported model. Histories are matrices (samples, width) in the order of time, padded with -1 or with the
+    empty text.
 
     Args:
-      model: The model.
+      model: The model, of either form.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       beam: How many prefixes are kept at each digit. None: the model's.
       allow: bool (V,), which items may come out; None: all.
@@ -55,14 +56,11 @@ def retrieval_signatures(
             return tf.Variable(model.item_rows(), trainable=False, name="item_rows")
 
     def retrieve(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        items, scores = model.retrieve(
-            histories(inputs, model.item, given),
-            k,
-            beam=beam,
-            allow=allow,
-            leave_out_seen=leave_out_seen,
-            rows=tf.convert_to_tensor(rows()),
-        )
+        search = model.retrieve
+        if isinstance(model, GenerativeRetriever):
+            search = functools.partial(model.retrieve, rows=tf.convert_to_tensor(rows()))
+        x = histories(inputs, model.item, given)
+        items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen)
         return {"items": items, "scores": scores}
 
     return {"retrieve": Signature(retrieve, inputs)}

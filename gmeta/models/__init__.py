@@ -1,5 +1,6 @@
 """Models: a Keras model that trains tables, a meta-learning model, and published models built on them."""
 
+from gmeta.models.generative.flat_retriever import FlatRetriever
 from gmeta.models.generative.generative_retriever import GenerativeRetriever
 from gmeta.models.meta.adapter.adapter import Adapter
 from gmeta.models.meta.adapter.fast_weights import FastWeights
@@ -21,6 +22,7 @@ __all__ = [
     "Adapter",
     "FactorSettings",
     "FastWeights",
+    "FlatRetriever",
     "GenerativeRetriever",
     "MetaEmb",
     "MetaGRM",

@@ -167,9 +167,9 @@ class HSTUBlock(SequenceBlock):
             tf.reshape(values, [-1, values.shape[-1]]), self.norm_scale, self.norm_offset
         )
         u, v, q, k = self._parts(self._project(normed))
-        by_beam = tf.concat([tf.shape(values)[:2], [self.heads, -1]], axis=0)
-        q, k, v = (tf.reshape(x, by_beam) for x in (q, k, v))
-        kept = kept.append(k, v)
+        batch, beams = tf.unstack(tf.shape(values)[:2])
+        q, k = (tf.reshape(x, [batch, beams, self.heads, self.attention_dim]) for x in (q, k))
+        kept = kept.append(k, tf.reshape(v, [batch, beams, self.heads, self.value_dim]))
         bias = self.bias_tables
         attended = appended_attention(
             q, *kept, *place.biases(bias.positions, bias.time_buckets), scale=self._scale, alpha=self._alpha

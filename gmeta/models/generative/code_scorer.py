@@ -8,11 +8,12 @@ import tensorflow as tf
 
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.models.generative.code_tables import CodeTables
+from gmeta.models.generative.code_vectors import CodeVectors
 from gmeta.models.generative.digit_decoder import DigitDecoder
 from gmeta.ops import jagged, trie_log_probs
 
 
-class CodeScorer(tf.keras.layers.Layer):
+class CodeScorer(CodeVectors):
     r"""The vectors C of codes, and the decoder whose queries are compared with them.
 
     .. math::
@@ -34,21 +35,9 @@ class CodeScorer(tf.keras.layers.Layer):
     def __init__(
         self, ids: SemanticIds, depth: int, dim: int, *, width: int, seed: int, **decoder: Any
     ) -> None:
-        super().__init__(name="scorer")
-        self.depth, self.dim = depth, dim
+        super().__init__(ids.codebooks.sizes, depth, dim, seed=seed)
         self.codes = CodeTables(ids, depth)
-        self.books = ids.codebooks.sizes
-        self.vectors = self.add_weight(
-            name="vectors",
-            shape=(sum(self.books), dim),
-            initializer=tf.keras.initializers.TruncatedNormal(stddev=1 / dim, seed=seed),
-        )
-        self.biases = [
-            self.add_weight(name=f"bias{level}", shape=(size,), initializer="zeros")
-            for level, size in enumerate(self.books[:depth])
-        ]
         self.decoder = DigitDecoder(self.books[:depth], dim, width=width, seed=seed, **decoder)
-        self.built = True
 
     def call(
         self,
@@ -85,10 +74,6 @@ class CodeScorer(tf.keras.layers.Layer):
             found.append(trie_log_probs(logits, parents, children, starts, digits))
         return tf.stack(found, axis=1)
 
-    def code_logits(self, level: int, query: tf.Tensor) -> tf.Tensor:
-        """Compute the logits of a level but the last, (n, codes)."""
-        return tf.matmul(query, self._of_level(level), transpose_b=True) + self.biases[level]
-
     def item_logits(
         self, query: tf.Tensor, siblings: tf.Tensor, rows: tf.Tensor, biases: tf.Tensor
     ) -> tf.Tensor:
@@ -99,7 +84,7 @@ class CodeScorer(tf.keras.layers.Layer):
         own = tf.reshape(rows, [-1, self.codes.sizes[-1], self.dim])
         logits = tf.linalg.matvec(own, query) + biases
         for level in range(self.depth, len(self.books)):
-            products = tf.matmul(query, self._of_level(level), transpose_b=True)
+            products = tf.matmul(query, self.of_level(level), transpose_b=True)
             logits += tf.gather(products, tf.gather(self.codes.codes[:, level], siblings), batch_dims=1)
         return logits
 
@@ -113,8 +98,3 @@ class CodeScorer(tf.keras.layers.Layer):
     def siblings(self, items: tf.Tensor) -> tf.Tensor:
         """Return the items that share the told codes with items, and others in their lack: (n, c)."""
         return self.codes.siblings(self.codes.parents(items, self.depth))
-
-    def _of_level(self, level: int) -> tf.Tensor:
-        """Return C of a level, (codes, d)."""
-        begin = sum(self.books[:level])
-        return self.vectors[begin : begin + self.books[level]]

@@ -71,6 +71,31 @@ class CodeTables:
         places = begins + tf.range(self.sizes[-1], dtype=tf.int64)
         return tf.gather(self.items, tf.minimum(places, tf.size(self.items, tf.int64) - 1))
 
+    def told(self, items: tf.Tensor) -> tf.Tensor:
+        """Return the digits of items, the last included, (n, L) int64."""
+        found = [self.digits_at(level + 1, self.parents(items, level + 1)) for level in range(self.levels)]
+        return tf.cast(tf.stack(found, axis=1), tf.int64)
+
+    def digits_at(self, level: int, nodes: tf.Tensor) -> tf.Tensor:
+        """Return the last digits of the prefixes at nodes of a level from 1 on, int32; at -1 any digit."""
+        return tf.gather(self.digits[level - 1], tf.maximum(nodes, 0))
+
+    def child(self, level: int, nodes: tf.Tensor, digits: tf.Tensor) -> tf.Tensor:
+        """Return the children of nodes of a level that digits lead to, int64; -1 where there is none.
+
+        Args:
+          level: Of the nodes.
+          nodes: int64 (...); -1: none.
+          digits: int32 (...), below the level's size.
+        """
+        size, starts = self.sizes[level], self.starts[level]
+        parents = tf.repeat(tf.range(tf.size(starts, tf.int64) - 1), starts[1:] - starts[:-1])
+        keys = parents * size + tf.cast(self.digits[level], tf.int64)  # they rise from child to child
+        wanted = tf.reshape(nodes * size + tf.cast(digits, tf.int64), [-1])
+        found = tf.searchsorted(keys, wanted, out_type=tf.int64)
+        there = tf.gather(tf.concat([keys, [-1]], 0), found) == wanted
+        return tf.where(nodes < 0, -1, tf.reshape(tf.where(there, found, -1), tf.shape(nodes)))
+
     def parents(self, items: tf.Tensor, level: int) -> tf.Tensor:
         """Return the nodes at which the first ``level`` digits of items end, of the items' shape."""
         return tf.zeros_like(items) if level == 0 else tf.gather(self.nodes[:, level - 1], items)

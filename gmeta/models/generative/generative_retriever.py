@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from gmeta.core.arguments import finite_number, whole_number
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses import mean_loss
+from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of
 from gmeta.models.generative.code_scorer import CodeScorer
-from gmeta.models.generative.code_tables import ids_config, ids_from_config
-from gmeta.models.generative.code_walk import CodeWalk, distinct, independent, likeliest
-from gmeta.models.generative.seen_items import SeenItems, history_keys
+from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
+from gmeta.models.generative.code_walk import CodeWalk
+from gmeta.models.generative.seen_items import SeenItems
 from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.models.sequence.shifts import but_first, but_last
 from gmeta.models.training.compile_settings import only_columns
-from gmeta.models.training.ranks.step import rank_step
-from gmeta.ops import Jagged, TrieNoise, jagged
+from gmeta.ops import Jagged, jagged
 
-Method = Literal["sample", "without_replacement", "beam"]
 _FEW = 1 << 16  # items of which a search looks up all at once, instead of those at the ends of its beams
 _BLOCK = 1 << 20  # items of which `item_vectors` has the vectors of all codes in memory at once
 _SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class GenerativeRetriever(NextItemModel):
+class GenerativeRetriever(CodeModel, NextItemModel):
     r"""A model that tells the next item by its semantic id, digit by digit.
 
     .. math::
@@ -119,11 +115,10 @@ class GenerativeRetriever(NextItemModel):
         ks: Sequence[int] = (10, 50),
         name: str = "generative_retriever",
     ) -> None:
-        numbered = bool((ids.items == np.arange(len(ids.items))).all())
         super().__init__(
             collection,
             backbone,
-            items=len(ids.items) if numbered else ids.items,
+            items=catalogue_of(ids),
             max_length=max_length,
             item=item,
             time=time,
@@ -141,22 +136,12 @@ class GenerativeRetriever(NextItemModel):
         if finite_number(f"{name}: sampled", sampled) < 0:
             raise ConfigError(f"{name}: sampled must be at least 0, got {sampled}")
         self._check_beam(max(self.ranking.ks), beam)
-        levels = len(ids.codebooks.sizes)
-        depth = levels if depth is None else whole_number(f"{name}: depth", depth, least=1)
-        if depth > levels:
-            raise ConfigError(f"{name}: depth must be at most {levels}, the codes of an item, got {depth}")
+        depth = depth_of(name, ids, depth)
         self.ids, self.depth, self.beam, self.sampled = ids, depth, beam, sampled
         self.scorer = CodeScorer(
             ids, depth, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
         )
-        # A part of the weights, so that those of a model with other ids are known by it.
-        self.digest = self.add_weight(
-            name="ids_digest",
-            shape=(4,),
-            dtype=tf.int64,
-            initializer=lambda *_, **__: tf.constant(_digest(ids)),
-            trainable=False,
-        )
+        self.digest = self._add_digest()
         self.code_mean = tf.keras.metrics.Mean(name="code_loss")
 
     @tf.autograph.experimental.do_not_convert
@@ -192,89 +177,20 @@ class GenerativeRetriever(NextItemModel):
         The trunk is computed once for each user, and the decoder once for each digit of each beam.
 
         Args:
-          x: A batch.
-          k: The number of items.
-          beam: How many prefixes are kept at each digit, >= k. None: the model's.
-          allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
-          leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
-            for all the same, so fewer than k items are left where the beam holds too few others.
+          x: As in `CodeModel.retrieve`.
+          k: As there.
+          beam: As there.
+          allow: As there.
+          leave_out_seen: As there.
           rows: The result of `item_rows`, if it is known already. None: they are looked up.
 
         Returns:
-          (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
-          items that may come out. Where fewer are found, -1 or the empty text, and -inf.
+          As there.
 
         Raises:
-          ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
+          ConfigError: As there.
         """
-        beam = self.beam if beam is None else beam
-        self._check_beam(k, beam)
-        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
-        h, histories = self._read_histories(x, False)
-        seen = SeenItems(histories, self.items)
-        walk = self._walk(h, seen, rows)
-        numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
-        if leave_out_seen:
-            users = tf.range(tf.shape(h, tf.int64)[0])
-            left = (numbers >= 0) & ~seen.holds(users, tf.maximum(numbers, 0))
-            scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
-            nothing = tf.constant(-1, tf.int64)
-            numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
-        return self._ids(numbers), scores
-
-    @tf.autograph.experimental.do_not_convert
-    def sample(
-        self,
-        x: Mapping[str, Any],
-        group: int,
-        *,
-        seed: Any,
-        step: Any,
-        method: Method = "sample",
-        keys: Any = None,
-        allow: Any = None,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Draw items that may come next. There is no gradient; `digit_log_probs` has one.
-
-        Draws are a function of seed, step and a user's key, and of nothing else: no rank, and no place in the
-        batch.
-
-        Args:
-          x: A batch.
-          group: The number of items a user.
-          seed: An integer.
-          step: An integer or () tensor, such as the number of the training step.
-          method: ``"sample"``: independent items, each by its probability. ``"without_replacement"``:
-            distinct items, each next one by the probabilities of those that are left. ``"beam"``: no draw,
-            but the likeliest that a beam as wide as the group finds.
-          keys: int64 (users,), a key of each user. None: a hash of the history as far as it is read, so users
-            of the same history draw the same.
-          allow: As for `retrieve`.
-
-        Returns:
-          (users, group) ids, and (users, group) float32, logs of their probabilities; where there are fewer
-          than that, -1 or the empty text, and -inf.
-
-        Raises:
-          ConfigError: There is no such method; or the mask has another length, or forbids every item.
-        """
-        whole_number(f"{self.name}: group", group, least=1)
-        if method not in get_args(Method):
-            raise ConfigError(f"{self.name}: method must be one of {get_args(Method)}, got {method!r}")
-        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
-        h, histories = self._read_histories(x, False)
-        walk = self._walk(h, SeenItems(histories, self.items), None)
-        own = history_keys(histories) if keys is None else tf.convert_to_tensor(keys, tf.int64)
-
-        def noise(level: int) -> TrieNoise:
-            return TrieNoise(seed, step, level, own)
-
-        if method == "beam":
-            numbers, scores = likeliest(walk, group, group, allowed)
-        else:
-            draw = independent if method == "sample" else distinct
-            numbers, scores = draw(walk, group, noise, allowed)
-        return self._ids(numbers), scores
+        return self._find(*self._open(x, rows=rows), k, beam, allow, leave_out_seen)
 
     @tf.autograph.experimental.do_not_convert
     def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
@@ -304,15 +220,6 @@ class GenerativeRetriever(NextItemModel):
         biases = self._biases(SeenItems(histories, self.items).holds(users, siblings))
         found = self.scorer(jagged.take(h, users), numbers, siblings, others, biases, training=training)
         return tf.reshape(found, tf.concat([tf.shape(wanted), [self.scorer.codes.levels]], axis=0))
-
-    def item_log_probs(self, x: Mapping[str, Any]) -> tf.Tensor:
-        """Compute the logs of the probabilities of all items, (users, V): what `retrieve` searches.
-
-        Every code goes through the decoder for every user, so this is for small catalogues.
-        """
-        users = tf.size(jagged.lengths(self._sequences(x, self.max_length)[0]))
-        ids = self.catalogue.ids(tf.range(self.items, dtype=tf.int64))
-        return tf.reduce_sum(self.digit_log_probs(x, tf.tile(ids[tf.newaxis], [users, 1])), axis=-1)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of telling each token's next item, and the number of tokens."""
@@ -348,39 +255,6 @@ class GenerativeRetriever(NextItemModel):
 
         return loss, samples, measure
 
-    @tf.autograph.experimental.do_not_convert
-    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Search each history's last item by beams; histories of one item don't count."""
-        x = only_columns(self.name, data)
-        with rank_step(self, data) as step:
-            ids, times = self._sequences(x, self.max_length + 1)
-            items = ids._replace(values=self.catalogue.numbers(ids.values))
-            tokens = self.scorer.with_codes(self._rows([ids.values], False), items.values)
-            queries, _ = self._ask(items._replace(values=tokens), times, training=False)
-            seen = SeenItems(but_last(items), self.items)
-            walk = self._walk(jagged.last(queries), seen, None)
-            found, _ = likeliest(walk, max(self.ranking.ks), self.beam)
-            there = found == jagged.last(items)[:, tf.newaxis]
-            places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
-            ranks = tf.where(tf.reduce_any(there, axis=1), places, self.items)
-            known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
-            self.ranking.update_state(ranks, sample_weight=known)
-            return step.end_forward(self.ranking.result())
-
-    def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """Load weights as `gmeta.models.Model.load_weights` does.
-
-        Raises:
-          ConfigError: They are of a model with other semantic ids; or as there.
-        """
-        status = super().load_weights(filepath, *args, **kwargs)
-        if (self.digest.numpy() != _digest(self.ids)).any():
-            raise ConfigError(
-                f"{self.name}: {filepath} has the weights of a model with other semantic ids: make the model "
-                f"with those that it was trained with, not with ids of digest {self.ids.digest[:16]}"
-            )
-        return status
-
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The training losses and the ranking metrics of evaluation, reset at each epoch."""
@@ -409,19 +283,24 @@ class GenerativeRetriever(NextItemModel):
         }
         return cls(**{**config, **made, "ids": ids_from_config(config["ids"])})
 
-    def copy_dense(self, name: str) -> GenerativeRetriever:
-        """Make a model of the same tables, which both share, and of copies of all other weights.
+    @property
+    def codes(self) -> CodeTables:
+        """The trie of codes, and each item's way through it."""
+        return self.scorer.codes
 
-        Args:
-          name: Of the new model.
-        """
-        config = {**self.get_config(), "name": name, "collection": self.collection, "ids": self.ids}
-        backbone = tf.keras.saving.deserialize_keras_object(config["backbone"])
-        copy = type(self)(**{**config, "backbone": backbone})
-        for own, other in zip(self.weights, copy.weights, strict=True):
-            if own is not other:
-                other.assign(own)
-        return copy
+    def _tables(self) -> dict[str, Any]:
+        return {"collection": self.collection}
+
+    def _open(
+        self, x: Mapping[str, Any], training: bool = False, rows: Any = None
+    ) -> tuple[CodeWalk, Jagged]:
+        h, histories = self._read_histories(x, training)
+        return self._walk(h, SeenItems(histories, self.items), rows), histories
+
+    def _open_before_last(self, ids: Jagged, items: Jagged, times: Jagged | None) -> CodeWalk:
+        tokens = self.scorer.with_codes(self._rows([ids.values], False), items.values)
+        queries, _ = self._ask(items._replace(values=tokens), times, training=False)
+        return self._walk(jagged.last(queries), SeenItems(but_last(items), self.items), None)
 
     def _read_histories(self, x: Mapping[str, Any], training: bool | None) -> tuple[tf.Tensor, Jagged]:
         """Return the trunk's vectors (users, d), and the numbers of the histories' items, -1 if unknown."""
@@ -430,10 +309,6 @@ class GenerativeRetriever(NextItemModel):
         tokens = self.scorer.with_codes(self._rows([ids.values], training), histories.values)
         queries = self._queries(histories._replace(values=tokens), times, None, training)
         return jagged.last(queries), histories
-
-    def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
-        found = self.catalogue.ids(tf.maximum(numbers, 0))
-        return tf.where(numbers < 0, self.catalogue.nothing, found)
 
     def _rows(self, ids: Sequence[tf.Tensor], training: bool | None) -> tf.Tensor:
         return self.collection({self.item: tf.concat(ids, axis=0)}, training=training)[self.item]
@@ -459,12 +334,3 @@ class GenerativeRetriever(NextItemModel):
 
     def _biases(self, seen: tf.Tensor) -> tf.Tensor:
         return self.repeat_bias * tf.cast(seen, tf.float32)
-
-    def _check_beam(self, k: int, beam: int) -> None:
-        whole_number(f"{self.name}: k", k, least=1)
-        if whole_number(f"{self.name}: beam", beam, least=1) < k:
-            raise ConfigError(f"{self.name}: beam must be at least {k}, the items wanted, got {beam}")
-
-
-def _digest(ids: SemanticIds) -> NDArray[np.int64]:
-    return np.frombuffer(bytes.fromhex(ids.digest), np.int64)

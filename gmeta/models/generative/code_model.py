@@ -1,0 +1,277 @@
+"""What models that tell the code of the next item share: searches, draws, metrics, and the ids' digest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.core.errors import ConfigError
+from gmeta.models.generative.code_tables import CodeTables
+from gmeta.models.generative.code_walk import Walk
+from gmeta.models.generative.searches import distinct, independent, likeliest, without_trie
+from gmeta.models.generative.seen_items import SeenItems, history_keys
+from gmeta.models.sequence.history_model import HistoryModel
+from gmeta.models.training.compile_settings import only_columns
+from gmeta.models.training.ranks.step import rank_step
+from gmeta.ops import Jagged, TrieNoise, jagged
+
+Method = Literal["sample", "without_replacement", "beam"]
+_Own = TypeVar("_Own", bound="CodeModel")
+
+
+class CodeModel(HistoryModel):
+    """A model of the next item whose answers are ways down the trie of semantic ids.
+
+    A model defines how histories are read: `_open` and `_open_before_last`.
+
+    Attributes:
+      ids: The semantic ids of the catalogue, in its order.
+      beam: How many prefixes `evaluate` keeps at each digit.
+      digest: Of the ids, a part of the weights, so that those of a model with other ids are known by it.
+    """
+
+    ids: SemanticIds
+    beam: int
+    digest: tf.Variable
+
+    @property
+    def codes(self) -> CodeTables:
+        """The trie of codes, and each item's way through it."""
+        raise NotImplementedError
+
+    def _open(self, x: Mapping[str, Any], training: bool = False) -> tuple[Walk, Jagged]:
+        """Read histories; return a walk after them, and their numbers of items, -1 if unknown."""
+        raise NotImplementedError
+
+    def _open_before_last(self, ids: Jagged, items: Jagged, times: Jagged | None) -> Walk:
+        """Read histories but for their last items, of which only the times are known; return a walk."""
+        raise NotImplementedError
+
+    def _tables(self) -> dict[str, Any]:
+        """Return the arguments that have the model's tables."""
+        return {}
+
+    @tf.autograph.experimental.do_not_convert
+    def retrieve(
+        self,
+        x: Mapping[str, Any],
+        k: int = 10,
+        *,
+        beam: int | None = None,
+        allow: Any = None,
+        leave_out_seen: bool = False,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the items that most likely come next, by a beam search over the codes.
+
+        The history is read once for each user, and each digit of each beam once.
+
+        Args:
+          x: A batch.
+          k: The number of items.
+          beam: How many prefixes are kept at each digit, >= k. None: the model's.
+          allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
+          leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
+            for all the same, so fewer than k items are left where the beam holds too few others.
+
+        Returns:
+          (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
+          items that may come out. Where fewer are found, -1 or the empty text, and -inf.
+
+        Raises:
+          ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
+        """
+        return self._find(*self._open(x), k, beam, allow, leave_out_seen)
+
+    @tf.autograph.experimental.do_not_convert
+    def sample(
+        self,
+        x: Mapping[str, Any],
+        group: int,
+        *,
+        seed: Any,
+        step: Any,
+        method: Method = "sample",
+        keys: Any = None,
+        allow: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draw items that may come next. There is no gradient; `digit_log_probs` has one.
+
+        Draws are a function of seed, step and a user's key, and of nothing else: no rank, and no place in the
+        batch.
+
+        Args:
+          x: A batch.
+          group: The number of items a user.
+          seed: An integer.
+          step: An integer or () tensor, such as the number of the training step.
+          method: ``"sample"``: independent items, each by its probability. ``"without_replacement"``:
+            distinct items, each next one by the probabilities of those that are left. ``"beam"``: no draw,
+            but the likeliest that a beam as wide as the group finds.
+          keys: int64 (users,), a key of each user. None: a hash of the history as far as it is read, so users
+            of the same history draw the same.
+          allow: As for `retrieve`.
+
+        Returns:
+          (users, group) ids, and (users, group) float32, logs of their probabilities; where there are fewer
+          than that, -1 or the empty text, and -inf.
+
+        Raises:
+          ConfigError: There is no such method; or the mask has another length, or forbids every item.
+        """
+        whole_number(f"{self.name}: group", group, least=1)
+        if method not in get_args(Method):
+            raise ConfigError(f"{self.name}: method must be one of {get_args(Method)}, got {method!r}")
+        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        walk, histories = self._open(x)
+        own = history_keys(histories) if keys is None else tf.convert_to_tensor(keys, tf.int64)
+
+        def noise(level: int) -> TrieNoise:
+            return TrieNoise(seed, step, level, own)
+
+        if method == "beam":
+            numbers, scores = likeliest(walk, group, group, allowed)
+        else:
+            draw = independent if method == "sample" else distinct
+            numbers, scores = draw(walk, group, noise, allowed)
+        return self._ids(numbers), scores
+
+    @tf.autograph.experimental.do_not_convert
+    def valid_share(self, x: Mapping[str, Any], k: int = 10, *, beam: int | None = None) -> tf.Tensor:
+        """Compute the share of the k likeliest codes that items have, if any code may be written.
+
+        `retrieve` never leaves the catalogue. Here the search is by beams over all codes of each level, as of
+        a model that knows of no trie (Rajput et al., NeurIPS 2023, call other codes than items' invalid ids).
+        Training over what may follow teaches nothing of codes that no item has, so then they aren't rare. Of
+        `GenerativeRetriever` only the told codes are searched, whose items its last digit tells apart.
+
+        Args:
+          x: A batch.
+          k: The number of codes.
+          beam: How many prefixes are kept at each digit, >= k. None: the model's.
+
+        Returns:
+          float32 (users,).
+
+        Raises:
+          ConfigError: ``beam`` is below k.
+        """
+        beam = self.beam if beam is None else beam
+        self._check_beam(k, beam)
+        return tf.reduce_mean(tf.cast(without_trie(self._open(x)[0], k, beam), tf.float32), axis=1)
+
+    def item_log_probs(self, x: Mapping[str, Any]) -> tf.Tensor:
+        """Compute the logs of the probabilities of all items, (users, V): what `retrieve` searches.
+
+        Every code goes through the decoder for every user, so this is for small catalogues.
+        """
+        users = tf.size(jagged.lengths(self._sequences(x, self.max_length)[0]))
+        ids = self.catalogue.ids(tf.range(self.items, dtype=tf.int64))
+        return tf.reduce_sum(self.digit_log_probs(x, tf.tile(ids[tf.newaxis], [users, 1])), axis=-1)
+
+    @tf.autograph.experimental.do_not_convert
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Search each history's last item by beams; histories of one item don't count."""
+        x = only_columns(self.name, data)
+        with rank_step(self, data) as step:
+            ids, times = self._sequences(x, self.max_length + 1)
+            items = ids._replace(values=self.catalogue.numbers(ids.values))
+            walk = self._open_before_last(ids, items, times)
+            found, _ = likeliest(walk, max(self.ranking.ks), self.beam)
+            there = found == jagged.last(items)[:, tf.newaxis]
+            places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
+            ranks = tf.where(tf.reduce_any(there, axis=1), places, self.items)
+            known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
+            self.ranking.update_state(ranks, sample_weight=known)
+            return step.end_forward(self.ranking.result())
+
+    def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
+        """Load weights as `gmeta.models.Model.load_weights` does.
+
+        Raises:
+          ConfigError: They are of a model with other semantic ids; or as there.
+        """
+        status = super().load_weights(filepath, *args, **kwargs)
+        if (self.digest.numpy() != digest_of(self.ids)).any():
+            raise ConfigError(
+                f"{self.name}: {filepath} has the weights of a model with other semantic ids: make the model "
+                f"with those that it was trained with, not with ids of digest {self.ids.digest[:16]}"
+            )
+        return status
+
+    def copy_dense(self: _Own, name: str) -> _Own:
+        """Make a model of the same tables, which both share, and of copies of all other weights.
+
+        Args:
+          name: Of the new model.
+        """
+        config = {**self.get_config(), "name": name, "ids": self.ids, **self._tables()}
+        backbone = tf.keras.saving.deserialize_keras_object(config["backbone"])
+        copy = type(self)(**{**config, "backbone": backbone})
+        for own, other in zip(self.weights, copy.weights, strict=True):
+            if own is not other:
+                other.assign(own)
+        return copy
+
+    def _find(
+        self, walk: Walk, histories: Jagged, k: int, beam: int | None, allow: Any, leave_out_seen: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        beam = self.beam if beam is None else beam
+        self._check_beam(k, beam)
+        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
+        if leave_out_seen:
+            users = tf.range(tf.cast(walk.users, tf.int64))
+            left = (numbers >= 0) & ~SeenItems(histories, self.items).holds(users, tf.maximum(numbers, 0))
+            scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
+            nothing = tf.constant(-1, tf.int64)
+            numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
+        return self._ids(numbers), scores
+
+    def _add_digest(self) -> tf.Variable:
+        return self.add_weight(
+            name="ids_digest",
+            shape=(4,),
+            dtype=tf.int64,
+            initializer=lambda *_, **__: tf.constant(digest_of(self.ids)),
+            trainable=False,
+        )
+
+    def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
+        found = self.catalogue.ids(tf.maximum(numbers, 0))
+        return tf.where(numbers < 0, self.catalogue.nothing, found)
+
+    def _check_beam(self, k: int, beam: int) -> None:
+        whole_number(f"{self.name}: k", k, least=1)
+        if whole_number(f"{self.name}: beam", beam, least=1) < k:
+            raise ConfigError(f"{self.name}: beam must be at least {k}, the items wanted, got {beam}")
+
+
+def digest_of(ids: SemanticIds) -> NDArray[np.int64]:
+    """Return the digest of semantic ids as numbers, (4,)."""
+    return np.frombuffer(bytes.fromhex(ids.digest), np.int64)
+
+
+def catalogue_of(ids: SemanticIds) -> Any:
+    """Return the items of semantic ids as `Catalogue` takes them: their number, if they are numbered."""
+    numbered = bool((ids.items == np.arange(len(ids.items))).all())
+    return len(ids.items) if numbered else ids.items
+
+
+def depth_of(name: str, ids: SemanticIds, depth: int | None) -> int:
+    """Return how many codes are told as digits; None: all.
+
+    Raises:
+      ConfigError: There aren't as many.
+    """
+    levels = len(ids.codebooks.sizes)
+    depth = levels if depth is None else whole_number(f"{name}: depth", depth, least=1)
+    if depth > levels:
+        raise ConfigError(f"{name}: depth must be at most {levels}, the codes of an item, got {depth}")
+    return depth

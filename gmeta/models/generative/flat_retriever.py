@@ -1,0 +1,284 @@
+"""A model that generates the code of the next item, and reads histories as codes, digit by digit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import tensorflow as tf
+
+from gmeta.core.arguments import whole_number
+from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.core.errors import ConfigError
+from gmeta.layers import FeatureConfig, SequenceStack, layer_norm, sequence_view
+from gmeta.losses import mean_loss
+from gmeta.metrics import NextItem
+from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of
+from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
+from gmeta.models.generative.code_vectors import CodeVectors
+from gmeta.models.generative.flat_walk import FlatWalk
+from gmeta.models.generative.searches import of_items
+from gmeta.models.sequence.catalogue import Catalogue
+from gmeta.models.sequence.history_model import check_times
+from gmeta.models.sequence.shifts import but_first, but_last
+from gmeta.models.training.compile_settings import only_columns
+from gmeta.ops import Jagged, jagged, trie_log_probs
+
+Softmax = Literal["children", "codes"]
+_SETTINGS = ("dim", "max_length", "item", "time", "hash", "depth", "softmax", "beam", "seed", "name")
+
+
+@tf.keras.saving.register_keras_serializable("gmeta")
+class FlatRetriever(CodeModel):
+    r"""A model that tells the next item's semantic id as language models tell text: all digits are tokens.
+
+    .. math::
+       X &= [b, x_{11} \dots x_{1D}, x_{21} \dots x_{nD}], \quad x_{kl} = \sqrt{d}\, C_l[d_{kl}] + P_k \\
+       H &= \mathrm{LN}(\mathrm{backbone}(\mathrm{dropout}(X))), \quad
+       p(d_{kl} \mid \text{tokens before}) = \mathrm{softmax}(C_l h + b_l)
+
+    This is the flat form of TIGER, but for two things: a backbone of one causal stack, in place of an encoder
+    and a decoder, and no token of the user. h is the output at the token before a digit, and the softmax is
+    over the digits that may follow, so the probabilities of all items sum to one exactly. The last of the D
+    digits numbers the items that share all codes that are told (``depth``); it is a token with a vector of
+    its own, as any other. Items have no rows of their own: all weights are dense. P are learned vectors of
+    the items' places from the start of what is read, which is the last ``max_length`` items. The loss is the
+    mean, over all items with a predecessor and on all ranks, of the sum over the item's digits of -log p.
+
+    `retrieve` reads the history once and keeps the keys and values of each block; a digit of a beam is one
+    token, which attends to them and to the beam's digits before it (`gmeta.layers.SequenceStack.read_on`).
+    So each digit of each beam costs attention to D tokens for each item of the history: about
+    ``beams * D * D * n`` products. `GenerativeRetriever` reads a history as n tokens, and its beams don't
+    touch them.
+
+    Batches, histories, `fit` and ranks are as in `NextItemModel`, `evaluate`, `sample` and masks as in
+    `GenerativeRetriever`. An item that isn't in the catalogue is D tokens without codes.
+
+    Args:
+      backbone: A stack that can read on, such as `gmeta.layers.HSTU`. Its own ``max_length`` counts tokens: D
+        for each item that is read, one more, and D for the answer.
+      ids: The semantic ids of the catalogue, whose order is that of their items.
+      dim: d, the width of tokens.
+      max_length: The longest history that is read, in items.
+      item: The name of the item column.
+      time: The column of times; None: the backbone gets no times. A digit has the time of its item.
+      hash: Whether ids are any int64 or texts, as for a `gmeta.layers.FeatureConfig`.
+      depth: How many codes are told as digits, from 1 on. None: all codes.
+      softmax: Over what training normalises: the digits that may follow (``"children"``), or all codes of a
+        level (``"codes"``), as TIGER does, so that a model also learns which codes no item has. Searches,
+        draws and `digit_log_probs` are over what may follow, whatever this is.
+      beam: How many prefixes `evaluate` keeps at each digit.
+      dropout: The share of the embedded tokens' numbers that are dropped in training.
+      seed: The seed of initial values and dropout.
+      ks: The cutoffs k of the metrics, up to ``beam``.
+
+    Raises:
+      ConfigError: The parts don't go together, or a number is out of its limits.
+
+    Example:
+      >>> from gmeta.preprocess import semantic_ids
+      >>> ids = semantic_ids(np.random.default_rng(0).normal(size=(1000, 8)), levels=2, codes=16)
+      >>> hstu = HSTU(blocks=2, heads=1, attention_dim=16, value_dim=16, max_length=154, bias_by_time=False)
+      >>> model = FlatRetriever(hstu, ids, dim=16, max_length=50)
+      >>> model.compile("adam")
+      >>> items, scores = model.retrieve({"item": tf.ragged.constant([[3, 7, 5], [8]])}, k=10)
+      >>> items.shape
+      TensorShape([2, 10])
+
+    References:
+      Rajput et al., "Recommender Systems with Generative Retrieval" (NeurIPS 2023), section 3.2.
+    """
+
+    def __init__(
+        self,
+        backbone: SequenceStack,
+        ids: SemanticIds,
+        *,
+        dim: int,
+        max_length: int,
+        item: str = "item",
+        time: str | None = None,
+        hash: bool = False,
+        depth: int | None = None,
+        softmax: Softmax = "children",
+        beam: int = 50,
+        dropout: float = 0.0,
+        seed: int = 0,
+        ks: Sequence[int] = (10, 50),
+        name: str = "flat_retriever",
+    ) -> None:
+        super().__init__(name=name)
+        backbone.check_reads_on()
+        check_times(name, backbone, time)
+        self.dim = whole_number(f"{name}: dim", dim, least=1)
+        self.max_length = whole_number(f"{name}: max_length", max_length, least=1)
+        self.backbone, self.ids, self.item, self.time, self.seed = backbone, ids, item, time, seed
+        if softmax not in get_args(Softmax):
+            raise ConfigError(f"{name}: softmax must be 'children' or 'codes', got {softmax!r}")
+        self.hash, self.softmax, self.beam = hash, softmax, beam
+        self.feature = FeatureConfig(item, dim=dim, hash=hash)
+        self.catalogue = Catalogue(catalogue_of(ids), name, self.feature)
+        self.ranking = NextItem(ks)
+        self.mean = tf.keras.metrics.Mean(name="loss")
+        self._check_beam(max(self.ranking.ks), beam)
+        self.depth = depth_of(name, ids, depth)
+        self._codes = CodeTables(ids, self.depth)
+        sizes = self._codes.sizes
+        self.scorer = CodeVectors(sizes, len(sizes), dim, seed=3 * seed)
+        self.drop = tf.keras.layers.Dropout(dropout, seed=seed)
+        self.begin = self._vectors("begin", 1, 3 * seed + 1)
+        self.places = self._vectors("places", self.max_length + 1, 3 * seed + 2)
+        self.norm_scale = self.add_weight(name="norm/scale", shape=(dim,), initializer="ones")
+        self.norm_offset = self.add_weight(name="norm/offset", shape=(dim,), initializer="zeros")
+        self.digest = self._add_digest()
+        # Create all weights now: a model needs them before weights can be loaded.
+        nothing = Jagged(tf.zeros([0, dim]), tf.zeros([2], tf.int64))
+        self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
+        self.built = True
+
+    @property
+    def codes(self) -> CodeTables:
+        """The trie of codes, and each item's way through it."""
+        return self._codes
+
+    @tf.autograph.experimental.do_not_convert
+    def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
+        """Compute what the backbone tells after each history, (users, d)."""
+        return self._open(x, bool(training))[0].h
+
+    @tf.autograph.experimental.do_not_convert
+    def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
+        """Compute the logs of the probabilities of given items' digits; their sum is that of the item's.
+
+        Args:
+          x: A batch.
+          items: (users, group) ids, of items that may come after the histories, which are read once.
+          training: Whether to apply dropout. There are gradients to weights either way.
+
+        Returns:
+          float32 (users, group, D).
+
+        Raises:
+          ConfigError: An id isn't in the catalogue.
+        """
+        wanted = tf.convert_to_tensor(items)
+        numbers = self.catalogue.numbers(tf.reshape(wanted, [-1]))
+        return of_items(self._open(x, training)[0], tf.reshape(numbers, tf.shape(wanted)))
+
+    def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
+        """Compute the mean loss of telling each item's digits, and the number of items."""
+        ids, times = self._sequences(only_columns(self.name, data), self.max_length + 1)
+        items = ids._replace(values=self.catalogue.numbers(ids.values))
+        tokens, when = self._tokens(items, times)
+        asked = self._enter(but_last(tokens), training=True)
+        view = sequence_view(self.backbone.mask, asked.offsets)
+        if when is not None:
+            view = view._replace(row_times=but_first(when).values, column_times=but_last(when).values)
+        told = self._norm(self.backbone(asked, view=view, training=True).values)
+        later = jagged.positions(items) > 0
+        h = tf.boolean_mask(tf.reshape(told, [-1, self.codes.levels, self.dim]), later)
+        losses = -tf.add_n(self._logs(h, tf.boolean_mask(items.values, later)))
+        loss, samples = mean_loss(losses), tf.size(losses)
+
+        def measure() -> dict[str, tf.Tensor]:
+            self.mean.update_state(loss, sample_weight=samples)
+            return {"loss": self.mean.result()}
+
+        return loss, samples, measure
+
+    def _logs(self, h: tf.Tensor, items: tf.Tensor) -> list[tf.Tensor]:
+        """Compute the logs of the probabilities of items' digits, (n,) for each level, as training does."""
+        codes, found = self.codes, []
+        told = codes.told(items)
+        for level in range(codes.levels):
+            logits = self.scorer.code_logits(level, h[:, level])
+            if self.softmax == "codes":
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(told[:, level], logits)
+                found.append(-losses)
+                continue
+            parents, children = codes.parents(items, level), codes.parents(items, level + 1)
+            found.append(trie_log_probs(logits, parents, children, codes.starts[level], codes.digits[level]))
+        return found
+
+    @tf.autograph.experimental.do_not_convert
+    def lookup_inputs(self, data: Any) -> list[Any]:
+        """Return the lookups of a train step: none."""
+        return []
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
+        return {
+            "backbone": tf.keras.saving.serialize_keras_object(self.backbone),
+            "ids": ids_config(self.ids),
+            "dropout": self.drop.rate,
+            "ks": self.ranking.ks,
+            **{name: getattr(self, name) for name in _SETTINGS},
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> FlatRetriever:
+        """Create the model that a config from `get_config` describes."""
+        backbone = tf.keras.saving.deserialize_keras_object(config["backbone"], custom_objects)
+        return cls(**{**config, "backbone": backbone, "ids": ids_from_config(config["ids"])})
+
+    def _open(self, x: Mapping[str, Any], training: bool = False) -> tuple[FlatWalk, Jagged]:
+        ids, times = self._sequences(x, self.max_length)
+        histories = ids._replace(values=self.catalogue.find(ids.values))
+        return self._walk(
+            histories, times, None if times is None else jagged.last(times), training
+        ), histories
+
+    def _open_before_last(self, ids: Jagged, items: Jagged, times: Jagged | None) -> FlatWalk:
+        now = None if times is None else jagged.last(times)
+        return self._walk(but_last(items), None if times is None else but_last(times), now, False)
+
+    def _walk(self, items: Jagged, times: Jagged | None, now: Any, training: bool) -> FlatWalk:
+        """Read items; the next one comes at the times ``now``, (users,)."""
+        tokens, when = self._tokens(items, times)
+        view = sequence_view(self.backbone.mask, tokens.offsets)
+        if when is not None:
+            users = tf.size(tokens.offsets, tf.int64) - 1
+            late = Jagged(now, tf.range(users + 1))
+            following = but_first(jagged.concat(when, late))
+            view = view._replace(row_times=following.values, column_times=when.values)
+        entered = self._enter(tokens, training)
+        found, reading = self.backbone.read(entered, view=view, training=training)
+        place = tf.gather(self.places, jagged.lengths(items))[:, tf.newaxis]
+
+        def append(level: int, digits: tf.Tensor, beams: Any) -> tf.Tensor:
+            nonlocal reading
+            token = tf.gather(self.scorer.of_level(level), digits) * self.dim**0.5 + place
+            token = self.drop(token, training=training)
+            told, reading = self.backbone.read_on(token, reading, beams, now, training)
+            return self._norm(told)
+
+        return FlatWalk(self.codes, self._norm(jagged.last(found)), append, self.scorer.code_logits)
+
+    def _tokens(self, items: Jagged, times: Jagged | None) -> tuple[Jagged, Jagged | None]:
+        """Return the tokens of items, -1 if unknown, after that of the beginning, and their times."""
+        levels, users = self.codes.levels, tf.size(items.offsets, tf.int64) - 1
+        digits = self.codes.told(tf.maximum(items.values, 0))
+        begins = tf.math.cumsum(tf.constant(self.codes.sizes, tf.int64), exclusive=True)
+        vectors = jagged.take(tf.convert_to_tensor(self.scorer.vectors), digits + begins)
+        known = tf.cast(items.values >= 0, vectors.dtype)[:, tf.newaxis, tf.newaxis]
+        places = jagged.take(tf.convert_to_tensor(self.places), jagged.positions(items))[:, tf.newaxis]
+        values = tf.reshape(vectors * known * self.dim**0.5 + places, [-1, self.dim])
+        each = tf.range(users + 1)
+        begin = Jagged(tf.repeat(tf.convert_to_tensor(self.begin), users, axis=0), each)
+        tokens = jagged.concat(begin, Jagged(values, items.offsets * levels))
+        if times is None:
+            return tokens, None
+        of_digits = Jagged(tf.repeat(times.values, levels), items.offsets * levels)
+        # The beginning has the time of the first item.
+        starts = jagged.last(jagged.slice_(times, 0, tf.minimum(jagged.lengths(times), 1)))
+        return tokens, jagged.concat(Jagged(starts, each), of_digits)
+
+    def _enter(self, tokens: Jagged, training: bool) -> Jagged:
+        return tokens._replace(values=self.drop(tokens.values, training=training))
+
+    def _norm(self, x: tf.Tensor) -> tf.Tensor:
+        return layer_norm(x, self.norm_scale, self.norm_offset)
+
+    def _vectors(self, name: str, rows: int, seed: int) -> tf.Variable:
+        initializer = tf.keras.initializers.TruncatedNormal(stddev=self.dim**-0.5, seed=seed)
+        return self.add_weight(name=name, shape=(rows, self.dim), initializer=initializer)
