@@ -14,6 +14,7 @@ from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
 from gmeta.layers.sequence.fuxi import FuXi, FuXiBlock
 from gmeta.layers.sequence.group_layer_norm import GroupLayerNorm
 from gmeta.layers.sequence.hstu import HSTU, HSTUBlock
+from gmeta.layers.sequence.reading import Kept, Place, Reading
 from gmeta.layers.sequence.stack import SequenceStack
 from gmeta.layers.sequence.view import SequenceView, sequence_view
 from gmeta.ops.layer.norms import layer_norm, rms_norm
@@ -30,7 +31,10 @@ __all__ = [
     "FuXiBlock",
     "GroupLayerNorm",
     "HSTUBlock",
+    "Kept",
     "MMoE",
+    "Place",
+    "Reading",
     "RecordedLookups",
     "RelativeBiasTables",
     "SequenceBlock",

@@ -2,6 +2,7 @@
 
 python models/generative/train.py beauty --seed 0 --seed 1 --seed 2
 python models/generative/train.py beauty --ids random
+python models/generative/train.py beauty --form flat --softmax codes
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ import tensorflow as tf
 from histories import Histories, LeaveLastOut, batches
 from item_codes import make_ids
 from report import CHOSEN_BY, choose_epoch
-from retriever_settings import KS, RetrieverSettings, make_retriever
+from retriever_settings import KS, RetrieverSettings, check_given, make_retriever
 from sequences import find_file, read_sequences
 from settings import options_of
 
 from gmeta.core.errors import GmetaError
 from gmeta.metrics import NextItem
-from gmeta.models import GenerativeRetriever
+from gmeta.models import FlatRetriever, GenerativeRetriever
 from gmeta.preprocess import SemanticIds
 
 _MEASURED = 256  # users at once
 _SHOWN = ("hr@10", "ndcg@10")
+_K = 10  # codes whose share of valid ones is measured
 
 
 def train(
@@ -51,7 +53,7 @@ def train(
     """Train a retriever until validation no longer improves, or for some minutes.
 
     Test items are measured where validation is better than before, with the items of the history left out of
-    the answer and without.
+    the answer and without; and there the share of the likeliest codes, without a trie, that items have.
     """
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
@@ -72,19 +74,28 @@ def train(
             if test:
                 found["test"] = model.evaluate(batches(data.test, _MEASURED), verbose=0, return_dict=True)
                 found["test_unseen"] = measure_unseen(model, data.test)
+                found["valid"] = {f"share@{_K}": measure_valid(model, data.test)}
         took = {"seconds": round(seconds, 1), "elapsed": round(time.perf_counter() - begin, 1)}
         yield {
             "epoch": until,
             **took,
             "loss": losses["loss"][-1],
-            "code_loss": losses["code_loss"][-1],
+            "code_loss": losses.get("code_loss", losses["loss"])[-1],
             **found,
         }
         if until - best_epoch >= settings.patience or took["elapsed"] > 60 * minutes:
             return
 
 
-def measure_unseen(model: GenerativeRetriever, histories: Histories) -> dict[str, float]:
+def measure_valid(model: GenerativeRetriever | FlatRetriever, histories: Histories) -> float:
+    """Measure which share of the likeliest codes items have, if any code may be written."""
+    share = tf.function(
+        lambda items: model.valid_share({"item": items[:, :-1]}, _K), reduce_retracing=True, autograph=False
+    )
+    return float(np.mean(np.concatenate([share(batch["item"]) for batch in batches(histories, _MEASURED)])))
+
+
+def measure_unseen(model: GenerativeRetriever | FlatRetriever, histories: Histories) -> dict[str, float]:
     """Measure answers that leave out what the history has, which is never the answer in these data."""
     metric, k = NextItem(KS), max(KS)
 
@@ -127,8 +138,10 @@ def main(
     if threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
-    settings = RetrieverSettings(**{name: value for name, value in own.items() if value is not None})
+    given = {name: value for name, value in own.items() if value is not None}
+    settings = RetrieverSettings(**given)
     try:
+        check_given(settings.form, given)
         file = find_file(data, folder) or Path(data)
         cuts = read_sequences(file)
         click.echo(f"{cuts.name}: {cuts.users} users, {cuts.items} items")
@@ -152,7 +165,7 @@ def _run(
     minutes: float,
 ) -> None:
     """Train with a seed; write and say each measure."""
-    name = f"retriever-{settings.ids}"
+    name = f"{'flat' if settings.form == 'flat' else 'retriever'}-{settings.ids}"
     facts = {"data": data.name, "model": name, "seed": seed, "settings": asdict(settings)}
     facts["ids"] = ids.report()
     lines: list[dict[str, Any]] = []
@@ -171,6 +184,8 @@ def _say(name: str, line: dict[str, Any], cuts: tuple[str, ...]) -> None:
     for cut in cuts:
         if cut in line:
             told += f"; {cut} " + ", ".join(f"{metric} {line[cut][metric]:.4f}" for metric in _SHOWN)
+    if "valid" in line:
+        told += "; valid " + ", ".join(f"{name} {share:.3f}" for name, share in line["valid"].items())
     click.echo(told)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers import SequenceBlock, SequenceStack, SequenceView
+from gmeta.layers import Kept, Place, SequenceBlock, SequenceStack, SequenceView
 from gmeta.ops import Jagged, dense_mask, jagged, layer_norm
 
 
@@ -24,6 +24,8 @@ class SASRecBlock(SequenceBlock):
     Attention is padded to the batch's longest history. It sees neither distances nor times; places are told
     apart by the vectors that `gmeta.models.NextItemModel` adds.
     """
+
+    READS_ON = True
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "bias_by_place": False, "bias_by_time": False})
@@ -53,13 +55,48 @@ class SASRecBlock(SequenceBlock):
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
         """(total, dim) -> (total, dim)."""
-        asking = layer_norm(values)
-        q, k, v = (
-            self.by_head(self._linear(name, x))
-            for name, x in (("query", asking), ("key", values), ("value", values))
-        )
+        return self.read(values, offsets, view, training)[0]
+
+    def read(
+        self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """(total, dim) -> the same, and keys and values, (total, heads, d) each."""
+        asking, q, k, v = self._ask(values)
         drop = lambda x: self.drop(x, training=training)  # noqa: E731
-        found = softmax_attention(q, k, v, offsets, view.visible, 1 / math.sqrt(self.attention_dim), drop)
+        found = softmax_attention(q, k, v, offsets, view.visible, self._scale, drop)
+        return self._leave(asking, found, training), k, v
+
+    def read_on(
+        self, values: tf.Tensor, kept: Kept, place: Place, training: bool | None
+    ) -> tuple[tf.Tensor, Kept]:
+        """(batch, beams, dim), a token of each beam -> the same, and what is kept with its key and value."""
+        batch, beams = tf.unstack(tf.shape(values)[:2])
+        asking, *of_tokens = self._ask(tf.reshape(values, [batch * beams, values.shape[-1]]))
+        q, k, v = (tf.reshape(x, [batch, beams, *x.shape[1:]]) for x in of_tokens)
+        kept = kept.append(k, v)
+        added, own_added = (x[:, tf.newaxis, tf.newaxis] for x in place.biases())
+        q *= self._scale
+        scores = tf.einsum("bnhd,bhkd->bnhk", q, kept.keys) + added
+        own_scores = tf.linalg.matvec(kept.own_keys, q) + own_added
+        weights = tf.nn.softmax(tf.concat([scores, own_scores], axis=-1))
+        weights, own = tf.split(
+            self.drop(weights, training=training), [tf.shape(x)[-1] for x in (scores, own_scores)], axis=-1
+        )
+        found = tf.einsum("bnhk,bhkd->bnhd", weights, kept.values)
+        found += tf.linalg.matvec(kept.own_values, own, transpose_a=True)
+        return tf.reshape(self._leave(asking, found, training), tf.shape(values)), kept
+
+    @property
+    def _scale(self) -> float:
+        return 1 / math.sqrt(self.attention_dim)
+
+    def _ask(self, values: tf.Tensor) -> list[tf.Tensor]:
+        """Return the normed tokens, and their queries, keys and values, by head."""
+        asking = layer_norm(values)
+        named = (("query", asking), ("key", values), ("value", values))
+        return [asking, *(self.by_head(self._linear(name, x)) for name, x in named)]
+
+    def _leave(self, asking: tf.Tensor, found: tf.Tensor, training: bool | None) -> tf.Tensor:
         found = self._linear("output", tf.reshape(found, [-1, self.heads * self.value_dim]))
         asked = layer_norm(asking + found)
         hidden = self.drop(tf.nn.relu(self._linear("ffn1", asked)), training=training)

@@ -94,7 +94,8 @@ class CodeTables:
         wanted = tf.reshape(nodes * size + tf.cast(digits, tf.int64), [-1])
         found = tf.searchsorted(keys, wanted, out_type=tf.int64)
         there = tf.gather(tf.concat([keys, [-1]], 0), found) == wanted
-        return tf.where(nodes < 0, -1, tf.reshape(tf.where(there, found, -1), tf.shape(nodes)))
+        there &= tf.reshape(nodes, [-1]) >= 0
+        return tf.reshape(tf.where(there, found, tf.constant(-1, tf.int64)), tf.shape(nodes))
 
     def parents(self, items: tf.Tensor, level: int) -> tf.Tensor:
         """Return the nodes at which the first ``level`` digits of items end, of the items' shape."""

@@ -200,7 +200,7 @@ def test_histories_of_one_item_none_and_unknown_ones():
 
 def test_without_a_trie_all_codes_may_be_written(model):
     batch, codes = histories(4), int(np.prod(model.codes.sizes))
-    share = model.valid_share(batch, codes, beam=codes)
+    share = tf.function(lambda x: model.valid_share(x, codes, beam=codes))(batch)
     np.testing.assert_allclose(share, [ITEMS / codes] * 4, rtol=1e-6)
     # Codes by hand: one that no item has is worth its digits' shares of all codes of their levels.
     walk, logs = model._open(batch)[0], tf.zeros([4, 1])

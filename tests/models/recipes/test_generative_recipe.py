@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.ops import Jagged
 from gmeta.testing.jobs import warm
 
 RECIPES = Path(__file__).resolve().parents[3] / "models"
@@ -76,14 +78,47 @@ def test_what_ids_cannot_be_made_of_is_named(recipe, file):
         made(recipe, file)
 
 
-def test_it_trains_and_measures(file, tmp_path):
-    words = ["--levels", "1", "--codes", "3", "--vectors", "4", "--batch", "16", "--negatives", "8"]
+OF_FORMS = {"decoder": ["--negatives", "8"], "flat": ["--form", "flat", "--softmax", "codes"]}
+
+
+@pytest.mark.parametrize("form", OF_FORMS)
+def test_it_trains_and_measures(file, tmp_path, form):
+    words = ["--levels", "1", "--codes", "3", "--vectors", "4", "--batch", "16", *OF_FORMS[form]]
     words += ["--threads", "1", "--epochs", "2", "--json", "runs/all.jsonl"]
     done = warm.run([sys.executable, RECIPES / "generative" / "train.py", file, *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "runs" / "all.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
-    assert lines[1]["code_loss"] < lines[0]["code_loss"] < lines[0]["loss"]
+    assert lines[1]["code_loss"] < lines[0]["code_loss"] <= lines[0]["loss"]
     assert lines[0]["settings"]["batch"] == 16
     assert 0 < lines[0]["test"]["hr@50"] <= lines[0]["test_unseen"]["hr@50"] <= 1
-    assert "retriever-attributes, chosen, seed 0" in done.stdout
+    assert lines[0]["valid"]["share@10"] == 1 or form == "flat"  # of codes that all have items
+    assert f"{'flat' if form == 'flat' else 'retriever'}-attributes, chosen, seed 0" in done.stdout
+
+
+def test_settings_of_the_other_form_are_refused(recipe):
+    check = recipe("retriever_settings").check_given
+    check("flat", {"softmax": "codes", "dim": 8})
+    for form, given, told in (
+        ("flat", {"width": 8, "repeats": False}, "width, repeats is of --form decoder, and this is flat"),
+        ("decoder", {"softmax": "codes"}, "softmax is of --form flat, and this is decoder: leave it out"),
+        ("tall", {}, "form must be one of decoder, flat, got 'tall'"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check(form, given)
+
+
+def test_sasrec_reads_on_as_it_reads_whole_sequences(recipe):
+    stack = recipe("sasrec").SASRec(blocks=2, heads=2, attention_dim=3, value_dim=4, max_length=9)
+    random = np.random.default_rng(0)
+    offsets, own = np.array([0, 4, 5]), random.normal(size=(2, 3, 2, 6)).astype(np.float32)
+    values = tf.constant(random.normal(size=(5, 6)), tf.float32)
+    _, reading = stack.read(Jagged(values, tf.constant(offsets)))
+    parents = np.array([[2, 0, 0], [1, 1, 2]])
+    _, reading = stack.read_on(own[:, :, 0], reading)
+    found, _ = stack.read_on(own[:, :, 1], reading, parents)
+    for user, beam in np.ndindex(2, 3):
+        before = values[offsets[user] : offsets[user + 1]]
+        whole = tf.concat([before, own[user, parents[user, beam], :1], own[user, beam, 1:]], 0)
+        again = stack(Jagged(whole, tf.constant([0, len(whole)], tf.int64))).values[-1]
+        np.testing.assert_allclose(found[user, beam], again, rtol=1e-4, atol=1e-5)
