@@ -11,7 +11,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.models import GenerativeRetriever
+from gmeta.models import FlatRetriever, GenerativeRetriever
 from gmeta.optimizers import Adam
 from gmeta.preprocess import semantic_ids
 from gmeta.testing.jobs.process_ranks import run_ranks
@@ -75,6 +75,31 @@ def train() -> dict[str, Any]:
         "dense": [weight.numpy() for weight in model.trainable_variables],
         "table": sorted_records(collection.tables[0]),
     }
+
+
+def train_flat() -> dict[str, Any]:
+    seed = collectives.world().rank
+    hstu = HSTU(blocks=1, heads=1, attention_dim=4, value_dim=4, max_length=20, bias_by_time=False, seed=seed)
+    ids = semantic_ids(np.random.default_rng(0).normal(size=(ITEMS, 3)), levels=2, codes=3)
+    model = FlatRetriever(hstu, ids, dim=4, max_length=LONGEST, beam=10, ks=[5], seed=seed)
+    model.compile(tf.keras.optimizers.Adam(0.01), run_eagerly=True)
+    history = model.fit(own_batches(), epochs=2, verbose=0).history
+    return {
+        "loss": history["loss"],
+        **model.evaluate(own_batches(), verbose=0, return_dict=True),
+        "dense": [weight.numpy() for weight in model.trainable_variables],
+    }
+
+
+def test_two_ranks_train_and_measure_the_flat_form_of_one() -> None:
+    ranks, alone = run_ranks(train_flat, 2), train_flat()
+    dense = alone.pop("dense")
+    assert alone["loss"][1] < alone["loss"][0]
+    for rank in ranks:
+        for found, expected in zip(rank.pop("dense"), dense, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        for name, value in alone.items():
+            np.testing.assert_allclose(rank[name], value, rtol=1e-5, err_msg=name)
 
 
 def test_two_ranks_train_and_measure_the_retriever_of_one() -> None:

@@ -118,8 +118,8 @@ class SequenceStack(SequenceLayer):
             view = sequence_view(self.mask, sequences.offsets, times=times)
         values, kept = sequences.values, []
         for block in self.blocks:
-            values, *own = block.read(values, sequences.offsets, view, training)
-            kept.append(Kept.of(*own, sequences.offsets))
+            values, k, v = block.read(values, sequences.offsets, view, training)
+            kept.append(Kept.of(k, v, sequences.offsets))
         reading = Reading.of(sequences.offsets, view.column_times, kept)
         return Jagged(values, sequences.offsets), reading
 

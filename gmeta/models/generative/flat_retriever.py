@@ -52,7 +52,8 @@ class FlatRetriever(CodeModel):
     touch them.
 
     Batches, histories, `fit` and ranks are as in `NextItemModel`, `evaluate`, `sample` and masks as in
-    `GenerativeRetriever`. An item that isn't in the catalogue is D tokens without codes.
+    `GenerativeRetriever`. As there are no rows to fetch, `compile` takes no `gmeta.Pipeline`. An item that
+    isn't in the catalogue is D tokens without codes.
 
     Args:
       backbone: A stack that can read on, such as `gmeta.layers.HSTU`. Its own ``max_length`` counts tokens: D
@@ -199,11 +200,6 @@ class FlatRetriever(CodeModel):
             parents, children = codes.parents(items, level), codes.parents(items, level + 1)
             found.append(trie_log_probs(logits, parents, children, codes.starts[level], codes.digits[level]))
         return found
-
-    @tf.autograph.experimental.do_not_convert
-    def lookup_inputs(self, data: Any) -> list[Any]:
-        """Return the lookups of a train step: none."""
-        return []
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this model, in a form that JSON can hold."""

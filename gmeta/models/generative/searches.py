@@ -92,8 +92,8 @@ def of_items(walk: Walk, items: tf.Tensor) -> tf.Tensor:
     for level in range(tables.levels):
         parents, children = tables.parents(items, level), tables.parents(items, level + 1)
         logits = tf.reshape(walk.logits(parents, beams if level else None), [-1, tables.sizes[level]])
-        nodes = [tf.reshape(each, [-1]) for each in (parents, children)]
-        found.append(trie_log_probs(logits, *nodes, tables.starts[level], tables.digits[level]))
+        parents, children = (tf.reshape(each, [-1]) for each in (parents, children))
+        found.append(trie_log_probs(logits, parents, children, tables.starts[level], tables.digits[level]))
     return tf.reshape(tf.stack(found, axis=-1), tf.concat([tf.shape(items), [tables.levels]], axis=0))
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from gmeta import Pipeline
 from gmeta.core.errors import ConfigError
 from gmeta.export import PADDING, export_model
 from gmeta.layers import HSTU, FuXi
@@ -262,6 +263,11 @@ def test_an_exported_model_answers_as_here(tmp_path, model):
     np.testing.assert_allclose(answer["scores"], scores, rtol=5e-5, atol=5e-6)
 
 
+def fit_ahead(model):
+    model.compile("adam", pipeline=Pipeline(depth=1))
+    model.fit(tf.data.Dataset.from_tensor_slices(histories(4)).batch(2), verbose=0)
+
+
 def test_what_makes_no_sense_is_named(model):
     fuxi = FuXi(blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=LONGEST, bias_by_time=False)
     for call, told in (
@@ -269,6 +275,7 @@ def test_what_makes_no_sense_is_named(model):
         (lambda: FlatRetriever(fuxi, make_ids(), dim=8, max_length=4), "FuXiBlock can't read on"),
         (lambda: make_model(dim=0), "dim must be a whole number from 1 on, got 0"),
         (lambda: make_model(softmax="all"), "softmax must be 'children' or 'codes', got 'all'"),
+        (lambda: fit_ahead(make_model()), "the model looks up none: leave pipeline out"),
         (lambda: make_model(depth=3), "depth must be at most 2, the codes of an item, got 3"),
         (lambda: model.compile("adam", "mse"), "compile takes no loss, got 'mse': the loss is that of the"),
     ):
