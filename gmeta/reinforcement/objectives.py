@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.arguments import finite_number
 from gmeta.core.errors import ConfigError
 from gmeta.reinforcement.losses import PolicyLoss, dpo, ecpo, group_advantages, grpo, k3_divergence
-from gmeta.reinforcement.losses.advantages import Baseline, Scale
+from gmeta.reinforcement.losses.advantages import Baseline, Scale, check_names
 from gmeta.reinforcement.losses.ratios import Per, check_numbers
 from gmeta.reinforcement.rollouts import Rollout
 
@@ -40,7 +40,7 @@ class GRPO:
       scale: Of the same.
 
     Raises:
-      ConfigError: A number is out of its limits.
+      ConfigError: A number is out of its limits, or a name is unknown.
     """
 
     clip: float = 0.2
@@ -53,7 +53,7 @@ class GRPO:
     def __post_init__(self) -> None:
         high = self.clip if self.clip_high is None else self.clip_high
         check_numbers(type(self).__name__, clip=self.clip, clip_high=high, kl=self.kl, per=self.per)
-        group_advantages([[0.0, 1.0]], baseline=self.baseline, scale=self.scale)
+        check_names(type(self).__name__, baseline=self.baseline, scale=self.scale)
 
     @property
     def reports(self) -> tuple[str, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from gmeta.core.arguments import finite_number, whole_number
 from gmeta.core.errors import ConfigError
@@ -15,7 +17,7 @@ from gmeta.models.training.compile_settings import only_columns, refuse_settings
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.reinforcement.objectives import DPO, GRPO
 from gmeta.reinforcement.rewards import Reward, rewards_of
-from gmeta.reinforcement.rollouts import Rollout, Rollouts
+from gmeta.reinforcement.rollouts import Rollout, Rollouts, only
 
 _METHODS = ("sample", "digit_log_probs", "retrieve", "copy_dense")
 _INSTEAD = {
@@ -63,9 +65,13 @@ class PolicyTraining(Model):
         their histories, and are named by their place.
       k: How many items `evaluate` rewards.
       beam: The beams of its search; None: the policy's.
+      allow: bool (V,), which items of the policy's catalogue may come out, in its order, as by the rules of a
+        business: others are neither drawn nor retrieved, and all probabilities are among those items. A next
+        item that isn't among them isn't learned by ``sft``. None: all.
 
     Raises:
-      ConfigError: The policy lacks a method, or a setting is out of its limits.
+      ConfigError: The policy lacks a method, a setting is out of its limits, or a mask allows fewer items
+        than are to be drawn or retrieved.
 
     Example:
       ::
@@ -93,6 +99,7 @@ class PolicyTraining(Model):
         user: str | None = None,
         k: int = 10,
         beam: int | None = None,
+        allow: Any = None,
         name: str = "policy_training",
     ) -> None:
         super().__init__(name=name)
@@ -112,6 +119,8 @@ class PolicyTraining(Model):
         if sft < 0:
             raise ConfigError(f"{name}: sft must be 0 or more, got {sft}")
         self.k, self.beam = whole_number(f"{name}: k", k, 1), beam
+        distinct = 1 if self.rollouts.sampling == "sample" else self.rollouts.group
+        self.allow = None if allow is None else _mask(name, allow, max(self.k, distinct))
         self.reference: Any = _frozen_copy(policy)
         names = ("loss", "reward", *self.objective.reports, *(("sft_loss",) if sft else ()))
         self.means = {each: tf.keras.metrics.Mean(name=each) for each in names}
@@ -169,9 +178,18 @@ class PolicyTraining(Model):
         """Draw and reward a group for each user of a batch, and make the updates."""
         x = {**only_columns(self.name, data)}
         x.update(self.roll_out(x).columns())
-        for _ in range(self.updates_each):
-            logs = super().train_step(x)
-        return logs
+        step = super().train_step
+        if self.updates_each == 1:
+            return step(x)
+
+        def update(done: tf.Tensor) -> list[tf.Tensor]:
+            step(x)
+            return [done + 1]
+
+        # A loop, as each update that is traced by itself takes as long to trace as the first.
+        start = [tf.constant(0)]
+        tf.while_loop(lambda done: done < self.updates_each, update, start, parallel_iterations=1)
+        return {name: mean.result() for name, mean in self.means.items()}
 
     @tf.autograph.experimental.do_not_convert
     def roll_out(self, x: Mapping[str, Any]) -> Rollout:
@@ -183,6 +201,7 @@ class PolicyTraining(Model):
             step=self.step_number // self.updates_each,
             reference=self.reference,
             user=self.user,
+            allow=self.allow,
         )
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
@@ -191,11 +210,16 @@ class PolicyTraining(Model):
         items = rollout.items
         if self.sft:
             items = tf.concat([items, self._following(data, items)], axis=1)
-        found = self.policy.digit_log_probs(data, items)
+        found = self.policy.digit_log_probs(data, items, **only(self.allow))
         judged = self.objective(rollout, found[:, : rollout.items.shape[1]])
         losses, values = judged.losses, dict(judged.logs)
         if self.sft:
-            values["sft_loss"] = -tf.reduce_sum(found[:, -1], axis=-1)
+            logs = tf.reduce_sum(found[:, -1], axis=-1)
+            if self.allow is not None:
+                logs = tf.where(
+                    tf.equal(logs, -np.inf), 0.0, logs
+                )  # of what isn't allowed there is no gradient
+            values["sft_loss"] = -logs
             losses += self.sft * values["sft_loss"]
         loss, users = mean_loss(losses), tf.size(losses)
         values |= {"loss": losses, "reward": tf.reduce_sum(rollout.weights * rollout.rewards, axis=1)}
@@ -220,7 +244,7 @@ class PolicyTraining(Model):
         """Reward the likeliest items of each user of a batch."""
         x = only_columns(self.name, data)
         with rank_step(self, data) as step:
-            items, _ = self.policy.retrieve(x, self.k, beam=self.beam)
+            items, _ = self.policy.retrieve(x, self.k, beam=self.beam, **only(self.allow))
             rewards = rewards_of(self._reward(), x, tf.ensure_shape(items, [None, self.k]), user=self.user)
             self.rewarded.update_state(tf.reduce_mean(rewards, axis=1))
             return step.end_forward({self.rewarded.name: self.rewarded.result()})
@@ -240,6 +264,21 @@ class PolicyTraining(Model):
             f"{self.name}: a reward is code, which no file can hold: save the policy (`policy.save`), or the "
             "state of training (`save_weights`, gmeta.checkpoint.ShardedCheckpoint)"
         )
+
+
+def _mask(name: str, allow: Any, least: int) -> NDArray[np.bool_]:
+    mask = np.asarray(allow)
+    if mask.ndim != 1 or mask.dtype != np.bool_:
+        raise ConfigError(
+            f"{name}: allow must be bool (V,), one for each item of the catalogue, got {mask.dtype} "
+            f"{mask.shape}"
+        )
+    if mask.sum() < least:
+        raise ConfigError(
+            f"{name}: allow lets {mask.sum()} items come out, but {least} are to be drawn or retrieved: "
+            "allow more, or make the group and k smaller"
+        )
+    return mask
 
 
 def _frozen_copy(policy: Any) -> Any:

@@ -120,6 +120,7 @@ class Rollouts:
         step: Any,
         reference: Policy | None = None,
         user: str | None = None,
+        allow: Any = None,
     ) -> Rollout:
         """Draw a group for each user, and reward it.
 
@@ -131,31 +132,40 @@ class Rollouts:
           reference: The reference, which shares the policy's tables.
           user: The column of users' ids, integers or texts, by which users draw and errors name them. None:
             users draw by their histories, so users of the same history draw the same.
+          allow: bool (V,), which items of the policy's catalogue may be drawn, in its order; probabilities
+            are among those. None: all. There must be a group of them, if items are to be distinct.
 
         Raises:
           ConfigError: The reward can't be used; see `rewards_of`. Or the batch lacks the users.
         """
         keys = None if user is None else _keys(x, user)
-        items, _ = policy.sample(x, self.group, seed=self.seed, step=step, method=self.sampling, keys=keys)
+        how: Any = {"seed": self.seed, "step": step, "method": self.sampling, "keys": keys}
+        items, _ = policy.sample(x, self.group, **how, **only(allow))
         items = tf.ensure_shape(items, [None, self.group])
-        log_probs = policy.digit_log_probs(x, items)
+        log_probs = policy.digit_log_probs(x, items, **only(allow))
         order = tf.argsort(tf.reduce_sum(log_probs, axis=-1), axis=1, direction="DESCENDING", stable=True)
         items, log_probs = (tf.gather(each, order, batch_dims=1) for each in (items, log_probs))
         weights = tf.fill(tf.shape(items), 1 / self.group)
         if self.sampling == "without_replacement" and self.weights == "importance":
             weights = set_weights(tf.reduce_sum(log_probs, axis=-1))
+        anchor = None if reference is None else reference.digit_log_probs(x, items, **only(allow))
         return Rollout(
             items=items,
             log_probs=tf.stop_gradient(log_probs),
             weights=weights,
             rewards=rewards_of(reward, x, items, user=user),
-            reference=None if reference is None else tf.stop_gradient(reference.digit_log_probs(x, items)),
+            reference=None if anchor is None else tf.stop_gradient(anchor),
         )
 
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments that recreate this object."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def only(allow: Any) -> dict[str, Any]:
+    """Return the argument of a policy's methods that says which items may come out, if not all may."""
+    return {} if allow is None else {"allow": allow}
 
 
 def _keys(x: Batch, user: str) -> tf.Tensor:

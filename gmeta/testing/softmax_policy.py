@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta.layers import EmbeddingCollection
@@ -41,10 +42,11 @@ class SoftmaxPolicy(Model):
         self.bias = self.add_weight(name="bias", shape=(self.items,), initializer="zeros")
         self.built = True
 
-    def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
-        """Compute the logs of the probabilities of all items, (users, V)."""
+    def call(self, x: Mapping[str, Any], training: bool | None = None, allow: Any = None) -> tf.Tensor:
+        """Compute the logs of the probabilities of all items, (users, V); near -1e9 where not allowed."""
         rows = self.collection({"user": x["user"]}, training=training)["user"]
-        return tf.nn.log_softmax(tf.matmul(rows, self.kernel) + self.bias)
+        logits = tf.matmul(rows, self.kernel) + self.bias
+        return tf.nn.log_softmax(logits if allow is None else tf.where(allow, logits, -1e9))
 
     def sample(
         self,
@@ -55,9 +57,10 @@ class SoftmaxPolicy(Model):
         step: Any,
         method: str = "sample",
         keys: Any = None,
+        allow: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Draw items, int64 (users, group), and the logs of their probabilities; keys default to users."""
-        logits = self(x, training=False)
+        logits = self(x, training=False, allow=allow)
         draws = group if method == "sample" else 1
         first = seed + 1_000_003 * tf.cast(step, tf.int64)
 
@@ -77,20 +80,24 @@ class SoftmaxPolicy(Model):
             items = tf.cast(tf.math.top_k(scores[:, 0], group).indices, tf.int64)
         return items, tf.gather(logits, items, batch_dims=1)
 
-    def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
-        """Compute the logs of the digits' probabilities, (users, group, 2)."""
-        every = self(x, training=training)
+    def digit_log_probs(
+        self, x: Mapping[str, Any], items: Any, training: bool = False, *, allow: Any = None
+    ) -> tf.Tensor:
+        """Compute the logs of the digits' probabilities, (users, group, 2); -inf if not allowed."""
+        every = self(x, training=training, allow=allow)
         blocks = tf.reduce_logsumexp(tf.reshape(every, [-1, self.codes, self.codes]), axis=-1)
         items = tf.convert_to_tensor(items)
         first = tf.gather(blocks, items // self.codes, batch_dims=1)
-        return tf.stack([first, tf.gather(every, items, batch_dims=1) - first], axis=-1)
+        found = tf.stack([first, tf.gather(every, items, batch_dims=1) - first], axis=-1)
+        may = tf.ones_like(items, tf.bool) if allow is None else tf.gather(allow, items)
+        return tf.where(may[..., tf.newaxis], found, -np.inf)
 
     def retrieve(
-        self, x: Mapping[str, Any], k: int, *, beam: int | None = None
+        self, x: Mapping[str, Any], k: int, *, beam: int | None = None, allow: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the k likeliest items; any ``beam`` is as good."""
         del beam
-        found = tf.math.top_k(self(x, training=False), k)
+        found = tf.math.top_k(self(x, training=False, allow=allow), k)
         return tf.cast(found.indices, tf.int64), found.values
 
     def copy_dense(self, name: str) -> SoftmaxPolicy:

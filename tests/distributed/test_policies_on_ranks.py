@@ -38,7 +38,7 @@ def own_batches() -> tf.data.Dataset:
     return data.apply(tf.data.experimental.assert_cardinality(STEPS)).with_options(options)
 
 
-def train() -> dict[str, Any]:
+def train(eager: bool = True) -> dict[str, Any]:
     # Rows are a function of their ids wherever they are; of dense weights all get the first rank's.
     table = TableConfig("user", 8, initializer=Normal(0.0, 1.0))
     policy = SoftmaxPolicy(EmbeddingCollection([FeatureConfig("user", table)]), seed=collectives.world().rank)
@@ -52,7 +52,7 @@ def train() -> dict[str, Any]:
         user="user",
         k=2,
     )
-    training.compile(tf.keras.optimizers.Adam(0.03), run_eagerly=True)
+    training.compile(tf.keras.optimizers.Adam(0.03), run_eagerly=eager)
     history = training.fit(own_batches(), epochs=2, verbose=0).history
     return {
         "history": history,
@@ -61,8 +61,9 @@ def train() -> dict[str, Any]:
     }
 
 
-def test_two_ranks_train_and_measure_the_policy_of_one() -> None:
-    ranks, alone = run_ranks(train, 2), train()
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+def test_two_ranks_train_and_measure_the_policy_of_one(eager: bool) -> None:
+    ranks, alone = run_ranks(train, 2, eager), train(eager)
     assert alone["history"]["sft_loss"][1] < alone["history"]["sft_loss"][0]
     for rank in ranks:
         assert set(rank["history"]) == set(alone["history"])

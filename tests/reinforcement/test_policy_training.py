@@ -170,6 +170,52 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, updates):
     assert not np.array_equal(first.policy.kernel, whole.policy.kernel)
 
 
+@pytest.mark.parametrize("sampling", ["sample", "without_replacement", "beam"])
+def test_only_allowed_items_come_out(sampling):
+    allow = np.arange(ITEMS) % 2 == 0
+    rollouts = Rollouts(group=4, sampling=sampling)
+    training = training_of(objective=ECPO(kl=0.1), rollouts=rollouts, allow=allow, sft=0.5, updates=2, k=5)
+    x = next(iter(data(USERS)))
+    rollout = training.roll_out(x)
+    assert allow[rollout.items.numpy()].all()
+    history = training.fit(data(), epochs=20, verbose=0).history
+    assert all(np.isfinite(values).all() for values in history.values())
+    assert history["sft_loss"][-1] < history["sft_loss"][0]
+    items = training.policy.retrieve(x, 5, allow=allow)[0].numpy()
+    assert (np.sort(items) == np.flatnonzero(allow)).all()
+    expected = near(x, tf.constant(items)).numpy().mean()
+    found = training.evaluate(data(), verbose=0, return_dict=True)["reward@5"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_next_item_that_is_not_allowed_is_not_learned():
+    def nothing(batch, items):
+        return tf.zeros_like(items, tf.float32)
+
+    allow = np.arange(ITEMS) < 4
+    users = np.flatnonzero(~allow[np.arange(USERS) * 5 % ITEMS])
+    columns = {"user": users, "next": users * 5 % ITEMS}
+    training = training_of(reward=nothing, objective=ECPO(kl=0.0), sft=1.0, allow=allow)
+    before = training.policy.kernel.numpy()
+    history = training.fit(tf.data.Dataset.from_tensor_slices(columns).batch(4), verbose=0).history
+    assert history["sft_loss"] == [0.0]
+    assert np.array_equal(training.policy.kernel, before)
+
+
+def test_updates_are_traced_once():
+    traced = []
+
+    def ops_of(updates):
+        training = training_of(updates=updates)
+        x = next(iter(data()))
+        graph = tf.function(training.train_step).get_concrete_function(x).graph
+        traced.append(len(graph.as_graph_def().node) + len(graph.as_graph_def().library.function))
+
+    for updates in (2, 8):
+        ops_of(updates)
+    assert traced[0] == traced[1]
+
+
 def test_a_bad_reward_ends_training_in_one_line():
     def bad(batch, items):
         return tf.where(batch["user"][:, tf.newaxis] == 13, float("nan"), tf.ones_like(items, tf.float32))
@@ -193,5 +239,13 @@ def test_what_is_refused():
         PolicyTraining(policy_of(), 3)
     with pytest.raises(ConfigError, match="sft must be 0 or more"):
         PolicyTraining(policy_of(), HitReward(), sft=-1)
+    with pytest.raises(ConfigError, match=r"allow must be bool \(V,\), .*, got int64 \(9,\)"):
+        training_of(allow=np.arange(ITEMS))
+    with pytest.raises(ConfigError, match="allow lets 3 items come out, but 4 are to be drawn"):
+        training_of(allow=np.arange(ITEMS) < 3, rollouts=Rollouts(4, "without_replacement"))
+    with pytest.raises(ConfigError, match="GRPO: baseline must be one of mean, others, none, got 'median'"):
+        GRPO(baseline="median")
+    with pytest.raises(ConfigError, match="ECPO: scale must be one of std, none, got 'range'"):
+        ECPO(scale="range")
     with pytest.raises(ConfigError, match="a reward is code"):
         training.get_config()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import GenerativeRetriever
@@ -103,6 +104,36 @@ def test_true_rewards_rise(policy, data, simulator, past, rollouts):
     assert history["kl"][-1] > 0
     for name, column in sorted_records(policy.collection.tables[0]).items():
         assert np.array_equal(column, table[name]), name
+
+
+def test_probabilities_are_among_what_is_allowed(policy, data, simulator, past):
+    allow = np.random.default_rng(3).random(ITEMS) < 0.3
+    x = next(iter(data))
+    every = tf.tile(tf.range(ITEMS, dtype=tf.int64)[tf.newaxis], [USERS // 2, 1])
+    with tf.GradientTape() as tape:
+        logs = tf.reduce_sum(policy.digit_log_probs(x, every, allow=allow), axis=-1)
+        total = tf.reduce_sum(tf.boolean_mask(logs, allow, axis=1))
+    gradients = [tf.convert_to_tensor(each) for each in tape.gradient(total, policy.scorer.biases)]
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert np.isneginf(logs.numpy()[:, ~allow]).all()
+    np.testing.assert_allclose(np.exp(logs).sum(axis=1), 1, rtol=1e-5)
+    _, scores = policy.retrieve(x, 5, beam=ITEMS, allow=allow)
+    np.testing.assert_allclose(scores, np.sort(logs, axis=1)[:, :-6:-1], rtol=1e-4)
+
+    reward = SimulatorReward(simulator, past.states)
+    training = PolicyTraining(
+        policy, reward, rollouts=Rollouts(8, "without_replacement"), user="user", k=5, sft=0.1, allow=allow
+    )
+    training.compile(tf.keras.optimizers.Adam(0.01))
+    before = training.evaluate(data, verbose=0, return_dict=True)["reward@5"]
+    history = training.fit(data, epochs=4, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    assert training.evaluate(data, verbose=0, return_dict=True)["reward@5"] > before
+    assert allow[policy.retrieve(x, 5, allow=allow)[0].numpy()].all()
+    wrong = PolicyTraining(policy, reward, user="user", k=5, allow=np.ones(ITEMS + 1, bool))
+    wrong.compile("sgd")
+    with pytest.raises(ConfigError, match=r"a mask of items must be bool \(60,\)"):
+        wrong.evaluate(data, verbose=0)
 
 
 def test_it_resumes_as_uninterrupted(data, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta.core.data.semantic_ids import SemanticIds
@@ -46,6 +47,7 @@ class CodeScorer(CodeVectors):
         siblings: tf.Tensor,
         rows: tf.Tensor,
         biases: tf.Tensor,
+        allowed: Any = None,
         training: bool | None = None,
     ) -> tf.Tensor:
         """Compute the logs of the probabilities of items' digits.
@@ -56,10 +58,11 @@ class CodeScorer(CodeVectors):
           siblings: (n, c), the result of `siblings`.
           rows: (n * c, d), their rows E.
           biases: (n, c), what is added to their logits.
+          allowed: For each level bool (nodes,), as of `CodeTrie.allow`; None: all may come out.
           training: Whether to apply dropout.
 
         Returns:
-          (n, D + 1).
+          (n, D + 1); -inf from the digit on that leads to no item that may come out.
         """
         tables, found = self.codes, []
         queries = self.decoder(h, tf.gather(tables.codes[:, : self.depth], items), training=training)
@@ -71,7 +74,13 @@ class CodeScorer(CodeVectors):
                 logits = self.item_logits(query, siblings, rows, biases)
             parents, children = tables.parents(items, level), tables.parents(items, level + 1)
             starts, digits = tables.starts[level], tables.digits[level]
-            found.append(trie_log_probs(logits, parents, children, starts, digits))
+            if allowed is None:
+                found.append(trie_log_probs(logits, parents, children, starts, digits))
+                continue
+            may = tf.gather(allowed[level], children)
+            some = tf.where(may, children, -1)
+            logs = trie_log_probs(logits, parents, some, starts, digits, allowed[level])
+            found.append(tf.where(may, logs, -np.inf))
         return tf.stack(found, axis=1)
 
     def item_logits(

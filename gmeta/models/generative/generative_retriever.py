@@ -193,20 +193,25 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         return self._find(*self._open(x, rows=rows), k, beam, allow, leave_out_seen)
 
     @tf.autograph.experimental.do_not_convert
-    def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
+    def digit_log_probs(
+        self, x: Mapping[str, Any], items: Any, training: bool = False, *, allow: Any = None
+    ) -> tf.Tensor:
         """Compute the logs of the probabilities of given items' digits; their sum is that of the item's.
 
         Args:
           x: A batch.
           items: (users, group) ids, of items that may come after the histories.
           training: Whether to apply dropout, and to make rows for new ids. Gradients reach rows and weights.
+          allow: As for `retrieve`: the probabilities are among the items that may come out.
 
         Returns:
-          float32 (users, group, L).
+          float32 (users, group, L); of an item that may not come out -inf from the digit on that rules it
+          out, without gradient.
 
         Raises:
-          ConfigError: An id isn't in the catalogue.
+          ConfigError: An id isn't in the catalogue; or the mask has another length, or forbids every item.
         """
+        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
         ids, times = self._sequences(x, self.max_length)
         wanted = tf.convert_to_tensor(items)
         numbers = self.catalogue.numbers(tf.reshape(wanted, [-1]))
@@ -218,7 +223,8 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         h = jagged.last(self._queries(tokens, times, None, training))
         users = tf.repeat(tf.range(tf.shape(h, tf.int64)[0]), tf.shape(wanted)[1])
         biases = self._biases(SeenItems(histories, self.items).holds(users, siblings))
-        found = self.scorer(jagged.take(h, users), numbers, siblings, others, biases, training=training)
+        h = jagged.take(h, users)
+        found = self.scorer(h, numbers, siblings, others, biases, allowed, training=training)
         return tf.reshape(found, tf.concat([tf.shape(wanted), [self.scorer.codes.levels]], axis=0))
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:

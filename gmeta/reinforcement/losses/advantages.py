@@ -62,11 +62,7 @@ def group_advantages(
       Shao et al., "DeepSeekMath" (arXiv 2402.03300), section 4.1.2. Liu et al., "Understanding R1-Zero-Like
       Training" (arXiv 2503.20783), section 3.1.
     """
-    if baseline not in get_args(Baseline) or scale not in get_args(Scale):
-        raise ConfigError(
-            f"group_advantages: baseline must be one of {', '.join(get_args(Baseline))} and scale one of "
-            f"{', '.join(get_args(Scale))}, got {baseline!r} and {scale!r}"
-        )
+    check_names("group_advantages", baseline=baseline, scale=scale)
     rewards = tf.cast(rewards, tf.float32)
     if rewards.shape.rank != 2 or rewards.shape[1] is None or rewards.shape[1] < 2:
         raise ConfigError(
@@ -89,3 +85,14 @@ def group_advantages(
     return GroupAdvantages(
         tf.where(tied, tf.zeros_like(values), values), tf.reduce_sum(tf.cast(tied, tf.int32))
     )
+
+
+def check_names(name: str, *, baseline: str, scale: str) -> None:
+    """Check a baseline and a scale.
+
+    Raises:
+      ConfigError: One is unknown.
+    """
+    for what, given, known in (("baseline", baseline, Baseline), ("scale", scale, Scale)):
+        if given not in get_args(known):
+            raise ConfigError(f"{name}: {what} must be one of {', '.join(get_args(known))}, got {given!r}")
