@@ -36,7 +36,7 @@ from gmeta.metrics import NextItem
 from gmeta.models import FlatRetriever, GenerativeRetriever
 from gmeta.preprocess import SemanticIds
 
-_MEASURED = 256  # users at once
+MEASURED = 256  # users at once
 _SHOWN = ("hr@10", "ndcg@10")
 _K = 10  # codes whose share of valid ones is measured
 
@@ -49,32 +49,34 @@ def train(
     *,
     test: bool,
     minutes: float,
+    keep: Path | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Train a retriever until validation no longer improves, or for some minutes.
 
     Test items are measured where validation is better than before, with the items of the history left out of
     the answer and without; and there the share of the likeliest codes, without a trie, that items have.
+    ``keep`` gets the weights there.
     """
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
     begin = time.perf_counter()
     model = make_retriever(ids, settings, seed)
     histories = batches(data.train, settings.batch, shuffle=seed)
-    # Evenly over the file: its first users differ from the others.
-    chosen = np.linspace(0, data.users - 1, min(settings.measured or data.users, data.users)).astype(int)
-    validation = {name: tf.gather(rows, chosen) for name, rows in data.validation.items()}
+    validation = choose_users(data.validation, settings.measured)
     seconds, best, best_epoch = 0.0, -1.0, 0
     for done in range(0, settings.epochs, settings.every):
         until, start = min(done + settings.every, settings.epochs), time.perf_counter()
         losses = model.fit(histories, initial_epoch=done, epochs=until, verbose=0).history
         seconds += time.perf_counter() - start
-        found = {"validation": model.evaluate(batches(validation, _MEASURED), verbose=0, return_dict=True)}
+        found = {"validation": model.evaluate(batches(validation, MEASURED), verbose=0, return_dict=True)}
         if found["validation"][CHOSEN_BY] > best:
             best, best_epoch = found["validation"][CHOSEN_BY], until
             if test:
-                found["test"] = model.evaluate(batches(data.test, _MEASURED), verbose=0, return_dict=True)
+                found["test"] = model.evaluate(batches(data.test, MEASURED), verbose=0, return_dict=True)
                 found["test_unseen"] = measure_unseen(model, data.test)
                 found["valid"] = {f"share@{_K}": measure_valid(model, data.test)}
+            if keep is not None:
+                model.save_weights(keep)
         took = {"seconds": round(seconds, 1), "elapsed": round(time.perf_counter() - begin, 1)}
         yield {
             "epoch": until,
@@ -92,7 +94,14 @@ def measure_valid(model: GenerativeRetriever | FlatRetriever, histories: Histori
     share = tf.function(
         lambda items: model.valid_share({"item": items[:, :-1]}, _K), reduce_retracing=True, autograph=False
     )
-    return float(np.mean(np.concatenate([share(batch["item"]) for batch in batches(histories, _MEASURED)])))
+    return float(np.mean(np.concatenate([share(batch["item"]) for batch in batches(histories, MEASURED)])))
+
+
+def choose_users(histories: Histories, number: int) -> Histories:
+    """Choose users evenly over the file, as its first ones differ from the others; 0: all."""
+    users = int(histories["item"].nrows())
+    chosen = np.linspace(0, users - 1, min(number or users, users)).astype(int)
+    return {name: tf.gather(rows, chosen) for name, rows in histories.items()}
 
 
 def measure_unseen(model: GenerativeRetriever | FlatRetriever, histories: Histories) -> dict[str, float]:
@@ -106,7 +115,7 @@ def measure_unseen(model: GenerativeRetriever | FlatRetriever, histories: Histor
         places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
         return tf.where(tf.reduce_any(there, axis=1), places, model.items)
 
-    for batch in batches(histories, _MEASURED):
+    for batch in batches(histories, MEASURED):
         metric.update_state(ranks(batch["item"]))
     return {name: float(value) for name, value in metric.result().items()}
 
@@ -165,7 +174,7 @@ def _run(
     minutes: float,
 ) -> None:
     """Train with a seed; write and say each measure."""
-    name = f"{'flat' if settings.form == 'flat' else 'retriever'}-{settings.ids}"
+    name = f"{'flat' if settings.form == 'flat' else 'retriever'}-{Path(settings.ids).name}"
     facts = {"data": data.name, "model": name, "seed": seed, "settings": asdict(settings)}
     facts["ids"] = ids.report()
     lines: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +71,18 @@ def test_ids_know_nothing_of_what_is_held_out(recipe, file):
     assert before.digest == after.digest
 
 
+def test_ids_may_come_from_a_folder(recipe, file, tmp_path):
+    data, ids = made(recipe, file)
+    folder = tmp_path / "ids"
+    folder.mkdir()
+    ids.write(folder)
+    assert made(recipe, file, ids=str(folder))[1].digest == ids.digest
+    with pytest.raises(DataError, match="these ids aren't of the items 0 to 60 of beauty"):
+        recipe("item_codes").read_ids(replace(data, items=61), folder)
+
+
 def test_what_ids_cannot_be_made_of_is_named(recipe, file):
-    with pytest.raises(ConfigError, match="ids must be one of attributes, cooccurrence, items, random, got"):
+    with pytest.raises(ConfigError, match=r"ids must be one of .*, or a folder of ids, got 'titles'"):
         made(recipe, file, ids="titles")
     (file.parent / "Beauty_item2attributes.json").write_text("[]")
     with pytest.raises(DataError, match="no mapping from items to attributes"):
