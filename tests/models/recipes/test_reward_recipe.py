@@ -5,7 +5,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -13,36 +12,8 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.testing.jobs import warm
 
 RECIPES = Path(__file__).resolve().parents[3] / "models"
-ITEMS = 60
 SMALL = ["--levels", "1", "--codes", "3", "--vectors", "4", "--no-balanced", "--dim", "8", "--width", "8"]
 SMALL += ["--batch", "16", "--negatives", "8"]
-
-
-@pytest.fixture
-def recipe(monkeypatch):
-    """Imports a module of the recipe's folder, or of that which it reads histories by."""
-    folders = [
-        RECIPES / "hstu",
-        RECIPES / "generative",
-    ]  # the last comes first on the path: both have a train
-    for folder in folders:
-        monkeypatch.syspath_prepend(folder)
-    yield __import__
-    for path in (each for folder in folders for each in folder.glob("*.py")):
-        sys.modules.pop(path.stem, None)
-
-
-@pytest.fixture
-def file(tmp_path):
-    """Histories within one of three sets of items."""
-    random = np.random.default_rng(0)
-    sets = np.arange(1, ITEMS + 1).reshape(3, -1)
-    rows = [random.permutation(sets[user % 3])[:6] for user in range(90)]
-    path = tmp_path / "Beauty.txt"
-    path.write_text("".join(f"{user} {' '.join(map(str, row))}\n" for user, row in enumerate(rows)))
-    attributes = {str(item): [place] for place, items in enumerate(sets.tolist()) for item in items}
-    (tmp_path / "Beauty_item2attributes.json").write_text(json.dumps(attributes))
-    return path
 
 
 def run(name, *words, cwd):
