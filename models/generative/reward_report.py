@@ -17,7 +17,7 @@ from report import CHOSEN_BY, Run, choose_epoch, read_runs, table
 
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import write_atomically
-from gmeta.experiment.report.style import PALETTE, canvas, label_lines
+from gmeta.experiment.report.style import MUTED, PALETTE, canvas, label_lines
 from gmeta.experiment.results.spread import Spread
 
 SFT, MORE, RL = PARTS = ("sft", "more-sft", "rewards")
@@ -57,8 +57,10 @@ def draw(runs: Mapping[str, list[Run]]) -> Any:
     seeds = len(next(iter(runs.values())))
     title = ", ".join(f"{name} {spread.format(4)}" for name, spread in tests.items())
     title = f"{runs[SFT][0][0]['data'].capitalize()}, test NDCG@10: {title}"
-    told = f"mean of {seeds} seeds" if seeds > 1 else "one seed"
-    subtitle = f"Lines: validation NDCG@10 by training time; marks: test at the chosen epoch. Title: {told}"
+    told = f"{seeds} seeds" if seeds > 1 else "One seed"
+    subtitle = (
+        f"{told}. Lines: validation NDCG@10 by training time, right: the best; marks: test where it is best"
+    )
     figure, (axes,) = canvas(title, subtitle, 3.9, label=f"{MORE} 0.0000")
     ends = []
     for (name, of_seeds), colour in zip(runs.items(), PALETTE, strict=False):
@@ -69,7 +71,7 @@ def draw(runs: Mapping[str, list[Run]]) -> Any:
             axes.plot([_minutes(best)], [_test(run)], marker="o", markersize=6, color=colour)
         last = Spread.of([choose_epoch(run)["validation"][CHOSEN_BY] for run in of_seeds]).mean
         ends.append((f"{name} {last:.4f}", colour, last))
-    axes.set_xlabel("minutes of training; measures are left out", fontsize=10)
+    axes.set_xlabel("minutes of training; measures are left out", fontsize=10, color=MUTED)
     label_lines(axes, ends)
     return figure
 
