@@ -12,7 +12,7 @@ flat       `FlatRetriever`: a token for each of 4 digits; those of beams come af
            and values are kept
 digits     the decoder's steps alone, after the histories
 
-`decoder` is compared with `flat`; `flat` with running the backbone again over the whole history for each
+`decoder` is compared with `flat`, and both with running the backbone again over the whole history for each
 digit of each beam, a user at a time (not with ``--no-again``); `digits`, which keeps keys and values of a
 beam's digits, with computing these digits again. A value is the median milliseconds of a batch, taken by
 turns. What is kept and what is computed again find items of the same probabilities, or the benchmark fails.
@@ -86,17 +86,12 @@ def measure(users: int, given: argparse.Namespace) -> list[Result]:
     milliseconds = {name: 1e3 * seconds for name, seconds in took.items()}
     where = f"users{users}/beams{beams}"
     return [
-        Result(
-            f"decode/{name}/{where}",
-            milliseconds[name],
-            "ms",
-            peer,
-            milliseconds.get(of_peer),
-        )
-        for name, peer, of_peer in (
-            ("decoder", "the flat form, its keys and values kept", "flat"),
-            ("flat", "the flat form, run again for each digit", "flat again"),
-            ("digits", "a beam's digits computed again", "digits again"),
+        Result(f"decode/{name}{where}", milliseconds[which], "ms", peer, milliseconds[of_peer])
+        for name, which, peer, of_peer in (
+            ("", "decoder", "the flat form, run again for each digit", "flat again"),
+            ("decoder/", "decoder", "the flat form, its keys and values kept", "flat"),
+            ("flat/", "flat", "the flat form, run again for each digit", "flat again"),
+            ("digits/", "digits", "a beam's digits computed again", "digits again"),
         )
         if of_peer in milliseconds
     ]

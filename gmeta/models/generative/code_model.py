@@ -128,7 +128,7 @@ class CodeModel(HistoryModel):
         whole_number(f"{self.name}: group", group, least=1)
         if method not in get_args(Method):
             raise ConfigError(f"{self.name}: method must be one of {get_args(Method)}, got {method!r}")
-        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        allowed = self._allowed(allow)
         walk, histories = self._open(x)
         own = history_keys(histories) if keys is None else tf.convert_to_tensor(keys, tf.int64)
 
@@ -224,7 +224,7 @@ class CodeModel(HistoryModel):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         beam = self.beam if beam is None else beam
         self._check_beam(k, beam)
-        allowed = None if allow is None else self.codes.trie.allow(np.asarray(allow))
+        allowed = self._allowed(allow)
         numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
         if leave_out_seen:
             users = tf.range(tf.cast(walk.users, tf.int64))
@@ -233,6 +233,10 @@ class CodeModel(HistoryModel):
             nothing = tf.constant(-1, tf.int64)
             numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
         return self._ids(numbers), scores
+
+    def _allowed(self, allow: Any) -> tuple[NDArray[np.bool_], ...] | None:
+        """Return which nodes of each level lead to items that may come out."""
+        return None if allow is None else self.codes.trie.allow(np.asarray(allow))
 
     def _add_digest(self) -> tf.Variable:
         return self.add_weight(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.models.generative.code_tables import CodeTables
 from gmeta.models.generative.code_vectors import CodeVectors
 from gmeta.models.generative.digit_decoder import DigitDecoder
-from gmeta.ops import jagged, trie_log_probs
+from gmeta.ops import jagged
 
 
 class CodeScorer(CodeVectors):
@@ -72,15 +71,7 @@ class CodeScorer(CodeVectors):
                 logits = self.code_logits(level, query)
             else:
                 logits = self.item_logits(query, siblings, rows, biases)
-            parents, children = tables.parents(items, level), tables.parents(items, level + 1)
-            starts, digits = tables.starts[level], tables.digits[level]
-            if allowed is None:
-                found.append(trie_log_probs(logits, parents, children, starts, digits))
-                continue
-            may = tf.gather(allowed[level], children)
-            some = tf.where(may, children, -1)
-            logs = trie_log_probs(logits, parents, some, starts, digits, allowed[level])
-            found.append(tf.where(may, logs, -np.inf))
+            found.append(tables.log_probs(level, logits, items, allowed))
         return tf.stack(found, axis=1)
 
     def item_logits(

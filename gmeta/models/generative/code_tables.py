@@ -10,6 +10,7 @@ import tensorflow as tf
 from gmeta.core.data.code_trie import CodeTrie
 from gmeta.core.data.codebooks import Codebooks, places_in_groups
 from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.ops import trie_log_probs
 
 
 class CodeTables:
@@ -100,6 +101,26 @@ class CodeTables:
     def parents(self, items: tf.Tensor, level: int) -> tf.Tensor:
         """Return the nodes at which the first ``level`` digits of items end, of the items' shape."""
         return tf.zeros_like(items) if level == 0 else tf.gather(self.nodes[:, level - 1], items)
+
+    def log_probs(self, level: int, logits: tf.Tensor, items: tf.Tensor, allowed: Any = None) -> tf.Tensor:
+        """Compute the logs of the probabilities of items' digits at a level, among those that may follow.
+
+        Args:
+          level: The level.
+          logits: (n, codes), of what follows the digits before.
+          items: (n,) numbers of items.
+          allowed: For each level bool (nodes,), as of `CodeTrie.allow`; None: all may come out.
+
+        Returns:
+          float32 (n,); -inf where no item that may come out has the digit.
+        """
+        parents, children = self.parents(items, level), self.parents(items, level + 1)
+        starts, digits = self.starts[level], self.digits[level]
+        if allowed is None:
+            return trie_log_probs(logits, parents, children, starts, digits)
+        may = tf.gather(allowed[level], children)
+        some = tf.where(may, children, -1)
+        return tf.where(may, trie_log_probs(logits, parents, some, starts, digits, allowed[level]), -np.inf)
 
 
 def ids_config(ids: SemanticIds) -> dict[str, Any]:

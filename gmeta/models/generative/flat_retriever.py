@@ -22,7 +22,7 @@ from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.models.sequence.history_model import check_times
 from gmeta.models.sequence.shifts import but_first, but_last
 from gmeta.models.training.compile_settings import only_columns
-from gmeta.ops import Jagged, jagged, trie_log_probs
+from gmeta.ops import Jagged, jagged
 
 Softmax = Literal["children", "codes"]
 _SETTINGS = ("dim", "max_length", "item", "time", "hash", "depth", "softmax", "beam", "seed", "name")
@@ -148,23 +148,28 @@ class FlatRetriever(CodeModel):
         return self._open(x, bool(training))[0].h
 
     @tf.autograph.experimental.do_not_convert
-    def digit_log_probs(self, x: Mapping[str, Any], items: Any, training: bool = False) -> tf.Tensor:
+    def digit_log_probs(
+        self, x: Mapping[str, Any], items: Any, training: bool = False, *, allow: Any = None
+    ) -> tf.Tensor:
         """Compute the logs of the probabilities of given items' digits; their sum is that of the item's.
 
         Args:
           x: A batch.
           items: (users, group) ids, of items that may come after the histories, which are read once.
           training: Whether to apply dropout. There are gradients to weights either way.
+          allow: As for `retrieve`: the probabilities are among the items that may come out.
 
         Returns:
-          float32 (users, group, D).
+          float32 (users, group, D); of an item that may not come out -inf from the digit on that rules it
+          out, without gradient.
 
         Raises:
-          ConfigError: An id isn't in the catalogue.
+          ConfigError: An id isn't in the catalogue; or the mask has another length, or forbids every item.
         """
+        allowed = self._allowed(allow)
         wanted = tf.convert_to_tensor(items)
         numbers = self.catalogue.numbers(tf.reshape(wanted, [-1]))
-        return of_items(self._open(x, training)[0], tf.reshape(numbers, tf.shape(wanted)))
+        return of_items(self._open(x, training)[0], tf.reshape(numbers, tf.shape(wanted)), allowed)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of telling each item's digits, and the number of items."""
@@ -197,8 +202,7 @@ class FlatRetriever(CodeModel):
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(told[:, level], logits)
                 found.append(-losses)
                 continue
-            parents, children = codes.parents(items, level), codes.parents(items, level + 1)
-            found.append(trie_log_probs(logits, parents, children, codes.starts[level], codes.digits[level]))
+            found.append(codes.log_probs(level, logits, items))
         return found
 
     def get_config(self) -> dict[str, Any]:

@@ -211,7 +211,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         Raises:
           ConfigError: An id isn't in the catalogue; or the mask has another length, or forbids every item.
         """
-        allowed = None if allow is None else self.scorer.codes.trie.allow(np.asarray(allow))
+        allowed = self._allowed(allow)
         ids, times = self._sequences(x, self.max_length)
         wanted = tf.convert_to_tensor(items)
         numbers = self.catalogue.numbers(tf.reshape(wanted, [-1]))

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.models.generative.code_walk import Walk
-from gmeta.ops import TrieNoise, TrieStep, trie_gumbel_step, trie_log_probs, trie_sample, trie_step
+from gmeta.ops import TrieNoise, TrieStep, trie_gumbel_step, trie_sample, trie_step
 
 Noise = Callable[[int], TrieNoise]
 """The noise of a level."""
@@ -77,23 +77,23 @@ def distinct(walk: Walk, group: int, noise: Noise, allowed: Any = None) -> tuple
     return _go_down(walk, 1, allowed, step)
 
 
-def of_items(walk: Walk, items: tf.Tensor) -> tf.Tensor:
+def of_items(walk: Walk, items: tf.Tensor, allowed: Any = None) -> tf.Tensor:
     """Compute the logs of the probabilities of given items' digits.
 
     Args:
       walk: A walk at the root.
       items: (users, group) numbers of items.
+      allowed: As for `likeliest`.
 
     Returns:
-      float32 (users, group, L).
+      float32 (users, group, L); -inf from the digit on that leads to no item that may come out.
     """
-    tables, found = walk.tables, []
+    tables, found, flat = walk.tables, [], tf.reshape(items, [-1])
     beams = tf.broadcast_to(tf.range(tf.shape(items)[1]), tf.shape(items))
     for level in range(tables.levels):
-        parents, children = tables.parents(items, level), tables.parents(items, level + 1)
-        logits = tf.reshape(walk.logits(parents, beams if level else None), [-1, tables.sizes[level]])
-        parents, children = (tf.reshape(each, [-1]) for each in (parents, children))
-        found.append(trie_log_probs(logits, parents, children, tables.starts[level], tables.digits[level]))
+        logits = walk.logits(tables.parents(items, level), beams if level else None)
+        logits = tf.reshape(logits, [-1, tables.sizes[level]])
+        found.append(tables.log_probs(level, logits, flat, allowed))
     return tf.reshape(tf.stack(found, axis=-1), tf.concat([tf.shape(items), [tables.levels]], axis=0))
 
 

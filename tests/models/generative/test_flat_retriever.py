@@ -150,6 +150,12 @@ def test_under_masks_what_comes_out_is_valid_and_distinct(model, seed):
     items, scores = (each.numpy() for each in model.retrieve(batch, k=ITEMS, beam=ITEMS, allow=mask))
     assert (np.sort(items)[:, -mask.sum() :] == np.flatnonzero(mask)).all()
     np.testing.assert_allclose(np.exp(scores).sum(axis=1), 1, rtol=1e-5)
+    # The same probabilities of given items; those that may not come out have none.
+    every = np.tile(np.arange(ITEMS), [6, 1])
+    logs = tf.reduce_sum(model.digit_log_probs(batch, every, allow=mask), axis=-1).numpy()
+    assert (np.isneginf(logs) == ~mask).all()
+    found, there = items[items >= 0].reshape(6, -1), scores[items >= 0].reshape(6, -1)
+    np.testing.assert_allclose(np.take_along_axis(logs, found, axis=1), there, atol=1e-5)
     left = model.retrieve(batch, k=8, beam=ITEMS, leave_out_seen=True)[0].numpy()
     assert not any(set(row) & set(seen) for row, seen in zip(left, batch["item"].to_list(), strict=True))
 
