@@ -80,19 +80,10 @@ def test_a_trained_run_is_exported_to_the_next_version(folder, trained):
     np.testing.assert_allclose(answer, model.network(embeddings[tf.newaxis])[0, :, 0], rtol=1e-5)
 
 
-def hear_interrupts():
-    """In a child: Ctrl-C ends it, even if these tests run in a job that ignores it, as a shell's `&` does."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
     words = ["train", "--run", "stopped", "--data", "run/data", "--config", "long.toml"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gmeta", *words],
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=hear_interrupts,
+        [sys.executable, "-m", "gmeta", *words], cwd=folder, stderr=subprocess.PIPE, text=True
     )
     history = folder / "stopped/maml/seed-0/history.json"
     deadline = time.monotonic() + 600
