@@ -215,10 +215,8 @@ class PolicyTraining(Model):
         losses, values = judged.losses, dict(judged.logs)
         if self.sft:
             logs = tf.reduce_sum(found[:, -1], axis=-1)
-            if self.allow is not None:
-                logs = tf.where(
-                    tf.equal(logs, -np.inf), 0.0, logs
-                )  # of what isn't allowed there is no gradient
+            if self.allow is not None:  # nothing is learned of an item that isn't allowed
+                logs = tf.where(tf.equal(logs, -np.inf), 0.0, logs)
             values["sft_loss"] = -logs
             losses += self.sft * values["sft_loss"]
         loss, users = mean_loss(losses), tf.size(losses)
