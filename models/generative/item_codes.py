@@ -36,7 +36,8 @@ def make_ids(data: LeaveLastOut, file: Path, settings: RetrieverSettings, seed: 
       data: The histories.
       file: Their file, beside which the attributes are.
       settings: ``ids`` names the source. ``"random"``: the codes of ``"attributes"``, each of another item,
-        so that they have the same shape and say nothing. Or a folder that has ids of these items.
+        so that they have the same shape and say nothing. Or a folder that has ids of these items, in whose
+        name ``{seed}`` stands for the seed.
       seed: Of SVD, clusters and the shuffle.
 
     Raises:
@@ -44,7 +45,7 @@ def make_ids(data: LeaveLastOut, file: Path, settings: RetrieverSettings, seed: 
       DataError: The folder has other ids.
     """
     if settings.ids not in SOURCES:
-        return read_ids(data, Path(settings.ids))
+        return read_ids(data, Path(settings.ids.replace("{seed}", str(seed))))
     if settings.ids == "items":
         vectors = train_item_vectors(data, settings, seed)
     else:

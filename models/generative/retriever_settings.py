@@ -27,7 +27,7 @@ class RetrieverSettings:
     """Of the ids, the model and its training."""
 
     form: str = "decoder"  # or flat: histories are read as codes
-    ids: str = "attributes"  # or cooccurrence, items, random, or a folder of ids
+    ids: str = "attributes"  # or cooccurrence, items, random, or a folder of ids; {seed} in its name: of each
     levels: int = 3
     codes: int = 128
     depth: int | None = None  # codes that are told as digits; None: 1, and all of the flat form

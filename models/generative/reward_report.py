@@ -56,7 +56,7 @@ def draw(runs: Mapping[str, list[Run]]) -> Any:
     tests = {name: Spread.of([_test(run) for run in of_seeds]) for name, of_seeds in runs.items()}
     seeds = len(next(iter(runs.values())))
     title = ", ".join(f"{name} {spread.format(4)}" for name, spread in tests.items())
-    title = f"{runs[SFT][0][0]['data'].capitalize()}, test NDCG@10: {title}"
+    title = f"{runs[SFT][0][0]['data'].replace('_', ' ').capitalize()}, test NDCG@10: {title}"
     told = f"{seeds} seeds" if seeds > 1 else "One seed"
     subtitle = (
         f"{told}. Lines: validation NDCG@10 by training time, right: the best; marks: test where it is best"

@@ -33,7 +33,7 @@ class RewardSettings:
     sft: float = 0.1
     targets: int = 1  # how many items at the end of each training history are to be drawn, each a row
     reward_batch: int = 256
-    reward_rate: float = 5e-4
+    reward_rate: float = 1e-4
     reward_minutes: float = 8.0  # of training, measures left out; "more SFT" gets as many
     reward_every: int = 0  # steps between measures; 0: a pass over the users
 

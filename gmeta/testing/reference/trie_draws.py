@@ -57,5 +57,6 @@ def sampled_place(log_probs: Doubles, uniform: float, margin: float = 1e-6) -> i
 
 def gumbel_ranks(top: float, noisy: Doubles) -> Doubles:
     """Return the ranks of a beam's children: ``top`` is its own, ``noisy`` are their scores with noise."""
-    with np.errstate(divide="ignore"):
-        return -np.log(np.maximum(np.exp(-top) - np.exp(-noisy.max()) + np.exp(-noisy), 0))
+    with np.errstate(divide="ignore"):  # by logs, as exp(-top) may be lost beside exp(-noisy)
+        rest = -noisy + np.log1p(-np.exp(noisy - noisy.max()))
+    return -np.logaddexp(-top, rest)

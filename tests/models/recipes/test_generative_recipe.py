@@ -52,6 +52,9 @@ def test_ids_may_come_from_a_folder(recipe, file, tmp_path):
     folder.mkdir()
     ids.write(folder)
     assert made(recipe, file, ids=str(folder))[1].digest == ids.digest
+    folder.rename(tmp_path / "ids-0")
+    folder = tmp_path / "ids-0"
+    assert made(recipe, file, ids=str(tmp_path / "ids-{seed}"))[1].digest == ids.digest  # of seed 0
     with pytest.raises(DataError, match="these ids aren't of the items 0 to 60 of beauty"):
         recipe("item_codes").read_ids(replace(data, items=61), folder)
 

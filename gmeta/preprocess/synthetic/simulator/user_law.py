@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaincinv, ndtri
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess.synthetic.exposure_world import (
@@ -104,6 +103,8 @@ class UserLaw:
         Args:
           users: Any numbers of users, int (n,).
         """
+        from scipy.special import gammaincinv
+
         users, categories = np.asarray(users, np.int64), np.arange(self.config.world.categories)
         shares = gammaincinv(_CONCENTRATION, uniform(self.seed, _TASTE, users[:, None], categories))
         taste = shares / shares.sum(axis=1, keepdims=True)
@@ -264,6 +265,8 @@ class UserLaw:
 
     def of_styles(self, states: UserStates) -> Floats:
         """Compute what each style adds to the logits of its items, (n, styles)."""
+        from scipy.special import ndtri  # SciPy takes a while to import, so only when users are simulated
+
         styles = np.arange(self.config.world.styles)
         drawn = uniform(self.seed, _STYLES, states.users[:, None], styles)
         return self.config.world.own * ndtri(np.maximum(drawn, 2.0**-54))
