@@ -1,5 +1,5 @@
-// The GPU kernel of GmetaUnique. The number of keys is a shape, which the host has to know, so the
-// op waits for it.
+// The GPU kernels of GmetaUnique and GmetaOrderByOwner. The number of keys is a shape, which the
+// host has to know, as are the numbers of keys of each rank, so the ops wait for them.
 
 #include "ops/common/kernels_gpu.h"
 
@@ -58,10 +58,29 @@ struct GpuFinder {
     context->set_output(0, room.Slice(0, found));
     return absl::OkStatus();
   }
+
+  static absl::Status Order(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
+                            int64_t* keys, int32_t* inverse, int32_t* counts) {
+    const size_t bytes = gmeta_gpu_order_by_owner_workspace(n, ranks);
+    Tensor workspace, of_owners, numbers;
+    TF_RETURN_IF_ERROR(context->allocate_temp(
+        tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(bytes)}), &workspace));
+    TF_RETURN_IF_ERROR(
+        context->allocate_temp(tensorflow::DT_INT32, TensorShape({ranks}), &of_owners));
+    TF_RETURN_IF_ERROR(CudaStatus(gmeta_gpu_order_by_owner(
+        ids, n, ranks, keys, inverse, of_owners.flat<int32_t>().data(),
+        workspace.flat<tensorflow::int8>().data(), bytes, CudaStream(context))));
+    TF_RETURN_IF_ERROR(ReadNumbers(context, of_owners, &numbers));
+    std::copy_n(numbers.flat<int32_t>().data(), ranks, counts);
+    return absl::OkStatus();
+  }
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_GPU).HostMemory("counts"),
                         UniqueOp<GpuFinder>);
+REGISTER_KERNEL_BUILDER(
+    Name("GmetaOrderByOwner").Device(tensorflow::DEVICE_GPU).HostMemory("counts"),
+    OrderByOwnerOp<GpuFinder>);
 
 }  // namespace
 }  // namespace gmeta

@@ -81,8 +81,30 @@ def test_keys_stand_by_owner(name: str, ranks: int) -> None:
     np.testing.assert_array_equal(counts, np.bincount(owner, minlength=ranks))
 
 
+@pytest.mark.parametrize("ranks", [1, 3, 8, 1024])
+@pytest.mark.parametrize("name", BATCHES)
+def test_all_ids_stand_by_owner(name: str, ranks: int) -> None:
+    ids, n = BATCHES[name], len(BATCHES[name])
+    given, keys, inverse = DeviceArray.of(ids, np.int64), DeviceArray(n, np.int64), DeviceArray(n, np.int32)
+    counts = DeviceArray(ranks, np.int32)
+    size = library().gmeta_gpu_order_by_owner_workspace(ctypes.c_int64(n), ctypes.c_int32(ranks))
+    space = DeviceArray(size, np.uint8)
+    results = (keys.pointer, inverse.pointer, counts.pointer, space.pointer, ctypes.c_size_t(size), None)
+    call("order_by_owner", given.pointer, n, ctypes.c_int32(ranks), *results)
+    owner = logical_shards(ids) * ranks // 1024
+    order = np.argsort(owner, kind="stable")
+    places = np.empty(n, np.int64)
+    places[order] = np.arange(n)
+    np.testing.assert_array_equal(keys.numpy(), ids[order])
+    np.testing.assert_array_equal(inverse.numpy(), places)
+    np.testing.assert_array_equal(counts.numpy(), np.bincount(owner, minlength=ranks))
+
+
 def test_a_small_workspace_is_refused() -> None:
     ids, space = DeviceArray.of([1, 2], np.int64), DeviceArray(16, np.uint8)
+    by_owner = (ids.pointer, ids.pointer, ids.pointer, space.pointer, 16, None)
+    with pytest.raises(CudaError, match="gmeta_gpu_order_by_owner_workspace says"):
+        call("order_by_owner", ids.pointer, 2, ctypes.c_int32(2), *by_owner)
     with pytest.raises(CudaError, match="gmeta_gpu_unique_workspace says"):
         call("unique", ids.pointer, 2, ids.pointer, ids.pointer, ids.pointer, space.pointer, 16, None)
 

@@ -2,6 +2,7 @@
 // the CUDA sources as they stand, by their C interface, against the CPU's code and plain loops.
 
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -54,6 +55,39 @@ void CheckUnique(const vector<int64_t>& ids, int32_t ranks, uint32_t seed) {
   CHECK(counts == expected_counts);
 }
 
+// All ids by owner, against the CPU's order of as many keys.
+void CheckOrder(const vector<int64_t>& ids, int32_t ranks, uint32_t seed) {
+  emulated::settings.seed = seed;
+  const int64_t n = static_cast<int64_t>(ids.size());
+  vector<int64_t> keys(ids.size(), -1), expected = ids;
+  vector<int32_t> inverse(ids.size(), -1), expected_inverse(ids.size());
+  vector<int32_t> counts(static_cast<size_t>(ranks), -1), expected_counts(counts.size());
+  std::iota(expected_inverse.begin(), expected_inverse.end(), 0);
+  const emulated::Workspace room(gmeta_gpu_order_by_owner_workspace(n, ranks));
+  CHECK_EQ(gmeta_gpu_order_by_owner(ids.data(), n, ranks, keys.data(), inverse.data(),
+                                    counts.data(), room.data, room.bytes, nullptr),
+           0);
+  gmeta::OrderByOwner(counts.size(), expected.data(), expected.size(), expected_inverse.data(),
+                      expected_inverse.size(), expected_counts.data());
+  CHECK(keys == expected);
+  CHECK(inverse == expected_inverse);
+  CHECK(counts == expected_counts);
+  for (size_t i = 0; i < ids.size(); ++i) CHECK_EQ(keys[inverse[i]], ids[i]);
+}
+
+void CheckRefused() {
+  int64_t id = 7, key = 0;
+  int32_t place, count;
+  const emulated::Workspace room(gmeta_gpu_order_by_owner_workspace(1, 2));
+  for (const int32_t ranks : {0, 1025}) {
+    CHECK(gmeta_gpu_order_by_owner(&id, 1, ranks, &key, &place, &count, room.data, room.bytes,
+                                   nullptr) != 0);
+  }
+  int32_t counts[2];
+  CHECK(gmeta_gpu_order_by_owner(&id, 1, 2, &key, &place, counts, room.data, 16, nullptr) != 0);
+  CHECK_EQ(key, 0);
+}
+
 }  // namespace
 
 int main() {
@@ -63,5 +97,11 @@ int main() {
     CheckUnique({INT64_MIN, -1, 0, INT64_MAX, -1, INT64_MIN}, ranks, 2);
     CheckUnique(Ids(3000, 700, &random), ranks, 3);  // of two stretches
     CheckUnique(Ids(500, 1000000, &random), ranks, 4);
+    if (ranks == 0) continue;
+    CheckOrder({}, ranks, 5);
+    CheckOrder({INT64_MIN, -1, 0, INT64_MAX, -1, INT64_MIN}, ranks, 6);
+    CheckOrder(Ids(3000, 700, &random), ranks, 7);
+    CheckOrder(Ids(1, 5, &random), ranks, 8);
   }
+  CheckRefused();
 }

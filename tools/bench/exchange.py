@@ -2,6 +2,7 @@
 
     gmeta bench exchange --json FILE
     gmeta bench exchange --ranks 2 4 --dims 64 256
+    gmeta bench exchange --ranks 2 --dims 64 128 256 512 --device gpu
     gmeta bench exchange --ranks 2 --lane
     gmeta bench exchange --ranks 2 --lane --gbit 1 10 25
 
@@ -103,6 +104,12 @@ def main() -> None:
     options.add_argument("--dims", type=int, nargs="+", default=[64, 256])
     options.add_argument("--ids", nargs="+", default=["criteo", "million"], choices=["criteo", "million"])
     options.add_argument("--batch", type=int, default=4096)
+    options.add_argument(
+        "--device",
+        default="cpu",
+        choices=["cpu", "gpu"],
+        help="where the tables are, and messages are made (default: %(default)s)",
+    )
     options.add_argument("--lane", action="store_true", help="measure only the lane beside Horovod")
     options.add_argument("--gbit", type=float, nargs="+", help="with --lane: over wires of such rates")
     options.add_argument("--plot", type=Path, help="draw time and bytes against ranks into this PNG")
@@ -112,6 +119,7 @@ def main() -> None:
         "rounds": given.rounds,
         "batch": given.batch,
         "dims": given.dims,
+        "device": given.device,
         "ids": given.ids,
         "wire": [1 << 10, 1 << 20, 1 << 23, 1 << 25],
         "compute": 0.2,

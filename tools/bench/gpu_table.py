@@ -160,10 +160,14 @@ class _Bench:
         ours = self.time(lambda i: call("unique", at(sets[i % SETS]), BATCH, *results, *rest, stream()))
         ranks = (at(sets[0]), BATCH, ctypes.c_int32(8), *results, at(counts))
         owners = self.time(lambda i: call("unique_by_owner", at(sets[i % SETS]), *ranks[1:], *rest, stream()))
+        own_size = library().gmeta_gpu_order_by_owner_workspace(ctypes.c_int64(BATCH), ctypes.c_int32(8))
+        own = (at(space), ctypes.c_size_t(own_size), stream())  # which is less than for unique_by_owner
+        ordered = self.time(lambda i: call("order_by_owner", at(sets[i % SETS]), *ranks[1:], *own))
         theirs = self.time(lambda i: torch.unique(sets[i % SETS], return_inverse=True))
         self.results += [
             Result(f"gpu_table/unique/{form}", ours * 1e3, "ms", "torch.unique", theirs * 1e3),
             Result(f"gpu_table/unique_by_owner/{form}/ranks8", owners * 1e3, "ms"),
+            Result(f"gpu_table/order_by_owner/{form}/ranks8", ordered * 1e3, "ms"),
         ]
 
     def step(self) -> None:

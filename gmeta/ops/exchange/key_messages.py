@@ -46,8 +46,7 @@ def route_keys(
       dedup: Whether to deduplicate keys. False only orders all ``n_t`` keys by owner, to measure what
         deduplication saves.
       device: Where keys are deduplicated and messages built. Use ``"gpu"`` for keys and tables on a GPU; an
-        owner's keys of a table are then in the order of their first appearance. Without ``dedup``, the host
-        does it.
+        owner's keys of a table are then in the order of their first appearance.
 
     Returns:
       A `RoutedKeys`.
@@ -74,8 +73,8 @@ def route_keys(
     if not batches:
         raise ConfigError("route_keys: at least one table is needed")
     note = keys_vector(note, "route_keys: note")
-    if device == "gpu" and dedup:
-        return gpu_keys.route(batches, note=note, world_size=world_size)
+    if device == "gpu":
+        return gpu_keys.route(batches, note=note, world_size=world_size, dedup=dedup)
     message, splits, found, counts, inverse = _native.gmeta_route_keys(
         batches=batches, note=note, world_size=world_size, dedup=dedup
     )
@@ -132,8 +131,8 @@ def receive_keys(
         )
     message = keys_vector(message, "receive_keys: message")
     splits = tf.convert_to_tensor(splits, tf.int32)
-    if device == "gpu" and dedup:
-        return gpu_keys.receive(message, splits, tables=tables, note_size=note_size)
+    if device == "gpu":
+        return gpu_keys.receive(message, splits, tables=tables, note_size=note_size, dedup=dedup)
     keys, positions, counts, notes, wire_keys = _native.gmeta_receive_keys(
         message=message,
         splits=splits,

@@ -1,4 +1,4 @@
-"""Deduplication of the ids of a batch."""
+"""Deduplication of the ids of a batch, and their order by owner."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gmeta.ops.portable import is_portable
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaUnique")
+tf.no_gradient("GmetaOrderByOwner")
 
 
 class Unique(NamedTuple):
@@ -60,11 +61,11 @@ def unique(ids: Any, *, device: Place = "cpu") -> Unique:
 
 
 class UniqueByOwner(NamedTuple):
-    """Distinct keys by owner, and their positions in the ids.
+    """Keys by owner, and their positions in the ids.
 
     Attributes:
-      keys: (u,) int64, distinct: the keys that rank 0 owns, then those of rank 1, …; the keys of a rank are
-        in the order of their first appearance.
+      keys: (u,) int64, the keys that rank 0 owns, then those of rank 1, …. `unique_by_owner` returns distinct
+        ones, those of a rank in the order of their first appearance.
       inverse: (n,) int32: ``tf.gather(keys, inverse)`` restores the ids.
       counts: (W,) int32, in host memory: how many keys each rank owns.
     """
@@ -99,8 +100,41 @@ def unique_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> Uniq
     References:
       MTGenRec, section 3.3.
     """
-    if not 1 <= world_size <= LOGICAL_SHARDS:
-        raise ConfigError(f"unique_by_owner: world_size must lie in [1, {LOGICAL_SHARDS}], got {world_size}")
-    ids = keys_vector(ids, "unique_by_owner")
+    ids = _ids_of_ranks(ids, world_size, "unique_by_owner")
     with tf.device(DEVICE_NAMES[device]):
         return UniqueByOwner(*_native.gmeta_unique(ids=ids, ranks=world_size))
+
+
+def order_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> UniqueByOwner:
+    """Order the ids of a vector by the rank that owns them, and leave none out.
+
+    An id that occurs several times stays so often, to measure what deduplication saves.
+
+    Args:
+      ids: As in `unique_by_owner`; so are world_size and device.
+      world_size: How many ranks there are.
+      device: Where to compute.
+
+    Returns:
+      A `UniqueByOwner` of all (n,) ids; those of a rank are in the order in which they came.
+
+    Raises:
+      ConfigError: As in `unique_by_owner`.
+
+    Example:
+      >>> found = order_by_owner([1, 0, 1, 7], world_size=2)  # rank 0 owns keys 0 and 7, rank 1 key 1
+      >>> found.keys.numpy(), found.inverse.numpy(), found.counts.numpy()
+      (array([0, 7, 1, 1]), array([2, 0, 3, 1], dtype=int32), array([2, 2], dtype=int32))
+
+    References:
+      MTGenRec, section 3.3.
+    """
+    ids = _ids_of_ranks(ids, world_size, "order_by_owner")
+    with tf.device(DEVICE_NAMES[device]):
+        return UniqueByOwner(*_native.gmeta_order_by_owner(ids=ids, ranks=world_size))
+
+
+def _ids_of_ranks(ids: Any, world_size: int, owner: str) -> tf.Tensor:
+    if not 1 <= world_size <= LOGICAL_SHARDS:
+        raise ConfigError(f"{owner}: world_size must lie in [1, {LOGICAL_SHARDS}], got {world_size}")
+    return keys_vector(ids, owner)

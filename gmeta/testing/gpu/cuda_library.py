@@ -63,7 +63,7 @@ def library() -> ctypes.CDLL:
     """The library; its functions return a status or a number."""
     loaded = ctypes.CDLL(str(library_path()))
     loaded.gmeta_cuda_error.restype = ctypes.c_char_p
-    for name in ("unique_workspace", "segment_sum_workspace"):
+    for name in ("unique_workspace", "order_by_owner_workspace", "segment_sum_workspace"):
         getattr(loaded, f"gmeta_gpu_{name}").restype = ctypes.c_size_t
     return loaded
 

@@ -1,9 +1,10 @@
 #include <algorithm>
-#include <cub/device/device_radix_sort.cuh>
+#include <optional>
 #include <string>
 
 #include "ops/common/gpu/cuda_error.cuh"
 #include "ops/common/gpu/cuda_launch.cuh"
+#include "ops/unique/gpu/owner_order.cuh"
 #include "ops/unique/gpu/unique.cuh"
 #include "ops/unique/gpu/unique_abi.h"
 #include "ops/unique/gpu/unique_steps.cuh"
@@ -21,21 +22,10 @@ struct Scratch {
   uint32_t* firsts;
   // By owner:
   int64_t* keys;
-  uint16_t* owners;
-  uint16_t* sorted_owners;
-  int32_t* places;
-  int32_t* order;
   int32_t* moved;
-  void* sort;
-  size_t sort_bytes;
+  std::optional<OwnerOrder> order;
   size_t bytes;
 };
-
-int OwnerBits(int32_t ranks) {
-  int bits = 1;
-  while ((1 << bits) <= ranks) ++bits;  // `ranks` itself is one of the numbers
-  return bits;
-}
 
 Scratch Cut(int64_t n, int32_t ranks, void* base) {
   Workspace space(base);
@@ -53,15 +43,8 @@ Scratch Cut(int64_t n, int32_t ranks, void* base) {
   s.firsts = space.Take<uint32_t>(s.stretches);
   if (ranks > 0) {
     s.keys = space.Take<int64_t>(n);
-    s.owners = space.Take<uint16_t>(n);
-    s.sorted_owners = space.Take<uint16_t>(n);
-    s.places = space.Take<int32_t>(n);
-    s.order = space.Take<int32_t>(n);
     s.moved = space.Take<int32_t>(n);
-    CheckCuda(cub::DeviceRadixSort::SortPairs(nullptr, s.sort_bytes, s.owners, s.sorted_owners,
-                                              s.places, s.order, n, 0, OwnerBits(ranks)),
-              "sizing the sort by owner");
-    s.sort = space.Take<char>(s.sort_bytes);
+    if (n > 0) s.order.emplace(n, ranks, &space);
   }
   s.bytes = space.bytes();
   return s;
@@ -96,30 +79,38 @@ void Unique(const int64_t* ids, int64_t n, int32_t ranks, int64_t* keys, int32_t
          s.bits, s.firsts);
   Launch(unique::Number, s.stretches, kThreads, 0, stream, "unique", ids, s.slots, slot_of, s.words,
          s.bits, s.firsts, ranks > 0 ? s.keys : keys, count);
-  if (ranks > 0) {
-    const uint32_t blocks = std::min(Blocks(n), 1024u);
-    Launch(unique::FindOwners, blocks, kThreads, 0, stream, "unique", s.keys, count, size,
-           static_cast<uint32_t>(ranks), s.owners, s.places, counts);
-    CheckCuda(cub::DeviceRadixSort::SortPairs(s.sort, s.sort_bytes, s.owners, s.sorted_owners,
-                                              s.places, s.order, n, 0, OwnerBits(ranks), stream),
-              "sorting by owner");
-    Launch(unique::Move, Blocks(n), kThreads, 0, stream, "unique", s.keys, s.order, count, keys,
-           s.moved);
-  }
+  if (ranks > 0) s.order->Run(s.keys, count, keys, s.moved, counts, stream);
   Launch(unique::Answer, Blocks(n), kThreads, 0, stream, "unique", s.slots, s.moved, size, inverse);
 }
 
 namespace {
 
+void RequireSize(int64_t n) {
+  Require(n >= 0 && n <= (1 << 30),
+          "unique: at most 2^30 ids in a call, got " + std::to_string(n) + ": split the batch");
+}
+
+void RequireRanks(int32_t ranks, const std::string& function) {
+  Require(ranks >= 1 && ranks <= 1024,
+          function + ": ranks must be 1 to 1024, got " + std::to_string(ranks));
+}
+
+void RequireRoom(size_t bytes, size_t needed, const std::string& function) {
+  Require(bytes >= needed, "unique: the workspace has " + std::to_string(bytes) + " bytes, but " +
+                               function + " says " + std::to_string(needed));
+}
+
+size_t OrderBytes(int64_t n, int32_t ranks) {
+  Workspace space(nullptr);
+  if (n > 0) OwnerOrder(n, ranks, &space);
+  return space.bytes();
+}
+
 int Run(const int64_t* ids, int64_t n, int32_t ranks, int64_t* keys, int32_t* inverse,
         int32_t* counts, int32_t* count, void* workspace, size_t workspace_bytes, void* stream) {
   return Guarded([&] {
-    Require(n >= 0 && n <= (1 << 30),
-            "unique: at most 2^30 ids in a call, got " + std::to_string(n) + ": split the batch");
-    const size_t needed = UniqueBytes(n, ranks);
-    Require(workspace_bytes >= needed,
-            "unique: the workspace has " + std::to_string(workspace_bytes) +
-                " bytes, but gmeta_gpu_unique_workspace says " + std::to_string(needed));
+    RequireSize(n);
+    RequireRoom(workspace_bytes, UniqueBytes(n, ranks), "gmeta_gpu_unique_workspace");
     Unique(ids, n, ranks, keys, inverse, counts, count, workspace,
            static_cast<cudaStream_t>(stream));
   });
@@ -143,12 +134,33 @@ int gmeta_gpu_unique_by_owner(const int64_t* ids, int64_t n, int32_t ranks, int6
                               int32_t* inverse, int32_t* counts, int32_t* count, void* workspace,
                               size_t workspace_bytes, void* stream) {
   return gmeta::Guarded([&] {
-    gmeta::Require(ranks >= 1 && ranks <= 1024,
-                   "unique_by_owner: ranks must be 1 to 1024, got " + std::to_string(ranks));
+    gmeta::RequireRanks(ranks, "unique_by_owner");
     const int status =
         gmeta::Run(ids, n, ranks, keys, inverse, counts, count, workspace, workspace_bytes, stream);
     if (status != GMETA_CUDA_OK) {
       throw gmeta::CudaError(static_cast<gmeta_cuda_status>(status), gmeta_cuda_error());
     }
+  });
+}
+
+size_t gmeta_gpu_order_by_owner_workspace(int64_t n, int32_t ranks) {
+  size_t bytes = 0;
+  gmeta::Guarded([&] { bytes = gmeta::OrderBytes(n, ranks); });
+  return bytes;
+}
+
+int gmeta_gpu_order_by_owner(const int64_t* ids, int64_t n, int32_t ranks, int64_t* keys,
+                             int32_t* inverse, int32_t* counts, void* workspace,
+                             size_t workspace_bytes, void* stream) {
+  return gmeta::Guarded([&] {
+    gmeta::RequireSize(n);
+    gmeta::RequireRanks(ranks, "order_by_owner");
+    gmeta::RequireRoom(workspace_bytes, gmeta::OrderBytes(n, ranks),
+                       "gmeta_gpu_order_by_owner_workspace");
+    const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+    gmeta::CheckCuda(cudaMemsetAsync(counts, 0, sizeof *counts * ranks, queue), "clearing counts");
+    if (n == 0) return;
+    gmeta::Workspace space(workspace);
+    gmeta::OwnerOrder(n, ranks, &space).Run(ids, nullptr, keys, inverse, counts, queue);
   });
 }

@@ -18,8 +18,8 @@
 //      no longer needed.
 //   4. Answer. inverse[i] is the content of the slot of position i.
 //
-// By owner: the keys' places are sorted by owner, stably, before the last step. unique_steps.cuh
-// has the kernels.
+// By owner: keys are ordered by owner (owner_order.cuh) before the last step. unique_steps.cuh has
+// the kernels.
 
 #ifndef GMETA_OPS_UNIQUE_GPU_UNIQUE_CUH_
 #define GMETA_OPS_UNIQUE_GPU_UNIQUE_CUH_

@@ -1,5 +1,5 @@
 // The distinct keys of a batch on the GPU, and two operations with them: copying rows to positions,
-// and summing positions back to rows. unique.cuh and segment_sum.cuh describe how.
+// and summing positions back to rows. unique.cuh, owner_order.cuh and segments.cuh describe how.
 //
 // All pointers are to device memory unless a comment says otherwise. All work is queued on
 // `stream`; no function waits for it. The caller provides scratch memory: as many bytes as the
@@ -37,6 +37,18 @@ GMETA_CUDA_API int gmeta_gpu_unique_by_owner(const int64_t* ids, int64_t n, int3
                                              int64_t* keys, int32_t* inverse, int32_t* counts,
                                              int32_t* count, void* workspace,
                                              size_t workspace_bytes, void* stream);
+
+// Returns the bytes of scratch for gmeta_gpu_order_by_owner of n ids and so many ranks.
+GMETA_CUDA_API size_t gmeta_gpu_order_by_owner_workspace(int64_t n, int32_t ranks);
+
+// Orders all ids by the rank that owns them, those of a rank as they came; nothing is left out.
+//   ids      (n,) any int64; they may not overlap with `keys`
+//   keys     (n,) the ids in their order
+//   inverse  (n,) keys[inverse[i]] == ids[i], each place once
+//   counts   (ranks,) the number of ids that each rank owns
+GMETA_CUDA_API int gmeta_gpu_order_by_owner(const int64_t* ids, int64_t n, int32_t ranks,
+                                            int64_t* keys, int32_t* inverse, int32_t* counts,
+                                            void* workspace, size_t workspace_bytes, void* stream);
 
 // Copies rows of `dim` floats: out[i] = rows[inverse[i]], for i < n.
 GMETA_CUDA_API int gmeta_gpu_gather_rows(const float* rows, int64_t dim, const int32_t* inverse,

@@ -1,4 +1,4 @@
-// The kernels of unique.cuh, in the order in which they run.
+// The kernels of unique.cuh, in the order in which they run; owner_order.cuh has those by owner.
 
 #ifndef GMETA_OPS_UNIQUE_GPU_UNIQUE_STEPS_CUH_
 #define GMETA_OPS_UNIQUE_GPU_UNIQUE_STEPS_CUH_
@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "ops/common/murmur_hash3.h"
-#include "ops/table/core/logical_shards.h"
 
 namespace gmeta {
 namespace unique {
@@ -121,42 +120,6 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= n) return;
   const uint32_t place = slots[static_cast<uint32_t>(inverse[i])];
   inverse[i] = moved == nullptr ? static_cast<int32_t>(place) : moved[place];
-}
-
-// Finds the owner of each key, `ranks` for places without a key. Adds the keys of rank r to
-// counts[r].
-__global__ void __launch_bounds__(kThreads)
-    FindOwners(const int64_t* __restrict__ keys, const int32_t* __restrict__ count, uint32_t n,
-               uint32_t ranks, uint16_t* __restrict__ owners, int32_t* __restrict__ places,
-               int32_t* counts) {
-  __shared__ int32_t sums[kLogicalShards];
-  for (uint32_t r = threadIdx.x; r < ranks; r += kThreads) sums[r] = 0;
-  __syncthreads();
-  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < n;
-       i += uint64_t{gridDim.x} * kThreads) {
-    uint32_t owner = ranks;
-    if (i < static_cast<uint32_t>(*count)) {
-      owner = LogicalShard(MurmurHash3(keys[i])) * ranks >> kLog2LogicalShards;
-      atomicAdd(sums + owner, 1);
-    }
-    owners[i] = static_cast<uint16_t>(owner);
-    places[i] = static_cast<int32_t>(i);
-  }
-  __syncthreads();
-  for (uint32_t r = threadIdx.x; r < ranks; r += kThreads) {
-    if (sums[r] != 0) atomicAdd(counts + r, sums[r]);
-  }
-}
-
-// Moves the keys into their order. order[p] is the former place of the key at place p.
-__global__ void __launch_bounds__(kThreads)
-    Move(const int64_t* __restrict__ from, const int32_t* __restrict__ order,
-         const int32_t* __restrict__ count, int64_t* __restrict__ keys,
-         int32_t* __restrict__ moved) {
-  const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= static_cast<uint32_t>(*count)) return;
-  keys[i] = from[order[i]];
-  moved[order[i]] = static_cast<int32_t>(i);
 }
 
 }  // namespace unique

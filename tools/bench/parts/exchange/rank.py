@@ -11,6 +11,7 @@ from collections.abc import Callable
 import gmeta
 import tensorflow as tf
 from gmeta.core import collectives
+from gmeta.ops.device import Place
 from parts.exchange.ids import CRITEO, ZipfIds
 from parts.exchange.steps import PER_FEATURE, WAYS, make_step
 from parts.exchange.tfra_steps import make_tfra_step
@@ -34,13 +35,13 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def ways(ids: str, dim: int, batch: int, rounds: int) -> dict[str, dict[str, float]]:
+def ways(ids: str, dim: int, batch: int, rounds: int, device: Place) -> dict[str, dict[str, float]]:
     """Time and bytes of a step in every way, interleaved."""
     world = collectives.world()
     vocabularies = VOCABULARIES[ids]
     draw = ZipfIds(vocabularies, seed=100 + world.rank)
     batches = [[tf.constant(part) for part in draw.batch(batch)] for _ in range(WARM_UP + rounds)]
-    steps = {way: make_step(way, dim, len(vocabularies)) for way in (*WAYS, PER_FEATURE)}
+    steps = {way: make_step(way, dim, len(vocabularies), device) for way in (*WAYS, PER_FEATURE)}
     tfra = make_tfra_step(dim, len(vocabularies)) if world.size > 1 else None
     if tfra is not None:
         steps["tfra"] = tfra
@@ -76,11 +77,11 @@ def wire(sizes: tuple[int, ...], rounds: int) -> list[tuple[int, float]]:
     return found
 
 
-def scaling(ids: str, dim: int, batch: int, compute: float, rounds: int) -> float:
+def scaling(ids: str, dim: int, batch: int, compute: float, rounds: int, device: Place) -> float:
     """Seconds of a step with a sleep for the model's computation and an all-reduce of a million weights."""
     world = collectives.world()
     draw = ZipfIds(VOCABULARIES[ids], seed=200 + world.rank)
-    step = make_step("both", dim, len(VOCABULARIES[ids]))
+    step = make_step("both", dim, len(VOCABULARIES[ids]), device)
     dense = tf.ones([1_000_000])
 
     @tf.function
@@ -116,15 +117,17 @@ def main() -> None:
     os.environ.setdefault("HOROVOD_LOCAL_RANK", "0")
     take_cores(settings["cores_a_rank"])
     gmeta.init()
-    rounds, batch = settings["rounds"], settings["batch"]
+    rounds, batch, device = settings["rounds"], settings["batch"], settings["device"]
     found = {
         "ways": {
-            f"{ids}/dim{dim}": ways(ids, dim, batch, rounds)
+            f"{ids}/dim{dim}": ways(ids, dim, batch, rounds, device)
             for ids in settings["ids"]
             for dim in settings["dims"]
         },
         "wire": wire(tuple(settings["wire"]), rounds),
-        "scaling": scaling(settings["ids"][0], settings["dims"][0], batch, settings["compute"], rounds),
+        "scaling": scaling(
+            settings["ids"][0], settings["dims"][0], batch, settings["compute"], rounds, device
+        ),
     }
     if collectives.world().rank == 0:
         out.write_text(json.dumps(found))

@@ -16,6 +16,7 @@ from gmeta import initializers, optimizers
 from gmeta.core import collectives
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients, exchange_values, fetch_rows
 from gmeta.ops import receive_keys, route_keys
+from gmeta.ops.device import Place
 
 WAYS = {"none": (False, False), "stage1": (True, False), "stage2": (False, True), "both": (True, True)}
 """Which of the two stages of deduplication are on."""
@@ -24,11 +25,12 @@ PER_FEATURE = "per_feature"
 
 def exchange_step(table: Any, keys: Sequence[tf.Tensor], sender: bool, owner: bool, name: str) -> tf.Tensor:
     """One step of the keys of all features together: three exchanges."""
-    sizes = [int(part.shape[0]) for part in keys]
-    routed = route_keys([tf.concat(keys, 0)], world_size=collectives.world().size, dedup=sender)
-    message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys")
-    sent = SentKeys(routed, receive_keys(message, splits, tables=1, dedup=owner))
-    (rows,) = exchange_values(sent, fetch_rows(sent, [table]), [table.dim], name=name)
+    sizes, place = [int(part.shape[0]) for part in keys], table.device
+    size = collectives.world().size
+    routed = route_keys([tf.concat(keys, 0)], world_size=size, dedup=sender, device=place)
+    message, splits = collectives.alltoall(routed.message, routed.splits, name=f"{name}/keys", place=place)
+    sent = SentKeys(routed, receive_keys(message, splits, tables=1, dedup=owner, device=place))
+    (rows,) = exchange_values(sent, fetch_rows(sent, [table]), [table.dim], device=place, name=name)
     vectors = tf.split(tf.gather(rows, routed.inverse[0]), sizes)
 
     gradients = tf.concat([0.01 * vector for vector in vectors], 0)
@@ -39,7 +41,7 @@ def exchange_step(table: Any, keys: Sequence[tf.Tensor], sender: bool, owner: bo
     return tf.reduce_sum(vectors[0])
 
 
-def make_step(way: str, dim: int, features: int) -> Any:
+def make_step(way: str, dim: int, features: int, device: Place) -> Any:
     """A compiled step of one way, with tables of its own.
 
     Args:
@@ -47,6 +49,7 @@ def make_step(way: str, dim: int, features: int) -> Any:
         of a model have them; nothing orders the features.
       dim: The width of rows.
       features: How many.
+      device: Where the tables are, and where messages are made.
 
     Returns:
       A function of the features' keys.
@@ -57,6 +60,7 @@ def make_step(way: str, dim: int, features: int) -> Any:
             optimizer=optimizers.Adagrad(0.1),
             initializer=initializers.Uniform(),
             name=f"{way}{dim}/{number}",
+            device=device,
         )
         for number in range(features if way == PER_FEATURE else 1)
     ]
