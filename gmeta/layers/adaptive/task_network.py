@@ -2,21 +2,22 @@
 
 Keras layers read their weights from their attributes. During a call, this module replaces the variables in
 the attributes of the adapted weights by tensors, so the layers compute with those tensors.
-`tf.vectorized_map` runs the tasks side by side. It turns the ops of one task into batched ops: matrix
-products with one kernel per task become one batched product. The layers need no support for tasks.
+`tf.vectorized_map` runs the tasks side by side (`map_tasks`). It turns the ops of one task into batched ops:
+matrix products with one kernel per task become one batched product. The layers need no support for tasks.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.layers.adaptive.task_map import map_tasks
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -109,7 +110,7 @@ class TaskNetwork(tf.keras.layers.Layer):
             with replace_weights(self.network, {**shared, **dict(zip(keys, values, strict=True))}):
                 return self._run(samples, training)
 
-        return _map_tasks(one_task, (x, *own.values()))
+        return map_tasks(one_task, (x, *own.values()))
 
     def _run(self, samples: Any, training: bool | None) -> tf.Tensor:
         outputs = self.network(samples, training=training) if self._takes_training else self.network(samples)
@@ -172,16 +173,6 @@ def _with_values(held: Any, values: Mapping[int, tf.Tensor], layer: tf.keras.lay
     if isinstance(held, list | tuple) and any(isinstance(part, tf.Variable) for part in held):
         return [_with_values(part, values, layer) for part in held]
     return held
-
-
-def _map_tasks(one_task: Callable[[tuple[Any, ...]], tf.Tensor], elements: tuple[Any, ...]) -> tf.Tensor:
-    """Apply ``one_task`` to each task's elements and stack the results."""
-    tasks = tf.nest.flatten(elements)[0].shape[0]
-    if not (tf.executing_eagerly() and tasks):
-        return tf.vectorized_map(one_task, elements)
-    # In eager mode vectorized_map would trace a new graph in each call, slower than running task after task.
-    of = [tf.nest.map_structure(lambda part, task=task: part[task], elements) for task in range(tasks)]
-    return tf.stack([one_task(each) for each in of])
 
 
 def _over_samples(run: Any, x: Any) -> tf.Tensor:

@@ -69,6 +69,11 @@ class ExposureLearner(TaskLearner):
                 f"{name}: the mixture {ranker.mixture.name!r} has metrics or a loss of balance, which can't "
                 "be where a graph is mapped over users: make it with report=None and balance_loss=0"
             )
+        if ranker.mixture.sparse is True:
+            raise ConfigError(
+                f"{name}: the mixture {ranker.mixture.name!r} has sparse=True, which can't be where a graph "
+                "is mapped over users: make it with sparse='auto'"
+            )
         self.query = _check(name, query)
         self.ranker, self.columns = ranker, ranker.columns
         self.labels = list(ranker.labels)

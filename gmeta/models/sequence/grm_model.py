@@ -349,6 +349,7 @@ def grm(
     experts: int = 4,
     expert_units: Sequence[int] = (64,),
     top_k: int | None = None,
+    sparse: bool | Literal["auto"] = "auto",
     tower_units: Sequence[int] = (32,),
     report: Literal["tasks", "experts"] | None = "tasks",
     dropout: float = 0.0,
@@ -380,7 +381,8 @@ def grm(
         a time column. None: HSTU starts as published, and finds recency later.
       experts: The number of experts.
       expert_units: Units of the experts' layers.
-      top_k: The number of experts that an exposure uses; None: all.
+      top_k: The number of experts that an exposure uses for a task; None: all.
+      sparse: Whether to compute only these, as for `gmeta.layers.MMoE`.
       tower_units: Units of the towers' hidden layers.
       report: As for `gmeta.layers.MMoE`.
       dropout: The dropout of tokens and in the backbone.
@@ -421,7 +423,14 @@ def grm(
         EmbeddingCollection(features, optimizer=optimizer, seed=seed),
         backbone,
         MMoE(
-            tasks, experts=experts, units=expert_units, top_k=top_k, report=report, seed=seed, name="mixture"
+            tasks,
+            experts=experts,
+            units=expert_units,
+            top_k=top_k,
+            sparse=sparse,
+            report=report,
+            seed=seed,
+            name="mixture",
         ),
         TaskHeads(tasks, units=tower_units, products=products, seed=seed, name="heads"),
         contexts=contexts,

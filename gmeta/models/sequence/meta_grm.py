@@ -45,8 +45,8 @@ class MetaGRM(TaskModel):
     logits; `by_label` converts them to the labels' logits.
 
     Args:
-      ranker: The model, trained before or not. Its mixture must have no metrics (``report=None``) and no
-        balance loss, because a graph that is mapped over users supports neither.
+      ranker: The model, trained before or not. Its mixture must have no metrics (``report=None``), no
+        balance loss and not ``sparse=True``, because a graph that is mapped over users supports none of them.
       query: How many of a user's latest exposures are the query: a number, or a share, which is rounded. With
         a share, at least one exposure is query, and of two or more exposures at least one is support.
       inner: The inner loop. Embedding rows can't adapt: each step would have to compute the trunk again.

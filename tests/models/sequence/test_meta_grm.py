@@ -17,7 +17,7 @@ RATE = 0.3
 EVENTS, EXPOSURES = [4, 0, 5], [4, 3, 1]
 
 
-def make_model(inner=None, report=None, **settings):
+def make_model(inner=None, report=None, sparse="auto", **settings):
     features = [
         FeatureConfig(n, TableConfig(n, 4, initializer=Normal(0.0, 0.5)))
         for n in ("item", "category", "action", "city")
@@ -35,6 +35,7 @@ def make_model(inner=None, report=None, **settings):
         experts=3,
         expert_units=[4],
         top_k=2,
+        sparse=sparse,
         tower_units=[3],
         weights={"ctcvr": 2.0},
         optimizer=SGD(0.1),
@@ -191,6 +192,7 @@ def test_it_is_fitted_measured_and_saved(tmp_path):
     ("settings", "told"),
     [
         ({"report": "tasks"}, "report=None"),
+        ({"sparse": True}, "make it with sparse='auto'"),
         ({"query": 1.5}, "share above 0 and below 1"),
         ({"inner": InnerLoop(adapt=["mixture", "embeddings"])}, "rows can't adapt"),
         ({"inner": InnerLoop("reptile", adapt=["mixture"])}, "Reptile doesn't differentiate"),
