@@ -41,9 +41,10 @@ class MMoE(tf.keras.layers.Layer):
     training on 2,048 samples or more is then 1.4 to 2.0 times as fast at twice, 2.5 to 3.6 at four times, 4.5
     to 5.2 at eight times, and 8.8 to 11 at sixteen times as many (`gmeta bench experts`). Gains are smaller
     with fewer samples: 0.7 to 1.2 of 64 to 512 samples at twice as many. With 4 experts and k = 2, where a
-    sample can need all, it is 0.9 to 1.3, so all are computed. ``"auto"`` also computes all in a graph that
-    is mapped over tasks, where groups of different sizes can't be, and on a GPU, for which nothing is
-    measured. XLA can't compile groups: there, use ``sparse=False``.
+    sample can need all, it is 0.9 to 1.3, so all are computed. A `GRM` gains little: its experts see only
+    exposures, hundreds a step, and its recipe has 4 experts without k. ``"auto"`` also computes all in a
+    graph that is mapped over tasks, where groups of different sizes can't be, and on a GPU, for which nothing
+    is measured. XLA can't compile groups: there, use ``sparse=False``.
 
     Metrics report how the gates choose. ``{name}/{task}/importance_cv2`` and ``.../load_cv2`` are the
     squared coefficients of variation over experts: 0 if all experts are used alike, experts - 1 if one does
