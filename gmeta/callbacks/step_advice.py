@@ -2,55 +2,139 @@
 
 from __future__ import annotations
 
-from gmeta.callbacks.step_clock import PARTS, StepSeconds
+from dataclasses import dataclass
+from typing import Any
+
+from gmeta.callbacks.step_records import StepSeconds
+from gmeta.core import collectives
 from gmeta.meta import InnerLoop
 
-_HALF_BYTES = "let rows travel in half the bytes (EmbeddingCollection(wire_dtype='bfloat16'))"
-_CYCLE_TIME = "set HOROVOD_CYCLE_TIME=0.1 in the ranks' environment"
+
+@dataclass(frozen=True)
+class Setting:
+    """What a training has set already, which isn't advised.
+
+    Attributes:
+      ranks: How many ranks take a step together.
+      groups: How many groups they form.
+      through_horovod: Whether exchanges go through Horovod.
+      depth: The pipeline's.
+      micro_batches: The pipeline's.
+      inner: The model's inner loop, if it has one.
+    """
+
+    ranks: int = 1
+    groups: int = 1
+    through_horovod: bool = True
+    depth: int = 0
+    micro_batches: int = 1
+    inner: InnerLoop | None = None
 
 
-def advice(part: str, ranks: int = 1, inner: InnerLoop | None = None) -> str:
-    """What makes a part of a step faster.
+def of_model(model: Any) -> Setting:
+    """Return what a compiled model, and its job, have set."""
+    from gmeta.core.collectives.lane import lane_kind
+    from gmeta.ops.device import compute_place
+
+    here, pipeline = collectives.world(), getattr(model, "_pipeline", None)
+    inner = getattr(model, "inner", None)
+    return Setting(
+        here.size,
+        here.groups,
+        lane_kind(compute_place()) == "horovod",
+        getattr(pipeline, "depth", 0),
+        getattr(pipeline, "micro_batches", 1),
+        inner if isinstance(inner, InnerLoop) else None,
+    )
+
+
+def advice(part: str, setting: Setting | None = None) -> str:
+    """Say what makes a part of a step faster.
 
     Args:
-      part: One of `PARTS`.
-      ranks: How many ranks take the step together.
-      inner: The model's inner loop: what it hasn't set isn't advised to be changed.
+      part: One of `gmeta.callbacks.step_records.PARTS`.
+      setting: What is set already; None: nothing.
     """
-    return "; ".join(_BY_PART[part](ranks, inner or InnerLoop(steps=2, recompute=True)))
+    return "; ".join(_BY_PART[part](setting or Setting()))
 
 
-def summary(times: StepSeconds, ranks: int = 1, inner: InnerLoop | None = None) -> str:
-    """A few lines for the end of a training: the parts of a step, the slowest, and what to change."""
+def summary(times: StepSeconds, setting: Setting | None = None) -> str:
+    """Return a few lines for the end of a training: a step's parts, the slowest, and what to change."""
     if not times.steps:
         return "step times: no step was measured; measure every step of a short training, StepTimes(every=1)"
-    parts = [part for part in PARTS if times.seconds.get(part)]
-    lines = [f"  {part:<8}{times.milliseconds(part):9.2f} ms{times.share(part):6.0%}" for part in parts]
+    lines = [
+        f"  {part:<8}{times.milliseconds(part):9.2f} ms{times.share(part):6.0%}" for part in times.seconds
+    ]
     whole = 1e3 * times.total / times.steps
     head = f"step times: {whole:.2f} ms a step, the mean of {times.steps:.0f} that were measured"
-    slowest = f"{times.slowest} takes longest: {advice(times.slowest, ranks, inner)}"
-    return "\n".join([head, *lines, slowest])
+    slowest = f"{times.slowest} takes longest: {advice(times.slowest, setting)}"
+    return "\n".join([head, *lines, *_waits(times), slowest])
 
 
-def _data(ranks: int, inner: InnerLoop) -> list[str]:
+def _waits(times: StepSeconds) -> list[str]:
+    """Say which rank is waited for."""
+    if len(times.waits) < 2:
+        return []
+    each = [1e3 * seconds * len(times.waits) / times.steps for seconds in times.waits]
+    most, least = max(range(len(each)), key=each.__getitem__), min(range(len(each)), key=each.__getitem__)
     return [
+        f"rank {least} waits least, {each[least]:.2f} ms a step, and rank {most} most, {each[most]:.2f} ms: "
+        f"rank {least} is the one that is waited for"
+    ]
+
+
+def _data(setting: Setting) -> list[str]:
+    return [
+        *([] if setting.depth else ["read while a step computes (Dataset.prefetch, or gmeta.Pipeline())"]),
         "read with more threads (gmeta.io.ReadOptions(threads=)) or from a faster disk",
         "prepare in the columnar layout (gmeta prepare --layout columnar)",
         "keep data that is the same in every epoch in memory (.cache())",
     ]
 
 
-def _lookup(ranks: int, inner: InnerLoop) -> list[str]:
-    of_ranks = [_CYCLE_TIME, _HALF_BYTES, "give ranks batches of equal cost (gmeta.io.Balance)"]
+def _lookup(setting: Setting) -> list[str]:
+    ahead = f"read rows {setting.depth + 1} batches ahead, while a step computes"
     return [
-        *(of_ranks if ranks > 1 else []),
+        *([f"{ahead} (gmeta.Pipeline(depth={setting.depth + 1}))"] if setting.depth < 2 else []),
         "give features equal widths and settings, so that fewer tables are looked up "
         "(EmbeddingCollection.plan() shows which share one)",
-        "make batches of more tasks: an id that several of them have is looked up once",
+        "make batches larger: an id that several samples, or tasks, have is looked up once",
     ]
 
 
-def _loops(ranks: int, inner: InnerLoop) -> list[str]:
+def _exchange(setting: Setting) -> list[str]:
+    micro = "let rows and gradients travel while parts of a batch compute (gmeta.Pipeline(micro_batches=2))"
+    return [
+        *(["set HOROVOD_CYCLE_TIME=0.1 in the ranks' environment"] if setting.through_horovod else []),
+        *([] if setting.depth else ["send keys while a step computes (gmeta.Pipeline(depth=1))"]),
+        *([micro] if setting.micro_batches == 1 else []),
+        "let rows travel in half the bytes (EmbeddingCollection(wire_dtype='bfloat16'))",
+        *(
+            ["keep rows within groups of ranks (gmeta.init(groups=2))"]
+            if setting.ranks > 2 > setting.groups
+            else []
+        ),
+    ]
+
+
+def _wait(setting: Setting) -> list[str]:
+    return [
+        "give ranks batches of equal cost (gmeta.io.Balance)",
+        "see in the trace which rank is late, and in what part (StepTimes(trace='trace.json'))",
+        "leave each rank its own cores",
+    ]
+
+
+def _computes(setting: Setting) -> list[str]:
+    return [
+        "compute in half precision on a GPU (tf.keras.mixed_precision.set_global_policy('mixed_float16'))",
+        "make the network smaller, or sequences shorter",
+        *(["share the work among more ranks (gmeta launch)"] if setting.ranks == 1 else []),
+    ]
+
+
+def _loops(setting: Setting) -> list[str]:
+    inner = setting.inner or InnerLoop(steps=2, recompute=True)
     return [
         *(["take fewer inner steps (InnerLoop(steps=))"] if inner.steps > 1 else []),
         "adapt fewer layers (InnerLoop(adapt=))",
@@ -62,17 +146,35 @@ def _loops(ranks: int, inner: InnerLoop) -> list[str]:
     ]
 
 
-def _outer(ranks: int, inner: InnerLoop) -> list[str]:
+def _outer(setting: Setting) -> list[str]:
+    inner = setting.inner or InnerLoop(steps=2, recompute=True)
     kept = "recompute=False, where memory allows it, leaves out a second forward pass of every inner step"
-    return [*([kept] if inner.recompute else []), *_loops(ranks, inner)]
+    return [*([kept] if inner.recompute else []), *_loops(setting)]
 
 
-def _update(ranks: int, inner: InnerLoop) -> list[str]:
+def _update(setting: Setting) -> list[str]:
     return [
-        *([_CYCLE_TIME, _HALF_BYTES] if ranks > 1 else []),
-        "make batches of more tasks, so that a row which several of them have steps once",
+        "make batches larger, so that a row which several samples, or tasks, have steps once",
         "make one step of several batches (compile(accumulate_steps=))",
     ]
 
 
-_BY_PART = {"data": _data, "lookup": _lookup, "inner": _loops, "outer": _outer, "update": _update}
+def _step(setting: Setting) -> list[str]:
+    return [
+        "to see its parts, derive the model from gmeta.models.Model, and let its train_step call "
+        "super().train_step(data)"
+    ]
+
+
+_BY_PART = {
+    "data": _data,
+    "lookup": _lookup,
+    "exchange": _exchange,
+    "wait": _wait,
+    "forward": _computes,
+    "inner": _loops,
+    "backward": _computes,
+    "outer": _outer,
+    "update": _update,
+    "step": _step,
+}

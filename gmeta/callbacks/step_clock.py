@@ -1,164 +1,225 @@
-"""Where the time of a training step goes: its parts, measured inside the step's own graph.
+"""Reads the time at which parts of a training step end, inside the step's own graph.
 
-A profiler tells what kernels ran; this tells which of a step's few parts is worth a change. The parts follow
-each other by their data: rows can't be looked up before the batch is there, and tasks can't adapt before they
-have rows. So a part ends when the tensors it makes are there, and begins when the part before it has ended.
+A profiler tells what kernels ran; this tells which of a step's few parts is worth a change.
 
-A mark waits for tensors, and nothing waits for a mark: whatever of a step overlaps goes on doing so, and
-the clock shows when it was over. Marks wait for each other alone, through the variables that they write.
+A stamp waits for tensors, and nothing waits for a stamp, not even another one: whatever of a step overlaps
+goes on doing so, and the clock shows when it was over. Each stamp writes into a variable of its own, which is
+read between the steps.
 
 A kernel on a GPU is only launched when TensorFlow's executor says that its op is done. So where there is a
-GPU a mark copies one number of each tensor to the host, which can't be had before the kernel has run, and
+GPU a stamp copies one number of each tensor to the host, which can't be had before the kernel has run, and
 makes use of it, or TensorFlow would leave out a copy that nobody reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
+from gmeta.callbacks.step_records import PARTS, Mark, Span, Step
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.step_marks import SpanKind
+from gmeta.core.graph.variables import lift_variables
 
-PARTS = ("data", "lookup", "inner", "outer", "update")
-"""A step's parts, in the order of their ends: the batch is read, its rows are there, the tasks have adapted,
-the outer gradients are there, and tables and dense weights have stepped."""
-
-
-@dataclass(frozen=True)
-class StepSeconds:
-    """A reading of `StepClock`, or of several: they can be added up.
-
-    Attributes:
-      seconds: Part -> the seconds spent in it, in all steps together.
-      steps: How many steps those are.
-    """
-
-    seconds: dict[str, float]
-    steps: float = 0
-
-    def __add__(self, other: StepSeconds) -> StepSeconds:
-        both = {name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in PARTS}
-        return StepSeconds(both, self.steps + other.steps)
-
-    @property
-    def total(self) -> float:
-        """The seconds of all parts."""
-        return sum(self.seconds.values())
-
-    @property
-    def slowest(self) -> str:
-        """The part that most of the time was spent in."""
-        return max(self.seconds, key=lambda name: self.seconds[name])
-
-    def share(self, part: str) -> float:
-        """Return a part's share of all time, 0 to 1."""
-        return self.seconds[part] / self.total if self.total else 0.0
-
-    def milliseconds(self, part: str) -> float:
-        """What a part takes in one step."""
-        return 1e3 * self.seconds[part] / self.steps if self.steps else 0.0
+_BEGIN, _STOP = "begin", "stop"
 
 
 class StepClock:
-    """Adds up the seconds of a training step's parts, in variables, as the step runs.
+    """Stamps the parts of a training step as it runs.
 
-    A model that has one calls `mark` as it traces its step; `gmeta.callbacks.StepTimes` gives it one, and
-    calls `start` before the step and `stop` after it. A mark is half a dozen ops of some microseconds, so a
-    step that nobody measures has none.
+    While a step is traced under `gmeta.core.graph.step_marks.use_clock`, the model, the exchanges between
+    ranks and the pipeline call it. `gmeta.callbacks.StepTimes` calls `start` before the step and `stop` after
+    it, marks the end of "data", and takes the steps by `read`. A stamp is half a dozen ops of some
+    microseconds, so a step that nobody measures has none.
 
     Args:
       now: Gives the time as a () float64 tensor, in seconds; `tf.timestamp` but in tests.
+      room: How many values of a stamp are kept between two readings; later ones take the place of the first.
 
     Example:
       >>> clock = StepClock()
       >>> @tf.function
       ... def step(x):
       ...     with tf.control_dependencies([clock.start()]):
-      ...         rows = tf.gather(x, [0, 1])
-      ...     clock.mark("lookup", rows)
-      ...     total = tf.reduce_sum(rows)
-      ...     clock.mark("outer", total)
-      ...     return total
-      >>> total = step(tf.ones([3]))
-      >>> clock.read().steps
-      1.0
+      ...         x = tf.identity(x)
+      ...     clock.mark("data", x)
+      ...     loss = tf.reduce_sum(x)
+      ...     clock.mark("forward", loss)
+      ...     clock.stop(loss)
+      ...     return loss
+      >>> loss = step(tf.ones([3]))
+      >>> [mark.part for mark in clock.read()[0].marks]
+      ['data', 'forward']
     """
 
     # Not a Trackable on purpose: what is kept here belongs to no checkpoint.
 
-    def __init__(self, now: Callable[[], tf.Tensor] = tf.timestamp) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], tf.Tensor] = tf.timestamp, room: int = 64) -> None:
+        self.now = now
+        self._room = room
         self._probes = bool(tf.config.list_logical_devices("GPU"))
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._last = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="step_clock/last")
-            self._seen = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="step_clock/seen")
-            # Of each part the seconds, and how often they were added to.
-            self._sums = {
-                name: tf.Variable(tf.zeros([2], tf.float64), trainable=False, name=f"step_clock/{name}")
-                for name in PARTS
-            }
+        self._sites: list[_Site] = []
+        self._ends: dict[str, _Site] = {}
+        self._reader: Any = None
 
     def start(self) -> tf.Tensor:
-        """A step begins here: what was before it belongs to none of its parts.
+        """A call of one or more steps begins here: what was before it belongs to none of their parts.
 
         Returns:
           A number that is there when the clock runs; in a graph, what doesn't depend on it may begin before.
         """
-        with tf.device("CPU:0"):
-            return tf.identity(self._last.assign(self._now(), read_value=True))
+        now = self._stamp(())
+        with tf.control_dependencies([self._edge(_BEGIN).write(now, now)]), tf.device("CPU:0"):
+            return tf.identity(now.time)
 
-    def mark(self, name: str, *tensors: Any) -> None:
-        """The part ``name`` ends when these tensors are there.
+    def stop(self, *tensors: Any) -> None:
+        """The call is over when these tensors are there."""
+        now = self._stamp(tensors)
+        self._edge(_STOP).write(now, now)
+
+    def mark(self, part: str, *tensors: Any) -> None:
+        """A part ends when these tensors are there.
 
         Args:
-          name: One of `PARTS`. The time since `start`, or since the mark before this one, is added to it.
+          part: One of `PARTS`; "data" is the first of each step.
           *tensors: What the part makes: tensors, ragged ones, `tf.IndexedSlices`, nests of them; None counts
-            for nothing. Without any, the part ends where the part before it did, or with the ops that
-            ``tf.control_dependencies`` around the call names.
+            for nothing. Without any, the part ends with the ops that ``tf.control_dependencies`` around the
+            call names.
 
         Raises:
           ConfigError: There is no such part.
         """
-        if name not in self._sums:
-            raise ConfigError(f"a step has the parts {', '.join(PARTS)}, got {name!r}")
-        self._end(name, tensors, steps=1)
+        if part not in PARTS:
+            raise ConfigError(f"a step has the parts {', '.join(PARTS)}, got {part!r}")
+        now = self._stamp(tensors)
+        self._site(part).write(now, now)
 
-    def stop(self, *tensors: Any) -> None:
-        """The step is over when these tensors are there: what is left of its time is of its last part."""
-        self._end(PARTS[-1], tensors, steps=0)
+    def begin(self, what: SpanKind, *tensors: Any) -> Callable[..., None]:
+        """A span begins when these tensors are there; return a function that takes those it ends with."""
+        site, begin = self._site(what), self._stamp(tensors)
 
-    def read(self) -> StepSeconds:
-        """The sums since the beginning or the last `reset`."""
-        values = {name: sums.numpy().tolist() for name, sums in self._sums.items()}
-        steps = max(count for _, count in values.values())
-        return StepSeconds({name: seconds for name, (seconds, _) in values.items()}, steps)
+        def end(*tensors: Any) -> None:
+            site.write(begin, self._stamp(tensors))
 
-    def reset(self) -> None:
-        """Set everything to zero."""
-        for sums in self._sums.values():
-            sums.assign(tf.zeros([2], tf.float64))
+        return end
 
-    def _end(self, name: str, tensors: Any, steps: float) -> None:
+    def read(self, first: int = 0) -> list[Step]:
+        """Return the steps of a call, which was made since the last reading, and forget them.
+
+        Args:
+          first: The number of the first one.
+        """
+        if not self._sites:
+            return []
+        if self._reader is None or self._reader[0] != len(self._sites):
+            sites = list(self._sites)
+            self._reader = len(sites), tf.function(lambda: [site.peek() for site in sites], autograph=False)
+        for site, (count, values) in zip(self._sites, self._reader[1](), strict=True):
+            site.take(int(count), values.numpy())
+        return list(self._assemble(first))
+
+    def forget(self) -> None:
+        """Forget what was stamped since the last reading, as of a step that has failed."""
+        self.read()
+
+    def _assemble(self, number: int) -> Iterator[Step]:
+        """Tell the steps of a call apart by their order, or where something isn't in each, by time."""
+        begin, stop = (self._edge(name).times[-1:, 0] for name in (_BEGIN, _STOP))
+        if not (begin.size and stop.size):
+            return
+        data = [site for site in self._sites if site.what == "data"]
+        count = sum(len(site.times) for site in data)
+        if not count:
+            return
+        marks: list[list[tuple[float, int, Mark]]] = [[] for _ in range(count)]
+        spans: list[tuple[int | None, Span]] = []
+        for order, site in enumerate(self._sites):
+            each = len(site.times) // count if len(site.times) % count == 0 else 0
+            for place, (first, last) in enumerate(site.times.tolist()):
+                turn = place // each if each else None
+                if isinstance(site.what, SpanKind):
+                    spans.append((turn, Span(site.what, first, last)))
+                elif site.what in PARTS and turn is not None:
+                    marks[turn].append(
+                        (last, order + len(self._sites) * (place % each), Mark(site.what, last))
+                    )
+        ends = [max((mark.time for *_, mark in found), default=float(begin[0])) for found in marks[:-1]]
+        bounds = [float(begin[0]), *ends, float(stop[0])]
+        for turn, found in enumerate(marks):
+            first, last = bounds[turn], max(bounds[turn], bounds[turn + 1])
+            own = [
+                span
+                for place, span in spans
+                if (place == turn if place is not None else first <= span.begin < last)
+            ]
+            own.sort(key=lambda span: (span.end, span.begin))
+            yield Step(number + turn, first, last, tuple(m for *_, m in sorted(found)), tuple(own))
+
+    def _edge(self, name: str) -> _Site:
+        if name not in self._ends:
+            self._ends[name] = self._site(name)
+        return self._ends[name]
+
+    def _site(self, what: str | SpanKind) -> _Site:
+        self._sites.append(_Site(what, self._room))
+        return self._sites[-1]
+
+    def _stamp(self, tensors: Any) -> _Stamp:
+        """Read the time when all tensors have their values."""
         flat = [part for part in tf.nest.flatten(tensors, expand_composites=True) if part is not None]
-        arrivals = self._arrivals(flat)
-        with tf.device("CPU:0"):
-            last = self._last.read_value()  # after the mark before this one has written it
-            with tf.control_dependencies([*arrivals, last]):
-                now = self._now()
-            passed = now - last
-            self._sums[name].assign_add(tf.stack([passed, tf.constant(steps, tf.float64)]))
-            self._last.assign(now)
+        waited: list[Any] = [part.read_value() if isinstance(part, tf.Variable) else part for part in flat]
+        witness = None
+        if self._probes:
+            numbers = [_one_number(tensor) for tensor in waited if _has_numbers(tensor)]
+            with tf.device("CPU:0"):
+                witness = tf.reduce_sum(tf.concat(numbers, axis=0)) if numbers else None
+        with tf.device("CPU:0"), tf.control_dependencies(waited if witness is None else [*waited, witness]):
+            return _Stamp(self.now(), witness)
 
-    def _arrivals(self, tensors: list[tf.Tensor]) -> list[Any]:
-        """What is there once all tensors have their values."""
-        numbers = [_one_number(tensor) for tensor in tensors if self._probes and _has_numbers(tensor)]
-        if not numbers:
-            return tensors
+
+class _Stamp(NamedTuple):
+    """A time, () float64, and the sum of the numbers that were fetched for it, if there were any."""
+
+    time: tf.Tensor
+    witness: tf.Tensor | None
+
+
+class _Site:
+    """A place of a step where the time is read, and its latest values."""
+
+    def __init__(self, what: str | SpanKind, room: int) -> None:
+        self.what = what
+        self.times = np.zeros([0, 2])  # (values, 2): those of the last reading, from when to when
+        self._room, self._taken = room, 0
+        with lift_variables(), tf.device("CPU:0"):
+            self._values = tf.Variable(
+                tf.zeros([room, 3], tf.float64), trainable=False, name="step_clock/times"
+            )
+            self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="step_clock/count")
+
+    def write(self, begin: _Stamp, end: _Stamp) -> tf.Tensor:
+        """Add a value."""
         with tf.device("CPU:0"):
-            return [*tensors, self._seen.assign(tf.reduce_sum(tf.concat(numbers, axis=0)), read_value=True)]
+            witnesses = [each for each in (begin.witness, end.witness) if each is not None]
+            witness = tf.add_n(witnesses) if witnesses else tf.constant(0.0, tf.float64)
+            place = self._count.read_value()
+            row = tf.stack([begin.time, end.time, witness])[tf.newaxis]
+            with tf.control_dependencies([self._values.scatter_nd_update([[place % self._room]], row)]):
+                return self._count.assign(place + 1, read_value=True)
+
+    def peek(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return how many values there ever were, and the latest."""
+        return self._count.read_value(), self._values.read_value()
+
+    def take(self, count: int, values: Any) -> None:
+        """Keep what is new among the latest values; nothing, if some of it was overwritten."""
+        new = range(self._taken, count)
+        self._taken = count
+        lost = len(new) > self._room
+        self.times = values[[] if lost else [place % self._room for place in new], :2]
 
 
 def _has_numbers(tensor: tf.Tensor) -> bool:

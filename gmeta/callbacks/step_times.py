@@ -1,4 +1,4 @@
-"""Where a training step's time goes: per epoch in TensorBoard, and a summary with advice at the end."""
+"""Where a training step's time goes: per epoch in TensorBoard, as a trace, and as a summary with advice."""
 
 from __future__ import annotations
 
@@ -9,48 +9,82 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.callbacks.step_advice import summary
-from gmeta.callbacks.step_clock import PARTS, StepClock, StepSeconds
+from gmeta.callbacks.rank_clocks import offsets_of, take_rounds
+from gmeta.callbacks.step_advice import of_model, summary
+from gmeta.callbacks.step_clock import StepClock
+from gmeta.callbacks.step_parts import seconds_of
+from gmeta.callbacks.step_records import Step, StepSeconds
+from gmeta.callbacks.step_trace import StepTrace
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.step_marks import use_clock
 from gmeta.core.step_callback import StepCallback
 from gmeta.models.training.pipeline.steps_ahead import StepsAhead
 
 Function = Callable[[Any], Any]
 
+_MOST_KEPT = 256  # steps, until ranks tell each other
+
 
 class StepTimes(StepCallback):
-    """Measures the parts of a `gmeta.models.MetaModel`'s step: data, lookup, inner, outer, update.
+    """Measures the parts of a training step of any `gmeta.models.Model`.
 
-    Every k-th step is run in a graph of its own, in which a `gmeta.callbacks.step_clock.StepClock` marks
-    where parts end. All other steps run in the graph that training without this callback has, so they cost
-    nothing more. The price is a second tracing of the step, and on a GPU that a measured step is waited for.
+    ========  ==================================================================================
+    data      the step waits for its batch
+    lookup    rows of tables are looked up
+    exchange  keys, rows and gradients travel between ranks, and the step can't go on without
+    wait      this rank is ready for such an exchange, and another one isn't
+    forward   the loss is computed, with all that comes before it, such as the rollouts of a policy
+    inner     tasks adapt (models of `gmeta.models.meta`)
+    backward  the gradients are computed
+    outer     the outer loss and its gradients are computed (models of `gmeta.models.meta`)
+    update    tables and dense weights step; metrics are updated
+    step      all but data and lookup, where a train step doesn't call that of `gmeta.models.Model`
+    ========  ==================================================================================
+
+    Parts add up to the step; those that a model doesn't have aren't shown. What travels, or is read, while
+    the step computes costs it nothing, and so is in no part: with a `gmeta.Pipeline` the exchange's part
+    falls.
+
+    Waiting is told apart from the exchange without a barrier: ranks note when they are ready for a
+    collective, and tell each other between steps. Until the last of them is ready, the others wait
+    (`gmeta.callbacks.step_parts`; MTGenRec, section 3.4 and figure 7, calls it synchronization delay). Their
+    clocks are made to agree by the times of a few sums (`gmeta.callbacks.rank_clocks`).
+
+    Every k-th step is run in a graph of its own, which reads the time where parts end. All other steps run in
+    the graph that training without this callback has, so they cost nothing more. The price is a second
+    tracing of the step, and on a GPU that a measured step is waited for.
 
     At the end of each epoch the milliseconds of the parts go to TensorBoard, as ``step_ms/data`` and so on,
     with their sum ``step_ms/all``. When training ends, a summary is printed: the parts and their shares,
     which is the slowest, and what to change. On several ranks both are means over all of them, shown by rank
     0.
 
-    "data" is the time in which a step waits for its batch. Work of Keras and of callbacks between the steps
-    is in no part. Where steps of several batches are one call (``steps_per_execution``), all are measured.
+    Work of Keras and of callbacks between the steps is in no part. Where steps of several batches are one
+    call (``steps_per_execution``), all are measured.
 
     Args:
       log_dir: TensorBoard's folder, which it shares with `tf.keras.callbacks.TensorBoard`. None: only the
         summary.
       every: Measure every k-th step. The training's first is never measured, for TensorBoard draws the plain
         graph, which is traced in it; nor is the first that is run to be measured, as memory is got in it.
+      trace: A file, ``*.json``, that chrome://tracing and ui.perfetto.dev show: a process for each rank, with
+        its step, its exchanges, and what it fetches for later batches. Rank 0 writes it at the end of each
+        epoch, whole, with the latest measured steps (at most 100,000 events, some 15 MB). None: no trace.
       print_fn: Is called with the summary; `print` where it isn't said.
 
     Attributes:
       times: What was measured since training began, of all ranks.
 
     Raises:
-      ConfigError: ``every`` is below 1.
+      ConfigError: ``every`` is below 1; ``trace`` doesn't end in ``.json``, is a folder, or is in a folder
+        that doesn't exist.
 
     Example:
       ::
 
-        model.fit(data, epochs=30, callbacks=[gmeta.callbacks.StepTimes(log_dir="runs/a/tensorboard")])
+        times = gmeta.callbacks.StepTimes(log_dir="runs/a/tensorboard", trace="runs/a/trace.json")
+        model.fit(data, epochs=30, callbacks=[times])
     """
 
     def __init__(
@@ -58,6 +92,7 @@ class StepTimes(StepCallback):
         log_dir: str | os.PathLike[str] | None = None,
         *,
         every: int = 10,
+        trace: str | os.PathLike[str] | None = None,
         print_fn: Callable[[str], Any] | None = None,
     ) -> None:
         super().__init__()
@@ -68,19 +103,26 @@ class StepTimes(StepCallback):
         self._every = every
         self._print = print_fn or print
         self._writer: Any = None
+        leads = collectives.world().rank == 0
+        self._trace = StepTrace(trace) if trace is not None and leads else None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Set everything to zero."""
         self.times = StepSeconds({})
-        self._clock = StepClock()
+        several = self.model._steps_per_execution
+        self._several = 1 if several is None else int(several.numpy())
+        self._clock = StepClock(room=64 * self._several)
         self._function: Function | None = None  # made anew: the model may have been compiled anew
         self._calls, self._settled = 0, False
+        self._steps: list[Step] = []
+        self._of_epoch = StepSeconds({})
         if self._log_dir is not None and collectives.world().rank == 0:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Let the next step be measured, if it is one of those."""
-        self._forget_first()
+        if len(self._steps) >= _MOST_KEPT:
+            self._gather()
         if self._calls == 1 or (self._calls and self._calls % self._every == 0):
             if self._function is None:
                 self._function = self._measured_function()
@@ -88,15 +130,16 @@ class StepTimes(StepCallback):
         self._calls += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Write the epoch's means."""
-        self._forget_first()
-        times = self._of_all_ranks(self._clock.read())
-        self._clock.reset()
+        """Write the epoch's means, and the trace."""
+        self._gather()
+        times, self._of_epoch = self._of_epoch, StepSeconds({})
         self.times += times
+        if self._trace is not None:
+            self._trace.write()
         if self._writer is None or not times.steps:
             return
         with self._writer.as_default(step=epoch):
-            for part in PARTS:
+            for part in times.seconds:
                 tf.summary.scalar(f"step_ms/{part}", times.milliseconds(part))
             tf.summary.scalar("step_ms/all", 1e3 * times.total / times.steps)
 
@@ -106,13 +149,7 @@ class StepTimes(StepCallback):
             self._writer.close()
             self._writer = None
         if collectives.world().rank == 0:
-            inner = getattr(self.model, "inner", None)
-            self._print(summary(self.times, collectives.world().size, inner))
-
-    def _forget_first(self) -> None:
-        if self._calls > 1 and not self._settled:
-            self._clock.reset()
-            self._settled = True
+            self._print(summary(self.times, of_model(self.model)))
 
     def _run(self, plain: Function, iterator: Any) -> Any:
         """A step that is measured; the model is then as it was."""
@@ -124,13 +161,20 @@ class StepTimes(StepCallback):
             self._clock.mark("data", data)
             return step(data)
 
-        model.step_clock, model.train_step = self._clock, train_step
+        model.train_step = train_step
         try:
             assert self._function is not None
-            return self._function(iterator)
+            with use_clock(self._clock):
+                logs = self._function(iterator)
+        except BaseException:
+            self._clock.read()
+            raise
         finally:
             del model.train_step
-            model.step_clock = None
+        steps = self._clock.read(first=(self._calls - 1) * self._several)
+        self._steps += steps if self._settled else []
+        self._settled = True
+        return logs
 
     def _measured_function(self) -> Function:
         """Keras' train function, traced anew, between a clock's start and stop."""
@@ -151,13 +195,23 @@ class StepTimes(StepCallback):
         graph = not (model.run_eagerly or isinstance(inside, StepsAhead))  # StepsAhead is not of one graph
         return tf.function(measure, reduce_retracing=True) if graph else measure
 
-    def _of_all_ranks(self, times: StepSeconds) -> StepSeconds:
-        if collectives.world().size == 1:
-            return times
-        own = tf.constant([*(times.seconds[part] for part in PARTS), times.steps], tf.float64)
-        (totals,) = collectives.allreduce_sum([own], name="step_times")
-        *seconds, steps = totals.numpy().tolist()
-        return StepSeconds(dict(zip(PARTS, seconds, strict=True)), steps)
+    def _gather(self) -> None:
+        """Let ranks tell each other their steps, which all do together, as they measure the same ones."""
+        own, self._steps = self._steps, []
+        if not own:
+            return
+        said = [take_rounds(self._clock.now), [step.to_list() for step in own]]
+        rounds, told = zip(*collectives.allgather_objects(said), strict=True)
+        offsets = offsets_of(rounds)
+        by_rank = [
+            [Step.from_list(step).earlier(ahead) for step in steps]
+            for steps, ahead in zip(told, offsets.ahead, strict=True)
+        ]
+        steps = list(zip(*by_rank, strict=True))
+        for ranks in steps:
+            self._of_epoch += seconds_of(ranks)
+        if self._trace is not None:
+            self._trace.add(steps, offsets)
 
 
 def _ops_of(logs: Any) -> list[Any]:

@@ -69,7 +69,12 @@ def use_lanes(lanes: dict[Place, Lane]) -> None:
 
 def lane_kind(place: Place = "cpu") -> str:
     """Return which lane the steps' collectives of tensors in a place use: tcp, nccl or horovod."""
-    return _lanes[place].kind if place in _lanes else "horovod"
+    return kind_of(_lanes.get(place))
+
+
+def kind_of(lane: Lane | None) -> str:
+    """Return what a lane is: tcp, nccl or, if there is none, horovod."""
+    return "horovod" if lane is None else lane.kind
 
 
 def describe_way(place: Place) -> str:

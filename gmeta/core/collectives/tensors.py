@@ -24,6 +24,7 @@ from gmeta.core.collectives.backend import import_horovod, node_name
 from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import world
+from gmeta.core.graph.step_marks import begin_span
 
 _WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of the same width; Horovod lacks this one
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type
@@ -107,9 +108,12 @@ def _alltoall(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Make an `alltoall` with splits for all ranks; on a lane only ``ranks``, if there are any, take part."""
     here = world()
+    kind = lane.kind_of(own)
+    end_exchange = begin_span("exchange", name, tensor, splits, lane=kind, ranks=ranks)
     if own is not None:
         with name_failures(f"alltoall {name!r}"):
             received, came = lane.exchange(own, tensor, splits, received_splits, _unique(name), ranks)
+        end_exchange(received, came)
         came.set_shape([here.size])
         return received, came
     wire = _WIRE.get(tensor.dtype, tensor.dtype)
@@ -121,6 +125,7 @@ def _alltoall(
         )
         away = _bytes_away(sent, splits)
         count("alltoall", away, after=came)
+    end_exchange(received, came)
     received.set_shape([None, *tensor.shape[1:]])
     came.set_shape([here.size])
     if wire != tensor.dtype:
@@ -178,14 +183,18 @@ def _summed_as(dtype: tf.DType, by_lane: bool) -> tf.DType:
 
 def _sum_group(tensors: list[tf.Tensor], name: str, through: lane.Lane | None) -> list[tf.Tensor]:
     own = _unique(f"{name}_{tensors[0].dtype.name}")
+    end_exchange = begin_span("exchange", name, tensors, lane=lane.kind_of(through))
     with name_failures(f"allreduce {name!r}"), lane.beside_lanes():
         if through is not None:
-            return lane.add_up(through, tensors, own)
+            sums = lane.add_up(through, tensors, own)
+            end_exchange(sums)
+            return sums
         hvd = import_horovod()
         summed = hvd.mpi_ops._grouped_allreduce(
             count_start("allreduce", tensors), name=node_name(own), op=hvd.Sum, ignore_name_scope=True
         )
         count("allreduce", sum(_bytes(tensor) for tensor in tensors), after=summed[0])
+    end_exchange(summed)
     return list(summed)
 
 

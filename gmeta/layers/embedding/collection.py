@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.step_marks import begin_span
 from gmeta.layers.embedding import keras_config as settings
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.ids import Ids, feature_ids, flat_ids, like_ids, numbers_of_texts
@@ -194,7 +195,9 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         """
         ids, keys = self._read(inputs)
         self._check_rows()
+        end_lookup = begin_span("lookup", self.name, keys)
         requested, rows = note(self.fetch, keys) or self._fetch(keys, insert)
+        end_lookup(rows)
         positions: dict[str, Ids] = {}
         for merged, table, inverse in zip(self.merged, self.tables, requested.inverse, strict=True):
             if table.device == "gpu":  # TensorFlow splits int32 tensors in host memory

@@ -58,11 +58,12 @@ class TaskModel(Model):
       inner_rates: Its learned inner rates.
     """
 
+    gradients_part = "outer"
     learner: TaskLearner
 
     def __init__(self, learner: TaskLearner, *, name: str) -> None:
         super().__init__(name=name)
-        learner.name, learner.mark = name, self.mark
+        learner.name = name
         self.learner = learner
         self.collection: EmbeddingCollection = learner.collection
         self.network: Any = learner.network
@@ -174,7 +175,6 @@ class TaskModel(Model):
         On several ranks they cover only the tasks of this rank.
         """
         lookup = self.collection.lookup(batch["features"], insert=self.collection.trainable)
-        self.mark("lookup", *lookup.rows)
         variables, scale = self.trainable_variables, self._loss_scale
         found = outer_gradients(self.learner, batch, lookup, variables, form=self._form, scale=scale)
         return found, lookup

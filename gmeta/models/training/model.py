@@ -11,6 +11,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.host_ops import collect_ops
+from gmeta.core.graph.step_marks import mark_end
 from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.models.training.compile_settings import check_compile, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
@@ -94,8 +95,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     depend on the batch and on `step_number`."""
 
     train_function: Any
-    step_clock: Any = None
-    """The clock that times the parts of a step, while `gmeta.callbacks.StepTimes` measures one."""
+    gradients_part = "backward"
+    """The part of a step that computes the gradients, for `gmeta.callbacks.StepTimes`."""
 
     # The positional parameters are those of Keras' functional models. Keras checks them when it clones a
     # model, to see whether it can create another model of this class.
@@ -176,8 +177,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         with rank_step(self, data) as step:
             windows = self._windows
             found = self.compute_gradients(data) if windows is None else windows.compute_gradients(data)
+            mark_end(self.gradients_part, found.dense, found.rows)
             gradients = step.end_forward([*found.dense, *found.rows])
-        self.mark("outer", *(gradient for gradient in gradients if gradient is not None))
         skips = self._loss_scale.skips_bad_steps
         finite = self._guard.finite(found.loss, data, found.samples, skips)
         count = len(found.dense)
@@ -191,7 +192,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
                 finite,
             )
         with tf.control_dependencies(updates):
-            self.mark("update")
+            mark_end("update")
         return found.logs
 
     def compute_gradients(self, data: Any) -> StepGradients:
@@ -203,6 +204,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         scale = self._loss_scale
         with tf.GradientTape() as tape, record_lookups(tape) as lookups:
             loss, samples, measure = self.learn(data)
+            mark_end("forward", loss)
             scaled = scale.scale(loss)
         variables = self.trainable_variables
         gradients = scale.unscale(tape.gradient(scaled, [*variables, *lookups.rows]))
@@ -261,11 +263,6 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     def batches_ahead(self) -> int:
         """How many batches `fit` takes from its data before it trains them, by the pipeline of `compile`."""
         return self._pipeline.depth
-
-    def mark(self, part: str, *tensors: tf.Tensor) -> None:
-        """Tell the step clock, if any, that a part of the step ends once the tensors are computed."""
-        if self.step_clock is not None:
-            self.step_clock.mark(part, *tensors)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Run the forward pass of a train step; a model with its own loss overrides this method.

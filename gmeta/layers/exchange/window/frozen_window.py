@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.step_marks import beside_step
 from gmeta.layers.exchange.ahead import Fetched, check_end, check_next
 from gmeta.layers.exchange.fetch import Fetch, Requested
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, TableGradient
@@ -79,7 +80,8 @@ class FrozenWindow:
             self._rows.look_up(number, insert)
             self._rows.send(0, [number])
             if self._made == len(self._fetches):
-                self._rows.send(1, range(len(self._fetches)))
+                with beside_step():
+                    self._rows.send(1, range(len(self._fetches)))
                 if self._then is not None:
                     self._then()
         requested, rows = self._rows.hand_out(number, self._number, self._after)
@@ -103,8 +105,9 @@ class FrozenWindow:
         places = {id(rows): table for rows, table in zip(self._handed, tables, strict=True)}
         of_table = [(places[id(rows)], each) for rows, each in zip(recorded.rows, gradients, strict=True)]
         self._gradients.add(self._number, of_table)
-        self._gradients.send(self._number)
-        self._rows.send(self._number + 2, range(len(self._fetches)))
+        with beside_step():
+            self._gradients.send(self._number)
+            self._rows.send(self._number + 2, range(len(self._fetches)))
         step = active_step_samples()
         if self._number + 1 == self._micro_batches and step is not None:
             # A step that ends the data does so on all ranks after these exchanges.

@@ -13,6 +13,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from gmeta import meta
+from gmeta.core.graph.step_marks import mark_end
 from gmeta.layers import MLP
 from gmeta.meta.adaptation import Parameters
 from gmeta.meta.dual_dense import DualDense
@@ -70,5 +71,5 @@ def dual_outputs(learner: TaskLearner, view: TaskView, part: Part) -> tf.Tensor:
     rule = replace(inner.adaptation(rates), read=read)
     start = {network.first: layer.start(), **meta.per_task(weights, view.tasks)}
     adapted = rule.run(support_loss, rule.begin(start), inner.steps).parameters
-    learner.mark("inner", *adapted.values())
+    mark_end("inner", *adapted.values())
     return network.beyond_first(layer.outputs(view.index(part), adapted[network.first]), adapted)

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.step_marks import mark_end
 from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.models.meta.learner.dual_steps import dual_outputs, why_not_dual
 from gmeta.models.meta.learner.task_groups import in_two_groups
@@ -67,7 +68,7 @@ def _outputs(learner: TaskLearner, form: Form, view: TaskView) -> tf.Tensor:
 
 def _adapt(learner: TaskLearner, view: TaskView) -> dict[str, tf.Tensor]:
     weights = learner.adapt(view, steps=learner.inner.steps, training=True).parameters
-    learner.mark("inner", *weights.values())
+    mark_end("inner", *weights.values())
     return weights
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from gmeta.core.graph.step_marks import mark_end
 from gmeta.layers import CollectionLookup
 from gmeta.models.meta.learner.forms import Form, outer_loss
 from gmeta.models.meta.learner.task_learner import OuterLoss, TaskLearner
@@ -104,7 +105,7 @@ def reptile(
     """
     view = learner.view(batch, lookup, training=True)
     adapted = learner.adapt(view, steps=learner.inner.steps, part="all", training=True).parameters
-    learner.mark("inner", *adapted.values())
+    mark_end("inner", *adapted.values())
     measured = learner.outer_loss(view, adapted)
     mask = tf.cast(view.mask("all") > 0, tf.float32)
     sizes = tf.reduce_sum(mask, axis=1)

@@ -117,7 +117,6 @@ class TaskLearner:
         self.outer_samples: OuterSamples = outer_samples
         self.reduction: Reduction = reduction
         self.loss = None if loss is None else SampleLoss(loss)
-        self.mark: Any = _mark_nothing
         self.use(meta.InnerLoop() if inner is None else inner)
 
     def _build(self, network: Any) -> list[str] | None:
@@ -351,7 +350,3 @@ class TaskLearner:
 
 def _layers(weights: Mapping[str, tf.Variable]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.rpartition("/")[0] for name in weights))
-
-
-def _mark_nothing(part: str, *tensors: tf.Tensor) -> None:
-    """Do nothing."""

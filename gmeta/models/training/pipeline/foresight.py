@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.step_marks import use_clock
 from gmeta.layers import record_lookups
 from gmeta.layers.exchange.ahead import Wanted, note_lookups
 from gmeta.models.training.pipeline.numbering import step_number, use_step_number
@@ -52,7 +53,7 @@ def _from_graph(model: Any, spec: Any) -> Callable[[Any], list[Wanted]]:
     def forward(number: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
         data = tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)
         numbered = use_step_number(number, lambda: reads.append("number"))
-        with note_lookups() as wanted, record_lookups(), numbered:
+        with note_lookups() as wanted, record_lookups(), numbered, use_clock(None):
             model.learn(data)
         found[:] = wanted
         return [key for one in wanted for key in one.keys]

@@ -39,6 +39,7 @@ from tf_keras.src.engine import training
 
 from gmeta.core import collectives
 from gmeta.core.graph.crossings import from_caller, to_caller
+from gmeta.core.graph.step_marks import begin_span, beside_step
 from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, use_fetched
 from gmeta.layers.exchange.fetch import prefetch
 from gmeta.layers.exchange.sample_counts import active_step_samples
@@ -153,11 +154,15 @@ class StepsAhead:
         @tf.autograph.experimental.do_not_convert
         def begin(iterator: Any) -> list[tf.Tensor]:
             made = self._model.optimizer.iterations
-            waiting = [request(tf.constant(True), self._after(made, 0), self._arrange(next(iterator)))]
+            with beside_step():
+                data = next(iterator)
+                waiting = [request(tf.constant(True), self._after(made, 0), self._arrange(data))]
             while len(waiting) < self._depth:
-                real, data = _next(iterator, waiting[-1])
-                waiting.append(request(real, self._after(made, len(waiting)), self._arrange(data)))
-            waiting[0] = self._peek(waiting[0])
+                with beside_step(len(waiting)):
+                    real, data = _next(iterator, waiting[-1])
+                    waiting.append(request(real, self._after(made, len(waiting)), self._arrange(data)))
+            with beside_step():
+                waiting[0] = self._peek(waiting[0])
             forms[:] = [_Form(waiting)]
             return forms[0].leave(waiting)
 
@@ -165,7 +170,8 @@ class StepsAhead:
         def again(iterator: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
             now, *later = forms[0].enter(tensors)
             number = self._after(self._model.optimizer.iterations, 0)
-            return forms[0].leave([self._peek(request(now.real, number, now.data)), *later])
+            with beside_step():
+                return forms[0].leave([self._peek(request(now.real, number, now.data)), *later])
 
         def step(iterator: Any, *tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
             now, *later = forms[0].enter(tensors)
@@ -202,16 +208,22 @@ class StepsAhead:
         self, iterator: Any, request: Request, number: tf.Tensor, waiting: list[Waiting]
     ) -> list[Waiting]:
         """Return the batches that wait in the next step, with what is to be fetched in this one."""
-        real, data = _next(iterator, waiting[-1])
-        later = [*waiting[1:], request(real, number, self._arrange(data))]
-        return [self._peek(later[0]), *later[1:]]
+        with beside_step(self._depth):
+            real, data = _next(iterator, waiting[-1])
+            later = [*waiting[1:], request(real, number, self._arrange(data))]
+        with beside_step(1):
+            return [self._peek(later[0]), *later[1:]]
 
     def _peek(self, waiting: Waiting) -> Waiting:
         """Read the rows of the next batch without any effect, except those that are on their way to a GPU."""
 
         def peek(each: Fetched) -> Fetched:
-            moves = self._depth == 1 and each.fetch.moves_to_gpu
-            return each if moves else each._replace(peeked=each.fetch.peek(each.requested))
+            if self._depth == 1 and each.fetch.moves_to_gpu:
+                return each
+            end_read = begin_span("lookup", f"{each.fetch.name}/rows", each.requested.owned)
+            peeked = each.fetch.peek(each.requested)
+            end_read(peeked)
+            return each._replace(peeked=peeked)
 
         return waiting._replace(lookups=tuple(map(peek, waiting.lookups)))
 
@@ -244,11 +256,13 @@ class StepsAhead:
         def request(real: tf.Tensor, number: tf.Tensor, data: Any) -> Waiting:
             samples = batch_size(data) if collectives.world().size > 1 else 0
             with use_step_number(number, self._note_number):
+                end_request = begin_span("lookup", "keys", data)
                 if wanted is None:
                     lookups = windows.request(data, samples)
                 else:
                     found = wanted(data)
                     lookups = tuple(Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in found)
+                end_request([each.requested.owned for each in lookups])
             prefetch((each.fetch, each.requested) for each in lookups)
             return Waiting(real, number, data, lookups)
 
@@ -268,9 +282,12 @@ def _quick(concrete: Any) -> Function:
 def _next(iterator: Any, last: Waiting) -> tuple[tf.Tensor, Any]:
     """Return whether the data has another batch, and the batch, or in its place the last one."""
     with tf.device("CPU:0"):
+        end_read = begin_span("data", "next batch")
         found = iterator.get_next_as_optional()
         real = last.real & found.has_value()
-        return real, tf.cond(real, found.get_value, lambda: last.data)
+        data = tf.cond(real, found.get_value, lambda: last.data)
+        end_read(data)
+        return real, data
 
 
 class _Form:

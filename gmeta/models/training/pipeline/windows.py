@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from gmeta.core.graph.step_marks import begin_span, mark_end
 from gmeta.layers.exchange.ahead import Fetched, Wanted, active_fetched, use_fetched
 from gmeta.layers.exchange.sample_counts import active_step_samples
 from gmeta.layers.exchange.window.frozen_window import FrozenWindow
@@ -78,7 +79,10 @@ class Windows:
         if isinstance(window, FrozenWindow):
             return self._compute(window, data)
         data, step = self.arrange(data), active_step_samples()
-        window = FrozenWindow(self.request(data, 0 if step is None else step.own), self.micro_batches)
+        end_request = begin_span("lookup", "keys", data)
+        lookups = self.request(data, 0 if step is None else step.own)
+        end_request([each.requested.owned for each in lookups])
+        window = FrozenWindow(lookups, self.micro_batches)
         with use_fetched(window):
             return self._compute(window, data)
 
@@ -89,6 +93,7 @@ class Windows:
             held = _hold(part, sums.computed)
             window.begin(sums.computed)
             found = self._model.compute_gradients(held)
+            mark_end(self._model.gradients_part, found.dense, found.rows)
             rows = times_samples(found.rows, found.samples)
             window.end(found.lookups, rows)
             kept.restore_unless(found.samples > 0)  # a loss of no samples may be NaN
