@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from gmeta.callbacks.step_records import PARTS, Mark, Span, Step
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.host_ops import out_of_turn
 from gmeta.core.graph.step_marks import SpanKind
 from gmeta.core.graph.variables import lift_variables
 
@@ -141,7 +142,8 @@ class StepClock:
             for place, (first, last) in enumerate(site.times.tolist()):
                 turn = place // each if each else None
                 if isinstance(site.what, SpanKind):
-                    spans.append((turn, Span(site.what, first, last)))
+                    # On a busy machine what begins it may be noted after it has ended.
+                    spans.append((turn, Span(site.what, min(first, last), last)))
                 elif site.what in PARTS and turn is not None:
                     marks[turn].append(
                         (last, order + len(self._sites) * (place % each), Mark(site.what, last))
@@ -169,14 +171,18 @@ class StepClock:
 
     def _stamp(self, tensors: Any) -> _Stamp:
         """Read the time when all tensors have their values."""
-        flat = [part for part in tf.nest.flatten(tensors, expand_composites=True) if part is not None]
+        flat = [part for part in tf.nest.flatten(tensors, expand_composites=True) if tf.is_tensor(part)]
         waited: list[Any] = [part.read_value() if isinstance(part, tf.Variable) else part for part in flat]
         witness = None
         if self._probes:
             numbers = [_one_number(tensor) for tensor in waited if _has_numbers(tensor)]
             with tf.device("CPU:0"):
                 witness = tf.reduce_sum(tf.concat(numbers, axis=0)) if numbers else None
-        with tf.device("CPU:0"), tf.control_dependencies(waited if witness is None else [*waited, witness]):
+        with (
+            tf.device("CPU:0"),
+            tf.control_dependencies(waited if witness is None else [*waited, witness]),
+            out_of_turn(),
+        ):
             return _Stamp(self.now(), witness)
 
 

@@ -1,4 +1,4 @@
-"""Keeps some ops of a step on the host although there is a GPU."""
+"""Keeps some ops of a step on the host although there is a GPU, and some out of the order of the trace."""
 
 from __future__ import annotations
 
@@ -46,6 +46,21 @@ def collect_ops() -> Iterator[list[tf.Operation]]:
     yield found
     if graph is not None:
         found.extend(graph.get_operations()[before:])
+
+
+@contextmanager
+def out_of_turn() -> Iterator[None]:
+    """Let ops that are traced in a ``with`` block run as soon as their inputs are there.
+
+    TensorFlow runs ops that have effects and no resource, such as one that reads the time, in the order of
+    the trace. So such an op would wait for all before it, and all after it would wait for that.
+    """
+    with collect_ops() as made:
+        yield
+    turns = made and getattr(made[0].graph, "experimental_acd_manager", None)
+    for op in made:
+        if turns and op._is_stateful and all(tensor.dtype != tf.resource for tensor in op.inputs):
+            turns.run_independently(op)
 
 
 def _is_of_int32(op: tf.Operation) -> bool:
