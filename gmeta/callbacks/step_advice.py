@@ -7,7 +7,9 @@ from typing import Any
 
 from gmeta.callbacks.step_records import StepSeconds
 from gmeta.core import collectives
+from gmeta.core.collectives.lane import lane_kind
 from gmeta.meta import InnerLoop
+from gmeta.ops.device import compute_place
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,6 @@ class Setting:
 
 def of_model(model: Any) -> Setting:
     """Return what a compiled model, and its job, have set."""
-    from gmeta.core.collectives.lane import lane_kind
-    from gmeta.ops.device import compute_place
-
     here, pipeline = collectives.world(), getattr(model, "_pipeline", None)
     inner = getattr(model, "inner", None)
     return Setting(

@@ -122,10 +122,6 @@ class StepClock:
             site.take(int(count), values.numpy())
         return list(self._assemble(first))
 
-    def forget(self) -> None:
-        """Forget what was stamped since the last reading, as of a step that has failed."""
-        self.read()
-
     def _assemble(self, number: int) -> Iterator[Step]:
         """Tell the steps of a call apart by their order, or where something isn't in each, by time."""
         begin, stop = (self._edge(name).times[-1:, 0] for name in (_BEGIN, _STOP))

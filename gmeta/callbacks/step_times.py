@@ -103,8 +103,8 @@ class StepTimes(StepCallback):
         self._every = every
         self._print = print_fn or print
         self._writer: Any = None
-        leads = collectives.world().rank == 0
-        self._trace = StepTrace(trace) if trace is not None and leads else None
+        self._trace_path = trace
+        self._trace = self._new_trace()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Set everything to zero."""
@@ -116,6 +116,7 @@ class StepTimes(StepCallback):
         self._calls, self._settled = 0, False
         self._steps: list[Step] = []
         self._of_epoch = StepSeconds({})
+        self._trace = self._new_trace()
         if self._log_dir is not None and collectives.world().rank == 0:
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
@@ -194,6 +195,10 @@ class StepTimes(StepCallback):
 
         graph = not (model.run_eagerly or isinstance(inside, StepsAhead))  # StepsAhead is not of one graph
         return tf.function(measure, reduce_retracing=True) if graph else measure
+
+    def _new_trace(self) -> StepTrace | None:
+        leads = collectives.world().rank == 0
+        return StepTrace(self._trace_path) if leads and self._trace_path is not None else None
 
     def _gather(self) -> None:
         """Let ranks tell each other their steps, which all do together, as they measure the same ones."""
