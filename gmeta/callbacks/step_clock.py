@@ -13,7 +13,7 @@ makes use of it, or TensorFlow would leave out a copy that nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,8 +62,9 @@ class StepClock:
         self.now = now
         self._room = room
         self._probes = bool(tf.config.list_logical_devices("GPU"))
-        self._sites: list[_Site] = []
-        self._ends: dict[str, _Site] = {}
+        self._traced: list[_Site] = []
+        self._noted: dict[tuple[int, str | SpanKind], _Notes] = {}
+        self._place = 0  # in an eager step: how many stamps there were since "data"
         self._reader: Any = None
 
     def start(self) -> tf.Tensor:
@@ -73,13 +74,13 @@ class StepClock:
           A number that is there when the clock runs; in a graph, what doesn't depend on it may begin before.
         """
         now = self._stamp(())
-        with tf.control_dependencies([self._edge(_BEGIN).write(now, now)]), tf.device("CPU:0"):
+        with tf.control_dependencies([self._site(_BEGIN).write(now, now)]), tf.device("CPU:0"):
             return tf.identity(now.time)
 
     def stop(self, *tensors: Any) -> None:
         """The call is over when these tensors are there."""
         now = self._stamp(tensors)
-        self._edge(_STOP).write(now, now)
+        self._site(_STOP).write(now, now)
 
     def mark(self, part: str, *tensors: Any) -> None:
         """A part ends when these tensors are there.
@@ -113,57 +114,22 @@ class StepClock:
         Args:
           first: The number of the first one.
         """
-        if not self._sites:
-            return []
-        if self._reader is None or self._reader[0] != len(self._sites):
-            sites = list(self._sites)
+        traced = self._traced
+        if self._reader is None or self._reader[0] != len(traced):
+            sites = list(traced)
             self._reader = len(sites), tf.function(lambda: [site.peek() for site in sites], autograph=False)
-        for site, (count, values) in zip(self._sites, self._reader[1](), strict=True):
+        for site, (count, values) in zip(traced, self._reader[1]() if traced else [], strict=True):
             site.take(int(count), values.numpy())
-        return list(self._assemble(first))
+        steps = list(_assemble([*traced, *self._noted.values()], first))
+        self._noted.clear()
+        return steps
 
-    def _assemble(self, number: int) -> Iterator[Step]:
-        """Tell the steps of a call apart by their order, or where something isn't in each, by time."""
-        begin, stop = (self._edge(name).times[-1:, 0] for name in (_BEGIN, _STOP))
-        if not (begin.size and stop.size):
-            return
-        data = [site for site in self._sites if site.what == "data"]
-        count = sum(len(site.times) for site in data)
-        if not count:
-            return
-        marks: list[list[tuple[float, int, Mark]]] = [[] for _ in range(count)]
-        spans: list[tuple[int | None, Span]] = []
-        for order, site in enumerate(self._sites):
-            each = len(site.times) // count if len(site.times) % count == 0 else 0
-            for place, (first, last) in enumerate(site.times.tolist()):
-                turn = place // each if each else None
-                if isinstance(site.what, SpanKind):
-                    # On a busy machine what begins it may be noted after it has ended.
-                    spans.append((turn, Span(site.what, min(first, last), last)))
-                elif site.what in PARTS and turn is not None:
-                    marks[turn].append(
-                        (last, order + len(self._sites) * (place % each), Mark(site.what, last))
-                    )
-        ends = [max((mark.time for *_, mark in found), default=float(begin[0])) for found in marks[:-1]]
-        bounds = [float(begin[0]), *ends, float(stop[0])]
-        for turn, found in enumerate(marks):
-            first, last = bounds[turn], max(bounds[turn], bounds[turn + 1])
-            own = [
-                span
-                for place, span in spans
-                if (place == turn if place is not None else first <= span.begin < last)
-            ]
-            own.sort(key=lambda span: (span.end, span.begin))
-            yield Step(number + turn, first, last, tuple(m for *_, m in sorted(found)), tuple(own))
-
-    def _edge(self, name: str) -> _Site:
-        if name not in self._ends:
-            self._ends[name] = self._site(name)
-        return self._ends[name]
-
-    def _site(self, what: str | SpanKind) -> _Site:
-        self._sites.append(_Site(what, self._room))
-        return self._sites[-1]
+    def _site(self, what: str | SpanKind) -> _Site | _Notes:
+        if not tf.executing_eagerly():
+            self._traced.append(_Site(what, self._room))
+            return self._traced[-1]
+        self._place = 0 if what == "data" else self._place + 1
+        return self._noted.setdefault((self._place, what), _Notes(what))
 
     def _stamp(self, tensors: Any) -> _Stamp:
         """Read the time when all tensors have their values."""
@@ -222,6 +188,54 @@ class _Site:
         self._taken = count
         lost = len(new) > self._room
         self.times = values[[] if lost else [place % self._room for place in new], :2]
+
+
+class _Notes:
+    """A place of an eager step where the time is read, and its values since the last reading."""
+
+    def __init__(self, what: str | SpanKind) -> None:
+        self.what = what
+        self.times = np.zeros([0, 2])
+
+    def write(self, begin: _Stamp, end: _Stamp) -> tf.Tensor:
+        """Add a value."""
+        self.times = np.append(self.times, [[float(begin.time), float(end.time)]], axis=0)
+        return end.time
+
+
+def _assemble(sites: Sequence[_Site | _Notes], number: int) -> Iterator[Step]:
+    """Tell the steps of a call apart by their order, or where something isn't in each, by time."""
+    begins, stops, data = (
+        [each for site in sites if site.what == name for each in site.times[:, 1].tolist()]
+        for name in (_BEGIN, _STOP, "data")
+    )
+    count = len(data)
+    if not (begins and stops and data):
+        return
+    begin, stop = begins[-1], stops[-1]
+    marks: list[list[tuple[float, int, Mark]]] = [[] for _ in range(count)]
+    spans: list[tuple[int | None, Span]] = []
+    for order, site in enumerate(sites):
+        each = len(site.times) // count if len(site.times) % count == 0 else 0
+        for place, (first, last) in enumerate(site.times.tolist()):
+            turn = place // each if each else None
+            if isinstance(site.what, SpanKind):
+                # On a busy machine what begins it may be noted after it has ended.
+                spans.append((turn, Span(site.what, min(first, last), last)))
+            elif site.what in PARTS and turn is not None:
+                rank = order + len(sites) * (place % each)
+                marks[turn].append((last, rank, Mark(site.what, last)))
+    ends = [max((mark.time for *_, mark in found), default=begin) for found in marks[:-1]]
+    bounds = [begin, *ends, stop]
+    for turn, found in enumerate(marks):
+        first, last = bounds[turn], max(bounds[turn], bounds[turn + 1])
+        own = [
+            span
+            for place, span in spans
+            if (place == turn if place is not None else first <= span.begin < last)
+        ]
+        own.sort(key=lambda span: (span.end, span.begin))
+        yield Step(number + turn, first, last, tuple(mark for *_, mark in sorted(found)), tuple(own))
 
 
 def _has_numbers(tensor: tf.Tensor) -> bool:

@@ -78,7 +78,7 @@ class StepTimes(StepCallback):
 
     Raises:
       ConfigError: ``every`` is below 1; ``trace`` doesn't end in ``.json``, is a folder, or is in a folder
-        that doesn't exist.
+        that doesn't exist. In `fit`: XLA compiles the step.
 
     Example:
       ::
@@ -107,7 +107,16 @@ class StepTimes(StepCallback):
         self._trace = self._new_trace()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Set everything to zero."""
+        """Set everything to zero.
+
+        Raises:
+          ConfigError: XLA compiles the model's step.
+        """
+        if getattr(self.model, "jit_compile", None):
+            raise ConfigError(
+                f"StepTimes: {self.model.name} is compiled with jit_compile=True, and XLA has no op that "
+                "reads the time: compile it without, or leave StepTimes out"
+            )
         self.times = StepSeconds({})
         several = self.model._steps_per_execution
         self._several = 1 if several is None else int(several.numpy())

@@ -56,7 +56,12 @@ def fit(ticks, callbacks=(), **options):
     return model
 
 
-SETTINGS = [{}, {"run_eagerly": True}, {"steps_per_execution": 5}]
+SETTINGS = [
+    {},
+    {"run_eagerly": True},
+    {"steps_per_execution": 5},
+    {"run_eagerly": True, "steps_per_execution": 5},
+]
 
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)

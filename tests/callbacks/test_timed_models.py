@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.callbacks import StepTimes
+from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 from gmeta.testing.jobs.timed_fits import FAMILIES, fit_timed
@@ -80,6 +81,13 @@ def test_a_model_of_another_library_has_one_part_beside_its_data():
     model.fit(x, x[:, :1], batch_size=2, callbacks=[times], verbose=0)
     assert list(times.times.seconds) == ["data", "step"]
     assert times.times.steps == 4
+
+
+def test_a_step_that_xla_compiles_is_refused():
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.raises(ConfigError, match="jit_compile=True, and XLA has no op that reads the time"):
+        model.fit(np.ones([4, 2]), np.ones([4, 1]), callbacks=[StepTimes()], verbose=0)
 
 
 def test_losses_are_those_of_a_training_that_is_not_measured():

@@ -68,13 +68,13 @@ def fit_timed(
 
 def _meta_grm() -> tuple[Any, Callable[[], Iterator[Any]]]:
     base, batches = make_model("grm")
-    return MetaGRM(base, inner=InnerLoop(steps=1, adapt=["heads"])), batches
+    return MetaGRM(base, inner=InnerLoop(steps=1, adapt=("heads",))), batches
 
 
 def _generative() -> tuple[Any, Callable[[], Iterator[Any]]]:
     table = TableConfig("item", 4, initializer=Normal(0.0, 0.3))
     collection = EmbeddingCollection([FeatureConfig("item", table)])
-    settings = {"max_length": _LONGEST, "width": 4, "negatives": 8, "beam": 10, "ks": [5]}
+    settings: dict[str, Any] = {"max_length": _LONGEST, "width": 4, "negatives": 8, "beam": 10, "ks": [5]}
     return GenerativeRetriever(collection, _backbone(_LONGEST), _semantic(), **settings), _users
 
 
@@ -97,7 +97,9 @@ def _backbone(length: int) -> HSTU:
 
 
 def _semantic() -> Any:
-    return semantic_ids(np.random.default_rng(0).normal(size=(_ITEMS, 3)), levels=2, codes=3)
+    return semantic_ids(
+        np.random.default_rng(0).normal(size=(_ITEMS, 3)).astype(np.float32), levels=2, codes=3
+    )
 
 
 def _users() -> Iterator[Any]:
