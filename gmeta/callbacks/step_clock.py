@@ -13,19 +13,16 @@ makes use of it, or TensorFlow would leave out a copy that nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from gmeta.callbacks.step_records import PARTS, Mark, Span, Step
+from gmeta.callbacks.step_records import PARTS, Step
+from gmeta.callbacks.step_stamps import BEGIN, STOP, Notes, Site, Stamp, steps_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.host_ops import out_of_turn
 from gmeta.core.graph.step_marks import SpanKind
-from gmeta.core.graph.variables import lift_variables
-
-_BEGIN, _STOP = "begin", "stop"
 
 
 class StepClock:
@@ -62,8 +59,8 @@ class StepClock:
         self.now = now
         self._room = room
         self._probes = bool(tf.config.list_logical_devices("GPU"))
-        self._traced: list[_Site] = []
-        self._noted: dict[tuple[int, str | SpanKind], _Notes] = {}
+        self._traced: list[Site] = []
+        self._noted: dict[tuple[int, str | SpanKind], Notes] = {}
         self._place = 0  # in an eager step: how many stamps there were since "data"
         self._reader: Any = None
 
@@ -74,13 +71,13 @@ class StepClock:
           A number that is there when the clock runs; in a graph, what doesn't depend on it may begin before.
         """
         now = self._stamp(())
-        with tf.control_dependencies([self._site(_BEGIN).write(now, now)]), tf.device("CPU:0"):
+        with tf.control_dependencies([self._site(BEGIN).write(now, now)]), tf.device("CPU:0"):
             return tf.identity(now.time)
 
     def stop(self, *tensors: Any) -> None:
         """The call is over when these tensors are there."""
         now = self._stamp(tensors)
-        self._site(_STOP).write(now, now)
+        self._site(STOP).write(now, now)
 
     def mark(self, part: str, *tensors: Any) -> None:
         """A part ends when these tensors are there.
@@ -120,18 +117,18 @@ class StepClock:
             self._reader = len(sites), tf.function(lambda: [site.peek() for site in sites], autograph=False)
         for site, (count, values) in zip(traced, self._reader[1]() if traced else [], strict=True):
             site.take(int(count), values.numpy())
-        steps = list(_assemble([*traced, *self._noted.values()], first))
+        steps = list(steps_of([*traced, *self._noted.values()], first))
         self._noted.clear()
         return steps
 
-    def _site(self, what: str | SpanKind) -> _Site | _Notes:
+    def _site(self, what: str | SpanKind) -> Site | Notes:
         if not tf.executing_eagerly():
-            self._traced.append(_Site(what, self._room))
+            self._traced.append(Site(what, self._room))
             return self._traced[-1]
         self._place = 0 if what == "data" else self._place + 1
-        return self._noted.setdefault((self._place, what), _Notes(what))
+        return self._noted.setdefault((self._place, what), Notes(what))
 
-    def _stamp(self, tensors: Any) -> _Stamp:
+    def _stamp(self, tensors: Any) -> Stamp:
         """Read the time when all tensors have their values."""
         flat = [part for part in tf.nest.flatten(tensors, expand_composites=True) if tf.is_tensor(part)]
         waited: list[Any] = [part.read_value() if isinstance(part, tf.Variable) else part for part in flat]
@@ -145,97 +142,7 @@ class StepClock:
             tf.control_dependencies(waited if witness is None else [*waited, witness]),
             out_of_turn(),
         ):
-            return _Stamp(self.now(), witness)
-
-
-class _Stamp(NamedTuple):
-    """A time, () float64, and the sum of the numbers that were fetched for it, if there were any."""
-
-    time: tf.Tensor
-    witness: tf.Tensor | None
-
-
-class _Site:
-    """A place of a step where the time is read, and its latest values."""
-
-    def __init__(self, what: str | SpanKind, room: int) -> None:
-        self.what = what
-        self.times = np.zeros([0, 2])  # (values, 2): those of the last reading, from when to when
-        self._room, self._taken = room, 0
-        with lift_variables(), tf.device("CPU:0"):
-            self._values = tf.Variable(
-                tf.zeros([room, 3], tf.float64), trainable=False, name="step_clock/times"
-            )
-            self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="step_clock/count")
-
-    def write(self, begin: _Stamp, end: _Stamp) -> tf.Tensor:
-        """Add a value."""
-        with tf.device("CPU:0"):
-            witnesses = [each for each in (begin.witness, end.witness) if each is not None]
-            witness = tf.add_n(witnesses) if witnesses else tf.constant(0.0, tf.float64)
-            place = self._count.read_value()
-            row = tf.stack([begin.time, end.time, witness])[tf.newaxis]
-            with tf.control_dependencies([self._values.scatter_nd_update([[place % self._room]], row)]):
-                return self._count.assign(place + 1, read_value=True)
-
-    def peek(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return how many values there ever were, and the latest."""
-        return self._count.read_value(), self._values.read_value()
-
-    def take(self, count: int, values: Any) -> None:
-        """Keep what is new among the latest values; nothing, if some of it was overwritten."""
-        new = range(self._taken, count)
-        self._taken = count
-        lost = len(new) > self._room
-        self.times = values[[] if lost else [place % self._room for place in new], :2]
-
-
-class _Notes:
-    """A place of an eager step where the time is read, and its values since the last reading."""
-
-    def __init__(self, what: str | SpanKind) -> None:
-        self.what = what
-        self.times = np.zeros([0, 2])
-
-    def write(self, begin: _Stamp, end: _Stamp) -> tf.Tensor:
-        """Add a value."""
-        self.times = np.append(self.times, [[float(begin.time), float(end.time)]], axis=0)
-        return end.time
-
-
-def _assemble(sites: Sequence[_Site | _Notes], number: int) -> Iterator[Step]:
-    """Tell the steps of a call apart by their order, or where something isn't in each, by time."""
-    begins, stops, data = (
-        [each for site in sites if site.what == name for each in site.times[:, 1].tolist()]
-        for name in (_BEGIN, _STOP, "data")
-    )
-    count = len(data)
-    if not (begins and stops and data):
-        return
-    begin, stop = begins[-1], stops[-1]
-    marks: list[list[tuple[float, int, Mark]]] = [[] for _ in range(count)]
-    spans: list[tuple[int | None, Span]] = []
-    for order, site in enumerate(sites):
-        each = len(site.times) // count if len(site.times) % count == 0 else 0
-        for place, (first, last) in enumerate(site.times.tolist()):
-            turn = place // each if each else None
-            if isinstance(site.what, SpanKind):
-                # On a busy machine what begins it may be noted after it has ended.
-                spans.append((turn, Span(site.what, min(first, last), last)))
-            elif site.what in PARTS and turn is not None:
-                rank = order + len(sites) * (place % each)
-                marks[turn].append((last, rank, Mark(site.what, last)))
-    ends = [max((mark.time for *_, mark in found), default=begin) for found in marks[:-1]]
-    bounds = [begin, *ends, stop]
-    for turn, found in enumerate(marks):
-        first, last = bounds[turn], max(bounds[turn], bounds[turn + 1])
-        own = [
-            span
-            for place, span in spans
-            if (place == turn if place is not None else first <= span.begin < last)
-        ]
-        own.sort(key=lambda span: (span.end, span.begin))
-        yield Step(number + turn, first, last, tuple(mark for *_, mark in sorted(found)), tuple(own))
+            return Stamp(self.now(), witness)
 
 
 def _has_numbers(tensor: tf.Tensor) -> bool:
