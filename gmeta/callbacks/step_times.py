@@ -17,7 +17,7 @@ from gmeta.callbacks.step_records import Step, StepSeconds
 from gmeta.callbacks.step_trace import StepTrace
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.step_marks import use_clock
+from gmeta.core.graph.step_marks import mark_end, use_clock
 from gmeta.core.step_callback import StepCallback
 from gmeta.models.training.pipeline.steps_ahead import StepsAhead
 
@@ -168,7 +168,7 @@ class StepTimes(StepCallback):
         step = model.train_step
 
         def train_step(data: Any) -> Any:
-            self._clock.mark("data", data)
+            mark_end("data", data)
             return step(data)
 
         model.train_step = train_step

@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 
 @dataclass(frozen=True)
 class SpanKind:
@@ -70,6 +72,7 @@ def beside_step(batches_ahead: int = 0) -> Iterator[None]:
         _place.reset(token)
 
 
+@tf.autograph.experimental.do_not_convert  # AutoGraph would rewrite the clock wherever a step is traced
 def mark_end(part: str, *tensors: Any) -> None:
     """Say that a part of the step ends when these tensors are there.
 
@@ -83,6 +86,7 @@ def mark_end(part: str, *tensors: Any) -> None:
         clock.mark(part, *tensors)
 
 
+@tf.autograph.experimental.do_not_convert
 def begin_span(
     kind: str, name: str, *tensors: Any, lane: str = "", ranks: Sequence[int] = ()
 ) -> Callable[..., None]:
@@ -101,8 +105,12 @@ def begin_span(
     clock = _clock.get()
     if clock is None:
         return _end_nothing
-    return clock.begin(SpanKind(kind, name, lane, tuple(ranks), *_place.get()), *tensors)
+    end: Callable[..., None] = tf.autograph.experimental.do_not_convert(
+        clock.begin(SpanKind(kind, name, lane, tuple(ranks), *_place.get()), *tensors)
+    )
+    return end
 
 
+@tf.autograph.experimental.do_not_convert
 def _end_nothing(*tensors: Any) -> None:
     """Do nothing."""
