@@ -9,6 +9,7 @@ from gmeta.models.meta.meta_model import MetaModel
 from gmeta.models.sequence.grm_model import GRM, grm
 from gmeta.models.sequence.meta_grm import MetaGRM
 from gmeta.models.sequence.next_item_model import NextItemModel
+from gmeta.models.training.memory.token_limit import max_tokens
 from gmeta.models.training.model import Model
 from gmeta.models.zoo.cbml_model import CBML, cbml
 from gmeta.models.zoo.dlrm_model import dlrm
@@ -35,6 +36,7 @@ __all__ = [
     "dlrm",
     "factor_ridge",
     "grm",
+    "max_tokens",
     "melu",
     "melu_features",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
 
@@ -11,6 +12,7 @@ from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import Shares
+from gmeta.io.balance.token_bound import bound_groups, group_tokens
 from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
@@ -77,7 +79,8 @@ def groups(
     Raises:
       ConfigError: An argument is invalid, or names a split that doesn't exist.
       DataError: There is no manifest, or it doesn't match its shards; or ``resume`` is of another data set.
-      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `group_batch`.
+      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `group_batch`; also if
+        a group has more than ``balance.max_tokens`` tokens.
 
     Example:
       >>> for element in groups("data/warm", groups_per_element=32):
@@ -96,7 +99,7 @@ def groups(
             f"groups: start={start!r} counts steps, and with balance a step has as many groups as cost "
             "enough: start at an epoch's number, a ReadingPosition or an EpochPlan, or save the iterator"
         )
-    seed, on_bad = options.seed, options.on_bad
+    seed, on_bad, bound = options.seed, options.on_bad, _bound_of(balance, os.fspath(path))
     shares = shares_of(options.shard, start)
     split = open_split(path, on_bad)
     whole = EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=first_epoch)
@@ -139,7 +142,7 @@ def groups(
         if resume is not None and endless:
             own = tf.cond(tf.equal(number, first_epoch), lambda: first, lambda: every)
         numbers = tf.stack([tf.constant(seed, tf.int64), number])
-        return _group_ranges(split, shares, number, seed=numbers, first_step=step, **own, **inputs)
+        return _group_ranges(split, shares, number, bound, seed=numbers, first_step=step, **own, **inputs)
 
     if isinstance(start, PartStart):
         if shares.total > 1:
@@ -152,7 +155,7 @@ def groups(
             if balance is None:
                 own["steps"] = -((begin - end) // groups_per_element)
             numbers, zero = tf.constant([seed, 0], tf.int64), tf.constant(0, tf.int64)
-            return _group_ranges(split, shares, zero, seed=numbers, first_step=zero, **own, **inputs)
+            return _group_ranges(split, shares, zero, bound, seed=numbers, first_step=zero, **own, **inputs)
 
         return settle(start.read(options).flat_map(part_of))
     if position is not None and balance is not None:
@@ -163,7 +166,7 @@ def groups(
             *spans, cursor = begun
             own = {**every, **dict(zip(("lanes", "begins", "ends"), spans, strict=True))}
             numbers = tf.stack([tf.constant(seed, tf.int64), number])
-            rest = _group_ranges(split, shares, number, seed=numbers, first_step=0, **own, **inputs)
+            rest = _group_ranges(split, shares, number, bound, seed=numbers, first_step=0, **own, **inputs)
             return rest.enumerate(step).map(lambda place, element: count.note(place, element, cursor))
 
         return settle(tf.data.Dataset.range(1).map(lambda _: count.begin()).flat_map(rest_of))
@@ -244,7 +247,24 @@ def _balance(balance: Balance | None) -> list[float]:
     return [float(balance.target), cost.linear, cost.quadratic, *most]
 
 
-def _group_ranges(split: PreparedSplit, shares: Shares, epoch: tf.Tensor, **inputs: Any) -> tf.data.Dataset:
+Bound: TypeAlias = Callable[[dict[str, Any], Schema], dict[str, Any]]
+
+
+def _bound_of(balance: Balance | None, path: str) -> Bound:
+    """Return what refuses elements with too many tokens."""
+    if balance is None or balance.max_tokens is None:
+        return lambda element, _: element
+    most, column, longest = balance.max_tokens, balance.tokens, balance.longest
+
+    def bound(element: dict[str, Any], schema: Schema) -> dict[str, Any]:
+        return bound_groups(element, group_tokens(element, schema, column, longest), most, path)
+
+    return bound
+
+
+def _group_ranges(
+    split: PreparedSplit, shares: Shares, epoch: tf.Tensor, bound: Bound, **inputs: Any
+) -> tf.data.Dataset:
     schema: Schema = split.schema
     flat = [tf.TensorSpec((shares.count,), tf.int64), *columns_specs(schema)]
     variant = load_op_library("io").gmeta_group_ranges_dataset(
@@ -260,7 +280,7 @@ def _group_ranges(split: PreparedSplit, shares: Shares, epoch: tf.Tensor, **inpu
 
     @tf.autograph.experimental.do_not_convert
     def structure(cursor: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
-        return {**columns_as_dict(schema, *rest), "cursor": cursor, "epoch": epoch}
+        return {**bound(columns_as_dict(schema, *rest), schema), "cursor": cursor, "epoch": epoch}
 
-    # This map needs no thread of its own: it only names tensors.
+    # This map needs no thread of its own: it names tensors, and counts an element's groups at most.
     return cast(tf.data.Dataset, tf.data.experimental.from_variant(variant, tuple(flat)).map(structure))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
+from gmeta.io.balance.token_bound import bound_batch
 from gmeta.io.cuts.query_rule import Flag, Query
 from gmeta.io.cuts.sequence_split import SequenceSplit, Unexposed
 from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.prepared_split import open_split
-from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
+from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start, shares_of
 from gmeta.io.readers.starts.position import ReadingPosition
 from gmeta.io.readers.step_balance import Balance
 
@@ -70,7 +72,9 @@ def sequences(
         events is kept, with no history.
       sequences_per_batch: Sequences ``B`` of a batch; the last batch of a range may hold fewer.
       balance: Make batches of about equal cost instead. A sequence's tokens are its user's rows, at most
-        ``longest`` unless ``balance`` sets its own limit. Users who are left out count as well.
+        ``longest`` unless ``balance`` sets its own limit. Users who are left out count as well. With
+        ``max_tokens``, a batch of more events and exposures is an error; so that exposures besides
+        ``longest`` events count, set ``balance.longest`` to both together.
       min_rows: A user with fewer rows is bad data.
       start: Where reading begins, as for `gmeta.io.groups`.
       options: Order, rank, threads and bad data (`ReadOptions`).
@@ -130,7 +134,11 @@ def sequences(
         start=start,
         options=options,
     )
-    return finish(elements, [split], start)
+    steps: list[Callable[..., Any]] = [split]
+    if balance is not None and balance.max_tokens is not None:
+        most = balance.max_tokens * shares_of(options.shard, start).count
+        steps.append(partial(bound_batch, max_tokens=most, path=os.fspath(path)))
+    return finish(elements, steps, start)
 
 
 def finish(elements: tf.data.Dataset, steps: Sequence[Callable[..., Any]], start: Start) -> tf.data.Dataset:

@@ -23,7 +23,9 @@ class Balance:
     Attributes:
       target: The cost that an element should have.
       cost: The cost of a sequence; by default its number of tokens.
-      max_tokens: The most tokens of an element, to limit memory; a single group may have more.
+      max_tokens: The most tokens of an element, to limit memory (`gmeta.models.max_tokens` measures how many
+        a GPU holds). No element has more: a group that has more alone is an error when it is read. Of a rank
+        that reads for several in an elastic job, it bounds the part for each.
       tokens: The list column whose values are counted; or the int64 column whose value in the group's last
         row is the number of events of its history, which count besides its rows. None: rows.
       longest: The most tokens of a sequence that count, for a model that reads no more of it; None: all. Of
@@ -78,12 +80,22 @@ class Balance:
           longest: As the attribute.
 
         Raises:
-          ConfigError: A number is below 1, or there is no such split.
+          ConfigError: A number is below 1, there is no such split, or it has groups of more than
+            ``max_tokens`` tokens.
           DataError: An index can't be read.
         """
         whole_number("Balance.of: sequences", sequences, 1)
         cost, split = cost or SequenceCost(), open_split(path)
-        total = 0.0
+        total, most, longer = 0.0, 0, 0
         for rows in split.rows_of_groups():
-            total += float(cost.of(np.minimum(rows, longest or rows.max())).sum())
+            counted = np.minimum(rows, longest or rows.max())
+            total += float(cost.of(counted).sum())
+            most = max(most, int(counted.max()))
+            longer += 0 if max_tokens is None else int((counted > max_tokens).sum())
+        if longer:
+            raise ConfigError(
+                f"Balance.of: {longer} of {split.groups} groups of {os.fspath(path)} have more than "
+                f"max_tokens={max_tokens} tokens, up to {most}: give longest={max_tokens} or less to "
+                "Balance.of, and to the reader, which cuts histories to it"
+            )
         return cls(sequences * total / split.groups, cost, max_tokens, longest=longest)

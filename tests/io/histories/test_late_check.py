@@ -119,11 +119,6 @@ def test_sound_batches_are_those_without_a_check(logged):
 @pytest.mark.parametrize("longest", [None, 9])
 def test_batches_of_equal_cost_count_histories_and_exposures(logged, examples, column, longest):
     cost = io.SequenceCost(1.0, 0.05)
-    balance = io.Balance(60.0, cost, max_tokens=80, tokens=column)
-    found = [
-        batch["targets"]["ts"].to_list()
-        for batch in late(logged, examples, balance=balance, longest=longest, shuffle=False)
-    ]
     lengths = {(row[1], row[0]): row[7 if column else 6] for row in logged[1]}
     stream = []
     for batch in late(logged, examples, longest=longest, shuffle=False):
@@ -131,7 +126,13 @@ def test_batches_of_equal_cost_count_histories_and_exposures(logged, examples, c
             events = lengths[times[-1], user]
             tokens = min(events, longest or events) + len(times)
             stream.append((float(cost.of([tokens])[0]), tokens))
-    assert [len(batch) for batch in found] == list(prefix_batches(stream, target=60.0, max_tokens=80))
+    most = max(tokens for _, tokens in stream)  # a user with more would be refused
+    balance = io.Balance(60.0, cost, max_tokens=most, tokens=column)
+    found = [
+        batch["targets"]["ts"].to_list()
+        for batch in late(logged, examples, balance=balance, longest=longest, shuffle=False)
+    ]
+    assert [len(batch) for batch in found] == list(prefix_batches(stream, target=60.0, max_tokens=most))
     assert len(found) > 3
 
 

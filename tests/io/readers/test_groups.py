@@ -249,9 +249,11 @@ def test_balanced_elements_are_those_of_algorithm_1(sizes, target, quadratic, ma
     cost = SequenceCost(1.0, quadratic)
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(Path(folder), sizes, layout=layout)
+        counted = [min(size, longest or size) for size in sizes]
+        if max_tokens is not None:  # a group of more is refused
+            max_tokens = max(max_tokens, *counted)
         balance = Balance(target, cost, max_tokens, longest=longest)
         elements = tasks_of(groups(path, balance=balance, options=ReadOptions(shuffle=False)))
-        counted = [min(size, longest or size) for size in sizes]
         stream = [(float(cost.of([size])[0]), size) for size in counted]
         counts = list(prefix_batches(stream, target=target, max_tokens=max_tokens))
         assert [len(element) for element in elements] == counts

@@ -33,19 +33,28 @@ def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: M
         {**settings_of(model), **{name: repr(value) for name, value in loop.items()}}, advice=ADVICE
     )
     collectives.check_agreement({"form of the data": _form(element_spec)}, advice=ADVICE)
-    if not model.built:
-        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
-        model(x, training=False)
-    else:
+    if model.built:
         model.merge_moving_averages()  # of steps outside of fit; else only rank 0's would count
+    make_variables(model, batch)
     collectives.gather_states(model)
-    optimizer = model.optimizer
-    if hasattr(optimizer, "build"):
-        optimizer.build(model.trainable_variables)
-    state = optimizer.variables
+    state = model.optimizer.variables
     state = state() if callable(state) else state
     variables = list({id(v): v for v in [*model.variables, *state]}.values())
     collectives.broadcast_variables([v for v in variables if _travels(v)])
+
+
+def make_variables(model: tf.keras.Model, batch: Any) -> None:
+    """Make the variables of a compiled model and of its optimizer that its first step would make.
+
+    Args:
+      model: If it has no weights yet, it is called on ``batch`` to create them.
+      batch: A batch of the data, which may have no samples.
+    """
+    if not model.built:
+        x, _, _ = tf.keras.utils.unpack_x_y_sample_weight(batch)
+        model(x, training=False)
+    if hasattr(model.optimizer, "build"):
+        model.optimizer.build(model.trainable_variables)
 
 
 def settings_of(model: tf.keras.Model) -> dict[str, str]:

@@ -33,7 +33,8 @@ def prefix_batches(
     Args:
       sequences: (cost, tokens) of each.
       target: What a batch is to cost.
-      max_tokens: The most tokens of a batch, for memory's sake; one sequence alone may have more.
+      max_tokens: The most tokens of a batch, for memory's sake; of one sequence alone it may be more, which
+        readers refuse.
 
     Yields:
       How many sequences each batch has.
