@@ -2,6 +2,8 @@
 
     gmeta bench scaling --json FILE
     gmeta bench scaling --ranks 1 2 4 --model dlrm
+    gmeta bench scaling --adapt all --outer gather --read text
+    gmeta bench scaling --ablation --gbit 1
 
 MAML of second order on generated tasks, under `fit`: Zipf ids of many features into dynamic tables, which
 the ranks share out, and a multi-layer perceptron, which each has. A rank's batch stays the same, so N ranks
@@ -17,18 +19,41 @@ agreement    the largest difference of any row or weight after training on the s
 rms          of these the root mean square of the difference over that of the numbers; the largest difference
              is Adam's: where a gradient is rounding alone, its sign is chance, and a step has its full length
 rms_rows     the same of the tables' rows alone
+gather       with --outer gather: samples a second and agreement beside those of all-reduce, on as many ranks
+ablation     with --ablation, on the largest number of ranks: samples a second with each way of reading and
+             each network, beside text over the slow one, in turn (G-Meta, figure 4: on 8 GPUs 1.27 times the
+             baseline by reading, 1.12 by the network, 1.45 by both)
+
+--adapt all     embedding rows adapt in the inner loop too (G-Meta, algorithm 1), not just the layers
+--read          memory: batches are made beforehand. text: lines of comma-joined numbers in TFRecords, decoded
+                and grouped by TensorFlow's ops. columnar: gmeta's records, by its GroupBatch. All three give
+                the same batches
+--outer gather  rank 0 gathers the dense gradients and sends their sum back, which G-Meta replaces by an
+                all-reduce (section 2.1.3)
+--network       nvlink: as NCCL connects the GPUs. socket: NCCL without peer-to-peer, shared memory and RDMA
+--gbit N        on a CPU each rank has a network of its own, joined by wires of N Gbit/s: the slow network of
+                --ablation, whose fast one is the loopback device
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # before TensorFlow is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import argparse
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+from gmeta.testing.hosts.machines import why_no_rack
 from harness import Result, parser, report
 from parts.jobs import run_job
+from parts.meta import task_files
 
 SIZES = {
     "dim": 32,
@@ -42,16 +67,35 @@ SIZES = {
     "steps": 50,
     "wire_dtype": "float32",
 }
+OUTER = ("gather", "allreduce")
 MODELS: dict[str, dict[str, Any]] = {
     "small": {},
     "dlrm": {"dim": 64, "features": 23, "hidden": [1024, 512, 256], "tasks": 256, "inner_steps": 5},
 }
 
 
-def run(ranks: int, settings: dict[str, Any], folder: Path, gpu: bool = True) -> Any:
-    """Train on so many ranks; see parts/maml_rank.py."""
-    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    return run_job("meta.rank", ranks, settings, folder / "found.json", hidden)
+SOCKET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
+"""What makes NCCL send through sockets only."""
+
+
+def run(
+    ranks: int,
+    settings: dict[str, Any],
+    folder: Path,
+    gpu: bool = True,
+    module: str = "meta.rank",
+) -> Any:
+    """Train on so many ranks; see parts/meta/rank.py."""
+    environment = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    if settings.get("network") == "socket":
+        environment |= SOCKET
+    own = settings["tasks"] // (ranks if settings["keep_rows"] else 1)
+    ways = {settings["read"], *(each["read"] for each in settings.get("variants", {}).values())}
+    if ways != {"memory"}:
+        task_files.write(folder / "data", {**settings, "tasks": own}, ranks)
+    settings = {**settings, "data": str(folder / "data")}
+    gbit = settings.get("gbit") if ranks > 1 else None
+    return run_job(module, ranks, settings, folder / "found.json", environment, gbit)
 
 
 def learned_rows(ranks: int, settings: dict[str, Any], gpu: bool) -> dict[str, np.ndarray]:
@@ -102,22 +146,85 @@ def agreement(ranks: list[int], settings: dict[str, Any]) -> list[Result]:
     return results
 
 
-def main() -> None:
-    """Run the numbers of ranks one after another."""
+def beside_allreduce(ranks: int, settings: dict[str, Any]) -> list[Result]:
+    """How far what ranks learn by gathering is from what they learn by all-reduce."""
+    found, expected = (learned_rows(ranks, {**settings, "outer": outer}, True) for outer in OUTER)
+    return [Result(f"scaling/agreement/np{ranks}/gather", difference(found, expected), "relative")]
+
+
+def ablation(ranks: int, settings: dict[str, Any], networks: dict[str, dict[str, Any]]) -> list[Result]:
+    """Samples a second with each way of reading and each network, slow ones first; jobs and epochs in turn.
+
+    Args:
+      ranks: How many.
+      settings: Of the ranks.
+      networks: Name -> its settings, the slow one first.
+    """
+    variants = {read: {"read": read} for read in ("text", "columnar")}
+    samples = settings["tasks"] * ranks * (settings["support"] + settings["query"])
+    rates: dict[tuple[str, str], list[float]] = {}
+    for _ in range(settings["jobs"]):
+        for network, own in networks.items():
+            with tempfile.TemporaryDirectory() as folder:
+                of_job = {**settings, **own, "variants": variants, "rounds": settings["epochs"] - 1}
+                found = run(ranks, of_job, Path(folder), module="meta.paces")
+            for read, milliseconds in found["paces"].items():
+                rates.setdefault((read, network), []).extend(1e3 * samples / each for each in milliseconds)
+    medians = {way: statistics.median(each) for way, each in rates.items()}
+    base = medians["text", next(iter(networks))]
+    return [
+        Result(f"scaling/ablation/{read}/{network}/np{ranks}", rate, "samples/s", "neither", base)
+        for (read, network), rate in medians.items()
+    ]
+
+
+def networks_of(gpu: bool, gbit: float | None) -> dict[str, dict[str, Any]]:
+    """The slow network and the fast one, name -> settings."""
+    if gpu:
+        return {"socket": {"network": "socket"}, "nvlink": {"network": "nvlink"}}
+    return {f"{gbit:g}gbit": {"gbit": gbit}, "loopback": {}}
+
+
+def arguments() -> argparse.Namespace:
+    """What is measured; refuses what this machine can't."""
     options = parser(__doc__)
     options.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     options.add_argument("--model", choices=MODELS, default="small")
     options.add_argument("--tasks", type=int, help="in a rank's batch")
     options.add_argument("--pace-only", action="store_true", help="leave out what ranks have learned")
+    options.add_argument("--adapt", choices=("dense", "all"), default="dense")
+    options.add_argument("--read", choices=("memory", "text", "columnar"), default="memory")
+    options.add_argument("--outer", choices=OUTER, default="allreduce")
+    options.add_argument("--network", choices=("nvlink", "socket"))
+    options.add_argument("--gbit", type=float, help="on a CPU: the rate of the wires between ranks")
+    options.add_argument("--ablation", action="store_true", help="measure reading and networks, nothing else")
     given = options.parse_args()
+    given.gpu = bool(tf.config.list_physical_devices("GPU"))
+    if given.network and not given.gpu:
+        options.error("--network names how NCCL joins GPUs, and there is none: give --gbit")
+    if given.gbit is not None and (given.gpu or (why := why_no_rack())):
+        options.error("--gbit is for ranks on a CPU; GPUs have --network" if given.gpu else f"--gbit: {why}")
+    if given.ablation and (given.network or given.read != "memory" or (not given.gpu and not given.gbit)):
+        options.error("--ablation goes through --read and --network itself; on a CPU it needs --gbit")
+    return given
+
+
+def main() -> None:
+    """Run the numbers of ranks one after another."""
+    given = arguments()
     ranks = [1, 2] if given.smoke else sorted({1, *given.ranks})
-    settings = {**SIZES, **MODELS[given.model], "epochs": 1 + given.rounds, "keep_rows": False}
-    settings["tasks"] = given.tasks or settings["tasks"]
+    chosen = {"adapt": given.adapt, "read": given.read, "outer": given.outer, "network": given.network}
+    settings = {**SIZES, **MODELS[given.model], **chosen, "epochs": 1 + given.rounds, "keep_rows": False}
+    settings |= {"tasks": given.tasks or settings["tasks"], "gbit": given.gbit, "jobs": 3}
     if given.smoke:
-        settings |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 2, "distinct_steps": 1}
+        settings |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 2, "distinct_steps": 1, "jobs": 1}
     # Few steps: rounding grows with training, and more so through second derivatives.
     same = {**settings, "tasks": 4 * ranks[-1], "distinct_steps": 10, "steps": 10, "epochs": 1}
     same["keep_rows"] = True
+    if given.ablation:
+        results = ablation(ranks[-1], {**settings, "gbit": None}, networks_of(given.gpu, given.gbit))
+        report("Reading and networks", results, given.json, settings=settings, gpus_a_rank=int(given.gpu))
+        return
     results, rates, gpus = [], {}, 0
     if given.smoke:  # ranks that agree are the tests' business
         given.pace_only = True
@@ -126,11 +233,18 @@ def main() -> None:
             found = run(size, settings, Path(folder))
         rates[size] = found["samples_an_epoch"] / statistics.median(found["seconds"][1:])
         gpus = found["gpus"]
-        results.append(Result(f"scaling/samples/np{size}", rates[size], "samples/s"))
+        peer: tuple[Any, ...] = ()
+        if given.outer == "gather" and size > 1:
+            with tempfile.TemporaryDirectory() as folder:
+                other = run(size, {**settings, "outer": "allreduce"}, Path(folder))
+            peer = ("all-reduce", other["samples_an_epoch"] / statistics.median(other["seconds"][1:]))
+        results.append(Result(f"scaling/samples/np{size}", rates[size], "samples/s", *peer))
     for size in ranks[1:]:
         results.append(Result(f"scaling/speed_up/np{size}", rates[size] / size / rates[1], "of ideal"))
     if not given.pace_only:
         results += agreement(ranks if gpus else ranks[1:], same)
+        if given.outer == "gather":
+            results += [one for size in ranks[1:] for one in beside_allreduce(size, same)]
     report("Meta-training on ranks", results, given.json, settings=settings, gpus_a_rank=gpus)
 
 

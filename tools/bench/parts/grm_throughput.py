@@ -44,20 +44,27 @@ def batches(count: int, longest: int = LONGEST) -> tuple[tf.data.Dataset, int]:
     """Of `SEQUENCES` users each, with lengths of a long tail; and how many tokens they have together."""
     rng = np.random.default_rng(0)
     drawn = lengths(rng, count * SEQUENCES).clip(EXPOSURES + 2, longest).reshape(count, SEQUENCES)
-    made = [_batch(rng, of - EXPOSURES - 1) for of in drawn]
+    made = [batch(rng, of) for of in drawn]
+    return dataset(made), int(drawn.sum())
+
+
+def dataset(made: list[dict[str, Any]]) -> tf.data.Dataset:
+    """Of these batches, whose sizes are open."""
     spec = tf.nest.map_structure(
         lambda x: (
-            tf.type_spec_from_value(x)
+            tf.TensorSpec([None], x.dtype)
             if not isinstance(x, tf.RaggedTensor)
             else tf.RaggedTensorSpec([None, None], x.dtype)
         ),
         made[0],
     )
-    dataset = tf.data.Dataset.from_generator(lambda: iter(made), output_signature=spec)
-    return dataset.cache(), int(drawn.sum())
+    return tf.data.Dataset.from_generator(lambda: iter(made), output_signature=spec).cache()
 
 
-def _batch(rng: np.random.Generator, history: Lengths) -> dict[str, Any]:
+def batch(rng: np.random.Generator, tokens: Lengths) -> dict[str, Any]:
+    """Of users with so many tokens each: one of context, `EXPOSURES`, and the events of a history."""
+    history = tokens - EXPOSURES - 1
+
     def events(high: int, of: Lengths, dtype: Any = np.int64) -> tf.RaggedTensor:
         return tf.RaggedTensor.from_row_lengths(rng.integers(0, high, of.sum()).astype(dtype), of)
 

@@ -80,22 +80,6 @@ def max_tokens(
     References:
       MTGenRec, section 3.4 ("batches near device memory limits") and table 3.
     """
-    return fit_tokens(
-        model, make_batch, share, tokens=tokens, device=device, memory=memory, limit=limit
-    ).tokens
-
-
-def fit_tokens(
-    model: Model,
-    make_batch: Callable[[int], Any],
-    share: float = 0.95,
-    *,
-    tokens: Sequence[int] = SIZES,
-    device: str = "GPU:0",
-    memory: PeakMemory | None = None,
-    limit: float | None = None,
-) -> FoundLimit:
-    """Do as `max_tokens`, and return what was measured besides."""
     sizes = [whole_number("max_tokens: a size in tokens", size, 1) for size in tokens]
     if len(sizes) < 2 or any(a >= b for a, b in itertools.pairwise(sizes)):
         raise ConfigError(f"max_tokens: tokens={list(tokens)} must be two rising sizes or more")
@@ -106,11 +90,36 @@ def fit_tokens(
     measure = peak_memory(device) if memory is None else memory
     own = memory_limit(device) if limit is None else float(limit)
     budget = share * min(collectives.allgather_objects(own))
+    found = measure_batches(model, make_batch, sizes, budget, measure)
+    if found.refused:
+        warnings.warn(
+            f"max_tokens: batches of {', '.join(map(str, found.refused))} tokens take more than "
+            f"{budget:,.0f} bytes; {found.tokens} tokens take {found.peak:,.0f}",
+            stacklevel=2,
+        )
+    return found.tokens
+
+
+def measure_batches(
+    model: Model, make_batch: Callable[[int], Any], sizes: Sequence[int], budget: float, memory: PeakMemory
+) -> FoundLimit:
+    """Find the largest batch within a budget of bytes, as `max_tokens` does, and return what was measured.
+
+    Args:
+      model: As for `max_tokens`.
+      make_batch: As for `max_tokens`.
+      sizes: As for `find_limit`.
+      budget: Bytes, the same on all ranks.
+      memory: As for `max_tokens`.
+
+    Raises:
+      ConfigError: As for `find_limit`; or gradients are accumulated.
+    """
 
     def peak(size: int) -> float | None:
         data = _repeated(make_batch(size), 2 + model.batches_ahead)
         try:
-            found = measure(lambda: model.fit(data, epochs=1, verbose=0))
+            found = memory(lambda: model.fit(data, epochs=1, verbose=0))
         except tf.errors.ResourceExhaustedError:
             if collectives.world().size > 1:
                 raise
@@ -119,14 +128,7 @@ def fit_tokens(
 
     make_variables(model, empty_batch(_spec(make_batch(sizes[0]))))
     with keep_state(model):
-        found = find_limit(peak, sizes, budget)
-    if found.refused:
-        warnings.warn(
-            f"max_tokens: batches of {', '.join(map(str, found.refused))} tokens take more than "
-            f"{budget:,.0f} bytes; {found.tokens} tokens take {found.peak:,.0f}",
-            stacklevel=3,
-        )
-    return found
+        return find_limit(peak, sizes, budget)
 
 
 def _repeated(batch: Any, times: int) -> tf.data.Dataset:

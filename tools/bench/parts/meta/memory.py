@@ -46,6 +46,11 @@ def status_kib(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
+def forget_peak() -> None:
+    """Let this process's peak start again from what it has now: proc(5)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def main() -> None:
     """In the process: warm up, forget the peak, step."""
     settings = json.loads(sys.argv[1])
@@ -59,7 +64,7 @@ def main() -> None:
     for _ in range(3):
         form.step(0)
     before = status_kib("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here: proc(5)
+    forget_peak()
     form.step(1)
     print(json.dumps((status_kib("VmHWM") - before) / 1024))
 

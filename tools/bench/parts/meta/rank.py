@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import gmeta
@@ -17,9 +18,11 @@ from gmeta.models import MetaModel
 from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
 from gmeta.optimizers import Adam
 from parts.jobs import job_arguments
+from parts.meta.gather_outer import gather_dense_gradients
+from parts.meta.task_files import read, task_rows
 
-SKEW = 1.2
-VOCABULARY = 1_000_000
+_ADAPTS = {"dense": None, "all": "all"}
+"""What adapts: the layers; or the embedding rows too, as in G-Meta's algorithm 1."""
 
 
 class Pace(tf.keras.callbacks.Callback):
@@ -42,11 +45,7 @@ def task_batch(settings: dict[str, Any], step: int, tasks: range) -> dict[str, A
     """Some of the tasks of a global step; which rank makes them doesn't matter."""
     support, query = settings["support"], settings["query"]
     each = support + query
-    made = []
-    for task in tasks:
-        rng = np.random.default_rng([step, task])
-        ids = np.minimum(rng.zipf(SKEW, (settings["features"], each)) - 1, VOCABULARY - 1)
-        made.append((ids, rng.random(each, np.float32)))
+    made = [task_rows(settings, step, task) for task in tasks]
     ids = np.concatenate([ids for ids, _ in made], axis=1)
     index = np.arange(len(tasks) * each).reshape(len(tasks), each)
     return {
@@ -59,16 +58,20 @@ def task_batch(settings: dict[str, Any], step: int, tasks: range) -> dict[str, A
 
 
 def dataset(settings: dict[str, Any], world_tasks: int) -> tf.data.Dataset:
-    """This rank's batches of an epoch, made beforehand: reading isn't what is measured."""
-    here = collectives.world()
-    share = world_tasks // here.size
-    mine = range(here.rank * share, (here.rank + 1) * share)
-    batches = [task_batch(settings, step, mine) for step in range(settings["distinct_steps"])]
-    stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
-    data = tf.data.Dataset.from_tensor_slices(stacked).repeat(settings["steps"] // len(batches))
+    """This rank's batches of an epoch, made beforehand, or read from files as ``settings["read"]`` says."""
+    here, distinct = collectives.world(), settings["distinct_steps"]
+    if settings.get("read", "memory") == "memory":
+        share = world_tasks // here.size
+        mine = range(here.rank * share, (here.rank + 1) * share)
+        batches = [task_batch(settings, step, mine) for step in range(distinct)]
+        stacked = tf.nest.map_structure(lambda *parts: tf.stack(parts), *batches)
+        data = tf.data.Dataset.from_tensor_slices(stacked)
+    else:
+        own = {**settings, "tasks": world_tasks // here.size}
+        data = read(Path(settings["data"]), own)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return data.map(_of_open_size).prefetch(4).with_options(options)
+    return data.repeat(settings["steps"] // distinct).map(_of_open_size).prefetch(4).with_options(options)
 
 
 def _of_open_size(batch: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def _of_open_size(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def meta_model(settings: dict[str, Any]) -> MetaModel:
-    """DLRM-like: embeddings side by side into a multi-layer perceptron, all of which adapts."""
+    """DLRM-like: embeddings side by side into layers, which adapt, and rows too if asked."""
     features = [
         FeatureConfig(f"f{number}", TableConfig(f"f{number}", settings["dim"], initializer=Normal(0.0, 0.05)))
         for number in range(settings["features"])
@@ -93,7 +96,12 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
             device=settings.get("tables", "cpu"),
         ),
         MLP({**layers, "out": 1}, seed=1),
-        inner=InnerLoop(steps=settings["inner_steps"], learning_rate=0.01, order=2),
+        inner=InnerLoop(
+            steps=settings["inner_steps"],
+            learning_rate=0.01,
+            order=2,
+            adapt=_ADAPTS[settings.get("adapt", "dense")],
+        ),
     )
     pipeline = gmeta.Pipeline(
         settings.get("depth", 0), settings.get("micro_batches", 1), settings.get("cluster", False)
@@ -118,6 +126,8 @@ def main() -> None:
     """Train; rank 0 writes the pace, every rank its rows."""
     out, settings = job_arguments()
     here = gmeta.init()
+    if settings.get("outer") == "gather":
+        gather_dense_gradients()
     if settings["keep_rows"]:  # to be compared to 1e-4, which TensorFloat-32 isn't good for
         tf.config.experimental.enable_tensor_float_32_execution(False)
     model, pace = meta_model(settings), Pace()

@@ -1,0 +1,74 @@
+"""Peak memory of training steps of a GRM: the largest batch that fits, and batches as they are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gmeta.models.training.memory.device_memory import PeakMemory
+from gmeta.models.training.memory.limit_search import FoundLimit
+from gmeta.models.training.memory.token_limit import measure_batches
+from harness import interleave
+from parts.balance_lengths import Lengths
+from parts.grm_throughput import EXPOSURES, batch, dataset, model
+from parts.meta.memory import forget_peak, status_kib
+
+
+def measured_limit(
+    dim: int,
+    longest: int,
+    sizes: Sequence[int],
+    budget: float,
+    memory: PeakMemory,
+) -> FoundLimit:
+    """The most tokens whose steps stay within a budget of bytes, of sequences that are as long as any."""
+    rng = np.random.default_rng(0)
+
+    def worst(tokens: int) -> Any:
+        whole, rest = divmod(tokens, longest)
+        return batch(rng, np.array([longest] * whole + [rest] * (rest > EXPOSURES + 1)))
+
+    return measure_batches(model("jagged", dim), worst, sizes, budget, memory)
+
+
+def host_memory() -> PeakMemory:
+    """The most resident memory of the process while something runs, over what it has now.
+
+    Memory that the process has freed and keeps counts too, so a peak after a larger one comes out too high.
+    """
+    before = status_kib("VmRSS")
+
+    def measure(run: Callable[[], object]) -> float:
+        forget_peak()
+        run()
+        return 1024.0 * (status_kib("VmHWM") - before)
+
+    return measure
+
+
+def measured_steps(
+    dim: int, ways: dict[str, list[Lengths]], tokens: int, rounds: int, memory: PeakMemory
+) -> dict[str, tuple[float, float]]:
+    """Train on batches of each way, in turn, up to so many tokens.
+
+    Returns:
+      Way -> the peak of steps on its largest batch and others, in bytes; and tokens a second.
+    """
+    rng, trained = np.random.default_rng(2), model("jagged", dim)
+    runs, counts, peaks = {}, {}, {}
+    for way, of_epoch in ways.items():
+        chosen = [max(of_epoch, key=lambda lengths: lengths.sum())]
+        for place in rng.permutation(len(of_epoch)):
+            if sum(lengths.sum() for lengths in chosen) < tokens:
+                chosen.append(of_epoch[place])
+        data = dataset([batch(rng, lengths.clip(EXPOSURES + 2)) for lengths in chosen])
+        runs[way] = partial(trained.fit, data, verbose=0)
+        counts[way] = int(sum(lengths.sum() for lengths in chosen))
+        runs[way]()  # tracing isn't a step's memory
+        peaks[way] = memory(runs[way])
+    seconds = interleave(
+        {way: lambda _, run=run: run() for way, run in runs.items()}, rounds=rounds, warm_up=0
+    )
+    return {way: (peaks[way], counts[way] / seconds[way]) for way in ways}

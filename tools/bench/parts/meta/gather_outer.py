@@ -1,0 +1,45 @@
+"""MAML's outer update by a central node, which G-Meta replaces by an all-reduce (section 2.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from gmeta.core import collectives
+
+_allreduce_sum = collectives.allreduce_sum
+
+
+def gather_dense_gradients() -> None:
+    """From now on, sum the dense gradients of this process's training steps at rank 0.
+
+    Every rank sends its K numbers to rank 0, which adds them up, K (N - 1) numbers in all, and sends the sums
+    to every rank: as many again, and as many as the weights that they change. All-reduce instead sends
+    2 K (N - 1) / N from each rank at the same time. Each rank then makes the same step, as with all-reduce.
+    """
+    collectives.allreduce_sum = _sum_dense  # where a step looks for it
+
+
+def _sum_dense(tensors: Sequence[tf.Tensor], *, name: str, place: Any = "cpu") -> list[tf.Tensor]:
+    if name != "step/dense" or collectives.world().size == 1:
+        return _allreduce_sum(tensors, name=name, place=place)
+    return gather_sum(tensors, name=name, place=place)
+
+
+def gather_sum(tensors: Sequence[tf.Tensor], *, name: str, place: Any = "cpu") -> list[tf.Tensor]:
+    """Do as `collectives.allreduce_sum` for tensors of one dtype and known shapes, through rank 0."""
+    here = collectives.world()
+    tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    vector = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+    count, others = vector.shape[0], [0] * (here.size - 1)
+    every, one, none = [count] * here.size, [count, *others], [0] * here.size
+    first = here.rank == 0
+    gathered, _ = collectives.alltoall(
+        vector, one, name=f"{name}/gather", place=place, received_splits=every if first else none
+    )
+    total = tf.reduce_sum(tf.reshape(gathered, [-1, count]), axis=0)  # zeros where nothing has come
+    sent, splits = (tf.tile(total, [here.size]), every) if first else (total[:0], none)
+    total, _ = collectives.alltoall(sent, splits, name=f"{name}/broadcast", place=place, received_splits=one)
+    parts = tf.split(tf.ensure_shape(total, [count]), [tensor.shape.num_elements() for tensor in tensors])
+    return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
