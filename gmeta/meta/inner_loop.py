@@ -50,7 +50,7 @@ class InnerLoop:
     2021), section 3. Meta-SGD: Li et al. (2017), algorithm 1. Reptile: Nichol et al., "On First-Order
     Meta-Learning Algorithms" (2018), algorithm 2. Ridge: Bertinetto et al., "Meta-learning with
     differentiable closed-form solvers" (ICLR 2019), section 3. Embedding rows in the inner loop: G-Meta,
-    section 2.1.2.
+    sections 2.1.1 and 2.1.2.
 
     Attributes:
       algorithm: One of the above.

@@ -12,6 +12,8 @@ rows            `gmeta.io.rows`: the same groups' rows, shuffled, in batches of 
 streaming       `gmeta.io.group_batch`, from beginning to end on one thread
 tensorflow      over the same Examples: ``parse_single_example`` and ``batch``; ``group_by_window``; batched
                 ``parse_example``; and ``TFRecordDataset`` alone, which parses nothing
+text            rows as lines of comma-joined numbers in TFRecords: ``decode_csv`` of batches, ungrouped; and
+                of lines, then ``group_by_window``. It is what G-Meta's records replace (section 2.2.2)
 disk            reading the bytes of the columnar files and doing nothing with them
 training        a small MAML model from `gmeta.io.tasks`, beside the same from memory, and how much of the
                 time it waited for data
@@ -32,7 +34,7 @@ import gmeta
 import tensorflow as tf
 from gmeta import io, layers, meta, models
 from harness import Result, interleave, parser, report
-from parts.io_data import FLOATS, INTS, SCHEMA, write
+from parts.io_data import FLOATS, INTS, SCHEMA, write, write_text
 
 ROWS = 32  # of a group
 BATCH = 1024  # rows of the peers' batches, as many as an element has
@@ -56,6 +58,18 @@ def drain(dataset: tf.data.Dataset) -> None:
 def features() -> dict[str, tf.io.FixedLenFeature]:
     """The schema as TensorFlow's parsers take it."""
     return {column.name: tf.io.FixedLenFeature([], column.dtype) for column in SCHEMA}
+
+
+def text_ways(file: Path, count: int) -> dict[str, tuple[tf.data.Dataset, int]]:
+    """Name -> ways to decode lines, and how many there are."""
+    defaults = [tf.zeros([], column.dtype) for column in SCHEMA]
+    lines = tf.data.TFRecordDataset(str(file))
+    decoded = lines.map(lambda line: tf.io.decode_csv(line, defaults))
+    window = decoded.group_by_window(
+        lambda task, *_: task, lambda _, rows: rows.batch(ROWS), window_size=ROWS
+    )
+    batched = lines.batch(BATCH).map(lambda some: tf.io.decode_csv(some, defaults))
+    return {"group_by_window": (window, count), "decode_csv": (batched, count)}
 
 
 def tensorflow_ways(example: Path, slow_rows: int) -> dict[str, tuple[tf.data.Dataset, int]]:
@@ -115,6 +129,11 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
     for name, (dataset, count) in tensorflow_ways(example, slow_rows).items():
         key = f"io/tensorflow/{name}"
         ways[key] = (lambda _, dataset=dataset: drain(dataset)), example, count or rows[example]
+    lines = folder / "lines.tfrecord"
+    rows[lines] = slow_rows
+    text_bytes = write_text(lines, slow_rows // ROWS, ROWS)
+    for name, (dataset, count) in text_ways(lines, slow_rows).items():
+        ways[f"io/text/{name}"] = (lambda _, dataset=dataset: drain(dataset)), lines, count
     ways["io/disk"] = (lambda _: read_bytes(shards(columnar))), columnar, rows[columnar]
     seconds = interleave({key: run for key, (run, _, _) in ways.items()}, rounds=rounds, warm_up=1)
 
@@ -126,11 +145,12 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
         peer = ("batched parse_example", rate("io/tensorflow/parse_example"))
         results.append(Result(key, rate(key), "rows/s", *(() if key.endswith("parse_example") else peer)))
         share = count / rows[path]
-        results.append(Result(f"{key}/bytes", size(path) * share / seconds[key] / 1e6, "MB/s"))
+        of_all = text_bytes if path == lines else size(path)
+        results.append(Result(f"{key}/bytes", of_all * share / seconds[key] / 1e6, "MB/s"))
     layouts = {"columnar": columnar, "columnar_zstd": packed, "example": example}
-    return results + [
-        Result(f"io/{name}/bytes_a_row", size(path) / rows[path], "bytes") for name, path in layouts.items()
-    ]
+    sizes = {name: size(path) / rows[path] for name, path in layouts.items()}
+    sizes["text"] = text_bytes / slow_rows
+    return results + [Result(f"io/{name}/bytes_a_row", each, "bytes") for name, each in sizes.items()]
 
 
 def training(folder: Path, groups: int, rounds: int) -> list[Result]:
@@ -170,7 +190,7 @@ def main() -> None:
         "--groups", type=int, default=40_000, help="groups of 32 rows (default: %(default)s)"
     )
     given = options.parse_args()
-    groups, slow_rows = (64, 256) if given.smoke else (given.groups, 20_000)
+    groups, slow_rows = (64, 256) if given.smoke else (given.groups, 20_480)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         results = reading(folder, groups, slow_rows, given.rounds)

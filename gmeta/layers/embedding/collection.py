@@ -3,7 +3,7 @@
 A lookup belongs to the call, not to the layer: it returns the unique rows as a plain tensor and, for every
 feature, the positions of its ids among them. A model gathers from the rows, tapes watch them, and their
 gradient goes back to the same keys. So one step may make any number of lookups, inside any nesting of
-tapes, and a batch's support and query ids are fetched once (G-Meta section 2.1.2).
+tapes, and a batch's support and query ids are fetched once (G-Meta section 2.1.1).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def route_keys(
       [[1, 0, 1], [0]]
 
     References:
-      MTGenRec, section 3.3; G-Meta, algorithm 1, lines 3 to 6.
+      MTGenRec, section 3.3; G-Meta, algorithm 1, line 5.
     """
     if not 1 <= world_size <= LOGICAL_SHARDS:
         raise ConfigError(f"route_keys: world_size must lie in [1, {LOGICAL_SHARDS}], got {world_size}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import tensorflow as tf
 from gmeta.core.data.group_index import Codec, Layout
 from gmeta.core.data.manifest import Manifest, Shard, Split
 from gmeta.core.data.schema import Column, Schema
 from gmeta.preprocess.shards.record_writer import RecordWriter
+from numpy.typing import NDArray
 
 INTS, FLOATS = 13, 8
 SCHEMA = Schema(
@@ -31,14 +33,27 @@ def write(folder: Path, layout: Layout, groups: int, rows: int, codec: Codec | N
         with RecordWriter(path, SCHEMA, layout=layout, codec=codec, index=True) as writer:
             for first in range(0, groups // SHARDS, 1000):
                 count = min(1000, groups // SHARDS - first)
-                tasks = np.repeat(np.arange(count) + first + number * groups, rows)
-                # Labels and categories, ids, and hashes: what a column's width in bytes depends on.
-                ints = {
-                    f"i{k}": rng.integers(0, (2, 100, 100_000, 1 << 40)[k % 4], len(tasks))
-                    for k in range(INTS)
-                }
-                floats = {f"f{k}": rng.random(len(tasks), np.float32) for k in range(FLOATS)}
-                writer.write({"task": tasks, "batch_id": np.zeros(len(tasks), np.int64), **ints, **floats})
+                writer.write(_columns(rng, np.arange(count) + first + number * groups, rows))
         shards.append(Shard(path.name, groups // SHARDS, writer.rows, writer.bytes, writer.index or 0))
     Manifest(SCHEMA, {"all": Split(tuple(shards))}, layout=layout).save(folder)
     return folder / "all"
+
+
+def write_text(file: Path, groups: int, rows: int) -> int:
+    """Write such rows as lines of comma-joined numbers, a TFRecord each; returns the file's bytes."""
+    columns = _columns(np.random.default_rng(0), np.arange(groups), rows)
+    lists = [columns[column.name].tolist() for column in SCHEMA]
+    with tf.io.TFRecordWriter(str(file)) as writer:
+        for values in zip(*lists, strict=True):
+            line = ",".join(f"{value:.9g}" if isinstance(value, float) else str(value) for value in values)
+            writer.write(line.encode())
+    return file.stat().st_size
+
+
+def _columns(rng: np.random.Generator, tasks: NDArray[np.int64], rows: int) -> dict[str, NDArray[np.generic]]:
+    """Of so many rows for each task."""
+    each = np.repeat(tasks, rows)
+    # Labels and categories, ids, and hashes: what a column's width in bytes depends on.
+    ints = {f"i{k}": rng.integers(0, (2, 100, 100_000, 1 << 40)[k % 4], len(each)) for k in range(INTS)}
+    floats = {f"f{k}": rng.random(len(each), np.float32) for k in range(FLOATS)}
+    return {"task": each, "batch_id": np.zeros(len(each), np.int64), **ints, **floats}
