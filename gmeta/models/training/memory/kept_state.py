@@ -35,6 +35,8 @@ def keep_state(model: Model) -> Iterator[None]:
             f"{model.name} has accumulated gradients, which trial steps would use up: call apply_accumulated "
             "first, or measure before training"
         )
+    if hasattr(model.optimizer, "_create_all_weights"):  # a legacy optimizer's slots, which have no `build`
+        model.optimizer._create_all_weights(model.trainable_variables)
     variables = [(variable, variable.numpy()) for variable in _variables(model)]
     snapshots = [TableSnapshot(table) for table in tables_of(model)]
     plain = {name: getattr(model, name, None) for name in ("history", "stop_training")}

@@ -35,7 +35,7 @@ class Reader:
         return self._peak(self.sizes[-1])
 
 
-def make(built=True, **compiled):
+def make(built=True, optimizer=tf.keras.optimizers.Adam, **compiled):
     random.seed(3)
     tf.random.set_seed(3)
     collection = EmbeddingCollection(
@@ -59,14 +59,16 @@ def make(built=True, **compiled):
             return self.dense(self.drop(self.norm(vectors["user"] + vectors["story"]), training=training))
 
     model = Small()
-    model.compile(tf.keras.optimizers.Adam(0.1), "mse", metrics=["mae"], **compiled)
+    model.compile(optimizer(0.1), "mse", metrics=["mae"], **compiled)
     if built:
         model.train_on_batch(*Reader().batch(24))
     return model
 
 
 def state(model):
-    found = {str(n): v.numpy() for n, v in enumerate([*model.variables, *model.optimizer.variables])}
+    of_optimizer = model.optimizer.variables
+    of_optimizer = of_optimizer() if callable(of_optimizer) else of_optimizer
+    found = {str(n): v.numpy() for n, v in enumerate([*model.variables, *of_optimizer])}
     found |= {f"metric{n}": v.numpy() for n, m in enumerate(model.metrics) for v in m.variables}
     for number, table in enumerate(model.collection.tables):
         records = table.export()
@@ -116,6 +118,15 @@ def test_a_model_without_weights_gets_its_initial_ones_and_empty_tables():
     np.testing.assert_array_equal(model.norm.moving_mean, np.zeros(4))
     model.fit(*reader.batch(8), verbose=0)
     assert int(model.optimizer.iterations) == 1
+
+
+def test_slots_of_a_legacy_optimizer_start_at_their_beginning():
+    model, reader = make(built=False, optimizer=tf.keras.optimizers.legacy.Adagrad), Reader()
+    max_tokens(model, reader.batch, tokens=SIZES, memory=reader.memory, limit=5_000)
+    slots = model.optimizer.variables()[1:]
+    assert slots
+    assert all(np.all(slot.numpy() == np.float32(0.1)) for slot in slots)  # Adagrad's first sums
+    assert int(model.optimizer.iterations) == 0
 
 
 def test_a_meta_model_is_measured_too():
