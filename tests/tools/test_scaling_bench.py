@@ -97,3 +97,36 @@ def test_what_a_cpu_cannot_measure_is_refused(words, says):
     )
     assert run.returncode == 2
     assert says in run.stderr.splitlines()[-1]
+
+
+def step_on_rank(bench, settings):
+    import sys
+
+    from gmeta.core import collectives
+
+    sys.path.insert(0, bench)
+    from parts.meta.gather_outer import gather_dense_gradients
+    from parts.meta.rank import meta_model, task_batch
+
+    own = range(2 * collectives.world().rank, 2 * collectives.world().rank + 2)
+    found = []
+    for gather in (False, True):
+        if gather:
+            gather_dense_gradients()
+        model = meta_model(settings)
+        with collectives.count_collectives() as counts:
+            for step in range(2):
+                model.train_on_batch(task_batch(settings, step, own))
+        found.append(([weight.numpy() for weight in model.trainable_variables], counts.calls))
+    return found
+
+
+@pytest.mark.ranks
+def test_a_meta_model_learns_the_same_through_rank_0():
+    more = {"dim": 2, "hidden": [4], "inner_steps": 1, "wire_dtype": "float32", "adapt": "all"}
+    for (expected, summed), (found, gathered) in run_ranks(step_on_rank, 2, str(BENCH), SETTINGS | more):
+        assert summed.get("allreduce") == 2
+        assert "allreduce" not in gathered
+        assert gathered["alltoall"] == summed["alltoall"] + 4
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
