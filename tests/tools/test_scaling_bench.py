@@ -52,18 +52,17 @@ def sums_on_rank(bench):
     from gmeta.core import collectives
 
     sys.path.insert(0, bench)
-    from parts.meta.gather_outer import gather_dense_gradients
+    from parts.meta.gather_outer import outer_rule
 
     rank = collectives.world().rank
     tensors = [tf.random.stateless_normal(shape, [rank, 7]) for shape in ((), (3,), (2, 5))]
     expected = collectives.allreduce_sum(tensors, name="step/dense")
-    gather_dense_gradients()
 
     @tf.function
     def step():
         return collectives.allreduce_sum(tensors, name="step/dense")
 
-    with collectives.count_collectives() as counts:
+    with outer_rule("gather"), collectives.count_collectives() as counts:
         found = [*step(), *collectives.allreduce_sum([tf.constant(1.0)], name="another")]
     return [each.numpy() for each in (*found, *expected)], counts.calls
 
@@ -105,16 +104,14 @@ def step_on_rank(bench, settings):
     from gmeta.core import collectives
 
     sys.path.insert(0, bench)
-    from parts.meta.gather_outer import gather_dense_gradients
+    from parts.meta.gather_outer import outer_rule
     from parts.meta.rank import meta_model, task_batch
 
     own = range(2 * collectives.world().rank, 2 * collectives.world().rank + 2)
     found = []
-    for gather in (False, True):
-        if gather:
-            gather_dense_gradients()
+    for rule in ("allreduce", "gather"):
         model = meta_model(settings)
-        with collectives.count_collectives() as counts:
+        with outer_rule(rule), collectives.count_collectives() as counts:
             for step in range(2):
                 model.train_on_batch(task_batch(settings, step, own))
         found.append(([weight.numpy() for weight in model.trainable_variables], counts.calls))

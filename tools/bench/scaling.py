@@ -19,7 +19,7 @@ agreement    the largest difference of any row or weight after training on the s
 rms          of these the root mean square of the difference over that of the numbers; the largest difference
              is Adam's: where a gradient is rounding alone, its sign is chance, and a step has its full length
 rms_rows     the same of the tables' rows alone
-gather       with --outer gather: samples a second and agreement beside those of all-reduce, on as many ranks
+gather       with --outer gather: samples a second beside all-reduce's, epochs in turn, and agreement with it
 ablation     with --ablation, on the largest number of ranks: samples a second with each way of reading and
              each network, beside text over the slow one, in turn (G-Meta, figure 4: on 8 GPUs 1.27 times the
              baseline by reading, 1.12 by the network, 1.45 by both)
@@ -90,7 +90,7 @@ def run(
     if settings.get("network") == "socket":
         environment |= SOCKET
     own = settings["tasks"] // (ranks if settings["keep_rows"] else 1)
-    ways = {settings["read"], *(each["read"] for each in settings.get("variants", {}).values())}
+    ways = {settings["read"], *(each.get("read", "memory") for each in settings.get("variants", {}).values())}
     if ways != {"memory"}:
         task_files.write(folder / "data", {**settings, "tasks": own}, ranks)
     settings = {**settings, "data": str(folder / "data")}
@@ -152,6 +152,17 @@ def beside_allreduce(ranks: int, settings: dict[str, Any]) -> list[Result]:
     return [Result(f"scaling/agreement/np{ranks}/gather", difference(found, expected), "relative")]
 
 
+def paces(
+    ranks: int, settings: dict[str, Any], variants: dict[str, dict[str, Any]]
+) -> dict[str, list[float]]:
+    """Variant -> samples a second in each epoch, which the variants train in turn in one job."""
+    samples = settings["tasks"] * ranks * (settings["support"] + settings["query"])
+    of_job = {**settings, "variants": variants, "rounds": settings["epochs"] - 1}
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(ranks, of_job, Path(folder), module="meta.paces")
+    return {name: [1e3 * samples / each for each in times] for name, times in found["paces"].items()}
+
+
 def ablation(ranks: int, settings: dict[str, Any], networks: dict[str, dict[str, Any]]) -> list[Result]:
     """Samples a second with each way of reading and each network, slow ones first; jobs and epochs in turn.
 
@@ -161,15 +172,11 @@ def ablation(ranks: int, settings: dict[str, Any], networks: dict[str, dict[str,
       networks: Name -> its settings, the slow one first.
     """
     variants = {read: {"read": read} for read in ("text", "columnar")}
-    samples = settings["tasks"] * ranks * (settings["support"] + settings["query"])
     rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(settings["jobs"]):
         for network, own in networks.items():
-            with tempfile.TemporaryDirectory() as folder:
-                of_job = {**settings, **own, "variants": variants, "rounds": settings["epochs"] - 1}
-                found = run(ranks, of_job, Path(folder), module="meta.paces")
-            for read, milliseconds in found["paces"].items():
-                rates.setdefault((read, network), []).extend(1e3 * samples / each for each in milliseconds)
+            for read, found in paces(ranks, {**settings, **own}, variants).items():
+                rates.setdefault((read, network), []).extend(found)
     medians = {way: statistics.median(each) for way, each in rates.items()}
     base = medians["text", next(iter(networks))]
     return [
@@ -233,12 +240,11 @@ def main() -> None:
             found = run(size, settings, Path(folder))
         rates[size] = found["samples_an_epoch"] / statistics.median(found["seconds"][1:])
         gpus = found["gpus"]
-        peer: tuple[Any, ...] = ()
+        results.append(Result(f"scaling/samples/np{size}", rates[size], "samples/s"))
         if given.outer == "gather" and size > 1:
-            with tempfile.TemporaryDirectory() as folder:
-                other = run(size, {**settings, "outer": "allreduce"}, Path(folder))
-            peer = ("all-reduce", other["samples_an_epoch"] / statistics.median(other["seconds"][1:]))
-        results.append(Result(f"scaling/samples/np{size}", rates[size], "samples/s", *peer))
+            both = paces(size, settings, {rule: {"outer": rule} for rule in OUTER})
+            gather, allreduce = (statistics.median(both[rule]) for rule in OUTER)
+            results.append(Result(f"scaling/gather/np{size}", gather, "samples/s", "all-reduce", allreduce))
     for size in ranks[1:]:
         results.append(Result(f"scaling/speed_up/np{size}", rates[size] / size / rates[1], "of ideal"))
     if not given.pace_only:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import tensorflow as tf
 from gmeta.core import collectives
@@ -11,14 +12,20 @@ from gmeta.core import collectives
 _allreduce_sum = collectives.allreduce_sum
 
 
-def gather_dense_gradients() -> None:
-    """From now on, sum the dense gradients of this process's training steps at rank 0.
+@contextmanager
+def outer_rule(rule: Literal["allreduce", "gather"]) -> Iterator[None]:
+    """Sum the dense gradients of training steps that are traced in the block at rank 0, or as ever.
 
     Every rank sends its K numbers to rank 0, which adds them up, K (N - 1) numbers in all, and sends the sums
     to every rank: as many again, and as many as the weights that they change. All-reduce instead sends
     2 K (N - 1) / N from each rank at the same time. Each rank then makes the same step, as with all-reduce.
     """
-    collectives.allreduce_sum = _sum_dense  # where a step looks for it
+    if rule == "gather":
+        collectives.allreduce_sum = _sum_dense  # where a step looks for it
+    try:
+        yield
+    finally:
+        collectives.allreduce_sum = _allreduce_sum
 
 
 def _sum_dense(tensors: Sequence[tf.Tensor], *, name: str, place: Any = "cpu") -> list[tf.Tensor]:

@@ -8,6 +8,7 @@ import gmeta
 import tensorflow as tf
 from gmeta.core.collectives.lane import lane_kind
 from parts.jobs import job_arguments
+from parts.meta.gather_outer import outer_rule
 from parts.meta.rank import Pace, dataset, meta_model
 
 
@@ -19,14 +20,16 @@ def main() -> None:
     for name, own in settings["variants"].items():
         of_variant = {**settings, **own}
         data = dataset(of_variant, settings["tasks"] * here.size)
-        trainings[name] = meta_model(of_variant), data, Pace()
+        rule = of_variant.get("outer", "allreduce")
+        trainings[name] = meta_model(of_variant), data, Pace(), rule
     for _ in range(1 + settings["rounds"]):  # the first traces
-        for model, data, pace in trainings.values():
-            model.fit(data, epochs=1, callbacks=[pace], verbose=0)
+        for model, data, pace, rule in trainings.values():
+            with outer_rule(rule):
+                model.fit(data, epochs=1, callbacks=[pace], verbose=0)
     if here.rank == 0:
         paces = {
             name: [1e3 * seconds / settings["steps"] for seconds in pace.seconds[1:]]
-            for name, (*_, pace) in trainings.items()
+            for name, (*_, pace, _) in trainings.items()
         }
         lanes = [lane_kind("cpu"), lane_kind("gpu")]
         gpus = len(tf.config.get_visible_devices("GPU"))

@@ -18,7 +18,7 @@ from gmeta.models import MetaModel
 from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
 from gmeta.optimizers import Adam
 from parts.jobs import job_arguments
-from parts.meta.gather_outer import gather_dense_gradients
+from parts.meta.gather_outer import outer_rule
 from parts.meta.task_files import read, task_rows
 
 _ADAPTS = {"dense": None, "all": "all"}
@@ -126,18 +126,13 @@ def main() -> None:
     """Train; rank 0 writes the pace, every rank its rows."""
     out, settings = job_arguments()
     here = gmeta.init()
-    if settings.get("outer") == "gather":
-        gather_dense_gradients()
     if settings["keep_rows"]:  # to be compared to 1e-4, which TensorFloat-32 isn't good for
         tf.config.experimental.enable_tensor_float_32_execution(False)
     model, pace = meta_model(settings), Pace()
     world_tasks = settings["tasks"] * (1 if settings["keep_rows"] else here.size)
-    model.fit(
-        dataset(settings, world_tasks),
-        epochs=settings["epochs"],
-        callbacks=[pace],
-        verbose=0,
-    )
+    data = dataset(settings, world_tasks)
+    with outer_rule(settings["outer"]):
+        model.fit(data, epochs=settings["epochs"], callbacks=[pace], verbose=0)
     if settings["keep_rows"]:
         parts: dict[str, np.ndarray] = {}
         for number, table in enumerate(model.collection.tables):
