@@ -12,7 +12,7 @@ from gmeta.callbacks.step_clock import StepClock
 from gmeta.callbacks.step_parts import seconds_of
 from gmeta.callbacks.step_records import StepSeconds
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.step_marks import SpanKind
+from gmeta.core.graph.step_marks import SpanKind, mark_end, upstream_of, use_clock
 from gmeta.testing.fake_time import FakeTime
 
 
@@ -220,3 +220,27 @@ def test_a_part_that_steps_do_not_have_is_refused(clock):
 
 def test_examples():
     assert doctest.testmod(step_clock).failed == 0
+
+
+def test_gradients_come_after_the_loss_while_a_clock_measures(clock):
+    @tf.custom_gradient
+    def loss_of(x):  # its gradient doesn't need it
+        return clock.time.work(x, 5), lambda upstream: clock.time.work(upstream, 7)
+
+    @tf.function
+    def step(x):
+        x = begun(clock, x)
+        clock.mark("data", x)
+        with use_clock(clock), tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = loss_of(x)
+            mark_end("forward", loss)
+            gradient = tape.gradient(loss, x, upstream_of(loss))
+            mark_end("backward", gradient)
+        clock.stop(gradient)
+        return gradient
+
+    assert step(tf.constant(3.0)) == 1
+    found = seconds_of(clock.read(first=0)).seconds
+    assert (found["forward"], found["backward"]) == (5, 7)
+    assert upstream_of(tf.constant(3.0)) is None

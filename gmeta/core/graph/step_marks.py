@@ -86,6 +86,19 @@ def mark_end(part: str, *tensors: Any) -> None:
         clock.mark(part, *tensors)
 
 
+def upstream_of(loss: tf.Tensor) -> tf.Tensor | None:
+    """Return the ``output_gradients`` that a tape gets, so that the gradients come after the loss.
+
+    An op runs when its inputs are there, and gradients seldom need the loss itself. So TensorFlow computes
+    most of them before it, and a mark at the loss would come at the end of both. Ones that wait for the loss
+    tell the two apart. Without a clock it is None, for which the tape takes ones that wait for nothing.
+    """
+    if _clock.get() is None:
+        return None
+    with tf.control_dependencies([loss]):
+        return tf.ones_like(loss)
+
+
 @tf.autograph.experimental.do_not_convert
 def begin_span(
     kind: str, name: str, *tensors: Any, lane: str = "", ranks: Sequence[int] = ()

@@ -11,7 +11,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.host_ops import collect_ops
-from gmeta.core.graph.step_marks import mark_end
+from gmeta.core.graph.step_marks import mark_end, upstream_of
 from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.models.training.compile_settings import check_compile, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
@@ -207,7 +207,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             mark_end("forward", loss)
             scaled = scale.scale(loss)
         variables = self.trainable_variables
-        gradients = scale.unscale(tape.gradient(scaled, [*variables, *lookups.rows]))
+        of_loss = tape.gradient(scaled, [*variables, *lookups.rows], output_gradients=upstream_of(scaled))
+        gradients = scale.unscale(of_loss)
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
         return StepGradients(loss, samples, dense, rows, lookups, measure())
 
