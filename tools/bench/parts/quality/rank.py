@@ -1,0 +1,40 @@
+"""One rank of the benchmark of quality: trains models in turn, and measures new users after each epoch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gmeta
+import tensorflow as tf
+from gmeta.core import collectives
+from parts.jobs import job_arguments
+from parts.quality.models import prepare_trainee
+
+
+def train(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, list[float]]:
+    """Train a model, and return its metrics after each epoch, which are those of all ranks' samples."""
+    of = prepare_trainee(case["model"], case["way"], case["seed"], settings)
+    history = of.model.fit(
+        of.training, validation_data=of.measured, epochs=settings["epochs"], verbose=0
+    ).history
+    return {metric: [float(value) for value in history[f"val_{metric}"]] for metric in of.metrics}
+
+
+def main() -> None:
+    """Train what the file doesn't have yet; rank 0 writes what it found after each model."""
+    out, settings = job_arguments()
+    gmeta.init()
+    done = json.loads(out.read_text()) if out.exists() else []
+    known = collectives.broadcast_object([row["case"] for row in done])
+    for case in settings["cases"]:
+        if case in known:
+            continue
+        done.append({"case": case, "metrics": train(case, settings)})
+        tf.keras.backend.clear_session()
+        if collectives.world().rank == 0:
+            out.write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    main()
