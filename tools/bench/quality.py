@@ -97,7 +97,7 @@ def results_of(rows: dict[str, list[Row]]) -> list[Result]:
 
 
 def run(given: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
-    """Train in all jobs, and return job -> its rows."""
+    """Train in all jobs, and return job -> its rows, of those that are asked for."""
     names = ("steps", "epochs", "tasks_per_batch", "users_per_batch", "log", "ranker", "experiment")
     settings = {name: getattr(given, name) for name in names}
     settings |= {"logs": str(folder), "tasks": str(given.tasks)}
@@ -107,12 +107,12 @@ def run(given: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
                 prepare_log(folder, ExposureConfig(seed=seed, **given.log))
     found = {}
     for job, (size, shares) in jobs_of(given.ranks).items():
-        file = folder / f"{job}.json"
+        file, cases = folder / f"{job}.json", cases_of(job, size, given)
         if job in given.jobs:
-            of_job = {**settings, "cases": cases_of(job, size, given)}
+            of_job = {**settings, "cases": cases}
             run_job("quality.rank", size, of_job, file, {"GMETA_SHARES": str(shares)})
         if file.exists():
-            found[job] = json.loads(file.read_text())
+            found[job] = [row for row in json.loads(file.read_text()) if row["case"] in cases]
     return found
 
 

@@ -18,7 +18,7 @@ def plot(path: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
     """Draw the plain way of all jobs: thick lines for one rank, markers for others on the same batches."""
     from gmeta.experiment.report.style import MUTED, PALETTE, canvas, whole_numbers
 
-    jobs = [job for job in rows if job != "own"]
+    jobs = [job for job, of_job in rows.items() if of_job and job != "own"]
     plain = {job: [row for row in rows[job] if row["case"]["way"] == "plain"] for job in jobs}
     models = [name for name in TITLES if any(row["case"]["model"] == name for row in plain[jobs[0]])]
     seeds = sorted({row["case"]["seed"] for of_job in plain.values() for row in of_job})
