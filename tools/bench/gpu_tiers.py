@@ -31,14 +31,12 @@ step, drive and shapes need PyTorch and no TensorFlow, hstu the opposite. Withou
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +46,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
 from harness import Result, parser, report, write  # noqa: E402
+from parts.notes import Notes, gpu  # noqa: E402
 
 PARTS = {
     "hits": "gpu_hits",
@@ -72,26 +71,6 @@ _SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-class Notes:
-    """The figures so far. A figure that comes again replaces the earlier one."""
-
-    def __init__(self, path: Path | None, facts: dict[str, Any]) -> None:
-        self.results: dict[str, Result] = {}
-        self.facts = facts
-        self._path = path
-        self._start = time.perf_counter()
-
-    def __call__(self, *results: Result) -> None:
-        """Take figures, print the first of them, and write the file."""
-        self.results |= {result.name: result for result in results}
-        first = results[0]
-        beside = f"; {first.peer}: {first.peer_value:.4g}" if first.peer_value is not None else ""
-        seconds = time.perf_counter() - self._start
-        print(f"  {seconds:5.0f} s  {first.name}: {first.value:.4g} {first.unit}{beside}", flush=True)
-        if self._path:
-            write(self._path, list(self.results.values()), **self.facts)
-
-
 def measure(part: str, given: Namespace) -> Notes:
     """Measure a part in this process."""
     sizes = {name: size for name, size in _SIZES[part].items() if getattr(given, name) is None}
@@ -113,14 +92,6 @@ def why_absent(part: str, given: Namespace) -> str | None:
     if part != "hstu" and importlib.util.find_spec("torch") is None:
         return "PyTorch isn't installed"
     return why_missing()
-
-
-def gpu() -> str | None:
-    """Return the GPU's name."""
-    words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    with contextlib.suppress(FileNotFoundError, subprocess.CalledProcessError):
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    return None
 
 
 def measure_apart(given: Namespace) -> tuple[list[Result], dict[str, Any], list[str]]:

@@ -14,15 +14,15 @@ MEAN, SIGMA, LONGEST = 570, 0.9, 3000
 Lengths = npt.NDArray[np.int64]
 
 
-def lengths(rng: np.random.Generator, count: int) -> Lengths:
-    """Of sequences whose mean, cut at the longest, is `MEAN`."""
+def lengths(rng: np.random.Generator, count: int, mean: float = MEAN, longest: int = LONGEST) -> Lengths:
+    """Of sequences that have this mean when they are cut at the longest."""
     normal = np.random.default_rng(0).standard_normal(100_000)
-    low, high = 0.0, np.log(LONGEST)
+    low, high = 0.0, np.log(longest)
     for _ in range(40):
         middle = (low + high) / 2
-        mean = np.exp(middle + SIGMA * normal).clip(1, LONGEST).mean()
-        low, high = (middle, high) if mean < MEAN else (low, middle)
-    return rng.lognormal(low, SIGMA, count).clip(1, LONGEST).astype(np.int64)
+        found = np.exp(middle + SIGMA * normal).clip(1, longest).mean()
+        low, high = (middle, high) if found < mean else (low, middle)
+    return rng.lognormal(low, SIGMA, count).clip(1, longest).astype(np.int64)
 
 
 def balanced(one: Lengths, by: SequenceCost, target: float, steps: int) -> list[Lengths]:

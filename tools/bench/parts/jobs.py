@@ -24,6 +24,7 @@ def run_job(
     out: Path,
     environment: Mapping[str, str] | None = None,
     gbit: float | None = None,
+    timeout: float = 3600,
 ) -> Any:
     """Run ``parts.<module>`` on so many ranks.
 
@@ -35,9 +36,13 @@ def run_job(
       environment: What is set besides this process's environment.
       gbit: If given, each rank has a machine of its own, in a rack whose wires carry so many 10^9 bits a
         second (`gmeta.testing.hosts.machines`).
+      timeout: Seconds after which the job is ended.
 
     Returns:
       What the file holds, from JSON.
+
+    Raises:
+      RanksError: A rank failed, or time ran out.
     """
     paths = [str(_BENCH), str(_BENCH.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     shared = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -45,10 +50,10 @@ def run_job(
     variables = {**shared, **(environment or {})}
     if gbit is not None:
         with rack(ranks, gbit) as machines:
-            wait_for_ranks(machines, start_ranks(machines, command, environment=variables), timeout=3600)
+            wait_for_ranks(machines, start_ranks(machines, command, environment=variables), timeout=timeout)
         return json.loads(out.read_text())
     # What a rank writes is TensorFlow's chatter; of a rank that fails, the error has the last lines.
-    launch(command, ranks, environment=variables, write=lambda *_: None, timeout=3600)
+    launch(command, ranks, environment=variables, write=lambda *_: None, timeout=timeout)
     return json.loads(out.read_text())
 
 

@@ -1,0 +1,88 @@
+"""What the ranks of the GRM's benchmark share: the start, a limit of time, and peaks of memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gmeta
+import tensorflow as tf
+from gmeta.core import collectives
+from gmeta.models.training.memory.device_memory import peak_memory
+from parts.jobs import job_arguments
+
+OUT_OF_MEMORY = "memory ended"
+"""What a rank says that has ended so."""
+_SAYINGS = ("oom when", "out of memory", "out_of_memory", "resource_exhausted", "resourceexhausted")
+
+
+def run(measure: Callable[[Mapping[str, Any], Callable[[Any], None]], None]) -> None:
+    """Become a rank, and measure.
+
+    Args:
+      measure: Takes the settings, and what takes all that is found so far; rank 0 writes it, so that it stays
+        if the job is ended.
+    """
+    out, settings = job_arguments()
+    here = gmeta.init()
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+
+    def note(found: Any) -> None:
+        if here.rank == 0:
+            partial = out.with_suffix(".part")
+            partial.write_text(json.dumps(found))
+            partial.replace(out)
+
+    try:
+        measure(settings, note)
+    except Exception as error:
+        if says_memory_ended(f"{type(error).__name__}: {error}"):
+            raise SystemExit(f"{OUT_OF_MEMORY}: {str(error).splitlines()[-1][:200]}") from error
+        raise
+
+
+def says_memory_ended(text: str) -> bool:
+    """Whether an error says that there was no memory left."""
+    return any(saying in text.lower() for saying in (*_SAYINGS, OUT_OF_MEMORY))
+
+
+class Limit:
+    """Ends rounds when time is up; all ranks hear it from rank 0.
+
+    Args:
+      seconds: From now on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.perf_counter() + seconds
+
+    def is_over(self) -> bool:
+        """Whether time is up; all ranks must ask together."""
+        return bool(collectives.allgather_objects(time.perf_counter() > self._end)[0])
+
+
+class Peaks:
+    """The most memory that TensorFlow's allocator had in use on the GPU, beyond what it had in use before.
+
+    Weights and the optimizer's slots were there before; rows of tables on the GPU have memory of their own.
+    Without a GPU nothing is counted.
+
+    Attributes:
+      bytes: Name -> bytes, the most of all its calls.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, float] = {}
+        self._measure = peak_memory("GPU:0") if tf.config.list_logical_devices("GPU") else None
+
+    def run(self, name: str, action: Callable[[], Any]) -> Any:
+        """Call something, and return what it returns."""
+        if self._measure is None:
+            return action()
+        found: list[Any] = []
+        before = float(tf.config.experimental.get_memory_info("GPU:0")["current"])
+        peak = self._measure(lambda: found.append(action()))
+        self.bytes[name] = max(peak - before, self.bytes.get(name, 0.0))
+        return found[0]
