@@ -98,6 +98,7 @@ def test_lookups_without_deduplication_learn_the_same(modules, users):
     losses, rows = [], []
     for dedup in (False, True):
         model = modules.model.new_model(SETTINGS, merge=True, dedup=dedup, depth=0)
+        model.run_eagerly = True  # two steps are fewer than a trace
         losses.append([model.train_on_batch(batch) for batch in batches])
         records = [table.export() for table in model.collection.tables]
         rows.append([each.rows.numpy()[np.argsort(each.keys.numpy())] for each in records])
@@ -108,6 +109,7 @@ def test_lookups_without_deduplication_learn_the_same(modules, users):
 
 def test_separate_tables_are_one_for_each_feature(modules, users):
     model = modules.model.new_model(SETTINGS, merge=False, dedup=False, depth=0)
+    model.run_eagerly = True
     model.train_on_batch(users.batch(np.array([12, 25, 9])))
     tables = [table for part in model.collection.parts for table in part.tables]
     assert len(tables) == 6
@@ -131,7 +133,7 @@ def test_a_job_whose_memory_ends_starts_again_with_fewer_sequences(modules, monk
         return {"found": settings["sequences"]}
 
     monkeypatch.setattr(modules.bench, "run_job", run_job)
-    found, used = modules.bench.job("ablation", 2, {"sequences": 80, "seconds": 1}, "cpu")
+    found, used = modules.bench.job("ablation", 2, {"sequences": 80, "timeout": 1}, "cpu")
     assert asked == [80, 60, 45]
     assert found == {"found": 45}
     assert used["sequences"] == 45
@@ -144,7 +146,7 @@ def test_what_a_failed_job_had_found_counts(modules, monkeypatch):
         raise RanksError("time ran out", ends=[])
 
     monkeypatch.setattr(modules.bench, "run_job", run_job)
-    found, _ = modules.bench.job("replay", 1, {"sequences": 80, "seconds": 1}, "cpu")
+    found, _ = modules.bench.job("replay", 1, {"sequences": 80, "timeout": 1}, "cpu")
     assert found == {"fixed": [[1.0]]}
 
 
@@ -177,3 +179,18 @@ def test_batches_are_of_users_with_times_that_do_not_decrease(users):
         assert (np.diff(times) >= 0).all()
     click, buy = (batch["labels"][name].flat_values.numpy() for name in ("click", "buy"))
     assert (buy <= click).all()
+
+
+def test_a_speed_up_is_of_batches_of_one_size(modules, capsys):
+    ways = dict.fromkeys(modules.bench.WAYS, 0)
+    found = {
+        ranks: {
+            "tokens": dict.fromkeys(ways, 100 * ranks),
+            "seconds": {way: [9, seconds, 0] for way in ways},
+        }
+        for ranks, seconds in ((1, 1), (2, 1.25))
+    }
+    told = list(modules.bench.speed_ups("path", {1: (80, found[1]), 2: (80, found[2])}))
+    assert [each.value for each in told] == [0.8] * (1 + len(ways))
+    assert not list(modules.bench.speed_ups("path", {1: (80, found[1]), 2: (60, found[2])}))
+    assert "no speed_up/np2: one rank had 80 sequences a batch, not 60" in capsys.readouterr().out

@@ -51,7 +51,8 @@ form/samples  samples a second of training on users, beside the pairwise form wi
 form/same     the same of batches with the same samples: that of users has a sixteenth of the sequences
 form/memory   GiB as ``memory`` above has them, of training on the same samples, beside the pairwise form
 
-A job ends its rounds after --seconds, with one round at least; each figure is in the file at once.
+A job ends its rounds after --seconds, with one round at least; of one that is ended after --timeout, what it
+has found by then counts. Figures are in the file when their job has ended.
 """
 
 from __future__ import annotations
@@ -86,8 +87,16 @@ CASES = ("ablation", "figure7", "forms")
 HEAD_WIDTHS = (64, 128, 256)  # of the GPU's kernels
 SHEET = 989e12  # operations a second of an H100 or H200 in SXM form
 FEWER, LEAST = 0.75, 16  # of the sequences, if memory has ended
-_START = 300  # seconds in which a job starts and traces
-_SMALL = {"mean": 30, "longest": 60, "exposures": 4, "most": 1000, "matmul": 64, "batches": 2, "rounds": 1}
+_SMALL = {
+    "mean": 30,
+    "longest": 60,
+    "exposures": 4,
+    "most": 1000,
+    "matmul": 64,
+    "batches": 2,
+    "rounds": 1,
+    "timeout": 1800,
+}
 
 
 def job(module: str, ranks: int, settings: dict[str, Any], device: str) -> tuple[Any, dict[str, Any]]:
@@ -99,7 +108,7 @@ def job(module: str, ranks: int, settings: dict[str, Any], device: str) -> tuple
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "found.json"
             try:
-                environment, timeout = {"GMETA_TABLE_DEVICE": device}, settings["seconds"] + _START
+                environment, timeout = {"GMETA_TABLE_DEVICE": device}, settings["timeout"]
                 found = run_job(f"gpu_grm.{module}", ranks, settings, out, environment, timeout=timeout)
                 return found, settings
             except RanksError as error:
@@ -145,15 +154,26 @@ def rates_of(found: dict[str, Any]) -> dict[str, float]:
     return {way: found["tokens"][way] / statistics.median(each) for way, each in found["seconds"].items()}
 
 
-def speed_ups(path: str, of_ranks: dict[int, dict[str, Any]]) -> Iterator[Result]:
-    """What of ideal the jobs of several ranks reach, if one rank's has as large a batch."""
-    for ranks, found in of_ranks.items():
-        if ranks > 1 and 1 in of_ranks:
-            alone, together = rates_of(of_ranks[1]), rates_of(found)
-            share = {way: together[way] / ranks / alone[way] for way in together}
-            yield Result(f"{path}/speed_up/np{ranks}", share[next(reversed(WAYS))], "of ideal")
-            for way, each in share.items():
-                yield Result(f"{path}/speed_up/np{ranks}/{way}", each, "of ideal")
+def speed_ups(path: str, of_ranks: dict[int, tuple[int, dict[str, Any]]]) -> Iterator[Result]:
+    """What of ideal the jobs of several ranks reach, if one rank's has as large a batch.
+
+    Args:
+      path: Of the figures.
+      of_ranks: Number of ranks -> sequences of a rank's batch, and what the job found.
+    """
+    for ranks, (sequences, found) in of_ranks.items():
+        if ranks == 1 or 1 not in of_ranks:
+            continue
+        if of_ranks[1][0] != sequences:
+            print(
+                f"  no speed_up/np{ranks}: one rank had {of_ranks[1][0]} sequences a batch, not {sequences}"
+            )
+            continue
+        alone, together = rates_of(of_ranks[1][1]), rates_of(found)
+        share = {way: together[way] / ranks / alone[way] for way in together}
+        yield Result(f"{path}/speed_up/np{ranks}", share[next(reversed(WAYS))], "of ideal")
+        for way, each in share.items():
+            yield Result(f"{path}/speed_up/np{ranks}/{way}", each, "of ideal")
 
 
 def figure7(path: str, replayed: list[int], found: dict[str, Any]) -> Iterator[Result]:
@@ -198,30 +218,28 @@ def measure(path: str, settings: dict[str, Any], given: argparse.Namespace, note
     """Measure the cases of a model; return whether all were."""
     cards = notes.facts["gpu"] or ""
     sheet = SHEET if ("H100" in cards or "H200" in cards) and "PCIe" not in cards else None
-    of_ranks, complete = {}, True
+    of_ranks: dict[int, tuple[int, dict[str, Any]]] = {}
+    complete = True
     for case in given.cases:
         for ranks in given.ranks if case == "ablation" else [1]:
             print(f"{path}: {case} on {ranks} ranks, {settings['sequences']} sequences a rank", flush=True)
-            own, module = settings, "replay" if case == "figure7" else case
-            if case == "figure7":
-                own = {**settings, "ranks": max(given.replay)}
-            found, own = job(module, ranks, own, given.device)
+            module = "replay" if case == "figure7" else case
+            found, own = job(module, ranks, {**settings, "ranks": max(given.replay)}, given.device)
+            settings = {**settings, "sequences": own["sequences"]}  # where memory has ended, it would again
             notes.facts.setdefault("settings", {})[f"{path}/{case}/np{ranks}"] = own
             if found is None:
                 complete = False
                 continue
             if case == "ablation":
-                of_ranks[own["sequences"], ranks] = found
+                of_ranks[ranks] = own["sequences"], found
                 figures = ablation(path, ranks, found, sheet)
                 notes.facts.setdefault("seconds", {})[f"{path}/np{ranks}"] = found["seconds"]
             else:
                 figures = figure7(path, given.replay, found) if case == "figure7" else forms(path, found)
             for figure in figures:
                 notes(figure)
-    for sequences in {sequences for sequences, _ in of_ranks}:
-        alike = {ranks: found for (each, ranks), found in of_ranks.items() if each == sequences}
-        for figure in speed_ups(path, alike):
-            notes(figure)
+    for figure in speed_ups(path, of_ranks):
+        notes(figure)
     return complete
 
 
@@ -274,9 +292,10 @@ def main() -> None:
         "rounds": given.rounds,
         "depth": given.depth,
         "seconds": given.seconds,
+        "timeout": given.timeout,
     }
     if given.smoke:
-        MODELS.update(d512x3=(16, 1, 2, 6), d1024x22=(16, 2, 2, 4))
+        MODELS["d512x3"] = (16, 1, 2, 6)
         common |= _SMALL
         given.models, given.sequences, given.heads, given.replay = ["d512x3"], None, None, [2, 4]
     notes = Notes(given.json, {"gmeta": gmeta.__version__, "gpu": gpu(), "device": given.device})

@@ -30,16 +30,16 @@ def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
     }
     peaks = Peaks()
     found: dict[str, Any] = {"samples": samples, "peak": peaks.bytes, "seconds": {}}
-    trainings = {}
-    for name, of in batches.items():  # a model of its own each, so that all learn alike
-        model, pace = new_model(settings, merge=True, dedup=True, depth=0), Pace()
-        fit = partial(model.fit, epoch_data(of), epochs=1, callbacks=[pace], verbose=0)
-        trainings[name] = fit, pace
-    for fit, _ in trainings.values():
-        fit()  # traces
+    model, pace = new_model(settings, merge=True, dedup=True, depth=0), Pace()
+    trainings = {
+        name: partial(model.fit, epoch_data(of), epochs=1, callbacks=[pace], verbose=0)
+        for name, of in batches.items()
+    }
+    for fit in trainings.values():
+        fit()  # the first traces, and rows are made
     limit = Limit(settings["seconds"])
     for _ in range(settings["rounds"]):
-        for name, (fit, pace) in trainings.items():
+        for name, fit in trainings.items():
             peaks.run(name, fit)
             found["seconds"].setdefault(name, []).append(pace.seconds[-1])
         note(found)
