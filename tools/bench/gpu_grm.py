@@ -224,7 +224,7 @@ def measure(path: str, settings: dict[str, Any], given: argparse.Namespace, note
         for ranks in given.ranks if case == "ablation" else [1]:
             print(f"{path}: {case} on {ranks} ranks, {settings['sequences']} sequences a rank", flush=True)
             module = "replay" if case == "figure7" else case
-            found, own = job(module, ranks, {**settings, "ranks": max(given.replay)}, given.device)
+            found, own = job(module, ranks, {**settings, "replay": max(given.replay)}, given.device)
             settings = {**settings, "sequences": own["sequences"]}  # where memory has ended, it would again
             notes.facts.setdefault("settings", {})[f"{path}/{case}/np{ranks}"] = own
             if found is None:

@@ -41,7 +41,7 @@ def spread(seconds: ArrayLike, ranks: int) -> dict[str, float]:
 def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
     """Time the batch of each rank, step by step, both ways of each in turn."""
     users = Users(0, settings["exposures"], settings["pool"], settings["most"])
-    of_ranks = [lengths_of(rank, settings) for rank in range(settings["ranks"])]
+    of_ranks = [lengths_of(rank, settings) for rank in range(settings["replay"])]
     spec = dataset([users.batch(of_ranks[0]["fixed"][0])]).element_spec
     model = new_model(settings, merge=True, dedup=True, depth=0)
     model.make_train_function()
@@ -59,7 +59,7 @@ def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
     found: dict[str, list[list[float]]] = {"fixed": [], "balanced": []}
     limit = Limit(settings["seconds"])
     for number in range(settings["batches"]):
-        times = {way: [0.0] * settings["ranks"] for way in found}
+        times = {way: [0.0] * settings["replay"] for way in found}
         for rank, own in enumerate(of_ranks):
             for way in found:
                 times[way][rank] = seconds_of(own[way][number])
