@@ -255,6 +255,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--replay", nargs="+", type=int, default=[8, 16, 32, 64], help="ranks of figure7")
     options.add_argument("--steps", type=int, default=10, help="batches of an epoch (default: %(default)s)")
     options.add_argument("--depth", type=int, default=1, choices=(1, 2), help="(default: %(default)s)")
+    options.add_argument("--timeout", type=float, default=420, help="seconds of a job (default: %(default)s)")
     options.add_argument("--seconds", type=float, default=60, help="of a job's rounds (default: %(default)s)")
     options.add_argument(
         "--device", choices=("cpu", "gpu"), help="of the tables (default: gpu if there is one)"
