@@ -17,6 +17,7 @@ TITLES = {
 def plot(path: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
     """Draw the plain way of all jobs: thick lines for one rank, markers for others on the same batches."""
     from gmeta.experiment.report.style import MUTED, PALETTE, canvas, whole_numbers
+    from matplotlib.ticker import MultipleLocator
 
     jobs = [job for job, of_job in rows.items() if of_job and job != "own"]
     plain = {job: [row for row in rows[job] if row["case"]["way"] == "plain"] for job in jobs}
@@ -48,5 +49,9 @@ def plot(path: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
                 )
         axes.set_xlabel("epoch", fontsize=9.5, color=MUTED)
         axes.tick_params(labelsize=8)
+        low, high = axes.get_ylim()
+        if high - low > 0.04:  # short labels, or they reach into the panel beside them
+            axes.yaxis.set_major_locator(MultipleLocator(0.02 if high - low < 0.1 else 0.05))
+            axes.yaxis.set_major_formatter("{x:.2f}")
         whole_numbers(axes)
     figure.savefig(path)
