@@ -53,7 +53,8 @@ class StepTimes(StepCallback):
 
     Every k-th step is run in a graph of its own, which reads the time where parts end. All other steps run in
     the graph that training without this callback has, so they cost nothing more. The price is a second
-    tracing of the step, and on a GPU that a measured step is waited for.
+    tracing of the step, that the gradients of a measured step wait for its loss, and on a GPU that such a
+    step is waited for.
 
     At the end of each epoch the milliseconds of the parts go to TensorBoard, as ``step_ms/data`` and so on,
     with their sum ``step_ms/all``. When training ends, a summary is printed: the parts and their shares,
