@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,34 @@ class ExpertGroups(NamedTuple):
     samples: tf.Tensor
     sizes: tf.Tensor
     gates: tf.Tensor
+
+
+def strongest(logits: tf.Tensor, k: int) -> tf.Tensor:
+    """Find the k largest of each row; of equal ones the first, as `tf.math.top_k` does.
+
+    There are k passes of elementwise ops: on a GPU `tf.math.top_k` takes a block of threads for each row, and
+    a mixture has many short rows.
+
+    Args:
+      logits: (..., experts).
+      k: At most as many as there are experts.
+
+    Returns:
+      (..., experts) bool. A row that has a NaN has none.
+
+    Example:
+      >>> strongest(tf.constant([[1.0, 3.0, 3.0, 2.0]]), 1).numpy().tolist()
+      [[False, True, False, False]]
+    """
+    experts = logits.shape[-1]
+    numbers = tf.range(experts, dtype=tf.float32)
+    left, chosen = logits, tf.zeros_like(logits, tf.bool)
+    for _ in range(k):
+        best = tf.equal(left, tf.reduce_max(left, axis=-1, keepdims=True))
+        first = tf.reduce_min(tf.where(best, numbers, float(experts)), axis=-1, keepdims=True)
+        one = tf.equal(numbers, first)
+        chosen, left = chosen | one, tf.where(one, tf.constant(-math.inf, left.dtype), left)
+    return chosen
 
 
 def group_by_expert(gates: tf.Tensor) -> ExpertGroups:

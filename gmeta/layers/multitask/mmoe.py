@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.adaptive.task_map import is_mapped
-from gmeta.layers.multitask.chosen_experts import mix_chosen
+from gmeta.layers.multitask.chosen_experts import mix_chosen, strongest
 from gmeta.layers.multitask.expert_use import expert_balance, squared_variation
 from gmeta.ops.native_forms import on_gpu
 
@@ -148,9 +148,8 @@ class MMoE(tf.keras.layers.Layer):
         logits = tf.reshape(logits, [-1, len(self.tasks), self.experts])
         if self.top_k in (None, self.experts):
             return tf.nn.softmax(logits)
-        values, chosen = tf.math.top_k(logits, self.top_k)
-        places = tf.one_hot(chosen, self.experts, dtype=x.dtype)
-        return tf.einsum("ntk,ntke->nte", tf.nn.softmax(values), places)
+        without = tf.constant(-math.inf, logits.dtype)
+        return tf.nn.softmax(tf.where(strongest(logits, self.top_k), logits, without))
 
     def call(self, x: tf.Tensor, sample_weight: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
         """Mix the experts' outputs for each task.
@@ -211,4 +210,9 @@ def _mix_all(x: tf.Tensor, gates: tf.Tensor, kernels: Sequence[Any], biases: Seq
         # outside of its memory.
         hidden = tf.einsum("enh,ehk->enk" if layer else "nd,edh->enh", hidden, kernel)
         hidden = tf.nn.relu(hidden + tf.expand_dims(bias, 1))
-    return tf.einsum("nte,enh->tnh", gates, hidden)
+    # Sums and not products of small matrices, which a GPU would compute one sample after another; in float32,
+    # as a matrix product has them.
+    wide = tf.cast(hidden, tf.float32) if hidden.dtype.size < 4 else hidden
+    weights = tf.expand_dims(tf.cast(tf.transpose(gates, [1, 2, 0]), wide.dtype), -1)
+    sums = [tf.reduce_sum(of_task * wide, axis=0) for of_task in tf.unstack(weights)]
+    return tf.cast(tf.stack(sums), hidden.dtype)

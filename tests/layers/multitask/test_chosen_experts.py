@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.layers import MMoE
 from gmeta.layers.adaptive.task_network import TaskNetwork
-from gmeta.layers.multitask.chosen_experts import group_by_expert
+from gmeta.layers.multitask.chosen_experts import group_by_expert, strongest
 from gmeta.testing.layer_parity import check_layer
 from gmeta.testing.reference.sequence import mixture as reference
 
@@ -102,6 +102,24 @@ def test_half_precision_is_off_by_as_much_in_both_forms(policy):
     for one, two, right in zip(chosen, all_, exact, strict=True):
         off = [np.linalg.norm(tf.cast(each, tf.float32) - right) for each in (one, two)]
         assert off[0] <= 1.5 * off[1] + 1e-4 * np.linalg.norm(right)
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 2**20),
+    experts=st.integers(1, 9),
+    dtype=st.sampled_from([tf.float32, tf.bfloat16]),
+    data=st.data(),
+)
+def test_the_strongest_are_those_of_top_k(seed, experts, dtype, data):
+    k = data.draw(st.integers(1, experts))
+    drawn = np.random.default_rng(seed).integers(-3, 4, [5, 2, experts])  # many are equal
+    logits = tf.cast(np.where(drawn == -3, -np.inf, drawn), dtype)
+    _, chosen = tf.math.top_k(tf.cast(logits, tf.float32), k)
+    expected = tf.reduce_sum(tf.one_hot(chosen, experts), axis=2)
+    finite = np.isfinite(tf.cast(logits, tf.float32))  # any of those that are minus infinity will do
+    found = strongest(logits, k).numpy()
+    np.testing.assert_array_equal(found & finite, (expected.numpy() > 0) & finite)
 
 
 def test_samples_are_grouped_and_none_is_left_out():
