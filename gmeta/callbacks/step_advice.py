@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from gmeta.callbacks.step_records import StepSeconds
 from gmeta.core import collectives
 from gmeta.core.collectives.lane import lane_kind
@@ -23,6 +25,7 @@ class Setting:
       depth: The pipeline's.
       micro_batches: The pipeline's.
       inner: The model's inner loop, if it has one.
+      half: Whether layers compute in half precision.
     """
 
     ranks: int = 1
@@ -31,6 +34,7 @@ class Setting:
     depth: int = 0
     micro_batches: int = 1
     inner: InnerLoop | None = None
+    half: bool = False
 
 
 def of_model(model: Any) -> Setting:
@@ -44,6 +48,7 @@ def of_model(model: Any) -> Setting:
         getattr(pipeline, "depth", 0),
         getattr(pipeline, "micro_batches", 1),
         inner if isinstance(inner, InnerLoop) else None,
+        tf.keras.mixed_precision.global_policy().compute_dtype in ("float16", "bfloat16"),
     )
 
 
@@ -125,8 +130,9 @@ def _wait(setting: Setting) -> list[str]:
 
 
 def _computes(setting: Setting) -> list[str]:
+    half = "compute in half precision on a GPU (tf.keras.mixed_precision.set_global_policy('mixed_bfloat16'))"
     return [
-        "compute in half precision on a GPU (tf.keras.mixed_precision.set_global_policy('mixed_float16'))",
+        *([] if setting.half else [half]),
         "make the network smaller, or sequences shorter",
         *(["share the work among more ranks (gmeta launch)"] if setting.ranks == 1 else []),
     ]

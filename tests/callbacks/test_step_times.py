@@ -157,6 +157,8 @@ def test_what_is_set_already_is_not_advised():
     assert "recompute=False" in advice("outer", Setting(inner=InnerLoop(recompute=True)))
     assert "steps=" in advice("inner", Setting(inner=InnerLoop(steps=5)))
     assert "HOROVOD_CYCLE_TIME=0.1" in advice("exchange", Setting(ranks=2))
+    assert "half precision" in advice("forward")
+    assert "half precision" not in advice("backward", Setting(half=True))
     assert "groups=2" in advice("exchange", Setting(ranks=4))
     lane = Setting(ranks=4, groups=2, through_horovod=False, depth=1, micro_batches=2)
     assert not any(word in advice("exchange", lane) for word in ("HOROVOD", "Pipeline", "groups="))
