@@ -1,13 +1,14 @@
 """How large batches near the limit of memory are: a fixed number of sequences, or as many as fit.
 
     gmeta bench batches --json FILE
-    gmeta bench batches --device GPU:0 --dim 512 1024 --json FILE
+    gmeta bench batches --device GPU:0 --dim 512 1024 --blocks 3 22 --json FILE
     gmeta bench batches --base-mib 8192 --bytes-a-token 120000 --limit-gib 80 --split data/train
     gmeta bench batches --tokens 69600 297600
 
 MTGenRec's table 3. As `gmeta.models.max_tokens` does, training steps of `gmeta.models.GRM` on sequences that
 are as long as any find the most tokens T of a batch. Batches are then cut from sequences whose lengths have a
 long tail (lognormal of sigma 0.9, cut to a mean of 570 and at most 3,000), or are those of a prepared split.
+On a GPU the model computes in bfloat16.
 
 fixed       batches of N sequences, the most that fit whatever their lengths: N times the longest is at most T
 fixed_seen  batches of N sequences, the most of which any N neighbours fit that an epoch has. It is known only
@@ -42,6 +43,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.models.training.memory.device_memory import memory_limit, peak_memory
 from gmeta.models.training.memory.limit_search import MemoryLine
@@ -49,6 +51,7 @@ from gmeta.testing.reference.io.balance import prefix_batches
 from harness import Result, parser, report
 from parts.balance_lengths import LONGEST, Lengths, lengths
 from parts.batch_memory import host_memory, measured_limit, measured_steps
+from parts.grm_throughput import BLOCKS, model
 
 MIB, GIB = 2**20, 2**30
 
@@ -130,6 +133,7 @@ def arguments() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--device", default="CPU:0", help="whose memory: CPU:0 (default), or a GPU, GPU:0")
     options.add_argument("--dim", type=int, nargs="+", default=[64], help="widths of the model")
+    options.add_argument("--blocks", type=int, nargs="+", help=f"of each width (default: {BLOCKS})")
     options.add_argument("--share", type=float, default=0.95, help="of the limit (default: %(default)s)")
     options.add_argument("--limit-gib", type=float, help="memory; default: 2 on a CPU, on a GPU all of it")
     options.add_argument("--longest", type=int, default=LONGEST, help="tokens (default: %(default)s)")
@@ -145,6 +149,9 @@ def arguments() -> argparse.Namespace:
         options.error("a given line needs --limit-gib, the memory that there is")
     if given.smoke:
         given.dim, given.longest, given.limit_gib, given.steps = [8], 100, 0.25, 1
+    given.blocks = given.blocks or [BLOCKS] * len(given.dim)
+    if len(given.blocks) != len(given.dim):
+        options.error(f"--blocks has {len(given.blocks)} numbers for {len(given.dim)} widths: one each")
     if len(given.dim) > 1 and given.device.upper().startswith("CPU"):
         options.error("on a CPU --dim takes one: a process keeps memory of an earlier model")
     on_cpu = given.device.upper().startswith("CPU")
@@ -155,13 +162,14 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def of_model(dim: int, of: Lengths, given: argparse.Namespace) -> list[Result]:
+def of_model(dim: int, blocks: int, of: Lengths, given: argparse.Namespace) -> list[Result]:
     """Find the limit of a model by training it, and cut batches by it."""
-    case, longest, on_gpu = f"d{dim}", int(of.max()), not given.device.upper().startswith("CPU")
+    case, made = f"d{dim}" if blocks == BLOCKS else f"d{dim}x{blocks}", model("jagged", dim, blocks)
+    longest, on_gpu = int(of.max()), not given.device.upper().startswith("CPU")
     limit = memory_limit(given.device) if given.limit_gib is None else GIB * given.limit_gib
     measure = peak_memory(given.device) if on_gpu else host_memory()
     sizes = [longest * n for n in (2, 4, 8)]
-    found = measured_limit(dim, longest, sizes, given.share * limit, measure)
+    found = measured_limit(made, longest, sizes, given.share * limit, measure)
     ways = ways_of(of, found.tokens, longest)
     results = [
         Result(f"batches/{case}/max_tokens", found.tokens, "tokens"),
@@ -169,7 +177,7 @@ def of_model(dim: int, of: Lengths, given: argparse.Namespace) -> list[Result]:
         *results_of(case, ways, Memory(found.line, limit)),
     ]
     if given.steps:
-        steps = measured_steps(dim, ways, given.steps * found.tokens, given.rounds, measure)
+        steps = measured_steps(made, ways, given.steps * found.tokens, given.rounds, measure)
         for way, (peak, pace) in steps.items():
             results += [
                 Result(f"batches/{case}/{way}/peak", 100 * peak / limit, "% of the limit"),
@@ -190,7 +198,10 @@ def main() -> None:
     for most in given.tokens:
         results += results_of(f"tokens{most}", ways_of(of, most, longest), None)
     if not results:
-        results = [result for dim in given.dim for result in of_model(dim, of, given)]
+        if not given.device.upper().startswith("CPU"):
+            tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")  # what the GPU's kernels take
+        sizes = zip(given.dim, given.blocks, strict=True)
+        results = [result for dim, blocks in sizes for result in of_model(dim, blocks, of, given)]
     facts = {"longest": longest, "mean": float(of.mean()), "share": given.share, "device": given.device}
     report("Batches near the limit of memory", results, given.json, **facts)
 

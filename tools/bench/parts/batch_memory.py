@@ -7,30 +7,34 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from gmeta.models import GRM
 from gmeta.models.training.memory.device_memory import PeakMemory
 from gmeta.models.training.memory.limit_search import FoundLimit
 from gmeta.models.training.memory.token_limit import measure_batches
 from harness import interleave
 from parts.balance_lengths import Lengths
-from parts.grm_throughput import EXPOSURES, batch, dataset, model
+from parts.grm_throughput import EXPOSURES, batch, dataset
 from parts.meta.memory import forget_peak, status_kib
 
 
 def measured_limit(
-    dim: int,
+    made: GRM,
     longest: int,
     sizes: Sequence[int],
     budget: float,
     memory: PeakMemory,
 ) -> FoundLimit:
-    """The most tokens whose steps stay within a budget of bytes, of sequences that are as long as any."""
+    """The most tokens whose steps stay within a budget of bytes, of sequences that are as long as any.
+
+    The model is as it was then.
+    """
     rng = np.random.default_rng(0)
 
     def worst(tokens: int) -> Any:
         whole, rest = divmod(tokens, longest)
         return batch(rng, np.array([longest] * whole + [rest] * (rest > EXPOSURES + 1)))
 
-    return measure_batches(model("jagged", dim), worst, sizes, budget, memory)
+    return measure_batches(made, worst, sizes, budget, memory)
 
 
 def host_memory() -> PeakMemory:
@@ -49,14 +53,14 @@ def host_memory() -> PeakMemory:
 
 
 def measured_steps(
-    dim: int, ways: dict[str, list[Lengths]], tokens: int, rounds: int, memory: PeakMemory
+    made: GRM, ways: dict[str, list[Lengths]], tokens: int, rounds: int, memory: PeakMemory
 ) -> dict[str, tuple[float, float]]:
     """Train on batches of each way, in turn, up to so many tokens.
 
     Returns:
       Way -> the peak of steps on its largest batch and others, in bytes; and tokens a second.
     """
-    rng, trained = np.random.default_rng(2), model("jagged", dim)
+    rng = np.random.default_rng(2)
     runs, counts, peaks = {}, {}, {}
     for way, of_epoch in ways.items():
         chosen = [max(of_epoch, key=lambda lengths: lengths.sum())]
@@ -64,7 +68,7 @@ def measured_steps(
             if sum(lengths.sum() for lengths in chosen) < tokens:
                 chosen.append(of_epoch[place])
         data = dataset([batch(rng, lengths.clip(EXPOSURES + 2)) for lengths in chosen])
-        runs[way] = partial(trained.fit, data, verbose=0)
+        runs[way] = partial(made.fit, data, verbose=0)
         counts[way] = int(sum(lengths.sum() for lengths in chosen))
         runs[way]()  # tracing isn't a step's memory
         peaks[way] = memory(runs[way])

@@ -13,15 +13,17 @@ from parts.padded_hstu import PaddedHSTU
 
 BACKBONES = {"jagged": HSTU, "padded": PaddedHSTU}
 ITEMS, EXPOSURES, SEQUENCES, BLOCKS, HEADS = 20_000, 16, 16, 2, 2
+WIDEST = 256  # of the heads that a GPU's kernels take
 
 
-def model(form: str, dim: int) -> GRM:
+def model(form: str, dim: int, blocks: int = BLOCKS) -> GRM:
     """Of equal weights, whatever the form."""
+    heads = max(HEADS, dim // WIDEST)
     backbone = BACKBONES[form](
-        blocks=BLOCKS,
-        heads=HEADS,
-        attention_dim=dim // HEADS,
-        value_dim=dim // HEADS,
+        blocks=blocks,
+        heads=heads,
+        attention_dim=dim // heads,
+        value_dim=dim // heads,
         max_length=LONGEST,
         form="production",
         bias_by_place=False,
@@ -69,10 +71,11 @@ def batch(rng: np.random.Generator, tokens: Lengths) -> dict[str, Any]:
         return tf.RaggedTensor.from_row_lengths(rng.integers(0, high, of.sum()).astype(dtype), of)
 
     shown = np.full(len(history), EXPOSURES)
-    return {
-        "task": tf.constant(rng.integers(0, 10**9, len(history))),
-        "contexts": {"city": tf.constant(rng.integers(0, 100, len(history)))},
-        "history": {"item": events(ITEMS, history), "action": events(4, history)},
-        "targets": {"item": events(ITEMS, shown)},
-        "labels": {name: events(2, shown, np.float32) for name in ("click", "buy")},
-    }
+    with tf.device("CPU:0"):  # where a reader's batches are
+        return {
+            "task": tf.constant(rng.integers(0, 10**9, len(history))),
+            "contexts": {"city": tf.constant(rng.integers(0, 100, len(history)))},
+            "history": {"item": events(ITEMS, history), "action": events(4, history)},
+            "targets": {"item": events(ITEMS, shown)},
+            "labels": {name: events(2, shown, np.float32) for name in ("click", "buy")},
+        }
