@@ -10,6 +10,8 @@ train   median milliseconds of outputs and the gradients of the input and all we
         peer is the same layer with ``sparse=False``, from the same weights
 infer   the same of outputs alone
 
+A GPU multiplies in TensorFloat-32, as TensorFlow does unless told otherwise.
+
 Names have the numbers of experts, experts a task chooses, samples of a batch, and their width. Both forms
 must return the same outputs, or the benchmark fails.
 """
@@ -36,6 +38,8 @@ CHOICES = [(4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (16, 2), (64, 2)]
 """Experts, and how many a task chooses."""
 SIZES = [(64, 64), (512, 64), (2048, 128), (8192, 64), (4096, 256)]
 """Samples, and their width."""
+LARGE = [(8192, 512), (32768, 256)]
+"""The same on a GPU besides, which the others leave idle."""
 
 
 def make(experts: int, top_k: int, dim: int, sparse: bool) -> MMoE:
@@ -70,8 +74,10 @@ def measure(experts: int, top_k: int, samples: int, dim: int, rounds: int) -> li
             form: tf.function(partial(work, mixture), input_signature=[tf.TensorSpec([None, dim])])
             for form, mixture in mixtures.items()
         }
+        tf.config.experimental.enable_tensor_float_32_execution(False)  # of the comparison alone
         chosen, all_ = (graphs[form](x)[0] for form in ("sparse", "all"))
         np.testing.assert_allclose(chosen, all_, rtol=1e-3, atol=1e-4)
+        tf.config.experimental.enable_tensor_float_32_execution(True)
 
         def run(_: int, graph: Callable[..., Any]) -> None:
             tf.nest.map_structure(lambda each: each[..., :1].numpy(), graph(x))  # waits for all of it
@@ -88,7 +94,8 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", default="CPU:0", help="TensorFlow's name (default: %(default)s)")
     given = options.parse_args()
-    choices, sizes = ([(4, 1)], [(16, 8)]) if given.smoke else (CHOICES, SIZES)
+    large = LARGE if "GPU" in given.device.upper() else []
+    choices, sizes = ([(4, 1)], [(16, 8)]) if given.smoke else (CHOICES, [*SIZES, *large])
     results: list[Result] = []
     with tf.device(given.device):
         for (experts, top_k), (samples, dim) in itertools.product(choices, sizes):

@@ -208,6 +208,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--network", choices=("nvlink", "socket"))
     options.add_argument("--gbit", type=float, help="on a CPU: the rate of the wires between ranks")
     options.add_argument("--ablation", action="store_true", help="measure reading and networks, nothing else")
+    options.add_argument("--jobs", type=int, default=3, help="of --ablation a network (default: %(default)s)")
     given = options.parse_args()
     given.gpu = bool(tf.config.list_physical_devices("GPU"))
     if given.network and not given.gpu:
@@ -225,7 +226,7 @@ def main() -> None:
     ranks = [1, 2] if given.smoke else sorted({1, *given.ranks})
     chosen = {"adapt": given.adapt, "read": given.read, "outer": given.outer, "network": given.network}
     settings = {**SIZES, **MODELS[given.model], **chosen, "epochs": 1 + given.rounds, "keep_rows": False}
-    settings |= {"tasks": given.tasks or settings["tasks"], "gbit": given.gbit, "jobs": 3}
+    settings |= {"tasks": given.tasks or settings["tasks"], "gbit": given.gbit, "jobs": given.jobs}
     if given.smoke:
         settings |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 2, "distinct_steps": 1, "jobs": 1}
     # Few steps: rounding grows with training, and more so through second derivatives.
