@@ -2,6 +2,7 @@
 
     gmeta bench gpu_grm --ranks 1 2 --json FILE
     gmeta bench gpu_grm --models d1024x22 --sequences 80 --heads 4 8 --cases ablation --json FILE
+    gmeta bench gpu_grm --models d1024x22 --cases ablation --ways separate pipeline --json FILE
 
 MTGenRec's experiments (sections 3.2 to 3.4 and 4; figures 7, 10 and 13; table 6). `gmeta.models.GRM`: width
 times blocks 512 x 3 with 2 heads, and 1,024 x 22 with 4. HSTU in its research form with a bias of times (the
@@ -13,7 +14,7 @@ users and as many items. Adam on weights and rows. A rank's batch has 480 sequen
 model; if memory ends, the job starts again with three quarters of them, and says so. Each rank has batches of
 its own, which are in host memory; reading isn't measured.
 
-Case ``ablation``, a job for each number of ranks. Each way has a model of its own; they train epochs of
+Case ``ablation``, a job for each number of ranks. Each of --ways has a model of its own; they train epochs of
 --steps batches in turn. Rates are medians over epochs: the tokens of all ranks over the slowest rank's
 seconds.
 
@@ -41,8 +42,9 @@ speed_up   tokens a second on N ranks over N times those on one, with as large a
 Case ``figure7``, on one GPU: it takes the steps of the batches that each of --replay ranks would get, one
 after the other, without exchanges. The time of a step ends when its loss has come to the host.
 
-figure7    fixed and balanced: the slowest rank's time over the ranks' mean, averaged over steps; 1 is even.
-           ``slowest`` and ``fastest``: milliseconds, averaged over steps
+figure7    fixed batches, balanced ones, and those of equal cost (`SequenceCost.of_hstu`), ``by_cost``: the slowest
+           rank's time over the ranks' mean, averaged over steps; 1 is even. A batch is learned
+           twice, and the second time counts. ``slowest`` and ``fastest``: milliseconds, averaged over steps
 
 Case ``forms``, on one GPU: a sample is an exposure. The pairwise form has a sequence for each exposure, with
 a copy of its user's history: as many sequences as a batch has, of a sixteenth of the users.
@@ -127,7 +129,7 @@ def job(module: str, ranks: int, settings: dict[str, Any], device: str) -> tuple
 def ablation(path: str, ranks: int, found: dict[str, Any], sheet: float | None) -> Iterator[Result]:
     """The figures of a job of the ablation."""
     rates = rates_of(found)
-    names = list(WAYS)
+    names = list(rates)
     for name, before in zip(names, [None, *names], strict=False):
         where = f"{path}/ablation/{name}/np{ranks}"
         peer = () if before is None else (before, rates[before])
@@ -143,7 +145,7 @@ def ablation(path: str, ranks: int, found: dict[str, Any], sheet: float | None) 
     if sheet is not None:
         yield Result(f"{path}/mfu/np{ranks}/data_sheet", 100 * needed / sheet, "% of the data sheet")
     for name in names:
-        peer = ("merged", found["loss"]["merged"]) if name == "dedup" else ()
+        peer = ("merged", found["loss"]["merged"]) if name == "dedup" and "merged" in names else ()
         yield Result(f"{path}/loss/{name}/np{ranks}", found["loss"][name], "loss", *peer)
     for name, peak in found["peak"].items():
         yield Result(f"{path}/memory/{name}/np{ranks}", peak / 2**30, "GiB")
@@ -171,7 +173,7 @@ def speed_ups(path: str, of_ranks: dict[int, tuple[int, dict[str, Any]]]) -> Ite
             continue
         alone, together = rates_of(of_ranks[1][1]), rates_of(found)
         share = {way: together[way] / ranks / alone[way] for way in together}
-        yield Result(f"{path}/speed_up/np{ranks}", share[next(reversed(WAYS))], "of ideal")
+        yield Result(f"{path}/speed_up/np{ranks}", share[next(reversed(share))], "of ideal")
         for way, each in share.items():
             yield Result(f"{path}/speed_up/np{ranks}/{way}", each, "of ideal")
 
@@ -235,6 +237,8 @@ def measure(path: str, settings: dict[str, Any], given: argparse.Namespace, note
                 figures = ablation(path, ranks, found, sheet)
                 notes.facts.setdefault("seconds", {})[f"{path}/np{ranks}"] = found["seconds"]
             else:
+                if case == "figure7":
+                    notes.facts.setdefault("replayed", {})[path] = found
                 figures = figure7(path, given.replay, found) if case == "figure7" else forms(path, found)
             for figure in figures:
                 notes(figure)
@@ -252,6 +256,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--heads", nargs="+", type=int, help="each with each model (default: the paper's)")
     options.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     options.add_argument("--ranks", nargs="+", type=int, help="of the ablation (default: 1 and 2)")
+    options.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="of the ablation")
     options.add_argument("--replay", nargs="+", type=int, default=[8, 16, 32, 64], help="ranks of figure7")
     options.add_argument("--steps", type=int, default=10, help="batches of an epoch (default: %(default)s)")
     options.add_argument("--depth", type=int, default=1, choices=(1, 2), help="(default: %(default)s)")
@@ -265,6 +270,7 @@ def arguments() -> argparse.Namespace:
     given.device = given.device or ("gpu" if gpus else "cpu")
     given.ranks = sorted(set(given.ranks or ([1, 2] if gpus != 1 else [1])))
     given.replay = sorted(set(given.replay))
+    given.ways = [way for way in WAYS if way in given.ways]
     if given.sequences and len(given.sequences) != len(given.models):
         options.error(
             f"--sequences has {len(given.sequences)} numbers for {len(given.models)} models: one each"
@@ -294,6 +300,7 @@ def main() -> None:
         "depth": given.depth,
         "seconds": given.seconds,
         "timeout": given.timeout,
+        "ways": given.ways,
     }
     if given.smoke:
         MODELS["d512x3"] = (16, 1, 2, 6)

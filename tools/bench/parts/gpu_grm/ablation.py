@@ -1,4 +1,4 @@
-"""One rank of the ablation: trains the model in each way in turn, epoch by epoch."""
+"""One rank of the ablation: trains the model in each way that is asked for in turn, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def epoch_data(batches: list[Any]) -> tf.data.Dataset:
 
 def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
     """Train an epoch of each way, again and again; the first traces, and isn't timed."""
-    rank = collectives.world().rank
+    rank, ways = collectives.world().rank, {way: WAYS[way] for way in settings["ways"]}
     users = Users(rank, settings["exposures"], settings["pool"], settings["most"])
     drawn = lengths_of(rank, settings)
     data = {way: epoch_data([users.batch(one) for one in of]) for way, of in drawn.items()}
@@ -47,26 +47,26 @@ def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
         for way, of in drawn.items()
     }
     tokens, needed = np.sum(
-        collectives.allgather_objects([[work[own["batches"]][i] for own in WAYS.values()] for i in (0, 1)]),
+        collectives.allgather_objects([[work[own["batches"]][i] for own in ways.values()] for i in (0, 1)]),
         axis=0,
     ).tolist()
     found: dict[str, Any] = {
-        "rate": matmul_rate(settings["matmul"]),
         "tables": os.environ.get("GMETA_TABLE_DEVICE", "cpu"),
-        "tokens": dict(zip(WAYS, tokens, strict=True)),
-        "operations": dict(zip(WAYS, needed, strict=True)),
+        "tokens": dict(zip(ways, tokens, strict=True)),
+        "operations": dict(zip(ways, needed, strict=True)),
         "loss": {},
         "seconds": {},
     }
     trainings, peaks = {}, Peaks()
     found["peak"] = peaks.bytes
-    for way, own in WAYS.items():
+    for way, own in ways.items():
         depth = settings["depth"] if own["ahead"] else 0
         model, pace = new_model(settings, merge=own["merge"], dedup=own["dedup"], depth=depth), Pace()
         fit = partial(model.fit, data[own["batches"]], epochs=1, callbacks=[pace], verbose=0)
         trainings[way] = fit, pace
     for fit, _ in trainings.values():
         fit()  # traces
+    found["rate"] = matmul_rate(settings["matmul"])
     limit = Limit(settings["seconds"])
     for _ in range(settings["rounds"]):
         for way, (fit, pace) in trainings.items():

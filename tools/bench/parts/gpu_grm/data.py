@@ -100,13 +100,18 @@ def pairwise(batch: Batch) -> Batch:
         return {**tf.nest.map_structure(lambda column: tf.gather(column, of_user), copied), **alone}
 
 
-def lengths_of(rank: int, settings: Mapping[str, Any]) -> dict[str, list[Lengths]]:
+def lengths_of(
+    rank: int, settings: Mapping[str, Any], cost: SequenceCost | None = None
+) -> dict[str, list[Lengths]]:
     """Way -> the lengths of a rank's batches: ``fixed`` and ``balanced``, of equally many tokens in the mean.
+
+    With a cost also ``by_cost``, whose batches cost about equally much.
 
     Args:
       rank: Its number; each has sequences of its own.
       settings: ``sequences`` of a batch, ``mean`` and ``longest`` of the lengths, ``exposures`` of a user,
         and ``batches``, how many.
+      cost: Of a sequence.
     """
     sequences, count = settings["sequences"], settings["batches"]
     shortest = len(CONTEXTS) + settings["exposures"] + 1
@@ -116,10 +121,15 @@ def lengths_of(rank: int, settings: Mapping[str, Any]) -> dict[str, list[Lengths
         return drawn.clip(shortest, None)
 
     own = draw([1, rank], sequences * (count + 10))
-    target = float(draw([0], 100_000).mean()) * sequences
+    many = draw([0], 100_000)
+
+    def even(by: SequenceCost) -> list[Lengths]:
+        return balanced(own, by, float(by.of(many).mean()) * sequences, count)
+
     return {
         "fixed": list(own[: count * sequences].reshape(count, sequences)),
-        "balanced": balanced(own, SequenceCost(), target, count),
+        "balanced": even(SequenceCost()),
+        **({} if cost is None else {"by_cost": even(cost)}),
     }
 
 
