@@ -42,9 +42,9 @@ speed_up   tokens a second on N ranks over N times those on one, with as large a
 Case ``figure7``, on one GPU: it takes the steps of the batches that each of --replay ranks would get, one
 after the other, without exchanges. The time of a step ends when its loss has come to the host.
 
-figure7    fixed batches, balanced ones, and those of equal cost (`SequenceCost.of_hstu`), ``by_cost``: the slowest
-           rank's time over the ranks' mean, averaged over steps; 1 is even. A batch is learned
-           twice, and the second time counts. ``slowest`` and ``fastest``: milliseconds, averaged over steps
+figure7    fixed batches, balanced ones, and those of equal cost (`SequenceCost.of_hstu`), ``by_cost``: the
+           slowest rank's time over the ranks' mean, averaged over steps; 1 is even. A batch is learned twice,
+           and the second time counts. ``slowest`` and ``fastest``: milliseconds, averaged over steps
 
 Case ``forms``, on one GPU: a sample is an exposure. The pairwise form has a sequence for each exposure, with
 a copy of its user's history: as many sequences as a batch has, of a sixteenth of the users.
