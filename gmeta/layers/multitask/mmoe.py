@@ -38,10 +38,10 @@ class MMoE(tf.keras.layers.Layer):
 
     ``sparse="auto"`` computes the chosen ones if there are at least twice as many experts as a sample can
     need, ``experts >= 2 * tasks * k``, whatever the number of samples. On two CPU cores, with two tasks,
-    training on 2,048 samples or more is then 1.4 to 2.0 times as fast at twice, 2.5 to 3.6 at four times, 4.5
-    to 5.2 at eight times, and 8.8 to 11 at sixteen times as many (`gmeta bench experts`). Gains are smaller
-    with fewer samples: 0.7 to 1.2 of 64 to 512 samples at twice as many. With 4 experts and k = 2, where a
-    sample can need all, it is 0.9 to 1.3, so all are computed. A `GRM` gains little: its experts see only
+    training on 2,048 samples or more is then 1.3 to 2.0 times as fast at twice, 2.4 to 3.8 at four times, 4.9
+    to 6.2 at eight times, and 9.3 to 12 at sixteen times as many (`gmeta bench experts`). Gains are smaller
+    with fewer samples: 1.0 to 1.2 of 64 to 512 samples at twice as many. With 4 experts and k = 2, where a
+    sample can need all, it is 0.9 to 1.1, so all are computed. A `GRM` gains little: its experts see only
     exposures, hundreds a step, and its recipe has 4 experts without k. ``"auto"`` also computes all in a
     graph that is mapped over tasks, where groups of different sizes can't be, and on a GPU, for which nothing
     is measured. XLA can't compile groups: there, use ``sparse=False``.
