@@ -62,10 +62,9 @@ def is_native(width: int | None, values: int | None, dtype: tf.DType) -> bool:
 def _why_unsupported(width: int | None, values: int | None, dtype: tf.DType) -> str:
     if dtype not in DTYPES:
         return f"they take bfloat16 and float16, not {dtype.name} (tf.keras.mixed_precision sets it)"
-    if width is None:
-        return "they take no attention by the bias alone"
-    if width != values or width not in WIDTHS:
-        return f"they take heads of one width for q, k and v, {WIDTHS}, not {width} and {values}"
+    if width not in (None, values) or values not in WIDTHS:
+        widths = f"{values}" if width is None else f"{width} and {values}"
+        return f"they take heads of one width for q, k and v, {WIDTHS}, not {widths}"
     return _why_no_kernels()
 
 

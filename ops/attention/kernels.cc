@@ -197,17 +197,19 @@ class HstuAttentionGradientOp : public AttentionOp {
   }
 };
 
-class HstuPlanOp : public OpKernel {
+// A plan or a map of times, which the CPU's kernels don't need.
+class NoBytesOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
-    Tensor* plan;
-    OP_REQUIRES_OK(context, context->allocate_output(0, tensorflow::TensorShape({0}), &plan));
+    Tensor* none;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tensorflow::TensorShape({0}), &none));
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("GmetaHstuPlan").Device(tensorflow::DEVICE_CPU), HstuPlanOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHstuPlan").Device(tensorflow::DEVICE_CPU), NoBytesOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHstuTimeMap").Device(tensorflow::DEVICE_CPU), NoBytesOp);
 
 #define GMETA_REGISTER(T)                                                                       \
   REGISTER_KERNEL_BUILDER(                                                                      \

@@ -19,6 +19,7 @@ enum Input {
   kTimeBuckets,
   kRowTimes,
   kColumnTimes,
+  kTimeMap,
   kPlan,
   kOfOut,  // only in the gradient op
 };
@@ -55,7 +56,7 @@ inline absl::Status ReadShape(tensorflow::OpKernelContext* context, AttentionSha
   return absl::OkStatus();
 }
 
-// Checks a bias's four inputs, from `first` on; `buckets` is the number of time buckets.
+// Checks a bias's inputs, from `first` on; `buckets` is the number of time buckets.
 inline absl::Status CheckBias(tensorflow::OpKernelContext* context, int first, int64_t tokens,
                               int64_t buckets) {
   const int64_t places = context->input(first).NumElements();

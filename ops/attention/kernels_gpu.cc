@@ -1,11 +1,13 @@
-// The GPU kernels of GmetaHstuPlan, GmetaHstuAttention and its gradient. They pass tensors to the
-// CUDA library (attention_abi.h).
+// The GPU kernels of GmetaHstuPlan, GmetaHstuTimeMap, GmetaHstuAttention and its gradient. They
+// pass tensors to the CUDA library (attention_abi.h).
 
 #include "ops/attention/kernels_gpu.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace gmeta {
 namespace {
@@ -36,6 +38,54 @@ class HstuPlanOp : public OpKernel {
   }
 };
 
+// Returns whether the plan may be one for these sizes, by its own size.
+absl::Status CheckPlan(const Tensor& plan, int64_t tokens, int64_t batch) {
+  if (plan.NumElements() == gmeta_hstu_plan_bytes(tokens, static_cast<int32_t>(batch))) {
+    return absl::OkStatus();
+  }
+  return Invalid("attention: the plan isn't one of GmetaHstuPlan on a GPU for ", tokens,
+                 " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
+}
+
+class HstuTimeMapOp : public OpKernel {
+ public:
+  explicit HstuTimeMapOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor &offsets = context->input(0), &plan = context->input(1);
+    const Tensor &rows = context->input(2), &columns = context->input(3);
+    OP_REQUIRES(context,
+                offsets.dims() == 1 && offsets.NumElements() > 0 &&
+                    rows.NumElements() == columns.NumElements(),
+                Invalid("attention: a map of times needs offsets (batch + 1,) and as many times of "
+                        "rows as of columns, got ",
+                        offsets.shape().DebugString(), ", ", rows.NumElements(), " and ",
+                        columns.NumElements()));
+    const int64_t tokens = rows.NumElements();
+    const auto batch = static_cast<int32_t>(offsets.NumElements() - 1);
+    OP_REQUIRES_OK(context, CheckPlan(plan, tokens, batch));
+    const void* const of_plan = plan.flat<uint8_t>().data();
+    int64_t bytes = 0;
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_time_map_bytes(of_plan, tokens, batch, &bytes,
+                                                                 CudaStream(context))));
+    // A plan of impossible offsets has no tiles. It is attention that says so, by NaN.
+    Tensor* map;
+    OP_REQUIRES_OK(context, context->allocate_output(
+                                0, TensorShape({std::max<int64_t>(bytes, tokens > 0)}), &map));
+    if (bytes == 0) return;
+    OP_REQUIRES_OK(
+        context, CudaStatus(gmeta_hstu_time_map(of_plan, tokens, batch, rows.flat<int64_t>().data(),
+                                                columns.flat<int64_t>().data(), starts_.data(),
+                                                static_cast<int32_t>(starts_.size()),
+                                                map->flat<uint8_t>().data(), CudaStream(context))));
+  }
+
+ private:
+  std::vector<int64_t> starts_;
+};
+
 template <class T>
 class AttentionOp : public OpKernel {
  public:
@@ -51,7 +101,9 @@ class AttentionOp : public OpKernel {
     hstu::GpuBiasInput bias;
   };
 
+  // Of a (tokens, heads, width) tensor; no data, if it has another rank.
   static GmetaHeads Heads(const Tensor& tensor) {
+    if (tensor.dims() != 3) return {};
     return {const_cast<void*>(static_cast<const void*>(tensor.tensor_data().data())),
             tensor.dim_size(1) * tensor.dim_size(2)};
   }
@@ -59,22 +111,19 @@ class AttentionOp : public OpKernel {
   absl::Status Read(OpKernelContext* context, Request* request) {
     hstu::AttentionShape shape;
     TF_RETURN_IF_ERROR(hstu::ReadShape(context, &shape));
-    if (shape.width != shape.values) {
+    if (shape.scored() && shape.width != shape.values) {
       return Invalid("attention: on a GPU q, k and v are of one width, got ", shape.width, " and ",
                      shape.values);
     }
     TF_RETURN_IF_ERROR(bias_.Read(context, hstu::kPositions, shape.tokens, &request->bias));
     const int32_t batch = static_cast<int32_t>(shape.batch);
     const Tensor& plan = context->input(hstu::kPlan);
-    if (plan.NumElements() != gmeta_hstu_plan_bytes(shape.tokens, batch)) {
-      return Invalid("attention: the plan isn't one of GmetaHstuPlan on a GPU for ", shape.tokens,
-                     " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
-    }
+    TF_RETURN_IF_ERROR(CheckPlan(plan, shape.tokens, batch));
     request->attention = {std::is_same_v<T, Eigen::half> ? GMETA_FLOAT16 : GMETA_BFLOAT16,
                           batch,
                           shape.tokens,
                           static_cast<int32_t>(shape.heads),
-                          static_cast<int32_t>(shape.width),
+                          static_cast<int32_t>(shape.values),
                           alpha_,
                           scale_,
                           context->input(hstu::kVisible).flat<int32_t>().data(),
@@ -131,6 +180,7 @@ class HstuAttentionGradientOp : public AttentionOp<T> {
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaHstuPlan").Device(tensorflow::DEVICE_GPU), HstuPlanOp);
+REGISTER_KERNEL_BUILDER(Name("GmetaHstuTimeMap").Device(tensorflow::DEVICE_GPU), HstuTimeMapOp);
 
 #define GMETA_REGISTER(T)                                                                       \
   REGISTER_KERNEL_BUILDER(                                                                      \

@@ -1,6 +1,6 @@
 // How the GPU kernels of attention ops read a relative bias and write its gradients. The bias is
-// four consecutive inputs, positions, time_buckets, row_times and column_times, and the attribute
-// bucket_starts.
+// five consecutive inputs, positions, time_buckets, row_times, column_times and time_map, and the
+// attribute bucket_starts.
 
 #ifndef GMETA_OPS_ATTENTION_KERNELS_GPU_H_
 #define GMETA_OPS_ATTENTION_KERNELS_GPU_H_
@@ -14,10 +14,8 @@
 
 namespace gmeta::hstu {
 
-// A bias, and the memory that it needs while a kernel computes.
 struct GpuBiasInput {
   GmetaHstuBias bias{};
-  tensorflow::Tensor time_table;
 
   // Returns the pointer that GmetaHstuAttention takes; null if there is no bias.
   const GmetaHstuBias* get() const {
@@ -28,13 +26,15 @@ struct GpuBiasInput {
 class GpuBiasReader {
  public:
   explicit GpuBiasReader(tensorflow::OpKernelConstruction* context) {
-    OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts_));
+    std::vector<int64_t> starts;
+    OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts));
+    buckets_ = static_cast<int64_t>(starts.size()) + 1;
   }
 
   // Reads the bias from the inputs that begin at `first`.
   absl::Status Read(tensorflow::OpKernelContext* context, int first, int64_t tokens,
                     GpuBiasInput* to) const {
-    TF_RETURN_IF_ERROR(CheckBias(context, first, tokens, static_cast<int64_t>(starts_.size()) + 1));
+    TF_RETURN_IF_ERROR(CheckBias(context, first, tokens, buckets_));
     const auto& positions = context->input(first);
     const auto& time_buckets = context->input(first + 1);
     GmetaHstuBias* const bias = &to->bias;
@@ -43,22 +43,18 @@ class GpuBiasReader {
       bias->n = (positions.NumElements() + 1) / 2;
     }
     if (time_buckets.NumElements() == 0) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(context->allocate_temp(
-        tensorflow::DT_UINT8, tensorflow::TensorShape({gmeta_hstu_time_table_bytes()}),
-        &to->time_table));
-    void* const table = to->time_table.flat<uint8_t>().data();
-    TF_RETURN_IF_ERROR(CudaStatus(gmeta_hstu_time_table(
-        starts_.data(), static_cast<int32_t>(starts_.size()), table, CudaStream(context))));
+    const auto& map = context->input(first + 4);
+    if (tokens > 0 && map.NumElements() == 0) {
+      return Invalid("attention: a bias of times needs the time_map of GmetaHstuTimeMap on a GPU");
+    }
     bias->time_buckets = time_buckets.flat<float>().data();
     bias->buckets = static_cast<int32_t>(time_buckets.NumElements());
-    bias->table = table;
-    bias->row_times = context->input(first + 2).flat<int64_t>().data();
-    bias->column_times = context->input(first + 3).flat<int64_t>().data();
+    bias->time_map = map.flat<uint8_t>().data();
     return absl::OkStatus();
   }
 
  private:
-  std::vector<int64_t> starts_;
+  int64_t buckets_;
 };
 
 // The gradients of an attention's bias, written to outputs `first` and `first` + 1.

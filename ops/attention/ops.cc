@@ -19,6 +19,20 @@ REGISTER_OP("GmetaHstuPlan")
       return absl::OkStatus();
     });
 
+// The map of times (time_map.cuh) has no bytes on a CPU either. All layers and gradients with the
+// plan share it.
+REGISTER_OP("GmetaHstuTimeMap")
+    .Input("offsets: int64")
+    .Input("plan: uint8")
+    .Input("row_times: int64")
+    .Input("column_times: int64")
+    .Attr("bucket_starts: list(int)")
+    .Output("time_map: uint8")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
 // q and k have no elements for attention by the bias alone; an absent table has no elements.
 REGISTER_OP("GmetaHstuAttention")
     .Input("q: T")
@@ -30,6 +44,7 @@ REGISTER_OP("GmetaHstuAttention")
     .Input("time_buckets: float")
     .Input("row_times: int64")
     .Input("column_times: int64")
+    .Input("time_map: uint8")
     .Input("plan: uint8")
     .Attr("T: {float, bfloat16, half}")
     .Attr("scale: float")
@@ -51,6 +66,7 @@ REGISTER_OP("GmetaHstuAttentionGradient")
     .Input("time_buckets: float")
     .Input("row_times: int64")
     .Input("column_times: int64")
+    .Input("time_map: uint8")
     .Input("plan: uint8")
     .Input("of_out: T")
     .Attr("T: {float, bfloat16, half}")

@@ -24,14 +24,18 @@ inline constexpr int kMostBuckets = 256;
 inline constexpr uint64_t kNever = UINT64_MAX;  // start of a bucket that doesn't exist
 
 // Returns the distance between two times, at most 2^63.
-inline uint64_t Apart(int64_t difference) {
+GMETA_HOST_DEVICE inline uint64_t Apart(int64_t difference) {
   return difference < 0 ? 0 - static_cast<uint64_t>(difference) : static_cast<uint64_t>(difference);
 }
 
 // Returns the key of a number; the key of 0 is 0.
-inline int KeyOf(uint64_t apart) {
+GMETA_HOST_DEVICE inline int KeyOf(uint64_t apart) {
   if (apart == 0) return 0;
+#if defined(__CUDA_ARCH__)
+  const int zeros = __clzll(static_cast<int64_t>(apart));
+#else
   const int zeros = __builtin_clzll(apart);
+#endif
   return (63 - zeros) << kKeyBits |
          static_cast<int>(apart << zeros >> (63 - kKeyBits) & ((1 << kKeyBits) - 1));
 }

@@ -120,6 +120,16 @@ __device__ __forceinline__ void CopyBox(const CUtensorMap* map, void* to, Barrie
       : "memory");
 }
 
+// Copies bytes, a multiple of 16 and aligned to 16, to shared memory. One thread calls it.
+__device__ __forceinline__ void CopyBytes(void* to, const void* from, uint32_t bytes,
+                                          Barrier* done) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(SharedAddress(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(done->address())
+      : "memory");
+}
+
 // Copies a box from shared memory to the tensor, in a group of copies of its own. Parts outside of
 // the tensor aren't written. Each thread that wrote the box calls FenceAsyncProxy before. One
 // thread calls it.

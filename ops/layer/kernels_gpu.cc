@@ -170,8 +170,8 @@ enum MixInput {
   kPlan,
   kNormScale,
   kNormOffset,
-  kBias,  // four inputs
-  kActive = kBias + 4,
+  kBias,  // five inputs
+  kActive = kBias + 5,
   kMixed,
   kAttended,
   kStatistics,

@@ -8,10 +8,12 @@
 #include <random>
 #include <vector>
 
-#include "ops/attention/gpu/attention.cu"
-#include "ops/attention/gpu/backward.cu"
-#include "ops/attention/gpu/bias.cu"
-#include "ops/attention/gpu/strips.cu"
+#include "device_memory.h"
+#include "ops/attention/gpu/backward/backward.cu"
+#include "ops/attention/gpu/bias/table_parts.cu"
+#include "ops/attention/gpu/forward/forward.cu"
+#include "ops/attention/gpu/plan/strips.cu"
+#include "ops/attention/gpu/plan/time_map.cu"
 #include "ops/common/gpu/cuda_error.cu"
 #include "tests/native/check.h"
 
@@ -32,6 +34,7 @@ enum class Mask { kCausal, kFull, kParts };
 struct Tables {
   int n = 0;  // of the table of places
   bool times = false;
+  bool alone = false;  // the bias is all: no q and k
   bool any() const { return n > 0 || times; }
   int places() const { return n > 0 ? 2 * n - 1 : 0; }
 };
@@ -158,12 +161,14 @@ Results Expected(const Case<T>& c) {
         };
         for (int j = 0; j < length; ++j) {
           if (!c.Sees(begin, i, j)) continue;
+          const bool alone = c.tables.alone;
           double x = c.alpha * Dot(c.In(0, begin + i, head), c.In(1, begin + j, head), width);
+          if (alone) x = 0;
           const int place = c.tables.n > 0 ? c.Place(i, j) : 0,
                     bucket = c.tables.times ? c.Bucket(begin, i, j) : 0;
           if (c.tables.n > 0) x += c.positions[place];
           if (c.tables.times) x += c.buckets[bucket];
-          const double gate = 1 / (1 + std::exp(-x));
+          const double gate = alone ? 1 : 1 / (1 + std::exp(-x));
           const double of_weight =
               c.scale * Dot(c.In(3, begin + i, head), c.In(2, begin + j, head), width);
           const double of_x = of_weight * gate * (1 + x * (1 - gate));
@@ -171,8 +176,10 @@ Results Expected(const Case<T>& c) {
           to.of_buckets[bucket] += of_x;
           for (int d = 0; d < width; ++d) {
             row(to.out, i)[d] += c.scale * x * gate * float(c.In(2, begin + j, head)[d]);
-            row(to.of_q, i)[d] += c.alpha * of_x * float(c.In(1, begin + j, head)[d]);
-            row(to.of_k, j)[d] += c.alpha * of_x * float(c.In(0, begin + i, head)[d]);
+            if (!alone) {
+              row(to.of_q, i)[d] += c.alpha * of_x * float(c.In(1, begin + j, head)[d]);
+              row(to.of_k, j)[d] += c.alpha * of_x * float(c.In(0, begin + i, head)[d]);
+            }
             row(to.of_v, j)[d] += c.scale * x * gate * float(c.In(3, begin + i, head)[d]);
           }
         }
@@ -210,15 +217,19 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
   };
   const auto input = [&](int which) { return heads_of(c.In(which, 0, 0), 4 * c.row()); };
   const vector<int64_t> starts = Starts();
-  vector<int64_t> table(static_cast<size_t>(gmeta_hstu_time_table_bytes()) / 8);
-  CHECK_EQ(gmeta_hstu_time_table(starts.data(), kBuckets - 1, table.data(), nullptr), 0);
-  const GmetaHstuBias bias{c.tables.n > 0 ? c.positions.data() : nullptr,
-                           c.tables.n,
-                           c.tables.times ? c.buckets.data() : nullptr,
-                           kBuckets,
-                           table.data(),
-                           c.row_times.data(),
-                           c.column_times.data()};
+  vector<uint4> map;
+  if (c.tables.times) {
+    int64_t bytes = 0;
+    CHECK_EQ(gmeta_hstu_time_map_bytes(plan.data(), tokens, batch, &bytes, nullptr), 0);
+    map.resize(static_cast<size_t>(bytes) / 16);
+    std::memset(map.data(), 0xFE, 16 * map.size());
+    CHECK_EQ(
+        gmeta_hstu_time_map(plan.data(), tokens, batch, c.row_times.data(), c.column_times.data(),
+                            starts.data(), kBuckets - 1, map.data(), nullptr),
+        0);
+  }
+  const GmetaHstuBias bias{c.tables.n > 0 ? c.positions.data() : nullptr, c.tables.n,
+                           c.tables.times ? c.buckets.data() : nullptr, kBuckets, map.data()};
   const GmetaHstuAttention attention{Case<T>::kDtype,
                                      batch,
                                      tokens,
@@ -228,8 +239,8 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
                                      c.scale,
                                      c.visible.data(),
                                      plan.data(),
-                                     input(0),
-                                     input(1),
+                                     c.tables.alone ? GmetaHeads{} : input(0),
+                                     c.tables.alone ? GmetaHeads{} : input(1),
                                      input(2),
                                      c.tables.any() ? &bias : nullptr};
   const vector<T> poison(static_cast<size_t>(tokens) * c.row(),
@@ -270,8 +281,10 @@ void Check(const Shape& shape, Mask mask, uint32_t seed, Tables tables = {}) {
   // P and dS are rounded, and so are results.
   const double limit = std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8;
   CHECK(Distance(found.out, expected.out) < limit);
-  CHECK(Distance(found.of_q, expected.of_q) < limit);
-  CHECK(Distance(found.of_k, expected.of_k) < limit);
+  if (!tables.alone) {
+    CHECK(Distance(found.of_q, expected.of_q) < limit);
+    CHECK(Distance(found.of_k, expected.of_k) < limit);
+  }
   CHECK(Distance(found.of_v, expected.of_v) < limit);
   // dS isn't rounded here.
   if (tables.n > 0) CHECK(Distance(found.of_positions, expected.of_positions) < 1e-5);
@@ -328,6 +341,9 @@ int main() {
   Check<Bfloat16>({{130, 200}, 1, 128}, Mask::kParts, 12, all);
   Check<__half>({{200}, 1, 64}, Mask::kFull, 13, all);
   Check<Bfloat16>({{129}, 1, 256}, Mask::kFull, 14, all);
+  Check<Bfloat16>({lengths, 2, 64}, Mask::kCausal, 15, {60, false, true});
+  Check<__half>({{70, 130}, 1, 128}, Mask::kParts, 16, {400, true, true});
+  Check<Bfloat16>({{130, 97}, 1, 256}, Mask::kFull, 17, {0, true, true});
   CheckBiasAlone();
   CheckNeighbours(64);
   CheckNeighbours(256);

@@ -12,8 +12,8 @@ FlexAttention      compiled, over the same jagged sequences with the same pairs.
                    of SiLU, so its results aren't comparable, but its products are: it is rated by the same
                    operations in the same time
 rab                ours with a relative bias of places and of times, and the gradients of its tables
-plan               what the native op prepares, in milliseconds: once for all layers, heads and both passes,
-                   and not in their times
+plan, map          what the native ops prepare, in milliseconds: a plan and, for rab, a map of times, once for
+                   all layers, heads and both passes, and not in their times; and the megabytes of the map
 
 131,072 tokens, 4 heads, bfloat16, causal; sequences of one length each, or jagged: lognormal lengths with
 a mean of about 600, at most 3,000. Rates count operations of pairs that see one another: 4 * width * heads *
@@ -201,6 +201,10 @@ class Bench:
 
         plan = in_turn({"plan": ours.make_plan}, self.runs)["plan"][1]
         self.results.append(Result(f"gpu_attention/plan/dim{width}/{name}", 1e3 * plan, "ms"))
+        times = in_turn({"map": biased.map_times}, self.runs)["map"][1]
+        self.results.append(Result(f"gpu_attention/map/dim{width}/{name}", 1e3 * times, "ms"))
+        megabytes = biased.time_map.numel() / 1e6
+        self.results.append(Result(f"gpu_attention/map/dim{width}/{name}/size", megabytes, "MB"))
         self.write()
 
     def rate(
@@ -232,6 +236,7 @@ def main() -> None:
         default="4096,2048,1024,512,jagged",
         help="of sequences, in the order in which they are measured (default: %(default)s)",
     )
+    options.add_argument("--alone", action="store_true", help="leave the peers out")
     given = options.parse_args()
     absent = why_absent()
     if absent is not None:
@@ -241,7 +246,7 @@ def main() -> None:
 
     bench = Bench(given)
     for width in map(int, given.dims.split(",")):
-        peers = [] if width == 64 else list(PEERS)  # 64 is for ours alone
+        peers = [] if width == 64 or given.alone else list(PEERS)  # 64 is for ours alone
         for word in ["512", "jagged"] if given.smoke else given.lengths.split(","):
             if word == "jagged":
                 lengths, name = jagged_lengths(np.random.default_rng(0), bench.tokens), word

@@ -16,14 +16,14 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.native import load_op_library
+from gmeta.ops.attention.kernel_inputs import batch_inputs
 from gmeta.ops.attention.padded import padded_attention
-from gmeta.ops.attention.relative_bias import RelativeBias, bias_inputs
+from gmeta.ops.attention.relative_bias import RelativeBias
 from gmeta.ops.native_forms import is_native
 from gmeta.ops.portable import is_portable
 
 _native = load_op_library("ops")
-tf.no_gradient("GmetaHstuPlan")
-_OF_OUT = 10  # index of the gradient op's input that is the gradient of the output
+_OF_OUT = 11  # index of the gradient op's input that is the gradient of the output
 _PORTABLE_PAIRS = 2**21  # pairs at once in an exported graph: its memory doesn't grow with long histories
 _MOST_PAIRS = 2**28  # padded scores at most: a gigabyte; the plain form keeps half a dozen such tensors
 
@@ -84,7 +84,7 @@ def bias_attention(
       bias: The weights.
 
     Returns:
-      (total, heads, dv).
+      (total, heads, dv) of v's dtype. A GPU computes it as it does `hstu_attention`.
     """
     return _attention(None, None, v, offsets, visible, scale, 1.0, bias)
 
@@ -132,11 +132,7 @@ def _by_kernel(
         q=heads[0],
         k=heads[1],
         v=v,
-        offsets=offsets,
-        visible=visible,
-        **bias_inputs(bias),
-        # All layers need the same plan; a graph makes it once.
-        plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
+        **batch_inputs(offsets, visible, bias),
         scale=scale,
         alpha=alpha,
     )
@@ -174,7 +170,7 @@ def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
     settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts")}
     with tf.device(op.outputs[0].device):  # a GPU may not take what was computed on the CPU
         found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
-    return [*found[:3], None, None, *found[3:], None, None, None]
+    return [*found[:3], None, None, *found[3:], None, None, None, None]
 
 
 @tf.RegisterGradient("GmetaHstuAttentionGradient")
@@ -193,7 +189,7 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         first, [*floats, of_out], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     of_floats: Sequence[tf.Tensor] = [tf.convert_to_tensor(each) for each in found]
-    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, of_floats[5]]
+    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, None, of_floats[5]]
 
 
 def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:

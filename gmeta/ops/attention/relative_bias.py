@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,12 +65,3 @@ def time_bucket(difference: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(tf.abs(difference), [-1])
     found = tf.searchsorted(tf.constant(bucket_starts()), flat, side="right")
     return tf.reshape(found, tf.shape(difference))
-
-
-def bias_inputs(bias: RelativeBias | None) -> dict[str, Any]:
-    """Convert a bias to the native ops' inputs and attribute; an absent term becomes an empty tensor."""
-    bias = bias or RelativeBias()
-    tables = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in bias[:2]]
-    times = [tf.zeros([0], tf.int64) if x is None else x for x in bias[2:]]
-    named = dict(zip(RelativeBias._fields, [*tables, *times], strict=True))
-    return {**named, "bucket_starts": bucket_starts().tolist()}

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from gmeta.core.native import load_op_library
 from gmeta.ops.attention.jagged_attention import hstu_attention
-from gmeta.ops.attention.relative_bias import RelativeBias, bias_inputs
+from gmeta.ops.attention.kernel_inputs import batch_inputs
+from gmeta.ops.attention.relative_bias import RelativeBias
 from gmeta.ops.layer.norms import layer_norm
 from gmeta.ops.native_forms import is_native, on_gpu
 from gmeta.ops.portable import is_portable
@@ -17,7 +18,7 @@ from gmeta.ops.table.portable_tables import portable_ops
 _native = load_op_library("ops")
 _SETTINGS = ("heads", "scale", "alpha", "epsilon", "production", "bucket_starts")
 # Indices into the gradient op's inputs: those that gradients flow to, and the last one.
-_FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 15
+_FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 16
 _WIDEST = 4096  # the greatest width of all heads together on a GPU
 
 
@@ -103,12 +104,9 @@ def hstu_mix(
         weights = [none if x is None else tf.cast(x, projected.dtype) for x in (norm_scale, norm_offset)]
         return _native.gmeta_hstu_mix(
             projected=projected,
-            offsets=offsets,
-            visible=visible,
-            plan=_native.gmeta_hstu_plan(offsets=offsets, visible=visible),
             norm_scale=weights[0],
             norm_offset=weights[1],
-            **bias_inputs(bias),
+            **batch_inputs(offsets, visible, bias),
             active=active,
             heads=heads,
             scale=scale,
@@ -148,7 +146,7 @@ def _gradient_of_projection(op: tf.Operation, of_z: tf.Tensor, _: tf.Tensor) -> 
 def _gradient(op: tf.Operation, of_mixed: tf.Tensor, *_: tf.Tensor) -> list[tf.Tensor | None]:
     settings = {name: op.get_attr(name) for name in _SETTINGS}
     found = _native.gmeta_hstu_mix_gradient(*op.inputs, *op.outputs, of_mixed=of_mixed, **settings)
-    return [found[0], None, None, None, *found[1:], None, None, None]
+    return [found[0], None, None, None, *found[1:], None, None, None, None]
 
 
 @tf.RegisterGradient("GmetaHstuMixGradient")
@@ -192,5 +190,5 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         tf.cast(tf.convert_to_tensor(each), dtype)
         for each, dtype in zip(found, [*dtypes, projected.dtype], strict=True)
     )
-    nothing = [None] * 7  # times, active values, and outputs
+    nothing = [None] * 8  # times and their map, active values, and outputs
     return [of_projected, None, None, None, *of_tables, *nothing, of_of_mixed]

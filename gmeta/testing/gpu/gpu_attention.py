@@ -38,7 +38,7 @@ class _Bias(ctypes.Structure):
     _fields_ = (
         *(("positions", ctypes.c_void_p), ("n", ctypes.c_int64)),
         *(("time_buckets", ctypes.c_void_p), ("buckets", ctypes.c_int32)),
-        *(("table", ctypes.c_void_p), ("row_times", ctypes.c_void_p), ("column_times", ctypes.c_void_p)),
+        ("time_map", ctypes.c_void_p),
     )
 
 
@@ -149,31 +149,37 @@ class GpuAttention:
         times = np.cumsum(rng.integers(0, 2 ** rng.integers(0, 31, self.tokens)))
         rows = times + rng.integers(0, 1000, self.tokens)
         self.times = torch.as_tensor(np.stack([rows, times]).astype(np.int64), device="cuda")
-        self.time_table = torch.empty(
-            library().gmeta_hstu_time_table_bytes(), dtype=torch.uint8, device="cuda"
-        )
-        call_hstu(
-            "time_table",
-            _STARTS.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_int32(len(_STARTS)),
-            ctypes.c_void_p(self.time_table.data_ptr()),
-            self._stream(),
-        )
         pointers = {name: x.data_ptr() for name, x in self.tables.items()}
         self.bias = _Bias(
             *(pointers.get("positions"), (sizes["positions"] + 1) // 2),
             *(pointers.get("time_buckets"), len(_STARTS) + 1),
-            *(self.time_table.data_ptr(), self.times[0].data_ptr(), self.times[1].data_ptr()),
+            None,
         )
         size = library().gmeta_hstu_bias_workspace
         size.restype = ctypes.c_int64
         self.workspace = torch.full((size(ctypes.byref(self._attention())),), 255, dtype=torch.uint8).cuda()
 
     def make_plan(self) -> None:
-        """Plan for the offsets and the mask."""
+        """Plan for the offsets and the mask, and map the times."""
         pointers = [ctypes.c_void_p(x.data_ptr()) for x in (self.offsets, self.visible, self.plan)]
         sizes = (ctypes.c_int64(self.tokens), ctypes.c_int32(self.batch))
         call_hstu("plan", *pointers[:2], *sizes, pointers[2], self._stream())
+        if "time_buckets" in self.tables:
+            room = ctypes.c_int64()
+            call_hstu("time_map_bytes", pointers[2], *sizes, ctypes.byref(room), self._stream())
+            self.time_map = self.torch.full((room.value,), 254, dtype=self.torch.uint8, device="cuda")
+            self.map_times()
+
+    def map_times(self) -> None:
+        """Write the map of times. There must be one."""
+        rows, columns = (ctypes.c_void_p(x.data_ptr()) for x in self.times)
+        sizes = (ctypes.c_int64(self.tokens), ctypes.c_int32(self.batch))
+        starts = (_STARTS.ctypes.data_as(ctypes.c_void_p), ctypes.c_int32(len(_STARTS)))
+        to = ctypes.c_void_p(self.time_map.data_ptr())
+        plan = ctypes.c_void_p(self.plan.data_ptr())
+        call_hstu("time_map", plan, *sizes, rows, columns, *starts, to, self._stream())
+        assert self.bias is not None
+        self.bias.time_map = self.time_map.data_ptr()
 
     def forward(self) -> Any:
         """(tokens, heads, width). The plan must be made."""

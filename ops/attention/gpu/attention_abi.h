@@ -3,6 +3,8 @@
 //
 //   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j + b_ij) v_j
 //
+// or by the bias alone, o_i = s sum_{j in V(i)} b_ij v_j, if q and k have no data (null).
+//
 // Functions return a status (cuda_abi.h). Pointers are to device memory unless a comment says
 // otherwise. Functions queue work on `stream`, a cudaStream_t, and don't wait for it.
 
@@ -32,9 +34,7 @@ struct GmetaHstuBias {
   int64_t n;
   const float* time_buckets;  // by the bucket of |row_times[row] - column_times[column]|
   int32_t buckets;
-  const void* table;         // written by gmeta_hstu_time_table
-  const int64_t* row_times;  // (tokens)
-  const int64_t* column_times;
+  const void* time_map;  // written by gmeta_hstu_time_map
 };
 
 struct GmetaHstuAttention {
@@ -69,12 +69,17 @@ GMETA_CUDA_API int64_t gmeta_hstu_plan_bytes(int64_t tokens, int32_t batch);
 GMETA_CUDA_API int gmeta_hstu_plan(const int64_t* offsets, const int32_t* visible, int64_t tokens,
                                    int32_t batch, void* plan, void* stream);
 
-// Size and contents of the table that finds the bucket of a time. `starts` holds the smallest
-// difference of each bucket from the second on: in host memory, not decreasing, at most 255 of
-// them. `table` is 8-byte aligned.
-GMETA_CUDA_API int64_t gmeta_hstu_time_table_bytes(void);
-GMETA_CUDA_API int gmeta_hstu_time_table(const int64_t* starts, int32_t size, void* table,
-                                         void* stream);
+// Returns in `bytes`, in host memory, the size of a plan's map of times, 16-byte aligned. Waits for
+// the plan.
+GMETA_CUDA_API int gmeta_hstu_time_map_bytes(const void* plan, int64_t tokens, int32_t batch,
+                                             int64_t* bytes, void* stream);
+// Writes the map of times: the buckets of |row_times[row] - column_times[column]|, both (tokens).
+// `starts` holds the smallest difference of each bucket from the second on: in host memory, not
+// decreasing, at most 255 of them. One map serves all attentions with its plan.
+GMETA_CUDA_API int gmeta_hstu_time_map(const void* plan, int64_t tokens, int32_t batch,
+                                       const int64_t* row_times, const int64_t* column_times,
+                                       const int64_t* starts, int32_t size, void* map,
+                                       void* stream);
 
 // Writes `out`, which has v's shape.
 GMETA_CUDA_API int gmeta_hstu_forward(const GmetaHstuAttention* attention, GmetaHeads out,

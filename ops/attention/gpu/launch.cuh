@@ -11,8 +11,8 @@
 #include <type_traits>
 
 #include "ops/attention/gpu/attention_abi.h"
-#include "ops/attention/gpu/bias.cuh"
-#include "ops/attention/gpu/strips.cuh"
+#include "ops/attention/gpu/bias/bias.cuh"
+#include "ops/attention/gpu/plan/strips.cuh"
 #include "ops/common/gpu/cuda_error.cuh"
 #include "ops/common/gpu/cuda_launch.cuh"
 #include "ops/hopper/tensor_map.cuh"
@@ -56,8 +56,13 @@ void LaunchPersistent(void (*kernel)(Arguments), const Arguments& in, int64_t wo
                 stream, what, in);
 }
 
-// Returns alpha. A bias is divided by it, so with a bias a tiny number takes the place of 0.
+// Returns whether weights come from scores, not from the bias alone.
+inline bool IsScored(const GmetaHstuAttention& a) { return a.q.data != nullptr; }
+
+// Returns alpha. A bias is divided by it, so with a bias a tiny number takes the place of 0, and 1
+// if there are no scores.
 inline float AlphaOf(const GmetaHstuAttention& a) {
+  if (!IsScored(a)) return 1.0f;
   return a.bias == nullptr || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
 }
 
@@ -75,29 +80,32 @@ inline GpuBias BiasOf(const GmetaHstuAttention& a) {
           static_cast<int>(b.n),
           b.time_buckets,
           b.buckets,
-          static_cast<const TimeTable*>(b.table),
-          b.row_times,
-          b.column_times,
-          static_cast<int>(a.tokens - 1),
+          b.time_buckets == nullptr ? nullptr : static_cast<const MapTile*>(b.time_map),
           1.0f / AlphaOf(a)};
 }
 
-// Calls launch(T, width, whether it is biased) for an attention, if it has tokens and heads.
+// Calls launch(T, width, whether it is biased, whether it is scored) for an attention, if it has
+// tokens and heads.
 template <class Launch>
 void Dispatch(const GmetaHstuAttention& a, const Launch& launch) {
   CheckSupported(a.dtype, a.width);
   if (a.tokens == 0 || a.heads == 0) return;
   const bool biased =
       a.bias != nullptr && (a.bias->positions != nullptr || a.bias->time_buckets != nullptr);
-  const auto of_type = [&](auto type, auto is_biased) {
-    if (a.width == 64) return launch(type, std::integral_constant<int, 64>(), is_biased);
-    if (a.width == 128) return launch(type, std::integral_constant<int, 128>(), is_biased);
-    return launch(type, std::integral_constant<int, 256>(), is_biased);
+  Require(biased || IsScored(a), "hstu attention: without q and k there must be a bias");
+  const auto of_type = [&](auto type, auto is_biased, auto is_scored) {
+    const auto of_width = [&](auto width) { launch(type, width, is_biased, is_scored); };
+    if (a.width == 64) return of_width(std::integral_constant<int, 64>());
+    if (a.width == 128) return of_width(std::integral_constant<int, 128>());
+    return of_width(std::integral_constant<int, 256>());
   };
-  const auto of_bias = [&](auto is_biased) {
-    a.dtype == GMETA_BFLOAT16 ? of_type(__nv_bfloat16(), is_biased) : of_type(__half(), is_biased);
+  const auto of_bias = [&](auto is_biased, auto is_scored) {
+    a.dtype == GMETA_BFLOAT16 ? of_type(__nv_bfloat16(), is_biased, is_scored)
+                              : of_type(__half(), is_biased, is_scored);
   };
-  biased ? of_bias(std::true_type()) : of_bias(std::false_type());
+  if (!IsScored(a)) return of_bias(std::true_type(), std::false_type());
+  biased ? of_bias(std::true_type(), std::true_type())
+         : of_bias(std::false_type(), std::true_type());
 }
 
 }  // namespace gmeta::hstu

@@ -33,6 +33,18 @@ struct uint4 {
   unsigned x, y, z, w;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct alignas(8) float2 {
+  float x, y;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t bytes = uint64_t{y} << 32 | x;
+  unsigned found = 0;
+  for (int i = 0; i < 4; ++i) {
+    found |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+  }
+  return found;
+}
 
 inline void __syncthreads() {
   auto& block = emulated::Current();
@@ -82,6 +94,16 @@ T OfWarp(T x, const Reduce& reduce) {
 inline int __reduce_min_sync(unsigned, int x) {
   return OfWarp(x, [](int a, int b) { return min(a, b); });
 }
+inline int __float_as_int(float x) {
+  int bits;
+  std::memcpy(&bits, &x, sizeof x);
+  return bits;
+}
+inline float __int_as_float(int bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
 inline int __reduce_max_sync(unsigned, int x) {
   return OfWarp(x, [](int a, int b) { return max(a, b); });
 }
@@ -123,6 +145,18 @@ inline double __hiloint2double(int upper, int lower) {
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
+inline float __double2float_rd(double x) {
+  const auto y = static_cast<float>(x);
+  return y > x ? std::nextafterf(y, -INFINITY) : y;
+}
+inline float __double2float_ru(double x) { return -__double2float_rd(-x); }
+inline float __fsub_rd(float a, float b) {
+  const double x = a, y = b, difference = x - y, part = difference - x;
+  const double lost = (x - (difference - part)) - (y + part);  // exactly: difference + lost = a - b
+  const float z = __double2float_rd(difference);
+  return lost < 0 && z == difference ? std::nextafterf(z, -INFINITY) : z;
+}
+inline float __fsub_ru(float a, float b) { return -__fsub_rd(b, a); }
 template <class T>
 T atomicAdd(T* to, T by) {
   const T before = *to;

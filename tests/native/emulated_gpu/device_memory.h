@@ -77,6 +77,10 @@ template <class T>
 T atomicMin(T* to, T other) {
   return std::exchange(*to, std::min(*to, other));
 }
+template <class T>
+T atomicMax(T* to, T other) {
+  return std::exchange(*to, std::max(*to, other));
+}
 inline unsigned atomicSub(unsigned* to, unsigned by) { return std::exchange(*to, *to - by); }
 inline unsigned atomicAdd(unsigned* to, int by) { return atomicAdd(to, static_cast<unsigned>(by)); }
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.layers import HSTUBlock
-from gmeta.ops import AttentionMask, Jagged, RelativeBias, hstu_attention, hstu_mix
+from gmeta.ops import AttentionMask, Jagged, RelativeBias, bias_attention, hstu_attention, hstu_mix
 from gmeta.ops.attention.relative_bias import BUCKETS
 from gmeta.ops.layer.norms import layer_norm, norm_and_pass
 from gmeta.ops.layer.residual_sum import residual
@@ -98,6 +98,19 @@ def test_attention_with_a_bias(mask, width):
         return hstu_attention(q, k, v, offsets, visible, scale=1 / 50, alpha=width**-0.5, bias=bias)
 
     check(attend, [*heads[:3], *tables()], heads[3], tf.bfloat16)
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("mask", ["causal", "parts"])
+def test_attention_by_the_bias_alone(mask, width):
+    offsets, visible = batch(mask)
+
+    def attend(v, *bias):
+        return bias_attention(v, offsets, visible, scale=1 / 50, bias=RelativeBias(*bias, *times()))
+
+    check(
+        attend, [drawn(0, sum(LENGTHS), 2, width), *tables()], drawn(3, sum(LENGTHS), 2, width), tf.bfloat16
+    )
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])

@@ -60,12 +60,12 @@ def test_second_gradients(production, weighted, biased):
 
     z, gamma, beta, *tables = floats
     results = [tf.zeros([0])] * 4  # of the forward op
-    plan = tf.zeros([0], tf.uint8)
-    inputs = [z, OFFSETS, visible, plan, gamma, beta, *tables, *times, nothing, *results, of_mixed]
+    plan = time_map = tf.zeros([0], tf.uint8)
+    inputs = [z, OFFSETS, visible, plan, gamma, beta, *tables, *times, time_map, nothing, *results, of_mixed]
     op = SimpleNamespace(inputs=inputs, get_attr={**SETTINGS, "production": production}.__getitem__)
     found = module._second_gradient(op, *upstream)
     assert len(found) == len(inputs)
-    for place, want in zip([0, 4, 5, 6, 7, 15], exact, strict=True):
+    for place, want in zip([0, 4, 5, 6, 7, 16], exact, strict=True):
         assert found[place].dtype == inputs[place].dtype
         want = tf.convert_to_tensor(want)
         np.testing.assert_allclose(
@@ -119,8 +119,8 @@ def test_the_graph_of_a_gpu(monkeypatch, dim, fused):
     product = mix.inputs[0].op
     if fused:
         assert product.type == "GmetaSiluProjection"
-        assert mix.inputs[10] is product.outputs[1]
+        assert mix.inputs[11] is product.outputs[1]
         assert [y.shape for y in product.outputs] == [[10, 512], [10, 384]]
     else:
         assert product.type == "MatMul"
-        assert mix.inputs[10].shape == [0]
+        assert mix.inputs[11].shape == [0]

@@ -98,6 +98,15 @@ inline void CopyBox(const CUtensorMap* map, void* to, Barrier* done, int d, int 
   });
 }
 
+inline void CopyBytes(void* to, const void* from, uint32_t bytes, Barrier* done) {
+  if (SharedAddress(to) % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0)
+    emulated::Fail("a copy of bytes isn't of whole units of 16");
+  emulated::Current().Copy([=] {
+    std::memcpy(to, from, bytes);
+    done->Come(static_cast<int>(bytes));
+  });
+}
+
 // The way back, of what is in memory when the copy happens.
 inline void SendBox(const CUtensorMap* map, const void* from, int d, int head, int token) {
   const uint32_t at = SharedAddress(from);

@@ -4,9 +4,10 @@
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_BLOCKS_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_BLOCKS_CUH_
 
-#include "ops/attention/gpu/backward_memory.cuh"
-#include "ops/attention/gpu/backward_produce.cuh"
-#include "ops/attention/gpu/backward_tile.cuh"
+#include "ops/attention/gpu/backward/memory.cuh"
+#include "ops/attention/gpu/backward/produce.cuh"
+#include "ops/attention/gpu/backward/tile.cuh"
+#include "ops/attention/gpu/bias/begin_scores.cuh"
 
 namespace gmeta::hstu {
 
@@ -24,7 +25,7 @@ class BlockConsumer {
   __device__ __forceinline__ const OwnStrip& Own() const { return memory_.strips[tile_][group_]; }
 
   __device__ __forceinline__ void FreeOwn() {
-    if constexpr (!P::kOwnInRegisters || P::kOfBias) {
+    if constexpr (!P::kOwnInRegisters || P::kAlone) {
       Free(&memory_.own_free[tile_ % P::kOwnBuffers][group_]);
     }
   }
@@ -40,9 +41,9 @@ class BlockConsumer {
       if (blocks_ < 0) return false;
       if constexpr (P::kOwnInRegisters) {
 #pragma unroll
-        for (int i = 0; i < P::kOwnTensors; ++i)
-          LoadLeft<P>(memory_.own[buffer][group_][i], own_[i]);
-        if constexpr (!P::kOfBias) Free(&memory_.own_free[buffer][group_]);
+        for (int i = P::kScored ? 0 : 1; i < P::kOwnTensors; ++i)
+          LoadLeft<P::kBoxBytes>(memory_.own[buffer][group_][i], own_[i]);
+        if constexpr (!P::kAlone) Free(&memory_.own_free[buffer][group_]);
       }
       if (Find()) return true;
       FreeOwn();
@@ -85,15 +86,29 @@ class BlockConsumer {
     return true;
   }
 
-  // Starts X = A B^T (kWhich 0), with its bias, or Y = A' B'^T (1). `kept` is passed to
-  // BeginWithBias.
-  template <int kWhich, class Keep = KeepNothing>
-  __device__ __forceinline__ void Multiply(float (&to)[kNumbers], const Keep& kept = Keep()) {
-    constexpr bool kAdds = kWhich == 0 && P::kBiased;
-    if constexpr (kAdds) {
-      BeginWithBias<!P::kColumns>(in_.bias, memory_.entries, Own().token, Own().row + OwnRow(),
-                                  memory_.headers[block_.header()].row + BlockColumn(), to, kept);
+  // The number of the warp's 16 own tokens in the tile.
+  __device__ __forceinline__ int OwnSquare() const {
+    return kSquares * group_ + static_cast<int>(threadIdx.x) % 128 / 32;
+  }
+
+  // Returns the bias of a block.
+  __device__ __forceinline__ auto BiasOf(const RingPlace<P>& place) const {
+    if constexpr (P::kNearBias) {
+      return NearBias<!P::kColumns, typename P::Bias>(memory_.bias[place.header()], memory_.values,
+                                                      OwnSquare());
+    } else {
+      return FarBias<!P::kColumns>(in_.bias, in_.plan, Own().first_strip, Own().row,
+                                   memory_.headers[place.header()].row, OwnSquare());
     }
+  }
+
+  // Starts X = A B^T (kWhich 0), with its bias (which is all of X if it isn't kScored), or Y = A'
+  // B'^T (1).
+  template <int kWhich>
+  __device__ __forceinline__ void Multiply(float (&to)[kNumbers]) {
+    constexpr bool kAdds = kWhich == 0 && P::kBiased;
+    if constexpr (kAdds) BeginScores(BiasOf(block_), OwnSquare(), to);
+    if constexpr (kWhich == 0 && !P::kScored) return;
     const RingPlace<P> place = kWhich == 0 ? block_ : block_.Second();
     if constexpr (kWhich == 1) Await(place);
     const uint64_t right = hopper::Describe(memory_.slots[Uniform(place.slot())]);
@@ -125,19 +140,19 @@ class BlockConsumer {
 };
 
 // The body of a kernel of the backward pass. A warp of the first warpgroup runs the producer; the
-// other warpgroups run Consumer(of_consumer, memory).
-template <class P, class Consumer, class Arguments>
-__device__ __forceinline__ void RunPass(const BackwardArguments& in, const Arguments& of_consumer) {
+// other warpgroups run Consumer(in, memory).
+template <class P, class Consumer>
+__device__ __forceinline__ void RunPass(const BackwardArguments& in) {
   BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(hopper::SharedMemory());
   if (threadIdx.x == 0) memory.Init();
-  if constexpr (P::kBiased) memory.entries.Make(in.bias);
+  if constexpr (P::kNearBias) memory.values.Make(in.bias);
   __syncthreads();
   if (threadIdx.x < 128) {
     hopper::GiveRegisters<40>();
     if (threadIdx.x < 32) BackwardProducer<P>(in, memory).Run();
   } else {
     hopper::TakeRegisters<232>();
-    Consumer(of_consumer, memory).Run();
+    Consumer(in, memory).Run();
   }
 }
 

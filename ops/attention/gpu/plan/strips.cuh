@@ -16,13 +16,14 @@
 // (`row_tiles`), the first ones in that of columns (`column_tiles`). Blocks of threads take the
 // next tile when they are done (`NextWork`).
 //
-// The plan's memory holds the header, the number of each sequence's first strip, the strips, and
-// the two lists. Two small launches make it. Nothing returns to the host, which knows only upper
-// bounds (`MaxStrips`). If offsets don't rise from 0 to the number of tokens, the plan has no tiles
-// and is marked, so that results become NaN and nothing is read out of bounds.
+// The plan's memory holds the header, the number of each sequence's first strip, the strips, their
+// places in the map of times, and the two lists. Three small launches make it. Nothing returns to
+// the host, which knows only upper bounds (`MaxStrips`). If offsets don't rise from 0 to the number
+// of tokens, the plan has no tiles and is marked, so that results become NaN and nothing is read
+// out of bounds.
 
-#ifndef GMETA_OPS_ATTENTION_GPU_STRIPS_CUH_
-#define GMETA_OPS_ATTENTION_GPU_STRIPS_CUH_
+#ifndef GMETA_OPS_ATTENTION_GPU_PLAN_STRIPS_CUH_
+#define GMETA_OPS_ATTENTION_GPU_PLAN_STRIPS_CUH_
 
 #include <cuda_runtime.h>
 
@@ -117,6 +118,7 @@ struct PlanHeader {
   int tiles;
   int invalid;  // nonzero: the offsets are impossible
   int unused;
+  int64_t map_tiles;  // of all strips (time_map.cuh)
   WorkQueue forward, backward_columns, backward_rows;
 };
 
@@ -142,7 +144,8 @@ __device__ void FillWithNan(T* to, int64_t stride, int64_t tokens, int width) {
 // The parts of a plan, and where they lie.
 struct Plan {
   PlanHeader* header;
-  int* first_strip;  // (batch + 1)
+  int64_t* first_tile;  // (strips + 1): of the map of times, each strip's first tile
+  int* first_strip;     // (batch + 1)
   Strip* strips;
   int* row_tiles;     // each tile's first strip, in the order of work by rows
   int* column_tiles;  // the same, in the order of work by columns
@@ -155,13 +158,15 @@ struct Plan {
   }
 
   static size_t Bytes(int64_t tokens, int64_t batch) {
-    return sizeof(PlanHeader) + sizeof(Strip) * MaxStrips(tokens, batch) +
+    return sizeof(PlanHeader) + sizeof(int64_t) * (MaxStrips(tokens, batch) + 1) +
+           sizeof(Strip) * MaxStrips(tokens, batch) +
            sizeof(int) * (batch + 1 + 2 * MaxTiles(tokens, batch));
   }
   static Plan In(void* memory, int64_t tokens, int64_t batch) {
     Plan plan;
     plan.header = static_cast<PlanHeader*>(memory);
-    plan.strips = reinterpret_cast<Strip*>(plan.header + 1);
+    plan.first_tile = reinterpret_cast<int64_t*>(plan.header + 1);
+    plan.strips = reinterpret_cast<Strip*>(plan.first_tile + MaxStrips(tokens, batch) + 1);
     plan.first_strip = reinterpret_cast<int*>(plan.strips + MaxStrips(tokens, batch));
     plan.row_tiles = plan.first_strip + batch + 1;
     plan.column_tiles = plan.row_tiles + MaxTiles(tokens, batch);
@@ -175,4 +180,4 @@ void MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, in
 
 }  // namespace gmeta::hstu
 
-#endif  // GMETA_OPS_ATTENTION_GPU_STRIPS_CUH_
+#endif  // GMETA_OPS_ATTENTION_GPU_PLAN_STRIPS_CUH_

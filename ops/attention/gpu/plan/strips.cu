@@ -2,7 +2,7 @@
 
 #include <climits>
 
-#include "ops/attention/gpu/strips.cuh"
+#include "ops/attention/gpu/plan/strips.cuh"
 #include "ops/common/gpu/cuda_launch.cuh"
 
 namespace gmeta::hstu {
@@ -12,27 +12,28 @@ constexpr int kThreads = 1024;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
 // Computes exclusive sums over the block's threads, of one number each; `total` is the sum of all.
-__device__ int ExclusiveSum(int value, int* total) {
-  __shared__ int of_warp[kThreads / 32];
+template <class T>
+__device__ T ExclusiveSum(T value, T* total) {
+  __shared__ T of_warp[kThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = value;
+  T sum = value;
   for (int by = 1; by < 32; by *= 2) {
-    const int other = __shfl_up_sync(kAll, sum, by);
+    const T other = __shfl_up_sync(kAll, sum, by);
     if (lane >= by) sum += other;
   }
   if (lane == 31) of_warp[warp] = sum;
   __syncthreads();
   if (warp == 0) {
-    int w = of_warp[lane];
+    T w = of_warp[lane];
     for (int by = 1; by < 32; by *= 2) {
-      const int other = __shfl_up_sync(kAll, w, by);
+      const T other = __shfl_up_sync(kAll, w, by);
       if (lane >= by) w += other;
     }
     of_warp[lane] = w;
   }
   __syncthreads();
   *total = of_warp[kThreads / 32 - 1];
-  const int before = warp == 0 ? 0 : of_warp[warp - 1];
+  const T before = warp == 0 ? 0 : of_warp[warp - 1];
   __syncthreads();
   return before + sum - value;
 }
@@ -147,6 +148,21 @@ __global__ void FindStrips(const int64_t* offsets, const int32_t* visible, int b
   if (lane == 0) plan.strips[index] = s;
 }
 
+// Finds each strip's first tile in the map of times. One block.
+__global__ void __launch_bounds__(kThreads) PlaceMapTiles(Plan plan) {
+  const int strips = plan.header->strips;
+  int64_t tiles = 0;
+  for (int begin = 0; begin < strips; begin += kThreads) {
+    const int i = begin + static_cast<int>(threadIdx.x);
+    const int64_t own = i < strips ? Pieces(plan.strips[i].end(), kStripRows) : 0;
+    int64_t more;
+    const int64_t first = tiles + ExclusiveSum(own, &more);
+    if (i < strips) plan.first_tile[i] = first;
+    tiles += more;
+  }
+  if (threadIdx.x == 0) plan.first_tile[strips] = plan.header->map_tiles = tiles;
+}
+
 }  // namespace
 
 void MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, int64_t batch,
@@ -159,6 +175,7 @@ void MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, in
   if (strips > 0) {
     gmeta::Launch(FindStrips, static_cast<unsigned>((strips + kWarps - 1) / kWarps), 32 * kWarps, 0,
                   stream, kWhat, offsets, visible, sequences, plan);
+    gmeta::Launch(PlaceMapTiles, 1, kThreads, 0, stream, kWhat, plan);
   }
 }
 

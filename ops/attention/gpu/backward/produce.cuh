@@ -7,7 +7,7 @@
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
 
-#include "ops/attention/gpu/backward_memory.cuh"
+#include "ops/attention/gpu/backward/memory.cuh"
 
 namespace gmeta::hstu {
 
@@ -28,9 +28,8 @@ class BackwardProducer {
       head_ = work % in_.heads;
       if constexpr (P::kOfBias) {
         work = InTurn(++turn);
-      } else {
-        if (lane_ == 0) work = NextWork(queue);
-        work = __shfl_sync(kAll, work, 0);
+      } else if (lane_ == 0) {
+        work = NextWork(queue);  // it isn't waited for until the tile is done
       }
       own_ = in_.plan.strips + strip;
       token_ = own_->token, length_ = own_->length, row_ = own_->row;
@@ -50,10 +49,14 @@ class BackwardProducer {
         seen += __popc(Seen(first + lane_ < blocks ? FlagsOf(first + lane_) : 0));
       }
       CopyOwn(seen);
+      if constexpr (P::kNearBias) {
+        loader_.SetOwn(in_.bias, in_.plan, own_->first_strip, length_, row_);
+      }
       CopyBlocks(0, flags);
       for (int first = 32; first < blocks; first += 32) {
         CopyBlocks(first, first + lane_ < blocks ? FlagsOf(first + lane_) : 0);
       }
+      if constexpr (!P::kOfBias) work = __shfl_sync(kAll, work, 0);
     }
     own_end_ = 0;
     CopyOwn(-1);
@@ -87,7 +90,9 @@ class BackwardProducer {
       const Strip& rows = P::kColumns ? in_.plan.strips[own_->first_strip + block] : own_[group];
       if (!rows.Sees(columns)) continue;
       flags |= kSeen << group;
-      if ((flags & kPartial) || !rows.SeesAll(columns)) flags |= kMasked << group;
+      // Tables sum what other results leave out: rows behind the end.
+      const bool behind = P::kOfBias && own_row + kStripRows > length_;
+      if ((flags & kPartial) || behind || !rows.SeesAll(columns)) flags |= kMasked << group;
     }
     return flags;
   }
@@ -111,11 +116,13 @@ class BackwardProducer {
         const int row = row_ + group * kStripRows;
         hopper::Barrier* const full = &memory_.own_full[buffer][group];
         memory_.own_free[buffer][group].Wait(round ^ 1);
-        memory_.strips[tile_][group] = {token_, length_, row, head_, blocks};
+        memory_.strips[tile_][group] = {
+            {token_, length_, row, head_}, blocks < 0 ? 0 : own_->first_strip, blocks};
         if (row < own_end_) {
-          full->ArriveExpecting(P::kOwnTensors * P::kTileBytes);
+          constexpr int kFirst = P::kScored ? 0 : 1;
+          full->ArriveExpecting((P::kOwnTensors - kFirst) * P::kTileBytes);
 #pragma unroll
-          for (int i = 0; i < P::kOwnTensors; ++i)
+          for (int i = kFirst; i < P::kOwnTensors; ++i)
             Copy(&in_.own[i], memory_.own[buffer][group][i], full, row);
         } else {
           full->Arrive();
@@ -128,27 +135,49 @@ class BackwardProducer {
 
   // Copies those of the 32 blocks from `first` on that any row sees.
   __device__ __forceinline__ void CopyBlocks(int first, int flags_of_lane) {
+    using Loader = decltype(loader_);
+    typename Loader::RowTiles of_lane{0, 0};
+    if (P::kNearBias && P::kColumns && in_.bias.map != nullptr && flags_of_lane != 0) {
+      of_lane = Loader::TilesOf(in_.plan, own_->first_strip + first + lane_);
+    }
     for (unsigned seen = Seen(flags_of_lane); seen != 0; seen &= seen - 1) {
       const int lane = __ffs(seen) - 1;
       const int flags = __shfl_sync(kAll, flags_of_lane, lane);
       const int row = (first + lane) * kStripRows;
       BlockHeader<P>& header = memory_.headers[place_.header()];
+      if constexpr (P::kNearBias) {
+        loader_.Fetch(
+            in_.bias, row,
+            {__shfl_sync(kAll, of_lane.first, lane), __shfl_sync(kAll, of_lane.count, lane)});
+      }
       memory_.free[place_.slot()].Wait(place_.round() ^ 1);
       if (lane_ == 0) {
-        Copy(&in_.others[0], memory_.slots[place_.slot()], &memory_.full[place_.slot()], row);
+        if constexpr (P::kScored) {
+          Copy(&in_.others[0], memory_.slots[place_.slot()], &memory_.full[place_.slot()], row);
+        }
         header.row = row, header.flags = flags;
       }
       if (P::kColumns && (flags & (kMasked | kMasked << 1))) LoadViews(row, &header);
-      memory_.full[place_.slot()].ArriveAsWarpExpecting(P::kTileBytes);
-      place_ = place_.After(1);
-      memory_.free[place_.slot()].Wait(place_.round() ^ 1);
-      memory_.full[place_.slot()].ArriveAsWarpExpecting(P::kTileBytes);
-      if (lane_ == 0) {
-        Copy(&in_.others[1], memory_.slots[place_.slot()], &memory_.full[place_.slot()], row);
+      // With three slots the second may be free only after the first has been announced.
+      if constexpr (P::kEven) CopySecond(row);
+      hopper::Barrier* const full = &memory_.full[place_.slot()];
+      constexpr uint32_t kBytes = P::kScored ? P::kTileBytes : 0;
+      if constexpr (P::kNearBias) {
+        loader_.Send(&memory_.bias[place_.header()], full, kBytes);
+      } else {
+        full->ArriveAsWarpExpecting(kBytes);
       }
-      __syncwarp();
-      place_ = place_.After(1);
+      if constexpr (!P::kEven) CopySecond(row);
+      place_ = place_.AfterNext();
     }
+  }
+
+  // Copies the second tile of the block at place_.
+  __device__ __forceinline__ void CopySecond(int row) {
+    const int slot = place_.Second().slot();
+    memory_.free[slot].Wait(place_.Second().round() ^ 1);
+    memory_.full[slot].ArriveAsWarpExpecting(P::kTileBytes);
+    if (lane_ == 0) Copy(&in_.others[1], memory_.slots[slot], &memory_.full[slot], row);
   }
 
   // Loads what the rows of a block see; rows behind the sequence's end see nothing.
@@ -168,6 +197,7 @@ class BackwardProducer {
   BackwardMemory<P>& memory_;
   const int lane_;
   RingPlace<P> place_;
+  BiasLoader<!P::kColumns, typename P::Bias> loader_;
   // The tile.
   const Strip* own_;
   int token_ = 0, length_ = 0, row_ = 0, head_ = 0;

@@ -17,10 +17,14 @@
 //   X = A B^T     Y = A' B'^T     dS = Y SiLU'(X)     P = SiLU(X)     sum += dS B     sum' += P B'
 //
 // There are three warpgroups. A warp of the first has tiles copied to a ring of slots, two slots a
-// block, and says for each block what to do with it (backward_produce.cuh). Each of the other two
+// block, and says for each block what to do with it (produce.cuh). Each of the other two
 // owns a strip of 64 of the tile's tokens. X and Y never leave the registers. dS and P are rounded
 // where the products left X and Y, and are then the left operands of the sums. The sums read the
 // same tiles in shared memory, transposed.
+//
+// If the bias's tables need gradients, the pass for dQ has all of dS in its registers, and adds it
+// up beside (table_sums.cuh). Then each block of threads has the same tiles in each run, and its
+// next products wait until it has added up.
 //
 // Invariants. A block behind a sequence's end reads other sequences' numbers, perhaps NaN. Their X
 // and Y are replaced by zeros, not multiplied. Their rows of B and B' are zeroed in shared memory
@@ -38,12 +42,13 @@
 // long sequences first (J. Shah et al., "FlashAttention-3", 2024, whose backward pass sums dQ by
 // atomics).
 
-#ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_
-#define GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_
+#ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_BACKWARD_CUH_
+#define GMETA_OPS_ATTENTION_GPU_BACKWARD_BACKWARD_CUH_
 
-#include "ops/attention/gpu/backward_blocks.cuh"
-#include "ops/attention/gpu/backward_memory.cuh"
-#include "ops/attention/gpu/backward_tile.cuh"
+#include "ops/attention/gpu/backward/blocks.cuh"
+#include "ops/attention/gpu/backward/memory.cuh"
+#include "ops/attention/gpu/backward/tile.cuh"
+#include "ops/attention/gpu/bias/table_sums.cuh"
 
 namespace gmeta::hstu {
 
@@ -62,7 +67,10 @@ class BackwardConsumer : private BlockConsumer<P> {
     float products[P::kOfScores ? kNumbers : 1];
     uint32_t rounded_scores[2][P::kOfScores ? 8 : 1];
     uint32_t rounded_weights[2][P::kOfWeights ? 8 : 1];
-    if (!NextTile()) return;
+    float of_buckets[kBucketsOfLane] = {};
+    TableSums<P> tables(in_, memory_, group_, of_buckets);
+    tables.Clear();
+    if (!NextTile()) return tables.Write();
     Multiply<0>(scores);
     if constexpr (P::kOfScores) Multiply<1>(products);
     while (true) {
@@ -89,6 +97,13 @@ class BackwardConsumer : private BlockConsumer<P> {
         if constexpr (P::kOfScores) Sum(rounded_scores[half], block_, half, of_scores);
       }
       hopper::Commit();
+      if constexpr (P::kOfBias) {
+        // The tables' sums need the registers of products that would run beside them.
+        hopper::Wait<0>();
+        KeepBoth(rounded_scores);
+        hopper::Keep(of_scores);
+        tables.Add(Own(), header.row, BiasOf(block_), OwnSquare(), products);
+      }
       if constexpr (!P::kOfScores) Free(&memory_.free[block_.slot()]);
       const RingPlace<P> done = block_;
       block_ = block_.AfterNext();
@@ -124,7 +139,7 @@ class BackwardConsumer : private BlockConsumer<P> {
       const bool more = NextTile();
       if (!more) {
         if constexpr (P::kOwnAhead) Store(own, of_scores, of_weights);
-        return;
+        return tables.Write();
       }
       Multiply<0>(scores);
       if constexpr (P::kOfScores) Multiply<1>(products);
@@ -138,8 +153,8 @@ class BackwardConsumer : private BlockConsumer<P> {
 
  private:
   using Base = BlockConsumer<P>;
-  using Base::Await, Base::Find, Base::Free, Base::FreeOwn, Base::NextTile, Base::Own, Base::Sees,
-      Base::Uniform;
+  using Base::Await, Base::BiasOf, Base::OwnSquare, Base::Find, Base::Free, Base::FreeOwn,
+      Base::NextTile, Base::Own, Base::Sees, Base::Uniform;
   using Base::block_, Base::group_, Base::in_, Base::kNumbers, Base::memory_;
   template <int kWhich>
   __device__ __forceinline__ void Multiply(float (&to)[kNumbers]) {
@@ -208,10 +223,10 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
       FillWithNan(static_cast<T*>(in.of_weights), in.of_weights_stride, in.tokens, width);
     return;
   }
-  RunPass<P, BackwardConsumer<P>>(in, in);
+  RunPass<P, BackwardConsumer<P>>(in);
 #endif
 }
 
 }  // namespace gmeta::hstu
 
-#endif  // GMETA_OPS_ATTENTION_GPU_BACKWARD_CUH_
+#endif  // GMETA_OPS_ATTENTION_GPU_BACKWARD_BACKWARD_CUH_

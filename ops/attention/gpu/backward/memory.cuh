@@ -7,24 +7,29 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
-#include "ops/attention/gpu/bias.cuh"
-#include "ops/attention/gpu/strips.cuh"
+#include "ops/attention/gpu/bias/bias.cuh"
+#include "ops/attention/gpu/bias/diagonal_sums.cuh"
+#include "ops/attention/gpu/bias/table_parts.cuh"
+#include "ops/attention/gpu/fragments.cuh"
+#include "ops/attention/gpu/plan/strips.cuh"
 #include "ops/hopper/hopper.cuh"
 #include "ops/hopper/tensor_map.cuh"
 #include "ops/hopper/wgmma.cuh"
 
 namespace gmeta::hstu {
 
-inline constexpr int kGroups = 2;  // warpgroups that compute, each one strip of the tile
+inline constexpr int kGroups = BiasParts::kGroups;  // that compute, each one strip of the tile
 inline constexpr int kBackwardThreads = 128 * (1 + kGroups);
 
 // What a launch computes, for a tile of its own tokens against all blocks that they meet:
 //   own tokens are columns: the gradient of k from that of the scores, that of v from the weights;
-//   own tokens are rows: from the gradient of the scores that of q or, with kOfBias, those of the
-//   bias's tables (bias_gradient.cuh).
+//   own tokens are rows: the gradient of q from that of the scores, and with kOfBias those of the
+//   bias's tables (table_sums.cuh); these alone (kAlone), where there is no q, or no room.
+// If not kScored, the weights are the bias alone: there is no first product, and no Q and K.
 template <class T_, int kWidth_, bool kBiased_, bool kColumns_, bool kOfScores_, bool kOfWeights_,
-          bool kOfBias_ = false>
+          bool kOfBias_ = false, bool kScored_ = true>
 struct BackwardPass {
   using T = T_;
   static constexpr int kWidth = kWidth_;
@@ -33,6 +38,8 @@ struct BackwardPass {
   static constexpr bool kOfScores = kOfScores_;
   static constexpr bool kOfWeights = kOfWeights_;
   static constexpr bool kOfBias = kOfBias_;
+  static constexpr bool kScored = kScored_;
+  static constexpr bool kAlone = kOfBias && (kWidth > 128 || !kScored);
 
   // 64 tokens of a head: boxes of 64 numbers a row, one after another.
   static constexpr int kBoxes = kWidth / hopper::kBoxWidth;
@@ -43,9 +50,9 @@ struct BackwardPass {
 
   // Registers of a consumer for sums, products and its own tokens. Own tokens stay in registers if
   // there is room; then a product reads half as much shared memory.
-  static constexpr int kSums = kOfBias ? 0 : (kOfScores + kOfWeights) * kWidth / 2;
+  static constexpr int kSums = kAlone ? 0 : (kOfScores + kOfWeights) * kWidth / 2;
   static constexpr int kProducts = kOfScores ? 64 : 32;
-  static constexpr int kRounded = kOfBias ? 8 : (kOfScores + kOfWeights) * 16;
+  static constexpr int kRounded = kAlone ? 8 : (kOfScores + kOfWeights) * 16;
   static constexpr int kOwnNumbers = kOwnTensors * kWidth / 4;
   static constexpr bool kOwnInRegisters = kSums + kProducts + kRounded + kOwnNumbers <= 208;
 
@@ -56,9 +63,14 @@ struct BackwardPass {
   static constexpr int kToldTiles = 4;  // a multiple of twice the buffers, to count rounds
 
   static constexpr int kOwnBytes = kOwnBuffers * kGroups * kOwnTensors * kTileBytes;
-  static constexpr bool kTimeEntries = kBiased && kWidth < 256;
-  static constexpr int kOtherBytes = 3072 + (kTimeEntries ? sizeof(TimeEntries<true>) : 0);
-  static constexpr int kRoom = (hopper::kMaxSharedBytes - kOtherBytes - kOwnBytes) / kTileBytes;
+  // At width 256 there is no room for the bias of blocks.
+  static constexpr bool kNearBias = kBiased && kWidth < 256;
+  using Bias = BlockBias<kTileRows, kStripRows>;
+  static constexpr int kOtherBytes = 3072 + (kNearBias ? sizeof(BucketValues) : 0) +
+                                     (kOfBias && !kAlone ? kGroups * sizeof(Diagonals) : 0);
+  static constexpr int kSlotBytes =
+      kTileBytes + (kNearBias ? static_cast<int>(sizeof(Bias)) / 2 : 0);
+  static constexpr int kRoom = (hopper::kMaxSharedBytes - kOtherBytes - kOwnBytes) / kSlotBytes;
   static constexpr int kSlots = kRoom > 8 ? 8 : kRoom > 3 ? kRoom / 2 * 2 : kRoom;
   static constexpr bool kEven = kSlots % 2 == 0;  // then blocks begin at even slots
   static_assert(kSlots >= 3, "a block's two tiles, and one to come");
@@ -77,24 +89,24 @@ struct BlockHeader {
   RowView views[P::kColumns ? kStripRows : 1];  // only for blocks of rows that are masked
 };
 
-// The description of a group's own tokens.
-struct OwnStrip {
-  int token;   // first token of the sequence
-  int length;  // length of the sequence
-  int row;     // place of the strip's first token in the sequence; behind its end: no such strip
-  int head;
-  int blocks;  // blocks to come; below 0: there are no more tiles
+// The description of a group's own tokens. `row` behind the sequence's end: no such strip.
+struct OwnStrip : OwnPlace {
+  int first_strip;  // the sequence's first strip
+  int blocks;       // blocks to come; below 0: there are no more tiles
 };
 
 template <class P>
 struct alignas(1024) BackwardMemory {
   char own[P::kOwnBuffers][kGroups][P::kOwnTensors][P::kTileBytes];
   char slots[P::kSlots][P::kTileBytes];
-  BlockHeader<P> headers[P::kEven ? P::kSlots / 2 : P::kSlots];
+  static constexpr int kHeaders = P::kEven ? P::kSlots / 2 : P::kSlots;
+  BlockHeader<P> headers[kHeaders];
+  std::conditional_t<P::kNearBias, typename P::Bias, NoBias> bias[kHeaders];
   OwnStrip strips[P::kToldTiles][kGroups];
   hopper::Barrier own_full[P::kOwnBuffers][kGroups], own_free[P::kOwnBuffers][kGroups];
   hopper::Barrier full[P::kSlots], free[P::kSlots];
-  TimeEntries<P::kTimeEntries> entries;
+  std::conditional_t<P::kNearBias, BucketValues, NoBias> values;
+  std::conditional_t<P::kOfBias && !P::kAlone, Diagonals[kGroups], NoBias> diagonals;
 
   // One thread calls it, before all threads synchronize.
   __device__ __forceinline__ void Init() {
@@ -138,7 +150,8 @@ struct BackwardArguments {
   int heads;
   float alpha;
   float scale;
-  GpuBias bias;  // only in biased passes
+  GpuBias bias;     // only in biased passes
+  BiasParts parts;  // only with kOfBias
   // Gradients of the own tokens: from the scores' gradient, and from the weights.
   void* of_scores;
   int64_t of_scores_stride;

@@ -1,17 +1,19 @@
 // The C ABI of HSTU's attention on the GPU. The gradients have their own file (backward.cu).
 
 #include "ops/attention/gpu/attention_abi.h"
-#include "ops/attention/gpu/forward.cuh"
+#include "ops/attention/gpu/forward/forward.cuh"
 #include "ops/attention/gpu/launch.cuh"
 
 namespace gmeta::hstu {
 namespace {
 
-template <class T, int kWidth, bool kBiased>
+template <class P>
 void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t stream) {
-  using Memory = ForwardMemory<T, kWidth, kBiased>;
+  using Memory = ForwardMemory<P>;
+  using T = typename P::T;
   ForwardArguments in;
-  Require(MapOf<T>(&in.q, a, a.q, kTileRows) && MapOf<T>(&in.k, a, a.k, Memory::kColumns) &&
+  Require((!P::kScored ||
+           (MapOf<T>(&in.q, a, a.q, kTileRows) && MapOf<T>(&in.k, a, a.k, Memory::kColumns))) &&
               MapOf<T>(&in.v, a, a.v, Memory::kColumns),
           "hstu attention: q, k or v can't be described to the copy engine; they must be 16-byte "
           "aligned, with strides of a multiple of 8 numbers");
@@ -21,9 +23,8 @@ void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t st
   in.tokens = a.tokens, in.heads = a.heads;
   in.alpha = AlphaOf(a), in.scale = a.scale, in.bias = BiasOf(a);
   static_assert(sizeof(Memory) <= hopper::kMaxSharedBytes, "smaller blocks");
-  LaunchPersistent(ForwardKernel<T, kWidth, kBiased>, in,
-                   Plan::MaxTiles(a.tokens, a.batch) * a.heads, kForwardThreads, sizeof(Memory),
-                   stream, "hstu attention, forward");
+  LaunchPersistent(ForwardKernel<P>, in, Plan::MaxTiles(a.tokens, a.batch) * a.heads,
+                   kForwardThreads, sizeof(Memory), stream, "hstu attention, forward");
 }
 
 }  // namespace
@@ -51,8 +52,8 @@ int gmeta_hstu_plan(const int64_t* offsets, const int32_t* visible, int64_t toke
 
 int gmeta_hstu_forward(const GmetaHstuAttention* attention, GmetaHeads out, void* stream) {
   return Guarded([&] {
-    Dispatch(*attention, [&](auto type, auto width, auto biased) {
-      Forward<decltype(type), decltype(width)::value, decltype(biased)::value>(
+    Dispatch(*attention, [&](auto type, auto width, auto biased, auto scored) {
+      Forward<ForwardPass<decltype(type), width(), biased(), scored()>>(
           *attention, out, static_cast<cudaStream_t>(stream));
     });
   });

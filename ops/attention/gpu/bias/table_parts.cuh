@@ -1,16 +1,15 @@
 // The partial sums that the pass over dS leaves for the gradients of a bias (bias_gradient.cuh),
 // and their totals.
 
-#ifndef GMETA_OPS_ATTENTION_GPU_BIAS_SUMS_CUH_
-#define GMETA_OPS_ATTENTION_GPU_BIAS_SUMS_CUH_
+#ifndef GMETA_OPS_ATTENTION_GPU_BIAS_TABLE_PARTS_CUH_
+#define GMETA_OPS_ATTENTION_GPU_BIAS_TABLE_PARTS_CUH_
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
 #include "ops/attention/gpu/attention_abi.h"
-#include "ops/attention/gpu/backward_memory.cuh"
-#include "ops/attention/gpu/strips.cuh"
+#include "ops/attention/gpu/plan/strips.cuh"
 
 namespace gmeta::hstu {
 
@@ -23,7 +22,8 @@ struct BiasParts {
   float* slices;
   float* of_warps;
 
-  static constexpr int kWarps = 4 * kGroups;  // warps per block
+  static constexpr int kGroups = kTileStrips;  // warpgroups per block
+  static constexpr int kWarps = 4 * kGroups;
 
   __host__ __device__ int Slices() const { return blocks * kGroups; }
   __host__ __device__ int64_t SliceBytes() const {
@@ -48,4 +48,4 @@ void SumBiasParts(const BiasParts& parts, const PlanHeader* header, float scale,
 
 }  // namespace gmeta::hstu
 
-#endif  // GMETA_OPS_ATTENTION_GPU_BIAS_SUMS_CUH_
+#endif  // GMETA_OPS_ATTENTION_GPU_BIAS_TABLE_PARTS_CUH_
