@@ -8,6 +8,9 @@ import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.training import saver
 
 from gmeta.ops import AttentionMask, RelativeBias, bias_attention, hstu_attention, time_bucket
 from gmeta.ops import native_forms as attention_device
@@ -263,3 +266,32 @@ def test_without_a_kernel_of_the_gpu_it_is_computed_otherwise_with_one_warning(m
         attend(q, k, v)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_plans_and_maps_times_once_for_all_layers():
+    """As TensorFlow runs it: a map takes a byte for each pair, and on a GPU the host waits for its size."""
+
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, 1, 4]), *(tf.TensorSpec([None], t) for t in [tf.int64] * 2)]
+    )
+    def gradients(x, offsets, times):
+        tables = tf.ones([7]), tf.ones([129])
+        with tf.GradientTape() as tape:
+            tape.watch(tables)
+            for _ in range(3):
+                bias = RelativeBias(*tables, times, times)
+                x += hstu_attention(x, x, x, offsets, AttentionMask().visible(offsets), scale=0.1, bias=bias)
+        return tape.gradient(x, tables)
+
+    graph = gradients.get_concrete_function().graph
+    exported = saver.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
+    exported.collection_def["train_op"].node_list.value.extend(output.name for output in graph.outputs)
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.meta_optimizer_iterations = 1
+    optimized = tf_optimizer.OptimizeGraph(config, exported)
+
+    def count(nodes):
+        return [sum(x.op == f"GmetaHstu{name}" for x in nodes) for name in ("Plan", "TimeMap", "Attention")]
+
+    assert count(graph.as_graph_def().node) == [3, 3, 3]
+    assert count(optimized.node) == [1, 1, 3]
