@@ -140,6 +140,18 @@ def test_a_job_whose_memory_ends_starts_again_with_fewer_sequences(modules, monk
     assert "memory ended with 80 sequences; again with 60" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("network", ["nvlink", "socket"])
+def test_a_slow_network_is_the_jobs_and_in_the_figures_names(modules, monkeypatch, network):
+    environments = []
+    monkeypatch.setattr(modules.bench, "run_job", lambda *arguments, **_: environments.append(arguments[4]))
+    settings = {"sequences": 80, "timeout": 1, "network": network}
+    modules.bench.job("ablation", 2, settings, "gpu")
+    assert ("NCCL_P2P_DISABLE" in environments[0]) == (network == "socket")
+    given = {"models": ["d512x3"], "sequences": None, "heads": None, "smoke": False, "network": network}
+    ((path, _),) = modules.bench.models(type("Given", (), given))
+    assert path == "gpu_grm/d512x3" + "/socket" * (network == "socket")
+
+
 def test_what_a_failed_job_had_found_counts(modules, monkeypatch):
     def run_job(module: str, ranks: int, settings: Any, out: Path, *_: Any, **__: Any) -> Any:
         out.write_text(json.dumps({"fixed": [[1.0]]}))
@@ -152,7 +164,15 @@ def test_what_a_failed_job_had_found_counts(modules, monkeypatch):
 
 def test_heads_that_kernels_lack_are_left_out(modules, capsys):
     given = type(
-        "Given", (), {"models": ["d512x3"], "sequences": [100], "heads": [2, 3, 4, 16], "smoke": False}
+        "Given",
+        (),
+        {
+            "models": ["d512x3"],
+            "sequences": [100],
+            "heads": [2, 3, 4, 16],
+            "smoke": False,
+            "network": "nvlink",
+        },
     )
     found = dict(modules.bench.models(given))
     assert {path: each["heads"] for path, each in found.items()} == {

@@ -39,6 +39,9 @@ memory     the most that TensorFlow had in use on rank 0's GPU in an epoch, beyo
            the tables' rows, which have memory of their own
 speed_up   tokens a second on N ranks over N times those on one, with as large a batch a rank; of each way
 
+--network socket lets NCCL send through sockets only, as between machines without RDMA; ``/socket`` is then in
+the figures' names.
+
 Case ``figure7``, on one GPU: it takes the steps of the batches that each of --replay ranks would get, one
 after the other, without exchanges. The time of a step ends when its loss has come to the host.
 
@@ -81,7 +84,7 @@ from parts.balance_lengths import LONGEST
 from parts.gpu_grm.ablation import WAYS
 from parts.gpu_grm.in_rank import says_memory_ended
 from parts.gpu_grm.replay import spread
-from parts.jobs import run_job
+from parts.jobs import SOCKET, run_job
 from parts.notes import Notes, gpu
 
 MODELS = {"d512x3": (512, 3, 2, 480), "d1024x22": (1024, 22, 4, 80)}  # width, blocks, heads, sequences
@@ -111,6 +114,8 @@ def job(module: str, ranks: int, settings: dict[str, Any], device: str) -> tuple
             out = Path(folder) / "found.json"
             try:
                 environment, timeout = {"GMETA_TABLE_DEVICE": device}, settings["timeout"]
+                if settings.get("network") == "socket":
+                    environment |= SOCKET
                 found = run_job(f"gpu_grm.{module}", ranks, settings, out, environment, timeout=timeout)
                 return found, settings
             except RanksError as error:
@@ -213,6 +218,7 @@ def models(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
                 print(f"{name} with {heads} heads is left out: kernels take heads of {HEAD_WIDTHS} numbers")
                 continue
             path = f"gpu_grm/{name}" if heads == usual else f"gpu_grm/{name}/heads{heads}"
+            path += "/socket" if given.network == "socket" else ""
             yield path, {"dim": dim, "blocks": blocks, "heads": heads, "sequences": sequences or batch}
 
 
@@ -257,6 +263,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     options.add_argument("--ranks", nargs="+", type=int, help="of the ablation (default: 1 and 2)")
     options.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="of the ablation")
+    options.add_argument("--network", choices=("nvlink", "socket"), default="nvlink", help="between GPUs")
     options.add_argument("--replay", nargs="+", type=int, default=[8, 16, 32, 64], help="ranks of figure7")
     options.add_argument("--steps", type=int, default=10, help="batches of an epoch (default: %(default)s)")
     options.add_argument("--depth", type=int, default=1, choices=(1, 2), help="(default: %(default)s)")
@@ -301,6 +308,7 @@ def main() -> None:
         "seconds": given.seconds,
         "timeout": given.timeout,
         "ways": given.ways,
+        "network": given.network,
     }
     if given.smoke:
         MODELS["d512x3"] = (16, 1, 2, 6)

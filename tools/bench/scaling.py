@@ -52,7 +52,7 @@ import numpy as np
 import tensorflow as tf
 from gmeta.testing.hosts.machines import why_no_rack
 from harness import Result, parser, report
-from parts.jobs import run_job
+from parts.jobs import SOCKET, run_job
 from parts.meta import task_files
 
 SIZES = {
@@ -76,9 +76,6 @@ MODELS: dict[str, dict[str, Any]] = {
 
 FAST = 40.0
 """Gbit/s of wires that two cores don't fill."""
-
-SOCKET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
-"""What makes NCCL send through sockets only."""
 
 
 def run(

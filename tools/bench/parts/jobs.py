@@ -14,6 +14,9 @@ from gmeta.core.collectives.launcher.local_ranks import launch
 from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
 from gmeta.testing.hosts.machines import rack
 
+SOCKET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
+"""What makes NCCL send through sockets only."""
+
 _BENCH = Path(__file__).resolve().parents[1]
 
 
