@@ -38,15 +38,6 @@ class HstuPlanOp : public OpKernel {
   }
 };
 
-// Returns whether the plan may be one for these sizes, by its own size.
-absl::Status CheckPlan(const Tensor& plan, int64_t tokens, int64_t batch) {
-  if (plan.NumElements() == gmeta_hstu_plan_bytes(tokens, static_cast<int32_t>(batch))) {
-    return absl::OkStatus();
-  }
-  return Invalid("attention: the plan isn't one of GmetaHstuPlan on a GPU for ", tokens,
-                 " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
-}
-
 class HstuTimeMapOp : public OpKernel {
  public:
   explicit HstuTimeMapOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -65,7 +56,7 @@ class HstuTimeMapOp : public OpKernel {
                         columns.NumElements()));
     const int64_t tokens = rows.NumElements();
     const auto batch = static_cast<int32_t>(offsets.NumElements() - 1);
-    OP_REQUIRES_OK(context, CheckPlan(plan, tokens, batch));
+    OP_REQUIRES_OK(context, hstu::CheckPlan(plan, tokens, batch));
     const void* const of_plan = plan.flat<uint8_t>().data();
     int64_t bytes = 0;
     OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_time_map_bytes(of_plan, tokens, batch, &bytes,
@@ -118,7 +109,7 @@ class AttentionOp : public OpKernel {
     TF_RETURN_IF_ERROR(bias_.Read(context, hstu::kPositions, shape.tokens, &request->bias));
     const int32_t batch = static_cast<int32_t>(shape.batch);
     const Tensor& plan = context->input(hstu::kPlan);
-    TF_RETURN_IF_ERROR(CheckPlan(plan, shape.tokens, batch));
+    TF_RETURN_IF_ERROR(hstu::CheckPlan(plan, shape.tokens, batch));
     request->attention = {std::is_same_v<T, Eigen::half> ? GMETA_FLOAT16 : GMETA_BFLOAT16,
                           batch,
                           shape.tokens,

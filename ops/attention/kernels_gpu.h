@@ -14,6 +14,13 @@
 
 namespace gmeta::hstu {
 
+// Refuses what can't be a plan of so many tokens and sequences, by its size.
+inline absl::Status CheckPlan(const tensorflow::Tensor& plan, int64_t tokens, int32_t batch) {
+  if (plan.NumElements() == gmeta_hstu_plan_bytes(tokens, batch)) return absl::OkStatus();
+  return Invalid("attention: the plan isn't one of GmetaHstuPlan on a GPU for ", tokens,
+                 " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
+}
+
 struct GpuBiasInput {
   GmetaHstuBias bias{};
 

@@ -215,10 +215,7 @@ class MixBase : public OpKernel {
                      offsets.shape().DebugString());
     }
     const int32_t batch = static_cast<int32_t>(offsets.NumElements() - 1);
-    if (plan.NumElements() != gmeta_hstu_plan_bytes(mix->tokens, batch)) {
-      return Invalid("hstu mix: the plan isn't one of GmetaHstuPlan on a GPU for ", mix->tokens,
-                     " tokens and ", batch, " sequences: it has ", plan.NumElements(), " bytes");
-    }
+    TF_RETURN_IF_ERROR(hstu::CheckPlan(plan, mix->tokens, batch));
     GmetaHstuAttention& attention = mix->attention;
     attention = {};
     attention.dtype = kType<T>, attention.batch = batch, attention.tokens = mix->tokens;

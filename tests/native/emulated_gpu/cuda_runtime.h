@@ -145,18 +145,6 @@ inline double __hiloint2double(int upper, int lower) {
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
-inline float __double2float_rd(double x) {
-  const auto y = static_cast<float>(x);
-  return y > x ? std::nextafterf(y, -INFINITY) : y;
-}
-inline float __double2float_ru(double x) { return -__double2float_rd(-x); }
-inline float __fsub_rd(float a, float b) {
-  const double x = a, y = b, difference = x - y, part = difference - x;
-  const double lost = (x - (difference - part)) - (y + part);  // exactly: difference + lost = a - b
-  const float z = __double2float_rd(difference);
-  return lost < 0 && z == difference ? std::nextafterf(z, -INFINITY) : z;
-}
-inline float __fsub_ru(float a, float b) { return -__fsub_rd(b, a); }
 template <class T>
 T atomicAdd(T* to, T by) {
   const T before = *to;

@@ -42,9 +42,8 @@ struct NearBias {
   __device__ __forceinline__ float AtAnyPlace(int apart) const { return places[apart]; }
 };
 
-// The same from device memory, for kernels whose tiles leave no room. `row` and `column` are the
-// places of the own tile's strip and of the block in their sequence, if own tokens are rows; else
-// the reverse.
+// The same from device memory, for kernels whose tiles leave no room. `own_row` and `other_row` are
+// the places in the sequence of the warpgroup's first own token and of the block's first.
 template <bool kOwnRows_>
 struct FarBias {
   static constexpr bool kOwnRows = kOwnRows_;

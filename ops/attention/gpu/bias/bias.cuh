@@ -77,7 +77,7 @@ class BiasLoader {
   // Takes a tile: the sequence's first strip and length, and the place of its first own token.
   __device__ __forceinline__ void SetOwn(const GpuBias& bias, const Plan& plan, int first_strip,
                                          int length, int own) {
-    first_strip_ = first_strip, own_ = own;
+    own_ = own;
     if constexpr (kOwnRows) {
       const int row = own / kStripRows + Square() / kSquares;
       row_tiles_ = {0, 0};
@@ -150,7 +150,7 @@ class BiasLoader {
     return static_cast<int>(threadIdx.x % 32) % Block::kOtherParts;
   }
 
-  int first_strip_ = 0, own_ = 0;
+  int own_ = 0;
   float places_[kPlacesOfLane];
   RowTiles row_tiles_{0, 0};
   uint32_t run_ = 0;

@@ -110,7 +110,7 @@ class BucketSums {
   }
 
   // Adds numbers to their buckets in shared memory, as integers: atomic additions of integers give
-  // the same bits in any order. The block's greatest number sets their unit, 2^-20 of it at most.
+  // the same bits in any order. The greatest number sets their unit, 2^-19 of it at most.
   template <class Bias>
   __device__ __forceinline__ void AddMany(const Bias& bias, int square,
                                           const float (&of_scores)[kStripNumbers], int* room) {

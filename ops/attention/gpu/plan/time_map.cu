@@ -45,94 +45,109 @@ __device__ Span SpanOf(const int64_t* times) {
   return span;
 }
 
-// A block of threads fills the tiles of a strip. A square whose least and greatest difference fall
-// into one bucket needs no others: buckets don't decrease.
+// The times of a tile's rows (0) and columns (1), and the spans of each 16 of them.
+struct TileTimes {
+  int64_t of[2][kStripRows];
+  Span spans[2][kSquares];
+};
+
+// A unit of a tile, and its least and greatest bucket.
+struct Unit {
+  uint4 bytes;
+  uint32_t least, most;
+};
+
+// Returns the unit if the least and the greatest difference in its square have one bucket: then all
+// between have it, since buckets don't decrease. Otherwise `least` is above `most`.
+__device__ Unit UnitOfSquare(const Buckets& buckets, const Span& rows, const Span& columns) {
+  constexpr int64_t kSafe = int64_t{1} << 61;  // differences don't overflow
+  const Unit none{{}, 1, 0};
+  if (min(rows.least, columns.least) <= -kSafe || max(rows.most, columns.most) >= kSafe)
+    return none;
+  const int64_t least = max(max(rows.least - columns.most, columns.least - rows.most), int64_t{0});
+  const int64_t most = max(rows.most - columns.least, columns.most - rows.least);
+  const uint32_t bucket = buckets.Of(static_cast<uint64_t>(least));
+  if (bucket != buckets.Of(static_cast<uint64_t>(most))) return none;
+  const uint32_t word = bucket * 0x01010101u;
+  return {{word, word, word, word}, bucket, bucket};
+}
+
+// Returns the unit from its first row and column on, pair by pair.
+__device__ Unit UnitOfPairs(const Buckets& buckets, const int64_t* rows, const int64_t* columns) {
+  uint32_t words[4], least = UINT_MAX, most = 0;
+#pragma unroll
+  for (int word = 0; word < 4; ++word) {
+    words[word] = 0;
+#pragma unroll
+    for (int byte = 0; byte < 4; ++byte) {
+      const auto row = static_cast<uint64_t>(rows[word / 2 * 8 + byte / 2]),
+                 column = static_cast<uint64_t>(columns[word % 2 * 8 + byte % 2]);
+      const uint32_t bucket = buckets.Of(Apart(static_cast<int64_t>(row - column)));
+      words[word] |= bucket << (8 * byte);
+      least = min(least, bucket), most = max(most, bucket);
+    }
+  }
+  return {{words[0], words[1], words[2], words[3]}, least, most};
+}
+
+// Returns the unit of a number in its tile.
+__device__ Unit UnitOf(const Buckets& buckets, const TileTimes& times, int number) {
+  const int row = number / (16 * kSquares), column = number / 16 % kSquares;
+  const Unit unit = UnitOfSquare(buckets, times.spans[0][row], times.spans[1][column]);
+  if (unit.least <= unit.most) return unit;
+  return UnitOfPairs(buckets, times.of[0] + row * kSquare + number / 4 % 4 * 2,
+                     times.of[1] + column * kSquare + number % 4 * 2);
+}
+
+// A block of threads fills the tiles of a strip, each thread a unit.
 __global__ void __launch_bounds__(kMapThreads)
     FillTimeMap(const __grid_constant__ MapArguments in) {
   __shared__ Buckets buckets;
-  __shared__ int64_t row_times[kStripRows], column_times[kStripRows];
-  __shared__ Span spans[2][kSquares];
+  __shared__ TileTimes times;
   __shared__ unsigned least[2][kSquares], most[2][kSquares];
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x), index = static_cast<int>(blockIdx.x);
+  if (index >= in.plan.header->strips) return;
   for (int i = thread; i < kMostBuckets; i += kMapThreads) {
     buckets.starts[i] = i < in.size ? static_cast<uint64_t>(in.starts[i]) : kNever;
   }
   for (int i = thread; i < kTimeKeys; i += kMapThreads) {
     buckets.of_key[i] = BucketOfKey(i, in.starts, in.size);
   }
-  const int strips = in.plan.header->strips;
-  for (int index = static_cast<int>(blockIdx.x); index < strips;
-       index += static_cast<int>(gridDim.x)) {
-    const Strip& strip = in.plan.strips[index];
-    const int64_t first = in.plan.first_tile[index];
-    const int tiles = static_cast<int>(in.plan.first_tile[index + 1] - first);
-    // Tokens behind the sequence's end have its last token's time: their scores don't count.
-    const auto time = [&](const int64_t* times, int place) {
-      return times[strip.token + min(place, strip.length - 1)];
-    };
-    for (int tile = 0; tile < tiles; ++tile) {
-      __syncthreads();
-      if (thread < kStripRows) {
-        row_times[thread] = time(in.row_times, strip.row + thread);
-        column_times[thread] = time(in.column_times, tile * kStripRows + thread);
-      }
-      if (thread < 2 * kSquares) {
-        least[thread / kSquares][thread % kSquares] = UINT_MAX;
-        most[thread / kSquares][thread % kSquares] = 0;
-      }
-      __syncthreads();
-      if (thread < 2 * kSquares) {
-        const int64_t* const times = thread < kSquares ? row_times : column_times;
-        spans[thread / kSquares][thread % kSquares] = SpanOf(times + thread % kSquares * kSquare);
-      }
-      __syncthreads();
+  const Strip& strip = in.plan.strips[index];
+  const int64_t first = in.plan.first_tile[index], end = in.plan.first_tile[index + 1];
+  for (int64_t tile = first; tile < end; ++tile) {
+    __syncthreads();
+    const int which = thread / kStripRows;  // rows or columns
+    if (which < 2) {
+      const int begin = which == 0 ? strip.row : static_cast<int>(tile - first) * kStripRows;
+      // Tokens behind the sequence's end have its last token's time: their scores don't count.
+      const int place = min(begin + thread % kStripRows, strip.length - 1);
+      const int64_t* const of = which == 0 ? in.row_times : in.column_times;
+      times.of[which][thread % kStripRows] = of[strip.token + place];
+    }
+    const bool has_run = thread < 2 * kSquares;
+    const int side = thread / kSquares, square = thread % kSquares;
+    if (has_run) least[side][square] = UINT_MAX, most[side][square] = 0;
+    __syncthreads();
+    if (has_run) times.spans[side][square] = SpanOf(times.of[side] + square * kSquare);
+    __syncthreads();
+    const Unit unit = UnitOf(buckets, times, thread);
+    in.tiles[tile].units[thread] = unit.bytes;
+    uint32_t low = unit.least, high = unit.most;
+    for (int by = 8; by > 0; by /= 2) {  // a half of a warp has a square
+      low = min(low, __shfl_xor_sync(kWholeWarp, low, by));
+      high = max(high, __shfl_xor_sync(kWholeWarp, high, by));
+    }
+    if (thread % 16 == 0) {
       const int of_rows = thread / (16 * kSquares), of_columns = thread / 16 % kSquares;
-      const Span r = spans[0][of_rows], c = spans[1][of_columns];
-      constexpr int64_t kSafe = int64_t{1} << 61;  // differences don't overflow
-      uint32_t low = 0, high = 1;
-      if (min(r.least, c.least) > -kSafe && max(r.most, c.most) < kSafe) {
-        const int64_t nearest = max(max(r.least - c.most, c.least - r.most), int64_t{0});
-        low = buckets.Of(static_cast<uint64_t>(nearest));
-        high = buckets.Of(static_cast<uint64_t>(max(r.most - c.least, c.most - r.least)));
-      }
-      uint4 unit;
-      if (low == high) {
-        unit.x = unit.y = unit.z = unit.w = low * 0x01010101u;
-      } else {
-        low = UINT_MAX, high = 0;
-        const int row = of_rows * kSquare + thread / 4 % 4 * 2,
-                  column = of_columns * kSquare + thread % 4 * 2;
-        uint32_t words[4];
-#pragma unroll
-        for (int word = 0; word < 4; ++word) {
-          words[word] = 0;
-#pragma unroll
-          for (int byte = 0; byte < 4; ++byte) {
-            const auto a = static_cast<uint64_t>(row_times[row + word / 2 * 8 + byte / 2]),
-                       b = static_cast<uint64_t>(column_times[column + word % 2 * 8 + byte % 2]);
-            const uint32_t bucket = buckets.Of(Apart(static_cast<int64_t>(a - b)));
-            words[word] |= bucket << (8 * byte);
-            low = min(low, bucket), high = max(high, bucket);
-          }
-        }
-        unit = {words[0], words[1], words[2], words[3]};
-      }
-      in.tiles[first + tile].units[thread] = unit;
-      for (int by = 8; by > 0; by /= 2) {  // a half of a warp has a square
-        low = min(low, __shfl_xor_sync(kWholeWarp, low, by));
-        high = max(high, __shfl_xor_sync(kWholeWarp, high, by));
-      }
-      if (thread % 16 == 0) {
-        atomicMin(&least[0][of_rows], low), atomicMax(&most[0][of_rows], high);
-        atomicMin(&least[1][of_columns], low), atomicMax(&most[1][of_columns], high);
-      }
-      __syncthreads();
-      if (thread < 2 * kSquares) {
-        const int which = thread / kSquares, square = thread % kSquares;
-        TileRuns& runs = in.tiles[first + tile].runs;
-        (which == 0 ? runs.rows : runs.columns)[square] =
-            static_cast<Run>(least[which][square] | most[which][square] << 8);
-      }
+      atomicMin(&least[0][of_rows], low), atomicMax(&most[0][of_rows], high);
+      atomicMin(&least[1][of_columns], low), atomicMax(&most[1][of_columns], high);
+    }
+    __syncthreads();
+    if (has_run) {
+      TileRuns& runs = in.tiles[tile].runs;
+      (side == 0 ? runs.rows : runs.columns)[square] =
+          static_cast<Run>(least[side][square] | most[side][square] << 8);
     }
   }
 }
