@@ -13,6 +13,9 @@ foreach(source ${test_sources})
   if(name MATCHES "^emulated_")  # CUDA sources, for which g++ is given a GPU
     target_include_directories(${name} BEFORE PRIVATE ${CMAKE_SOURCE_DIR}/tests/native/emulated_gpu)
     target_compile_options(${name} PRIVATE -Wno-unknown-pragmas -U_FORTIFY_SOURCE)  # fibers jump
+    # A GPU refuses an address that isn't aligned; a CPU takes it.
+    target_compile_options(${name} PRIVATE -fsanitize=alignment -fno-sanitize-recover=alignment)
+    target_link_options(${name} PRIVATE -fsanitize=alignment)
   endif()
   if(GMETA_SANITIZE)
     target_compile_options(${name} PRIVATE -fsanitize=${GMETA_SANITIZE} -fno-omit-frame-pointer)

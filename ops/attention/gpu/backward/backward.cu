@@ -79,9 +79,8 @@ void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const Gmeta
 
   in.own[0] = q, in.own[1] = out, in.others[0] = k, in.others[1] = v;
   in.of_scores = of_q.data, in.of_scores_stride = of_q.stride;
-  constexpr bool kTogether = kBiased && kScored && kWidth <= 128;
   if constexpr (kScored) {
-    if (!kTogether || of_bias == nullptr) {
+    if (!kBiased || of_bias == nullptr) {
       Launch<BackwardPass<T, kWidth, kBiased, false, true, false>>(in, tiles, stream);
     }
   }

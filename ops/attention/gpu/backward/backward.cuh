@@ -24,7 +24,8 @@
 //
 // If the bias's tables need gradients, the pass for dQ has all of dS in its registers, and adds it
 // up beside (table_sums.cuh). Then each block of threads has the same tiles in each run, and its
-// next products wait until it has added up.
+// next products wait until it has added up. At width 256 there are slots for one block only: the
+// next one is copied while dS is added up.
 //
 // Invariants. A block behind a sequence's end reads other sequences' numbers, perhaps NaN. Their X
 // and Y are replaced by zeros, not multiplied. Their rows of B and B' are zeroed in shared memory
@@ -102,7 +103,10 @@ class BackwardConsumer : private BlockConsumer<P> {
         hopper::Wait<0>();
         KeepBoth(rounded_scores);
         hopper::Keep(of_scores);
-        tables.Add(Own(), header.row, BiasOf(block_), OwnSquare(), products);
+        const int column = header.row;
+        const auto bias = BiasOf(block_);
+        if constexpr (P::kFreesFirst) Free(&memory_.free[block_.slot()]);
+        tables.Add(Own(), column, bias, OwnSquare(), products);
       }
       if constexpr (!P::kOfScores) Free(&memory_.free[block_.slot()]);
       const RingPlace<P> done = block_;
@@ -115,7 +119,7 @@ class BackwardConsumer : private BlockConsumer<P> {
         KeepBoth(rounded_scores);
         KeepBoth(rounded_weights);
         if constexpr (P::kOfWeights) Free(&memory_.free[done.Second().slot()]);
-        if constexpr (P::kOfScores) Free(&memory_.free[done.slot()]);
+        if constexpr (P::kOfScores && !P::kFreesFirst) Free(&memory_.free[done.slot()]);
         if constexpr (P::kOfScores) Multiply<1>(products);
         continue;
       }
@@ -125,7 +129,7 @@ class BackwardConsumer : private BlockConsumer<P> {
       hopper::Keep(of_scores);
       hopper::Keep(of_weights);
       if constexpr (P::kOfWeights) Free(&memory_.free[done.Second().slot()]);
-      if constexpr (P::kOfScores) Free(&memory_.free[done.slot()]);
+      if constexpr (P::kOfScores && !P::kFreesFirst) Free(&memory_.free[done.slot()]);
       if (Find()) {
         Multiply<0>(scores);
         if constexpr (P::kOfScores) Multiply<1>(products);

@@ -1,5 +1,6 @@
-// The pass that computes the gradients of a bias's tables alone (table_sums.cuh), where they can't
-// be summed beside the gradient of q: at width 256, and for attention by the bias alone.
+// The pass that computes nothing but the gradients of a bias's tables (table_sums.cuh), for
+// attention by the bias alone: there is no q, beside whose gradient they could be summed. The
+// weights are the bias itself, so dS is dP, which needs no scores.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_BIAS_GRADIENT_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_BIAS_GRADIENT_CUH_
@@ -17,25 +18,16 @@ class BiasConsumer : private BlockConsumer<P> {
   __device__ __forceinline__ void Run() {
     float of_buckets[kBucketsOfLane] = {};
     TableSums<P> tables(in_, memory_, group_, of_buckets);
-    float scores[kNumbers], products[kNumbers];
+    float products[kNumbers];
     while (NextTile()) {
       tables.Clear();
       do {
-        Base::template Multiply<0>(scores);  // its bias is found before any product runs
         Base::template Multiply<1>(products);
         hopper::Wait<0>();
-        hopper::Keep(scores);
         hopper::Keep(products);
         Free(&memory_.free[block_.Second().slot()]);
         const BlockHeader<P>& header = memory_.headers[block_.header()];
-        if (header.flags & kMasked << group_) MaskBlock<P>(in_, Own(), header, scores, products);
-        if constexpr (P::kScored) {
-#pragma unroll
-          for (int i = 0; i < kNumbers; ++i) {
-            const float h = 0.5f * in_.alpha * scores[i], t = hopper::FastTanh(h);
-            products[i] *= Slope(t, fmaf(h, t, h));
-          }
-        }
+        if (header.flags & kMasked << group_) MaskBlock<P>(in_, Own(), header, products, products);
         tables.Add(Own(), header.row, BiasOf(block_), OwnSquare(), products);
         Free(&memory_.free[block_.slot()]);
         block_ = block_.AfterNext();

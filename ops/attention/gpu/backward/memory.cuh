@@ -26,7 +26,7 @@ inline constexpr int kBackwardThreads = 128 * (1 + kGroups);
 // What a launch computes, for a tile of its own tokens against all blocks that they meet:
 //   own tokens are columns: the gradient of k from that of the scores, that of v from the weights;
 //   own tokens are rows: the gradient of q from that of the scores, and with kOfBias those of the
-//   bias's tables (table_sums.cuh); these alone (kAlone), where there is no q, or no room.
+//   bias's tables (table_sums.cuh); these alone (kAlone), where there is no q.
 // If not kScored, the weights are the bias alone: there is no first product, and no Q and K.
 template <class T_, int kWidth_, bool kBiased_, bool kColumns_, bool kOfScores_, bool kOfWeights_,
           bool kOfBias_ = false, bool kScored_ = true>
@@ -39,7 +39,7 @@ struct BackwardPass {
   static constexpr bool kOfWeights = kOfWeights_;
   static constexpr bool kOfBias = kOfBias_;
   static constexpr bool kScored = kScored_;
-  static constexpr bool kAlone = kOfBias && (kWidth > 128 || !kScored);
+  static constexpr bool kAlone = kOfBias && !kScored;
 
   // 64 tokens of a head: boxes of 64 numbers a row, one after another.
   static constexpr int kBoxes = kWidth / hopper::kBoxWidth;
@@ -63,8 +63,8 @@ struct BackwardPass {
   static constexpr int kToldTiles = 4;  // a multiple of twice the buffers, to count rounds
 
   static constexpr int kOwnBytes = kOwnBuffers * kGroups * kOwnTensors * kTileBytes;
-  // At width 256 there is no room for the bias of blocks.
-  static constexpr bool kNearBias = kBiased && kWidth < 256;
+  // At width 256 there is room for the bias of blocks only beside one own tensor.
+  static constexpr bool kNearBias = kBiased && (kWidth < 256 || kOwnTensors == 1);
   using Bias = BlockBias<kTileRows, kStripRows>;
   static constexpr int kOtherBytes = 3072 + (kNearBias ? sizeof(BucketValues) : 0) +
                                      (kOfBias && !kAlone ? kGroups * sizeof(Diagonals) : 0);
@@ -73,7 +73,9 @@ struct BackwardPass {
   static constexpr int kRoom = (hopper::kMaxSharedBytes - kOtherBytes - kOwnBytes) / kSlotBytes;
   static constexpr int kSlots = kRoom > 8 ? 8 : kRoom > 3 ? kRoom / 2 * 2 : kRoom;
   static constexpr bool kEven = kSlots % 2 == 0;  // then blocks begin at even slots
-  static_assert(kSlots >= 3, "a block's two tiles, and one to come");
+  // Sums of tables that leave no room for more than a block begin when its tiles have been freed.
+  static constexpr bool kFreesFirst = kOfBias && !kAlone && !kNearBias;
+  static_assert(kSlots >= (kFreesFirst ? 2 : 3), "a block's two tiles, and one to come");
 };
 
 // What the two groups do with a block. kSeen and kMasked have one bit per group.

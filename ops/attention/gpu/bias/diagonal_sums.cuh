@@ -22,8 +22,8 @@ namespace gmeta::hstu {
 struct Diagonals {
   static constexpr int kRow = 88;  // 72 numbers between 8 zeros
 
-  float of_warps[4][8][kRow];
-  float sums[2][4][128];  // of each warp, of one block and of the next
+  alignas(8) float of_warps[4][8][kRow];  // written in pairs
+  float sums[2][4][128];                  // of each warp, of one block and of the next
 
   // Sets the zeros beside the diagonals. All threads of the warpgroup call it.
   __device__ __forceinline__ void Clear(int barrier) {
