@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
+from gmeta.io.balance.step_fit import fit_steps
 
 Costs = npt.NDArray[np.float64]
 
@@ -82,6 +84,46 @@ class SequenceCost:
         """
         dim, blocks = whole_number("of_hstu: dim", dim, 1), whole_number("of_hstu: blocks", blocks, 1)
         return cls(linear=10.0 * dim * dim * blocks, quadratic=(2.0 if causal else 4.0) * dim * blocks)
+
+    @classmethod
+    def of_steps(cls, batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> SequenceCost:
+        r"""Fit the cost of a sequence to the seconds that steps have taken.
+
+        .. math::
+           \min_{a, b, c \ge 0} \sum_i \Big(t_i - c - a \sum_{L \in B_i} L - b \sum_{L \in B_i} L^2\Big)^2
+
+        A device does the operations of attention at another rate than those of large matrix products, so
+        operations counted (`of_hstu`) and time can disagree about b / a, and batches of equal operations then
+        take unequal time. F is in seconds here: a a token, b a pair of tokens. So is the target of a
+        `gmeta.io.Balance`. The constant c, what every step takes whatever its batch, isn't kept: all ranks
+        have it alike, so it changes no balance.
+
+        A fit is as good as its batches: let tokens and squared lengths vary apart from each other, by batches
+        of short and of long sequences besides those drawn from data, and some of half the size. Squares make
+        one late step count much, so time each batch several times, after one that isn't counted, and give the
+        median. Times must be of the ranks' own computing: without waiting for other ranks or for data.
+
+        Args:
+          batches: The lengths of each batch's sequences, in tokens.
+          seconds: (batches,), what the step on each batch took.
+
+        Raises:
+          ConfigError: There are fewer than 3 batches, or not one time for each; a time isn't finite or above
+            0; a length isn't finite or is below 0; tokens and squared lengths don't vary apart from each
+            other, as in batches that are all alike; or steps don't take longer with either of them.
+
+        Example:
+          >>> batches = [[100] * 80, [200] * 40, [400] * 20, [100] * 40]
+          >>> cost = SequenceCost.of_steps(batches, [0.026, 0.034, 0.05, 0.018])
+          >>> f"{cost.linear:.1e} s a token, {cost.quadratic:.1e} s a pair"
+          '1.0e-06 s a token, 1.0e-08 s a pair'
+
+        References:
+          MTGenRec, section 3.4 (the cost that it balances); Lawson and Hanson, "Solving Least Squares
+          Problems" (1974), chapter 23 (non-negative least squares).
+        """
+        linear, quadratic = fit_steps(batches, seconds)
+        return cls(linear, quadratic)
 
     def of(self, lengths: npt.ArrayLike) -> Costs:
         """Compute the costs of sequences of these lengths, as float64 of the same shape."""
