@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import RanksError
+from gmeta.io import SequenceCost
 from gmeta.ops import AttentionMask
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
+PARTS = ("calibration", "data", "model", "operations", "replay")
 SETTINGS = {
     "dim": 16,
     "blocks": 1,
@@ -33,7 +36,7 @@ SETTINGS = {
 def modules() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(BENCH))
-        names = {name: f"parts.gpu_grm.{name}" for name in ("data", "model", "operations", "replay")}
+        names = {name: f"parts.gpu_grm.{name}" for name in PARTS}
         yield type(
             "Modules", (), {n: importlib.import_module(p) for n, p in {**names, "bench": "gpu_grm"}.items()}
         )
@@ -81,6 +84,104 @@ def test_balanced_batches_have_more_even_tokens_and_as_many(modules):
     assert len(fixed) == len(balanced) == 20
     assert np.std(balanced) < 0.5 * np.std(fixed)
     assert np.mean(balanced) == pytest.approx(np.mean(fixed), rel=0.1)
+
+
+def test_a_batch_balanced_by_another_cost_has_about_as_much_of_it_and_as_many_tokens(modules):
+    cost = SequenceCost(1.0, 0.1)
+    drawn = modules.data.lengths_of(3, SETTINGS, {"measured": cost})
+    assert list(drawn) == ["fixed", "balanced", "measured"]  # the order in which ways are timed
+    spreads = {way: np.std([float(cost.of(one).sum()) for one in of]) for way, of in drawn.items()}
+    assert spreads["measured"] < spreads["balanced"] < spreads["fixed"]
+    assert np.mean([one.sum() for one in drawn["measured"]]) == pytest.approx(6 * 30, rel=0.1)
+
+
+def test_the_cost_is_fitted_to_batches_that_tell_tokens_from_squares(modules):
+    settings = {**SETTINGS, "sequences": 80, "mean": 600, "longest": 3000}
+    batches = modules.calibration.calibration_batches(settings)
+    assert len(batches) == 20
+    tokens, squares = np.array([modules.calibration.sums(one) for one in batches]).T
+    short, long = slice(12, 16), slice(16, 20)
+    assert tokens[12:].min() > 0.9 * tokens[12:].max()
+    assert squares[long].min() > 2 * squares[short].max()
+    true = SequenceCost(2e-6, 1.5e-9)
+    took = iter(np.random.default_rng(0).uniform(0.997, 1.003, 20))
+    found, noted = modules.calibration.measured_cost(
+        batches, lambda one: next(took) * (0.01 + float(true.of(one).sum()))
+    )
+    assert found.quadratic / found.linear == pytest.approx(1.5e-9 / 2e-6, rel=0.05)
+    assert noted["sums"] == np.stack([tokens, squares], axis=1).tolist()
+    assert (noted["linear"], noted["quadratic"]) == (found.linear, found.quadratic)
+
+
+def test_times_that_tell_no_cost_are_noted_with_the_reason(modules):
+    took = iter(range(20, 0, -1))
+    batches = [np.full(count, length) for count, length in ((1, 5), (4, 5), (2, 9), (9, 9))]
+    found, noted = modules.calibration.measured_cost(batches, lambda one: 1 / one.sum() + next(took))
+    assert found is None
+    assert "steps of more tokens don't take longer" in noted["refused"]
+    assert len(noted["seconds"]) == 4
+
+
+def replayed(modules, monkeypatch, limit, takes):
+    """What a replay notes whose steps take so many seconds, by a clock of their own."""
+
+    class Model:
+        def make_train_function(self):
+            pass
+
+        def train_step(self, batch):
+            raise AssertionError("steps are replaced")
+
+    now = [0.0]
+
+    def run(lengths):
+        now[0] += takes(lengths)
+        return {"loss": 0.0}
+
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    replay = modules.replay
+    monkeypatch.setattr(replay, "time", clock)
+    monkeypatch.setattr(sys.modules["parts.gpu_grm.in_rank"], "time", clock)
+    monkeypatch.setattr(replay, "tf", SimpleNamespace(function=lambda *_, **__: run))
+    monkeypatch.setattr(replay, "new_model", lambda *_, **__: Model())
+    monkeypatch.setattr(replay, "dataset", lambda _: SimpleNamespace(element_spec=None))
+    monkeypatch.setattr(replay.Users, "batch", lambda _, lengths: lengths)
+    notes = []
+    settings = {**SETTINGS, "replay": 4, "batches": 2, "pool": 2000, "most": 50, "seconds": limit}
+    replay.measure(settings, notes.append)
+    return notes[-1]
+
+
+def test_a_replay_balances_by_the_times_that_it_has_measured(modules, monkeypatch):
+    true = SequenceCost(1e-4, 1e-5)
+    found = replayed(modules, monkeypatch, 1e9, lambda lengths: 0.01 + float(true.of(lengths).sum()))
+    assert list(found["seconds"]) == ["fixed", "balanced", "by_cost", "measured"]
+    assert found["repeats"] == 3
+    assert found["fit"]["linear"] == pytest.approx(1e-4, rel=1e-3)
+    assert found["fit"]["quadratic"] == pytest.approx(1e-5, rel=1e-3)
+    for way, seconds in found["seconds"].items():
+        tokens, squares = np.moveaxis(np.array(found["sums"][way]), -1, 0)
+        np.testing.assert_allclose(seconds, 0.01 + 1e-4 * tokens + 1e-5 * squares, rtol=1e-6)
+    uneven = {way: modules.replay.spread(each, 4)["uneven"] for way, each in found["seconds"].items()}
+    assert uneven["measured"] < min(uneven["fixed"], uneven["balanced"])
+    told = {each.name: each.value for each in modules.bench.figure7("path", [2, 4], found, SETTINGS)}
+    assert told["path/figure7/np4/measured"] == uneven["measured"]
+    counted = SequenceCost.of_hstu(16)
+    assert told["path/figure7/pair"] == pytest.approx(0.1 / (counted.quadratic / counted.linear), rel=1e-3)
+
+
+def test_a_replay_that_is_short_of_time_counts_the_second_time_of_each_batch(modules, monkeypatch):
+    found = replayed(modules, monkeypatch, 0.1, lambda lengths: 1e-4 * float(lengths.sum()))
+    assert found["repeats"] == 1
+    assert [len(each) for each in found["seconds"].values()] == [1, 1, 1, 1]  # a step at least
+
+
+def test_a_replay_without_a_cost_says_why(modules, monkeypatch, capsys):
+    found = replayed(modules, monkeypatch, 1e9, lambda lengths: 1 / float(lengths.sum()))
+    assert list(found["seconds"]) == ["fixed", "balanced", "by_cost"]
+    told = [each.name for each in modules.bench.figure7("path", [2], found, SETTINGS)]
+    assert not any("measured" in name or "pair" in name for name in told)
+    assert "no way measured: of_steps: steps of more tokens don't take longer" in capsys.readouterr().out
 
 
 def test_the_pairwise_form_gives_each_exposure_the_same_logits(modules, users):

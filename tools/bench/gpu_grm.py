@@ -45,9 +45,19 @@ the figures' names.
 Case ``figure7``, on one GPU: it takes the steps of the batches that each of --replay ranks would get, one
 after the other, without exchanges. The time of a step ends when its loss has come to the host.
 
-figure7    fixed batches, balanced ones, and those of equal cost (`SequenceCost.of_hstu`), ``by_cost``: the
-           slowest rank's time over the ranks' mean, averaged over steps; 1 is even. A batch is learned twice,
-           and the second time counts. ``slowest`` and ``fastest``: milliseconds, averaged over steps
+figure7    the slowest rank's time over the ranks' mean, averaged over steps; 1 is even. In this order, step
+           by step and rank by rank: ``fixed`` batches, ``balanced`` ones, ``by_cost``, those of equal cost as
+           `SequenceCost.of_hstu` counts operations, and ``measured``, those of equal cost as
+           `SequenceCost.of_steps` fits it, before, to the times of 20 batches that no rank has: drawn ones,
+           halves, and batches of shorter and of longer sequences. All have about as many tokens in the mean.
+           A batch is learned once, and then the median of 3 times counts; or only the second time, if a step
+           of all ranks and ways wouldn't end within --seconds otherwise. ``slowest`` and ``fastest``:
+           milliseconds, averaged over steps
+pair       what a pair of tokens takes beside a token, over what `SequenceCost.of_hstu` counts: b / a of both
+
+The file's ``replayed`` has the seconds of all batches, with their tokens and sums of squared lengths, the fit
+and its batches, and ``repeats``. Where times tell no cost, as on a CPU at small sizes, ``measured`` is left
+out, and the reason is told.
 
 Case ``forms``, on one GPU: a sample is an exposure. The pairwise form has a sequence for each exposure, with
 a copy of its user's history: as many sequences as a batch has, of a sixteenth of the users.
@@ -79,6 +89,7 @@ from typing import Any
 import gmeta
 import tensorflow as tf
 from gmeta.core.errors import RanksError
+from gmeta.io import SequenceCost
 from harness import Result, parser, report
 from parts.balance_lengths import LONGEST
 from parts.gpu_grm.ablation import WAYS
@@ -183,16 +194,24 @@ def speed_ups(path: str, of_ranks: dict[int, tuple[int, dict[str, Any]]]) -> Ite
             yield Result(f"{path}/speed_up/np{ranks}/{way}", each, "of ideal")
 
 
-def figure7(path: str, replayed: list[int], found: dict[str, Any]) -> Iterator[Result]:
+def figure7(
+    path: str, replayed: list[int], found: dict[str, Any], settings: dict[str, Any]
+) -> Iterator[Result]:
     """The figures of replayed batches."""
     for ranks in replayed:
-        of = {way: spread(seconds, ranks) for way, seconds in found.items()}
+        of = {way: spread(seconds, ranks) for way, seconds in found["seconds"].items()}
         for way, figures in of.items():
             where = f"{path}/figure7/np{ranks}/{way}"
             peer = () if way == "fixed" else ("fixed batches", of["fixed"]["uneven"])
             yield Result(where, figures["uneven"], "max/mean", *peer)
             for name in ("slowest", "fastest"):
                 yield Result(f"{where}/{name}", 1e3 * figures[name], "ms")
+    fit, counted = found["fit"], SequenceCost.of_hstu(settings["dim"], settings["blocks"])
+    if "refused" in fit:
+        print(f"  no way measured: {fit['refused']}", flush=True)
+    elif fit["linear"]:
+        ratio = fit["quadratic"] / fit["linear"] * counted.linear / counted.quadratic
+        yield Result(f"{path}/figure7/pair", ratio, "of counted")
 
 
 def forms(path: str, found: dict[str, Any]) -> Iterator[Result]:
@@ -245,7 +264,7 @@ def measure(path: str, settings: dict[str, Any], given: argparse.Namespace, note
             else:
                 if case == "figure7":
                     notes.facts.setdefault("replayed", {})[path] = found
-                figures = figure7(path, given.replay, found) if case == "figure7" else forms(path, found)
+                figures = figure7(path, given.replay, found, own) if case == "figure7" else forms(path, found)
             for figure in figures:
                 notes(figure)
     for figure in speed_ups(path, of_ranks):

@@ -100,36 +100,31 @@ def pairwise(batch: Batch) -> Batch:
         return {**tf.nest.map_structure(lambda column: tf.gather(column, of_user), copied), **alone}
 
 
+def draw(seed: list[int], users: int, settings: Mapping[str, Any]) -> Lengths:
+    """Draw so many users' lengths, in tokens: none has fewer than its contexts, an event and exposures."""
+    drawn = lengths(np.random.default_rng(seed), users, settings["mean"], settings["longest"])
+    return drawn.clip(len(CONTEXTS) + settings["exposures"] + 1, None)
+
+
 def lengths_of(
-    rank: int, settings: Mapping[str, Any], cost: SequenceCost | None = None
+    rank: int, settings: Mapping[str, Any], costs: Mapping[str, SequenceCost] | None = None
 ) -> dict[str, list[Lengths]]:
     """Way -> the lengths of a rank's batches: ``fixed`` and ``balanced``, of equally many tokens in the mean.
-
-    With a cost also ``by_cost``, whose batches cost about equally much.
 
     Args:
       rank: Its number; each has sequences of its own.
       settings: ``sequences`` of a batch, ``mean`` and ``longest`` of the lengths, ``exposures`` of a user,
         and ``batches``, how many.
-      cost: Of a sequence.
+      costs: Further ways -> the cost of a sequence, about equally much of which their batches have.
     """
     sequences, count = settings["sequences"], settings["batches"]
-    shortest = len(CONTEXTS) + settings["exposures"] + 1
-
-    def draw(seed: list[int], users: int) -> Lengths:
-        drawn = lengths(np.random.default_rng(seed), users, settings["mean"], settings["longest"])
-        return drawn.clip(shortest, None)
-
-    own = draw([1, rank], sequences * (count + 10))
-    many = draw([0], 100_000)
-
-    def even(by: SequenceCost) -> list[Lengths]:
-        return balanced(own, by, float(by.of(many).mean()) * sequences, count)
-
+    own = draw([1, rank], sequences * (count + 10), settings)
+    many = draw([0], 100_000, settings)
+    fixed = list(own[: count * sequences].reshape(count, sequences))
+    ways = {"balanced": SequenceCost(), **(costs or {})}
     return {
-        "fixed": list(own[: count * sequences].reshape(count, sequences)),
-        "balanced": even(SequenceCost()),
-        **({} if cost is None else {"by_cost": even(cost)}),
+        "fixed": fixed,
+        **{way: balanced(own, by, float(by.of(many).mean()) * sequences, count) for way, by in ways.items()},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,12 +11,14 @@ import numpy as np
 import tensorflow as tf
 from gmeta.io import SequenceCost
 from numpy.typing import ArrayLike
-from parts.gpu_grm.data import Users, lengths_of
+from parts.balance_lengths import Lengths
+from parts.gpu_grm.calibration import calibration_batches, measured_cost, sums
+from parts.gpu_grm.data import Users, draw, lengths_of
 from parts.gpu_grm.in_rank import Limit, run
 from parts.gpu_grm.model import new_model
 from parts.grm_throughput import dataset
 
-WARM_UP = 3
+WARM_UP, REPEATS = 3, 3
 
 
 def spread(seconds: ArrayLike, ranks: int) -> dict[str, float]:
@@ -42,37 +45,41 @@ def spread(seconds: ArrayLike, ranks: int) -> dict[str, float]:
 def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
     """Time the batch of each rank, step by step, each way in turn.
 
-    Each batch is learned twice, and the second time counts: rows are there then, and nothing is new to the
-    allocator of memory.
+    A batch is learned once before it is timed: rows are there then, and nothing is new to the allocator of
+    memory.
     """
     users = Users(0, settings["exposures"], settings["pool"], settings["most"])
-    cost = SequenceCost.of_hstu(settings["dim"], settings["blocks"])
-    of_ranks = [lengths_of(rank, settings, cost) for rank in range(settings["replay"])]
-    spec = dataset([users.batch(of_ranks[0]["fixed"][0])]).element_spec
+    spec = dataset([users.batch(draw([1, 0], 1, settings))]).element_spec
     model = new_model(settings, merge=True, dedup=True, depth=0)
     model.make_train_function()
     step = tf.function(model.train_step, input_signature=[spec])
 
-    def seconds_of(lengths: Any) -> float:
-        batch = users.batch(lengths)
-        for _ in range(2):
+    def seconds_of(lengths: Lengths, repeats: int = REPEATS) -> float:
+        batch, took = users.batch(lengths), []
+        for _ in range(1 + repeats):
             start = time.perf_counter()
             float(step(batch)["loss"])
-            took = time.perf_counter() - start
-        return took
+            took.append(time.perf_counter() - start)
+        return statistics.median(took[1:])
 
-    largest = max((one for own in of_ranks for one in own["fixed"]), key=lambda one: int(one.sum()))
-    for lengths in [largest] * WARM_UP:
-        seconds_of(lengths)
-    found: dict[str, list[list[float]]] = {way: [] for way in of_ranks[0]}
+    varied, ranks = calibration_batches(settings), range(settings["replay"])
+    fixed = [one for rank in ranks for one in lengths_of(rank, settings)["fixed"]]
+    usual = [seconds_of(max([*varied, *fixed], key=lambda one: int(one.sum()))) for _ in range(WARM_UP)][-1]
+    measured, fit = measured_cost(varied, seconds_of)
+    costs = {"by_cost": SequenceCost.of_hstu(settings["dim"], settings["blocks"])}
+    of_ranks = [
+        lengths_of(rank, settings, costs | ({"measured": measured} if measured else {})) for rank in ranks
+    ]
+    ways = list(of_ranks[0])
+    whole = usual * len(ways) * len(ranks) * (1 + REPEATS)  # of a step of all ranks, in each way
+    repeats = REPEATS if whole <= settings["seconds"] else 1
+    found: dict[str, Any] = {"fit": fit, "repeats": repeats, "seconds": {}, "sums": {}}
     limit = Limit(settings["seconds"])
     for number in range(settings["batches"]):
-        times = {way: [0.0] * settings["replay"] for way in found}
-        for rank, own in enumerate(of_ranks):
-            for way in found:
-                times[way][rank] = seconds_of(own[way][number])
-        for way, of_step in times.items():
-            found[way].append(of_step)
+        times = [{way: seconds_of(own[way][number], repeats) for way in ways} for own in of_ranks]
+        for way in ways:
+            found["seconds"].setdefault(way, []).append([of_rank[way] for of_rank in times])
+            found["sums"].setdefault(way, []).append([sums(own[way][number]) for own in of_ranks])
         note(found)
         if limit.is_over():
             break
