@@ -1,5 +1,9 @@
 """Mixtures that compute only chosen experts beside mixtures that compute all."""
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +18,7 @@ from gmeta.testing.layer_parity import check_layer
 from gmeta.testing.reference.sequence import mixture as reference
 
 SHAPE = tf.TensorSpec([None, 5])
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
 def pair(tasks=("a", "b"), **options):
@@ -147,6 +152,82 @@ def test_experts_that_nobody_chose_are_computed_only_by_the_form_of_all(experts,
         mixture.gate_kernel.assign(kernel)
     blind(mixture, 5)
     assert np.isnan(mixture(x)["a"]).any() == computes_all
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A process that seems to compute on a GPU, where few numbers spared an expert are enough."""
+    monkeypatch.setattr("gmeta.layers.multitask.mmoe.on_gpu", lambda: True)
+    monkeypatch.setattr("gmeta.layers.multitask.mmoe._SAVED_ON_GPU", 42)
+
+
+def on_gpu_pays_from_8(sparse="auto", **options):
+    """A mixture that spares an expert 3/4 of 7 numbers for each sample: 42 of 8 samples."""
+    options = {"experts": 8, "units": [4, 3], "top_k": 1, "report": None, **options}
+    return MMoE(["a", "b"], sparse=sparse, **options)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("spec", [SHAPE, None], ids=["unknown", "known"])
+def test_on_a_gpu_enough_samples_make_it_compute_the_chosen_alone(spec):
+    mixture = on_gpu_pays_from_8()
+    mixture.build([None, 5])
+    kernel = mixture.gate_kernel.numpy()
+    kernel[4, [5, 13]] = -100
+    mixture.gate_kernel.assign(kernel)
+    blind(mixture, 5)
+    run = (
+        tf.function(lambda x: mixture(x)["a"], input_signature=[spec]) if spec else lambda x: mixture(x)["a"]
+    )
+    found = {}
+    for samples in (1, 7, 8, 30):
+        x = tf.concat([tf.random.stateless_normal([samples, 4], [1, 2]), tf.ones([samples, 1])], axis=1)
+        found[samples] = not np.isnan(run(x)).any()
+    assert found == {1: False, 7: False, 8: True, 30: True}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_few_experts_are_all_computed():
+    mixture = on_gpu_pays_from_8(experts=3)
+    mixture.build([None, 5])
+    blind(mixture, 2)
+    assert np.isnan(mixture(tf.ones([5000, 5]))["a"]).all()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_a_graph_that_chooses_its_form_has_the_outputs_and_gradients_of_that_form(policy):
+    mixtures = [on_gpu_pays_from_8(sparse, dtype=policy) for sparse in ("auto", True, False)]
+    graphs = [
+        tf.function(lambda x, upstream, m=m: outputs_and_gradients(m, x, upstream), autograph=False)
+        for m in mixtures
+    ]
+    dtype = tf.as_dtype(policy.removeprefix("mixed_"))
+    wide = [tf.TensorSpec([None, 5]), tf.TensorSpec([2, None, 3], dtype)]
+    graphs = [graph.get_concrete_function(*wide) for graph in graphs]
+    for samples in (0, 7, 8, 33):
+        x = tf.random.stateless_normal([samples, 5], [samples, 2])
+        auto, chosen, every = (graph(x, tf.ones([2, samples, 3], dtype)) for graph in graphs)
+        for one, two in zip(auto, chosen if samples >= 8 else every, strict=True):
+            np.testing.assert_allclose(
+                *(tf.cast(each, tf.float32) for each in (one, two)), rtol=1e-5, atol=1e-6
+            )
+
+
+def test_on_a_gpu_the_choice_is_the_faster_one_of_those_measured(monkeypatch):
+    monkeypatch.setattr("gmeta.layers.multitask.mmoe.on_gpu", lambda: True)
+    _, *measured = json.loads((RESULTS / "experts-h100.json").read_text())
+    faster = {True: [], False: []}  # of training: the chosen experts beside all, where they are chosen
+    for row in measured:
+        _, case, *numbers = row["name"].split("/")
+        experts, top_k, samples, dim = (int(re.sub(r"\D", "", each)) for each in numbers)
+        mixture = MMoE(["ctr", "cvr"], experts=experts, units=[dim, dim], top_k=top_k)
+        if case == "train":
+            faster[samples >= mixture._least_samples()].append(row["ratio"])
+    assert min(faster[True]) == pytest.approx(1.08, abs=0.005)  # as the layer's documentation states
+    assert max(faster[True]) == pytest.approx(3.0, abs=0.05)
+    assert min(faster[False]) == pytest.approx(0.27, abs=0.005)
+    assert sorted(faster[False])[-4] < 1 < 1.16 == pytest.approx(max(faster[False]), abs=0.005)
 
 
 def test_a_sample_that_is_not_a_number_stays_so():
