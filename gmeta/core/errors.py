@@ -45,7 +45,7 @@ class RanksError(GmetaError, RuntimeError):
 
 
 class KerasError(GmetaError, ImportError):
-    """TensorFlow has already chosen Keras 3, which gmeta can't train with."""
+    """Keras 3, which gmeta can't train with: TensorFlow has chosen it, or an object of it was given."""
 
 
 class StoreError(GmetaError, RuntimeError):

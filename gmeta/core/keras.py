@@ -1,4 +1,4 @@
-"""Selects Keras 2 (tf-keras) before TensorFlow can choose Keras 3.
+"""Selects Keras 2 (tf-keras) before TensorFlow can choose Keras 3, and refuses objects of Keras 3.
 
 Horovod 0.28 and custom train steps need Keras 2. TensorFlow 2.16 reads ``TF_USE_LEGACY_KERAS`` once, during
 its import. If the variable isn't set by then, ``tensorflow.keras`` is Keras 3 for the rest of the process.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gmeta.core.errors import KerasError
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
+_KERAS_3 = "keras"  # the package; that of Keras 2 is tf_keras
 _TRUE = ("1", "true", "True")  # the spellings that TensorFlow accepts
 
 
@@ -38,3 +41,57 @@ def select_legacy_keras() -> None:
             f"put `import gmeta` above `import tensorflow`, or export {_VARIABLE}=1"
         )
     os.environ[_VARIABLE] = "1"
+
+
+def refuse_keras_3(receiver: str, *given: Any) -> None:
+    """Refuse objects of Keras 3, which TensorFlow installs beside Keras 2 as the package ``keras``.
+
+    Keras 2 would fail later, where it takes them for its own: "'Variable' object has no attribute
+    '_unique_id'".
+
+    Args:
+      receiver: What they were given to, for the message.
+      *given: Anything; lists, tuples and mappings are searched.
+
+    Raises:
+      KerasError: An object's class, or the class that it derives from, is one of Keras 3; or such a class
+        itself was given. The message names its counterpart in ``tf.keras``.
+    """
+    for value in _leaves(given):
+        kind = value if isinstance(value, type) else type(value)
+        base = next((cls for cls in kind.__mro__ if cls.__module__.split(".")[0] == _KERAS_3), None)
+        if base is None:
+            continue
+        name, counterpart = _names(base)
+        what, remedy = name, f"use {counterpart}"
+        if kind is not base:
+            what, remedy = f"{kind.__qualname__}, a {name},", f"derive it from {counterpart}"
+        raise KerasError(f"{receiver}: {what} is of Keras 3, but gmeta needs Keras 2: {remedy}")
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        yield value
+        return
+    for each in value:
+        yield from _leaves(each)
+
+
+def _names(cls: type) -> tuple[str, str]:
+    """Return the public name of a class of Keras 3, and that of its counterpart in Keras 2."""
+    import tf_keras
+
+    if cls.__name__ == "KerasTensor":
+        return "a tensor of keras.Input", "tf.keras.Input and tf.keras.layers"
+    path = cls.__module__.split(".")
+    rooms = path[2:-1] if path[1:2] == ["src"] else path[1:]
+    for depth in range(len(rooms), 0, -1):
+        found: Any = tf_keras
+        for name in (*rooms[:depth], cls.__name__):
+            found = getattr(found, name, None)
+        if found is not None:
+            public = ".".join((*rooms[:depth], cls.__name__))
+            return f"keras.{public}", f"tf.keras.{public}"
+    return f"{cls.__module__}.{cls.__name__}", "its counterpart in tf.keras"

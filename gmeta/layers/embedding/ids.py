@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import refuse_unless
+from gmeta.core.keras import refuse_keras_3
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.ops.keys.id_hash import hash_text
 
@@ -34,10 +35,12 @@ def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
 
     Raises:
       ConfigError: The feature is missing, or the shape or dtype of its ids doesn't fit it.
+      KerasError: The ids are a tensor of Keras 3's ``Input``.
     """
     if feature.name not in inputs:
         raise ConfigError(f"feature {feature.name!r} is missing from the input; it has {', '.join(inputs)}")
     ids = inputs[feature.name]
+    refuse_keras_3(f"feature {feature.name!r}", type(ids))
     if isinstance(ids, tf.SparseTensor):
         ids = _ragged_of_sparse(ids, feature)
     elif not isinstance(ids, tf.RaggedTensor):

@@ -11,6 +11,7 @@ from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.variables import lift_variables
+from gmeta.core.keras import refuse_keras_3
 
 
 def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any) -> None:
@@ -35,6 +36,26 @@ def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any
             f"{type(model.distribute_strategy).__name__} has {replicas} replicas in one process, and "
             "tables serve one: use tf.distribute's default strategy, a process for each device"
         )
+
+
+def check_keras(model: tf.keras.Model, *given: Any) -> None:
+    """Refuse what is of Keras 3: an argument of `compile`, or an attribute of the model or of its layers.
+
+    An optimizer of Keras 2 can't train the weights of an attribute that is a layer of Keras 3.
+
+    Args:
+      model: The model that is compiled.
+      *given: The arguments of `compile`.
+
+    Raises:
+      KerasError: One of them is of Keras 3.
+    """
+    refuse_keras_3(f"{model.name}: compile", *given)
+    for part in (model, *model.submodules):
+        for name, value in vars(part).items():
+            if name.startswith("_self_"):  # Keras' own lists of the other attributes
+                continue
+            refuse_keras_3(f"{getattr(part, 'name', type(part).__name__)}.{name}", value)
 
 
 def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:

@@ -12,8 +12,9 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.host_ops import collect_ops
 from gmeta.core.graph.step_marks import mark_end, upstream_of
+from gmeta.core.keras import refuse_keras_3
 from gmeta.layers import EmbeddingCollection, record_lookups
-from gmeta.models.training.compile_settings import check_compile, make_metrics
+from gmeta.models.training.compile_settings import check_compile, check_keras, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
@@ -103,6 +104,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     def __init__(
         self, inputs: Any = None, outputs: Any = None, name: Any = None, trainable: Any = True, **kwargs: Any
     ) -> None:
+        refuse_keras_3(type(self).__name__, inputs, outputs)
         if inputs is None and outputs is None:
             super().__init__(name=name, trainable=trainable, **kwargs)
             return
@@ -142,7 +144,9 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             of fewer than one batch, or a loss reduced by a sum with accumulation, micro-batches or on several
             ranks. `fit` raises it too, if the model's own ``train_step`` would ignore accumulation or
             micro-batches.
+          KerasError: An argument, or a layer of the model, is of Keras 3.
         """
+        check_keras(self, optimizer, loss, args, kwargs)
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()
         micro_batches = self._pipeline.micro_batches

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import refuse_keras_3
 from gmeta.layers import EmbeddingCollection
 from gmeta.layers.adaptive.task_network import TaskNetwork
 
@@ -34,7 +35,9 @@ def adaptive(network: Any) -> Any:
 
     Raises:
       ConfigError: The network is not a Keras layer or model.
+      KerasError: It is one of Keras 3.
     """
+    refuse_keras_3("network", network)
     if not isinstance(network, tf.keras.layers.Layer):
         got = f"the class {network.__name__}" if isinstance(network, type) else type(network).__name__
         raise ConfigError(

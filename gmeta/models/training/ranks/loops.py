@@ -16,6 +16,7 @@ from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import name_refusals
+from gmeta.core.keras import refuse_keras_3
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
@@ -69,8 +70,10 @@ class RunsOnRanks:
             reads ahead.
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
+          KerasError: A callback is of Keras 3.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
+        refuse_keras_3("fit", own["callbacks"])
         self._check_position()
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
@@ -105,14 +108,16 @@ class RunsOnRanks:
         Raises:
           ConfigError: Ranks can't evaluate on the data together.
           CollectiveError: Another rank has ended.
+          KerasError: A callback is of Keras 3.
         """
         of_fit = kwargs.get("_use_cached_eval_dataset")  # fit has prepared the data
         if of_fit:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
+        refuse_keras_3("evaluate", own["callbacks"])
         if collectives.world().shares.total == 1:
             with self._name_failures("evaluate"):
                 return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-        own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
         data = rank_dataset(
             own["x"],
             own.pop("y"),
@@ -135,11 +140,13 @@ class RunsOnRanks:
         Raises:
           ConfigError: Ranks can't go through the data together.
           CollectiveError: Another rank has ended.
+          KerasError: A callback is of Keras 3.
         """
+        own = _arguments(tf.keras.Model.predict, self, args, kwargs)
+        refuse_keras_3("predict", own["callbacks"])
         if collectives.world().size == 1:
             with self._name_failures("predict"):
                 return super().predict(*args, **kwargs)  # type: ignore[misc]
-        own = _arguments(tf.keras.Model.predict, self, args, kwargs)
         own["x"] = rank_dataset(
             own["x"],
             batch_size=own.pop("batch_size"),
