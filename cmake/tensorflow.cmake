@@ -32,6 +32,8 @@ function(gmeta_op_library name room)
     list(REMOVE_ITEM sources ${gpu_sources})
   endif()
   add_library(${name} SHARED ${sources} ops/common/build_info.cc)
+  set_source_files_properties(ops/common/build_info.cc PROPERTIES
+    COMPILE_DEFINITIONS "GMETA_TENSORFLOW=\"${GMETA_TF_VERSION}\"")
   set_target_properties(${name} PROPERTIES PREFIX "_" CXX_VISIBILITY_PRESET hidden)
   target_include_directories(${name} SYSTEM PRIVATE ${GMETA_TF_INCLUDE})
   target_compile_definitions(${name} PRIVATE

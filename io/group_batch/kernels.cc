@@ -49,8 +49,8 @@ class Dataset : public SourceDataset {
   }
 
  protected:
-  Status AsGraphDefInternal(tf::data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
-                            tf::Node** output) const override {
+  absl::Status AsGraphDefInternal(tf::data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
+                                  tf::Node** output) const override {
     tf::Node *files, *seed, *groups, *shuffle, *min_rows, *stats;
     std::vector<tf::tstring> paths(config_.files.begin(), config_.files.end());
     TF_RETURN_IF_ERROR(b->AddVector(paths, &files));
@@ -77,25 +77,25 @@ class Dataset : public SourceDataset {
    public:
     explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
 
-    Status Initialize(IteratorContext* ctx) override {
+    absl::Status Initialize(IteratorContext* ctx) override {
       tf::mutex_lock lock(mutex_);
       stats_ = StatsRegistry::Global().Find(config().stats);
       Start(ctx, config().options.on_bad, stats_.get());
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
     bool SymbolicCheckpointCompatible() const override { return true; }
 
    protected:
-    Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
-                           bool* end_of_sequence) override {
+    absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
+                                 bool* end_of_sequence) override {
       tf::mutex_lock lock(mutex_);
       TF_RETURN_IF_ERROR(Collect(end_of_sequence));
-      if (*end_of_sequence) return tf::OkStatus();
+      if (*end_of_sequence) return absl::OkStatus();
       Emit(ctx, out);
       ++elements_;
       Drop();
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
     std::shared_ptr<tf::data::model::Node> CreateNode(
@@ -103,33 +103,34 @@ class Dataset : public SourceDataset {
       return tf::data::model::MakeSourceNode(std::move(args));
     }
 
-    Status SaveInternal(tf::data::SerializationContext* ctx,
-                        tf::data::IteratorStateWriter* writer) override {
+    absl::Status SaveInternal(tf::data::SerializationContext* ctx,
+                              tf::data::IteratorStateWriter* writer) override {
       tf::mutex_lock lock(mutex_);
       return writer->WriteScalar(prefix(), kElements, elements_);
     }
 
-    Status RestoreInternal(IteratorContext* ctx, tf::data::IteratorStateReader* reader) override {
+    absl::Status RestoreInternal(IteratorContext* ctx,
+                                 tf::data::IteratorStateReader* reader) override {
       tf::mutex_lock lock(mutex_);
       int64_t elements;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kElements, &elements));
       Start(ctx, OnBad::kSkip, nullptr);
       for (elements_ = 0; elements_ < elements; ++elements_) {
         if (ctx->cancellation_manager() && ctx->cancellation_manager()->IsCancelled()) {
-          return tf::errors::Cancelled("restoring the iterator was cancelled");
+          return absl::CancelledError("restoring the iterator was cancelled");
         }
         bool end = false;
         TF_RETURN_IF_ERROR(Collect(&end));
         if (end) {
-          return tf::errors::DataLoss("gmeta: ", config().files.front(),
-                                      ": the saved iterator had made ", elements,
-                                      " elements, the files hold ", elements_,
-                                      "; restore it over the files it was saved on");
+          return absl::DataLossError(absl::StrCat("gmeta: ", config().files.front(),
+                                                  ": the saved iterator had made ", elements,
+                                                  " elements, the files hold ", elements_,
+                                                  "; restore it over the files it was saved on"));
         }
         Drop();
       }
       shuffle_->reader().SetPolicy(config().options.on_bad, stats_.get());
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
    private:
@@ -149,7 +150,7 @@ class Dataset : public SourceDataset {
 
     // Fills groups_ with the next element's groups. Groups collected before a problem stay for the
     // next call, so that going on after an error (tf.data's ignore_errors) loses none.
-    Status Collect(bool* end) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    absl::Status Collect(bool* end) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       while (static_cast<int64_t>(groups_.size()) < config().groups_per_element) {
         std::unique_ptr<Group> group;
         Problem problem;
@@ -159,7 +160,7 @@ class Dataset : public SourceDataset {
         groups_.push_back(std::move(group));
       }
       *end = groups_.empty();
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
     void Drop() TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -207,9 +208,9 @@ class GroupBatchDatasetOp : public tf::data::DatasetOpKernel {
     options.on_bad = on_bad == "skip" ? OnBad::kSkip : OnBad::kRaise;
     const tf::DataTypeVector expected = config_.columns.OutputTypes(3);
     OP_REQUIRES(ctx, config_.output_types == expected,
-                tf::errors::InvalidArgument("output_types don't follow from the columns: got ",
-                                            tf::DataTypeVectorString(config_.output_types),
-                                            ", expected ", tf::DataTypeVectorString(expected)));
+                Invalid("output_types don't follow from the columns: got ",
+                        tf::DataTypeVectorString(config_.output_types), ", expected ",
+                        tf::DataTypeVectorString(expected)));
   }
 
  protected:
@@ -225,15 +226,12 @@ class GroupBatchDatasetOp : public tf::data::DatasetOpKernel {
                    tf::data::ParseScalarArgument(ctx, "shuffle_buffer", &config.shuffle_buffer));
     OP_REQUIRES_OK(ctx, tf::data::ParseScalarArgument(ctx, "min_rows", &config.options.min_rows));
     OP_REQUIRES_OK(ctx, tf::data::ParseScalarArgument(ctx, "stats", &config.stats));
-    OP_REQUIRES(ctx, !files.empty(), tf::errors::InvalidArgument("files is empty"));
-    OP_REQUIRES(ctx, seed.size() == 2,
-                tf::errors::InvalidArgument("seed must be two numbers, got ", seed.size()));
+    OP_REQUIRES(ctx, !files.empty(), Invalid("files is empty"));
+    OP_REQUIRES(ctx, seed.size() == 2, Invalid("seed must be two numbers, got ", seed.size()));
     OP_REQUIRES(ctx, config.groups_per_element >= 1,
-                tf::errors::InvalidArgument("groups_per_element must be at least 1, got ",
-                                            config.groups_per_element));
+                Invalid("groups_per_element must be at least 1, got ", config.groups_per_element));
     OP_REQUIRES(ctx, config.shuffle_buffer >= 0,
-                tf::errors::InvalidArgument("shuffle_buffer must be at least 0, got ",
-                                            config.shuffle_buffer));
+                Invalid("shuffle_buffer must be at least 0, got ", config.shuffle_buffer));
     config.files.assign(files.begin(), files.end());
     config.seed = {seed[0], seed[1]};
     *output = new Dataset(ctx, std::move(config));

@@ -14,6 +14,7 @@
 
 #include "io/group_batch/group_batch.h"
 #include "io/group_batch/problem.h"
+#include "ops/common/kernels.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -23,7 +24,6 @@
 namespace gmeta::group_batch {
 
 namespace tf = tensorflow;
-using tf::Status;
 using tf::Tensor;
 using tf::data::DatasetBase;
 using tf::data::IteratorContext;
@@ -37,9 +37,9 @@ class EnvSource : public records::ByteSource {
   uint64_t size() const override { return size_; }
 
   size_t Read(uint64_t offset, size_t count, char* out, std::string* error) override {
-    tf::StringPiece read;
-    const Status status = file_->Read(offset, count, &read, out);
-    if (!status.ok() && !tf::errors::IsOutOfRange(status)) {
+    absl::string_view read;
+    const absl::Status status = file_->Read(offset, count, &read, out);
+    if (!status.ok() && !absl::IsOutOfRange(status)) {
       *error = std::string(status.message());
       return 0;
     }
@@ -53,7 +53,7 @@ class EnvSource : public records::ByteSource {
 };
 
 // Returns the status's message on one line, without the path that Env puts in front of it.
-inline std::string Reason(const Status& status) {
+inline std::string Reason(const absl::Status& status) {
   std::string text(status.message());
   if (const size_t at = text.rfind("; "); at != std::string::npos) text.erase(0, at + 2);
   for (char& c : text) {
@@ -66,7 +66,7 @@ inline std::unique_ptr<records::ByteSource> OpenInEnv(tf::Env* env, const std::s
                                                       std::string* error) {
   std::unique_ptr<tf::RandomAccessFile> file;
   tf::uint64 size = 0;
-  Status status = env->IsDirectory(path);
+  absl::Status status = env->IsDirectory(path);
   if (status.ok()) {
     *error = "it is a folder";
     return nullptr;
@@ -86,19 +86,19 @@ inline OpenFile Opener(tf::Env* env) {
 
 // Makes a status with the mark "gmeta: ", by which gmeta/io/error_lines.py finds the line within
 // the text that TensorFlow and Keras add around it.
-inline Status ToStatus(const Problem& problem) {
+inline absl::Status ToStatus(const Problem& problem) {
   const std::string line = "gmeta: " + problem.message;
   switch (problem.fault) {
     case Fault::kTruncated:
     case Fault::kLengthCrc:
     case Fault::kDataCrc:
-      return tf::errors::DataLoss(line);
+      return absl::DataLossError(line);
     case Fault::kOpen:
-      return tf::errors::NotFound(line);
+      return absl::NotFoundError(line);
     case Fault::kRead:
-      return tf::errors::Unavailable(line);
+      return absl::UnavailableError(line);
     default:
-      return tf::errors::InvalidArgument(line);
+      return Invalid(line);
   }
 }
 
@@ -108,7 +108,7 @@ struct DatasetColumns {
   size_t task = 0;  // places of the key's columns
   size_t batch = 0;
 
-  static Status Read(tf::OpKernelConstruction* ctx, DatasetColumns* out) {
+  static absl::Status Read(tf::OpKernelConstruction* ctx, DatasetColumns* out) {
     std::vector<std::string> names;
     tf::DataTypeVector types;
     std::vector<bool> lists;
@@ -119,9 +119,8 @@ struct DatasetColumns {
     TF_RETURN_IF_ERROR(ctx->GetAttr("task_column", &task));
     TF_RETURN_IF_ERROR(ctx->GetAttr("batch_column", &batch));
     if (types.size() != names.size() || lists.size() != names.size()) {
-      return tf::errors::InvalidArgument("column_names, column_types and column_lists have ",
-                                         names.size(), ", ", types.size(), " and ", lists.size(),
-                                         " entries; give each column one");
+      return Invalid("column_names, column_types and column_lists have ", names.size(), ", ",
+                     types.size(), " and ", lists.size(), " entries; give each column one");
     }
     out->task = out->batch = names.size();
     for (size_t i = 0; i < names.size(); ++i) {
@@ -131,14 +130,14 @@ struct DatasetColumns {
       if (names[i] == task) out->task = i;
       if (names[i] == batch) out->batch = i;
       if ((names[i] == task || names[i] == batch) && (!is_int || lists[i])) {
-        return tf::errors::InvalidArgument("column ", names[i], " must be a single int64");
+        return Invalid("column ", names[i], " must be a single int64");
       }
     }
     if (out->task == names.size() || out->batch == names.size() || out->task == out->batch) {
-      return tf::errors::InvalidArgument("task_column ", task, " and batch_column ", batch,
-                                         " must be two of the columns");
+      return Invalid("task_column ", task, " and batch_column ", batch,
+                     " must be two of the columns");
     }
-    return tf::OkStatus();
+    return absl::OkStatus();
   }
 
   // Returns the types of an element's tensors: `first` tensors of int64, then the columns.
@@ -153,7 +152,7 @@ struct DatasetColumns {
   }
 
   template <typename Builder>
-  std::vector<std::pair<tf::StringPiece, tf::AttrValue>> Attributes(Builder* b) const {
+  std::vector<std::pair<absl::string_view, tf::AttrValue>> Attributes(Builder* b) const {
     std::vector<std::string> names;
     tf::DataTypeVector types;
     std::vector<bool> lists;
@@ -162,7 +161,7 @@ struct DatasetColumns {
       types.push_back(Type(column));
       lists.push_back(column.is_list);
     }
-    std::vector<std::pair<tf::StringPiece, tf::AttrValue>> attributes(5);
+    std::vector<std::pair<absl::string_view, tf::AttrValue>> attributes(5);
     const auto set = [&](size_t i, const char* name, const auto& value) {
       attributes[i].first = name;
       b->BuildAttrValue(value, &attributes[i].second);
@@ -192,12 +191,12 @@ class SourceDataset : public DatasetBase {
 
   const tf::DataTypeVector& output_dtypes() const override { return types_; }
   const std::vector<tf::PartialTensorShape>& output_shapes() const override { return shapes_; }
-  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
+  absl::Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
     inputs->clear();
-    return tf::OkStatus();
+    return absl::OkStatus();
   }
   // Counters are written but never read, so there is no external state.
-  Status CheckExternalState() const override { return tf::OkStatus(); }
+  absl::Status CheckExternalState() const override { return absl::OkStatus(); }
 
  private:
   const tf::DataTypeVector types_;

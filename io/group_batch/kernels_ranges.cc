@@ -105,8 +105,8 @@ class Dataset : public SourceDataset {
   }
 
  protected:
-  Status AsGraphDefInternal(tf::data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
-                            tf::Node** output) const override {
+  absl::Status AsGraphDefInternal(tf::data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
+                                  tf::Node** output) const override {
     std::vector<tf::tstring> files;
     std::vector<int64_t> groups, crcs;
     for (const ShardSpec& shard : config_.shards) {
@@ -170,7 +170,7 @@ class Dataset : public SourceDataset {
       if (manager_ != nullptr) manager_->DeregisterCallback(callback_);
     }
 
-    Status Initialize(IteratorContext* ctx) override {
+    absl::Status Initialize(IteratorContext* ctx) override {
       tf::mutex_lock lock(mutex_);
       stats_ = StatsRegistry::Global().Find(config().stats);
       range_ = config().Range(ctx->env());
@@ -183,35 +183,35 @@ class Dataset : public SourceDataset {
       }
       Open();
       manager_ = ctx->cancellation_manager();
-      if (manager_ == nullptr) return tf::OkStatus();
+      if (manager_ == nullptr) return absl::OkStatus();
       callback_ = manager_->get_cancellation_token();
       if (!manager_->RegisterCallback(callback_, [this] { Cancel(); })) {
         manager_ = nullptr;
-        return tf::errors::Cancelled("the iterator was cancelled before it began");
+        return absl::CancelledError("the iterator was cancelled before it began");
       }
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
     bool SymbolicCheckpointCompatible() const override { return true; }
 
    protected:
-    Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
-                           bool* end_of_sequence) override {
+    absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
+                                 bool* end_of_sequence) override {
       tf::mutex_lock lock(mutex_);
       *end_of_sequence = elements_ == config().steps;
-      if (*end_of_sequence) return tf::OkStatus();
+      if (*end_of_sequence) return absl::OkStatus();
       Problem problem;
       const ElementReader::Result result = reader_->Next(&problem);
-      if (cancelled_) return tf::errors::Cancelled("reading was cancelled");
+      if (cancelled_) return absl::CancelledError("reading was cancelled");
       if (result == ElementReader::Result::kProblem) return ToStatus(problem);
       // If the plan has more steps, the last elements have no groups.
       *end_of_sequence = result == ElementReader::Result::kEnd && config().steps < 0;
-      if (*end_of_sequence) return tf::OkStatus();
+      if (*end_of_sequence) return absl::OkStatus();
       cursors_ = reader_->cursors();
       ++elements_;
       Emit(ctx, out);
       reader_->Release();
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
     std::shared_ptr<tf::data::model::Node> CreateNode(
@@ -219,33 +219,34 @@ class Dataset : public SourceDataset {
       return tf::data::model::MakeSourceNode(std::move(args));
     }
 
-    Status SaveInternal(tf::data::SerializationContext* ctx,
-                        tf::data::IteratorStateWriter* writer) override {
+    absl::Status SaveInternal(tf::data::SerializationContext* ctx,
+                              tf::data::IteratorStateWriter* writer) override {
       tf::mutex_lock lock(mutex_);
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kDigest, config().Digest()));
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kElements, elements_));
       for (size_t i = 0; i < cursors_.size(); ++i) {
         TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), Cursor(i), cursors_[i]));
       }
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
-    Status RestoreInternal(IteratorContext* ctx, tf::data::IteratorStateReader* reader) override {
+    absl::Status RestoreInternal(IteratorContext* ctx,
+                                 tf::data::IteratorStateReader* reader) override {
       tf::mutex_lock lock(mutex_);
       int64_t digest;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kDigest, &digest));
       if (digest != config().Digest()) {
-        return tf::errors::FailedPrecondition(
+        return absl::FailedPreconditionError(absl::StrCat(
             "gmeta: ", config().shards.front().path,
             ": the saved iterator was of another plan (files, seed, epoch, ranges of the ranks, or "
-            "groups an element); restore it into the data set that it was saved from");
+            "groups an element); restore it into the data set that it was saved from"));
       }
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kElements, &elements_));
       for (size_t i = 0; i < cursors_.size(); ++i) {
         TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), Cursor(i), &cursors_[i]));
       }
       Open();
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
    private:
@@ -330,13 +331,12 @@ class GroupRangesDatasetOp : public tf::data::DatasetOpKernel {
       }
     }
     OP_REQUIRES(ctx, tokens.empty() || config_.element.token_column >= 0,
-                tf::errors::InvalidArgument("token_column ", tokens,
-                                            " must be a list column, or one of integers"));
+                Invalid("token_column ", tokens, " must be a list column, or one of integers"));
     const tf::DataTypeVector expected = config_.columns.OutputTypes(kHead);
     OP_REQUIRES(ctx, config_.output_types == expected,
-                tf::errors::InvalidArgument("output_types don't follow from the columns: got ",
-                                            tf::DataTypeVectorString(config_.output_types),
-                                            ", expected ", tf::DataTypeVectorString(expected)));
+                Invalid("output_types don't follow from the columns: got ",
+                        tf::DataTypeVectorString(config_.output_types), ", expected ",
+                        tf::DataTypeVectorString(expected)));
   }
 
  protected:
@@ -361,41 +361,39 @@ class GroupRangesDatasetOp : public tf::data::DatasetOpKernel {
     OP_REQUIRES_OK(ctx, tf::data::ParseScalarArgument(ctx, "min_rows", &config.min_rows));
     OP_REQUIRES_OK(ctx, tf::data::ParseScalarArgument(ctx, "threads", &config.threads));
     OP_REQUIRES_OK(ctx, tf::data::ParseScalarArgument(ctx, "stats", &config.stats));
-    OP_REQUIRES(ctx, !files.empty(), tf::errors::InvalidArgument("files is empty"));
+    OP_REQUIRES(ctx, !files.empty(), Invalid("files is empty"));
     OP_REQUIRES(ctx, groups.size() == files.size() && crcs.size() == files.size(),
-                tf::errors::InvalidArgument("files, groups and index_crcs have ", files.size(),
-                                            ", ", groups.size(), " and ", crcs.size(), " entries"));
-    OP_REQUIRES(ctx, seed.size() == 2,
-                tf::errors::InvalidArgument("seed must be two numbers, got ", seed.size()));
-    OP_REQUIRES(ctx, config.element.groups >= 1 && config.threads >= 1 && config.window >= 0,
-                tf::errors::InvalidArgument(
-                    "groups_per_element ", config.element.groups, " and threads ", config.threads,
-                    " must be at least 1, shuffle_window ", config.window, " at least 0"));
+                Invalid("files, groups and index_crcs have ", files.size(), ", ", groups.size(),
+                        " and ", crcs.size(), " entries"));
+    OP_REQUIRES(ctx, seed.size() == 2, Invalid("seed must be two numbers, got ", seed.size()));
+    OP_REQUIRES(
+        ctx, config.element.groups >= 1 && config.threads >= 1 && config.window >= 0,
+        Invalid("groups_per_element ", config.element.groups, " and threads ", config.threads,
+                " must be at least 1, shuffle_window ", config.window, " at least 0"));
     OP_REQUIRES(ctx,
                 config.first_step == 0 || (balance.empty() && 0 <= config.first_step &&
                                            config.first_step <= config.steps),
-                tf::errors::InvalidArgument("first_step ", config.first_step, " isn't one of ",
-                                            config.steps, " planned steps"));
+                Invalid("first_step ", config.first_step, " isn't one of ", config.steps,
+                        " planned steps"));
     OP_REQUIRES(ctx, balance.empty() || (balance.size() == 5 && balance[0] > 0),
-                tf::errors::InvalidArgument("balance must be empty, or five numbers, of which the "
-                                            "first, the target, is above 0"));
+                Invalid("balance must be empty, or five numbers, of which the "
+                        "first, the target, is above 0"));
     for (size_t i = 0; i < files.size(); ++i) {
-      OP_REQUIRES(ctx, groups[i] >= 0,
-                  tf::errors::InvalidArgument("shard ", files[i], " has ", groups[i], " groups"));
+      const absl::string_view file(files[i]);
+      OP_REQUIRES(ctx, groups[i] >= 0, Invalid("shard ", file, " has ", groups[i], " groups"));
       config.shards.push_back({files[i], groups[i], crcs[i]});
     }
     OP_REQUIRES(ctx, lanes.size() == begins.size() && lanes.size() == ends.size(),
-                tf::errors::InvalidArgument("lanes, begins and ends have ", lanes.size(), ", ",
-                                            begins.size(), " and ", ends.size(), " entries"));
+                Invalid("lanes, begins and ends have ", lanes.size(), ", ", begins.size(), " and ",
+                        ends.size(), " entries"));
     const int64_t all = config.groups();
     for (size_t i = 0; i < lanes.size(); ++i) {
       const auto count = static_cast<int64_t>(config.lanes.size());
       OP_REQUIRES(ctx,
                   (lanes[i] == count || lanes[i] == count - 1) && lanes[i] >= 0 && 0 <= begins[i] &&
                       begins[i] <= ends[i] && ends[i] <= all,
-                  tf::errors::InvalidArgument("span ", i, ", lane ", lanes[i], ": ", begins[i],
-                                              " to ", ends[i], ", doesn't lie in ", all,
-                                              " groups, or lanes aren't numbered from 0 on"));
+                  Invalid("span ", i, ", lane ", lanes[i], ": ", begins[i], " to ", ends[i],
+                          ", doesn't lie in ", all, " groups, or lanes aren't numbered from 0 on"));
       if (lanes[i] == count) config.lanes.emplace_back();
       config.lanes.back().push_back({begins[i], ends[i]});
     }

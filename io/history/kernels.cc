@@ -5,6 +5,8 @@
 // one file are read one after another, whatever the order of the batch, and the stripes of a user
 // with several requests once.
 
+#include "ops/common/kernels.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -28,7 +30,6 @@ namespace gmeta::history {
 namespace {
 
 using tf::OpKernelContext;
-using tf::Status;
 using tf::Tensor;
 
 constexpr size_t kPieceRequests = 32;  // more only if they are of one user
@@ -42,7 +43,7 @@ struct Piece {
   Histories found;
   int64_t reads = 0, bytes = 0;
   std::vector<std::string> damaged;  // what is wrong with histories left empty
-  Status status;
+  absl::Status status;
 };
 
 class ReadHistoriesOp : public tf::OpKernel {
@@ -65,9 +66,9 @@ class ReadHistoriesOp : public tf::OpKernel {
         columns.size() == types_.size() &&
         std::all_of(columns.begin(), columns.end(), [](int64_t number) { return number >= 0; });
     OP_REQUIRES(c, fits,
-                tf::errors::InvalidArgument("ReadHistories: columns must be numbers from 0 on, one "
-                                            "for each of ",
-                                            types_.size(), " types"));
+                Invalid("ReadHistories: columns must be numbers from 0 on, one "
+                        "for each of ",
+                        types_.size(), " types"));
     columns_.assign(columns.begin(), columns.end());
   }
 
@@ -75,9 +76,8 @@ class ReadHistoriesOp : public tf::OpKernel {
     for (int i = 0; i < c->num_inputs(); ++i) {
       OP_REQUIRES(
           c, c->input(i).dims() == 1 && c->input(i).shape() == c->input(0).shape(),
-          tf::errors::InvalidArgument("ReadHistories takes vectors of one length, got shapes ",
-                                      c->input(0).shape().DebugString(), " and ",
-                                      c->input(i).shape().DebugString()));
+          Invalid("ReadHistories takes vectors of one length, got shapes ",
+                  c->input(0).shape().DebugString(), " and ", c->input(i).shape().DebugString()));
     }
     OP_REQUIRES_OK(c, CheckGenerations(c->input(0), c->input(3)));
     std::vector<Piece> pieces = Cut(c->input(0).vec<int64_t>().data(), c->input(0).NumElements());
@@ -92,15 +92,15 @@ class ReadHistoriesOp : public tf::OpKernel {
   }
 
  private:
-  Status CheckGenerations(const Tensor& users, const Tensor& generations) const {
+  absl::Status CheckGenerations(const Tensor& users, const Tensor& generations) const {
     for (int64_t i = 0; i < users.NumElements(); ++i) {
       const int64_t generation = generations.vec<int64_t>()(i);
       if (generation <= opened_) continue;
-      return tf::errors::InvalidArgument("gmeta: ", store_, ": user ", users.vec<int64_t>()(i),
-                                         ": generation ", generation, " is asked for, and this is ",
-                                         opened_, "; open a newer generation");
+      return Invalid("gmeta: ", store_, ": user ", users.vec<int64_t>()(i), ": generation ",
+                     generation, " is asked for, and this is ", opened_,
+                     "; open a newer generation");
     }
-    return tf::OkStatus();
+    return absl::OkStatus();
   }
 
   std::vector<Piece> Cut(const int64_t* users, int64_t count) const {
@@ -144,7 +144,7 @@ class ReadHistoriesOp : public tf::OpKernel {
       std::string message = Explain(*shard, source, requests[fault.request], fault.snapshot);
       // A file that can't be read is no damage that could be skipped.
       if (!skip_ || !source.status().ok()) {
-        piece->status = tf::errors::DataLoss("gmeta: ", message);
+        piece->status = absl::DataLossError("gmeta: " + message);
         return;
       }
       piece->damaged.push_back(std::move(message));

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "io/group_batch/reader_stats.h"
+#include "ops/common/kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 
@@ -31,9 +32,8 @@ class CheckHistoriesOp : public tf::OpKernel {
     for (int i = 0; i < c->num_inputs(); ++i) {
       OP_REQUIRES(
           c, c->input(i).dims() == 1 && c->input(i).shape() == c->input(0).shape(),
-          tf::errors::InvalidArgument("CheckHistories takes vectors of one length, got shapes ",
-                                      c->input(0).shape().DebugString(), " and ",
-                                      c->input(i).shape().DebugString()));
+          Invalid("CheckHistories takes vectors of one length, got shapes ",
+                  c->input(0).shape().DebugString(), " and ", c->input(i).shape().DebugString()));
     }
     tf::Tensor* sound = nullptr;
     OP_REQUIRES_OK(c, c->allocate_output(0, c->input(0).shape(), &sound));
@@ -45,7 +45,7 @@ class CheckHistoriesOp : public tf::OpKernel {
       if (found(i) == logged(i)) continue;
       const std::string message = Describe(c->input(0).vec<int64_t>()(i),
                                            c->input(1).vec<int64_t>()(i), found(i), logged(i));
-      OP_REQUIRES(c, skip_, tf::errors::DataLoss("gmeta: ", message));
+      OP_REQUIRES(c, skip_, absl::DataLossError("gmeta: " + message));
       if (stats != nullptr) stats->LeaveOut(records::Fault::kOtherHistory, rows(i), message);
     }
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "io/history/history_crc.h"
+#include "ops/common/kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/util/work_sharder.h"
@@ -44,25 +45,23 @@ class HistoryCrcOp : public tf::OpKernel {
   }
 
  private:
-  static tf::Status Check(const tf::OpKernelContext* c) {
+  static absl::Status Check(const tf::OpKernelContext* c) {
     for (int i = 0; i < c->num_inputs(); ++i) {
       if (c->input(i).dims() == 1) continue;
-      return tf::errors::InvalidArgument("HistoryCrc takes vectors, got shape ",
-                                         c->input(i).shape().DebugString());
+      return Invalid("HistoryCrc takes vectors, got shape ", c->input(i).shape().DebugString());
     }
     const auto splits = c->input(0).vec<int64_t>();
     bool ascends = splits.size() > 0 && splits(0) == 0;
     for (int64_t i = 1; ascends && i < splits.size(); ++i) ascends = splits(i) >= splits(i - 1);
     if (!ascends) {
-      return tf::errors::InvalidArgument("HistoryCrc: row_splits must ascend from 0");
+      return Invalid("HistoryCrc: row_splits must ascend from 0");
     }
     for (int i = 1; i < c->num_inputs(); ++i) {
       if (c->input(i).NumElements() == splits(splits.size() - 1)) continue;
-      return tf::errors::InvalidArgument("HistoryCrc: column ", i - 1, " has ",
-                                         c->input(i).NumElements(), " values, and row_splits has ",
-                                         splits(splits.size() - 1));
+      return Invalid("HistoryCrc: column ", i - 1, " has ", c->input(i).NumElements(),
+                     " values, and row_splits has ", splits(splits.size() - 1));
     }
-    return tf::OkStatus();
+    return absl::OkStatus();
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include "io/history/kernels_shards.h"
 #include "io/history/user_shard.h"
+#include "ops/common/kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 
@@ -30,9 +31,8 @@ class DeletedHistoriesOp : public tf::OpKernel {
     const Tensor& users = c->input(0);
     const Tensor& generations = c->input(1);
     OP_REQUIRES(c, users.dims() == 1 && users.shape() == generations.shape(),
-                tf::errors::InvalidArgument(
-                    "DeletedHistories takes vectors of one length, got shapes ",
-                    users.shape().DebugString(), " and ", generations.shape().DebugString()));
+                Invalid("DeletedHistories takes vectors of one length, got shapes ",
+                        users.shape().DebugString(), " and ", generations.shape().DebugString()));
     Tensor* deleted = nullptr;
     OP_REQUIRES_OK(c, c->allocate_output(0, users.shape(), &deleted));
     std::vector<std::shared_ptr<OpenShard>> opened(static_cast<size_t>(shards_));

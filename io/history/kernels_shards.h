@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "io/history/shard_index.h"
@@ -33,13 +34,13 @@ class OpenShard {
   OpenShard(std::string store, int64_t generation, int64_t shard)
       : store_(std::move(store)), generation_(generation), shard_(shard) {}
 
-  tf::Status Load() {
+  absl::Status Load() {
     std::string bytes;
     TF_RETURN_IF_ERROR(tf::ReadFileToString(tf::Env::Default(), IndexPath(), &bytes));
     const IndexFault fault = index_.Decode(bytes);
-    if (fault == IndexFault::kNone) return tf::OkStatus();
-    return tf::errors::DataLoss("gmeta: ", IndexPath(), ": ", Describe(fault),
-                                "; restore the file, or take another generation");
+    if (fault == IndexFault::kNone) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat("gmeta: ", IndexPath(), ": ", Describe(fault),
+                                            "; restore the file, or take another generation"));
   }
 
   const ShardIndex& index() const { return index_; }
@@ -55,7 +56,7 @@ class OpenShard {
   };
 
   // Returns a file of stripes, which is opened once.
-  tf::Status Open(int64_t generation, const File** file) {
+  absl::Status Open(int64_t generation, const File** file) {
     const std::lock_guard<std::mutex> lock(mutex_);
     File& own = files_[generation];
     if (own.content == nullptr) {
@@ -64,7 +65,7 @@ class OpenShard {
       TF_RETURN_IF_ERROR(tf::Env::Default()->NewRandomAccessFile(path, &own.content));
     }
     *file = &own;
-    return tf::OkStatus();
+    return absl::OkStatus();
   }
 
  private:
@@ -94,16 +95,16 @@ class ShardSource : public StripeSource {
     buffer_.resize(bytes);
     absl::string_view found;
     status_ = file->content->Read(begin, bytes, &found, buffer_.data());
-    if (tf::errors::IsOutOfRange(status_)) status_ = tf::OkStatus();  // it ended early
+    if (absl::IsOutOfRange(status_)) status_ = absl::OkStatus();  // it ended early
     return status_.ok() ? std::string_view(found.data(), found.size()) : std::string_view();
   }
 
   // What the last read said, if it wasn't that the file ends early.
-  const tf::Status& status() const { return status_; }
+  const absl::Status& status() const { return status_; }
 
  private:
   OpenShard* const shard_;
-  tf::Status status_;
+  absl::Status status_;
   std::string buffer_;
 };
 
@@ -118,8 +119,8 @@ class OpenShards {
 
   // Returns a shard. `digest` is that of the generation's manifest: another store may be made in
   // the same folder.
-  tf::Status Get(const std::string& store, const std::string& digest, int64_t generation,
-                 int64_t shard, std::shared_ptr<OpenShard>* found) {
+  absl::Status Get(const std::string& store, const std::string& digest, int64_t generation,
+                   int64_t shard, std::shared_ptr<OpenShard>* found) {
     auto made = std::make_shared<OpenShard>(store, generation, shard);
     const std::string path = absl::StrCat(digest, " ", made->IndexPath());
     std::shared_ptr<Entry> entry;
@@ -139,7 +140,7 @@ class OpenShards {
     // The first one loads it, and others wait for it alone.
     const std::lock_guard<std::mutex> lock(entry->mutex);
     if (entry->shard == nullptr) {
-      const tf::Status loaded = made->Load();
+      const absl::Status loaded = made->Load();
       if (!loaded.ok()) {
         Forget(path, entry);
         return loaded;
@@ -147,7 +148,7 @@ class OpenShards {
       Keep(path, entry, std::move(made));
     }
     *found = entry->shard;
-    return tf::OkStatus();
+    return absl::OkStatus();
   }
 
  private:

@@ -3,6 +3,8 @@
 // An iterator's state is its input's state and the waiting blocks: their tensors, and how many of
 // their rows were taken. The blocks' orders are drawn again.
 
+#include "ops/common/kernels.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -22,7 +24,6 @@ namespace gmeta::rows {
 namespace {
 
 namespace tf = tensorflow;
-using tf::Status;
 using tf::Tensor;
 using tf::data::DatasetBase;
 using tf::data::IteratorContext;
@@ -53,18 +54,17 @@ bool Splits(const Tensor& splits, int64_t values) {
 }
 
 // Checks that an element's tensors fit each other, so that nothing is read out of bounds.
-Status Check(const Config& config, const Element& element) {
+absl::Status Check(const Config& config, const Element& element) {
   for (const Tensor& tensor : element) {
-    if (tensor.dims() != 1) return tf::errors::InvalidArgument("RowBatches takes vectors alone");
+    if (tensor.dims() != 1) return Invalid("RowBatches takes vectors alone");
   }
   const int64_t size = element[0].NumElements(), groups = element[1].NumElements() - 1;
   const int64_t rows = groups < 0 ? 0 : Numbers(element[1])[groups];
   if ((size != 0 && size != 3) || !Splits(element[1], rows) ||
       rows > std::numeric_limits<uint32_t>::max()) {
-    return tf::errors::InvalidArgument(
-        "RowBatches: what draws the order must be three numbers or none, got ", size,
-        ", and row splits must ascend from 0 to less than 2^32, got ", groups + 1, " ending in ",
-        rows);
+    return Invalid("RowBatches: what draws the order must be three numbers or none, got ", size,
+                   ", and row splits must ascend from 0 to less than 2^32, got ", groups + 1,
+                   " ending in ", rows);
   }
   for (size_t i = 0, at = kHead; i < config.kinds.size(); at += Tensors(config.kinds[i++])) {
     const int64_t values = element[at].NumElements();
@@ -73,12 +73,11 @@ Status Check(const Config& config, const Element& element) {
             ? element[at + 1].NumElements() == rows + 1 && Splits(element[at + 1], values)
             : values == (config.kinds[i] == Kind::kRow ? rows : groups);
     if (!fits) {
-      return tf::errors::InvalidArgument("RowBatches: column ", i, ", of kind ", config.names[i],
-                                         ", has ", values, " values, and there are ", rows,
-                                         " rows in ", groups, " groups");
+      return Invalid("RowBatches: column ", i, ", of kind ", config.names[i], ", has ", values,
+                     " values, and there are ", rows, " rows in ", groups, " groups");
     }
   }
-  return tf::OkStatus();
+  return absl::OkStatus();
 }
 
 Block<Element> BlockOf(Element element) {
@@ -108,11 +107,11 @@ class Dataset : public DatasetBase {
     return config_.output_shapes;
   }
   std::string DebugString() const override { return "GmetaRowBatchesDatasetOp::Dataset"; }
-  Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
+  absl::Status InputDatasets(std::vector<const DatasetBase*>* inputs) const override {
     inputs->assign({input_});
-    return tf::OkStatus();
+    return absl::OkStatus();
   }
-  Status CheckExternalState() const override { return input_->CheckExternalState(); }
+  absl::Status CheckExternalState() const override { return input_->CheckExternalState(); }
 
   std::unique_ptr<tf::data::IteratorBase> MakeIteratorInternal(
       const std::string& prefix) const override {
@@ -121,8 +120,8 @@ class Dataset : public DatasetBase {
   }
 
  protected:
-  Status AsGraphDefInternal(tf::data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
-                            tf::Node** output) const override {
+  absl::Status AsGraphDefInternal(tf::data::SerializationContext* ctx, DatasetGraphDefBuilder* b,
+                                  tf::Node** output) const override {
     tf::Node *input, *size, *drop;
     TF_RETURN_IF_ERROR(b->AddInputDataset(ctx, input_, &input));
     TF_RETURN_IF_ERROR(b->AddScalar(config_.batch_size, &size));
@@ -137,15 +136,15 @@ class Dataset : public DatasetBase {
    public:
     explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
 
-    Status Initialize(IteratorContext* ctx) override {
+    absl::Status Initialize(IteratorContext* ctx) override {
       tf::mutex_lock lock(mutex_);
       return dataset()->input_->MakeIterator(ctx, this, prefix(), &input_);
     }
 
    protected:
     // After an error the queue keeps its rows, so that going on loses none.
-    Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
-                           bool* end_of_sequence) override {
+    absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
+                                 bool* end_of_sequence) override {
       tf::mutex_lock lock(mutex_);
       const auto size = static_cast<size_t>(config().batch_size);
       while (input_ != nullptr && rows_.waiting() < size) {
@@ -161,10 +160,10 @@ class Dataset : public DatasetBase {
       }
       const size_t count = std::min(size, rows_.waiting());
       *end_of_sequence = count == 0 || (config().drop_remainder && count < size);
-      if (*end_of_sequence) return tf::OkStatus();
+      if (*end_of_sequence) return absl::OkStatus();
       Emit(ctx, count, out);
       rows_.Drop(count);
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
     std::shared_ptr<tf::data::model::Node> CreateNode(
@@ -172,8 +171,8 @@ class Dataset : public DatasetBase {
       return tf::data::model::MakeUnknownRatioNode(std::move(args));
     }
 
-    Status SaveInternal(tf::data::SerializationContext* ctx,
-                        tf::data::IteratorStateWriter* writer) override {
+    absl::Status SaveInternal(tf::data::SerializationContext* ctx,
+                              tf::data::IteratorStateWriter* writer) override {
       tf::mutex_lock lock(mutex_);
       TF_RETURN_IF_ERROR(
           writer->WriteScalar(prefix(), kEnded, static_cast<int64_t>(input_ == nullptr)));
@@ -188,10 +187,11 @@ class Dataset : public DatasetBase {
           TF_RETURN_IF_ERROR(writer->WriteTensor(prefix(), Part(i, j), blocks[i].owner[j]));
         }
       }
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
-    Status RestoreInternal(IteratorContext* ctx, tf::data::IteratorStateReader* reader) override {
+    absl::Status RestoreInternal(IteratorContext* ctx,
+                                 tf::data::IteratorStateReader* reader) override {
       tf::mutex_lock lock(mutex_);
       int64_t ended, blocks;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kEnded, &ended));
@@ -214,7 +214,7 @@ class Dataset : public DatasetBase {
         block.taken = std::min(static_cast<size_t>(taken), block.order.size());
         rows_.Push(std::move(block));
       }
-      return tf::OkStatus();
+      return absl::OkStatus();
     }
 
    private:
@@ -307,9 +307,8 @@ class RowBatchesDatasetOp : public tf::data::UnaryDatasetOpKernel {
     OP_REQUIRES_OK(ctx, tf::data::ParseScalarArgument(ctx, "batch_size", &config.batch_size));
     OP_REQUIRES_OK(ctx,
                    tf::data::ParseScalarArgument(ctx, "drop_remainder", &config.drop_remainder));
-    OP_REQUIRES(
-        ctx, config.batch_size >= 1,
-        tf::errors::InvalidArgument("batch_size must be at least 1, got ", config.batch_size));
+    OP_REQUIRES(ctx, config.batch_size >= 1,
+                Invalid("batch_size must be at least 1, got ", config.batch_size));
     tf::DataTypeVector expected(kHead, tf::DT_INT64);
     size_t columns = 0;
     for (const Kind kind : config.kinds) {
@@ -317,15 +316,14 @@ class RowBatchesDatasetOp : public tf::data::UnaryDatasetOpKernel {
       OP_REQUIRES(ctx,
                   columns <= config.output_types.size() &&
                       (kind != Kind::kList || config.output_types[columns - 1] == tf::DT_INT64),
-                  tf::errors::InvalidArgument("output_types ",
-                                              tf::DataTypeVectorString(config.output_types),
-                                              " lack a column, or a list's row splits"));
+                  Invalid("output_types ", tf::DataTypeVectorString(config.output_types),
+                          " lack a column, or a list's row splits"));
     }
     expected.insert(expected.end(), config.output_types.begin(), config.output_types.end());
-    OP_REQUIRES(ctx, columns == config.output_types.size() && input->output_dtypes() == expected,
-                tf::errors::InvalidArgument(
-                    "the input must have ", tf::DataTypeVectorString(expected), " of ", columns,
-                    " columns' tensors, got ", tf::DataTypeVectorString(input->output_dtypes())));
+    OP_REQUIRES(
+        ctx, columns == config.output_types.size() && input->output_dtypes() == expected,
+        Invalid("the input must have ", tf::DataTypeVectorString(expected), " of ", columns,
+                " columns' tensors, got ", tf::DataTypeVectorString(input->output_dtypes())));
     *output = new Dataset(ctx, input, std::move(config));
   }
 
