@@ -129,6 +129,6 @@ def test_learning_rate_is_a_number_a_schedule_or_an_argument():
     table.lookup([5])
     for expected in (-1.0, -11.0, -111.0):
         table.apply_gradients([5], grads)
-        assert float(table.lookup([5]).rows) == expected
+        assert float(table.lookup([5]).rows[0, 0]) == expected
     table.apply_gradients([5], grads, learning_rate=tf.constant(0.5))
-    assert float(table.lookup([5]).rows) == -111.5
+    assert float(table.lookup([5]).rows[0, 0]) == -111.5
