@@ -5,6 +5,7 @@ DATA ?=
 # A run of its own for each data set, so that changing DATA neither mixes them nor is refused.
 RUN ?= runs/$(if $(DATA),$(notdir $(patsubst %/,%,$(DATA))),demo)
 PYTEST_ARGS ?=
+TENSORFLOW ?=
 MINUTES ?= 10
 SEED ?= 0
 
@@ -21,7 +22,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ranks test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup demo test test-all test-ranks test-tensorflow test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -53,6 +54,12 @@ test-all: setup lint  ## `test`, and what it leaves out: benchmarks, soaks, more
 
 test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
 	GMETA_ALL_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'
+
+# An environment of its own, beside .venv; Horovod's tests are skipped there.
+test-tensorflow:  ## All tests on another TensorFlow, under build/tensorflow/ [TENSORFLOW=2.21.0] [PYTHON=...] [PYTEST_ARGS=...]
+	@[ -n '$(TENSORFLOW)' ] || { echo 'name a version: make test-tensorflow TENSORFLOW=2.21.0' >&2; exit 1; }
+	@PYTHON='$(PYTHON)' TENSORFLOW='$(TENSORFLOW)' sh tools/dev/setup.sh
+	build/tensorflow/$(TENSORFLOW)/venv/bin/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 # On one GPU, one process: two would share its memory.
 test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables and layers on it

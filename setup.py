@@ -22,6 +22,8 @@ LIBRARIES = {
     "gmeta_io": "gmeta/io",
     "gmeta_records": "gmeta/preprocess",
 }
+# An environment of another TensorFlow keeps its libraries apart (tools/dev/setup_tensorflow.py).
+APART = os.environ.get("GMETA_LIBRARIES")
 # Built only where CMake finds a CUDA compiler.
 CUDA_LIBRARY = {"gmeta_cuda": "gmeta/ops"}
 
@@ -30,7 +32,11 @@ class CMakeBuild(build_ext):
     """Runs CMake once for all libraries; incremental in a checkout, clean in a wheel build."""
 
     def run(self) -> None:
-        build = ROOT / "build" / "cmake" if self.editable_mode or self.inplace else Path(self.build_temp)
+        checkout = self.editable_mode or self.inplace
+        if not checkout:
+            build = Path(self.build_temp)
+        else:
+            build = Path(APART) / "cmake" if APART else ROOT / "build" / "cmake"
         build = build.resolve()
         build.mkdir(parents=True, exist_ok=True)
         cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -55,8 +61,11 @@ class CMakeBuild(build_ext):
         libraries = LIBRARIES | (CUDA_LIBRARY if has_cuda(build) else {})
         targets = [word for name in libraries for word in ("--target", name)]
         subprocess.run([cmake, "--build", str(build), "--parallel", jobs, *targets], check=True)
-        destination = ROOT if self.editable_mode or self.inplace else Path(self.build_lib)
-        self.built = [destination / folder / f"_{name}.so" for name, folder in libraries.items()]
+        if checkout and APART:
+            self.built = [Path(APART) / f"_{name}.so" for name in libraries]
+        else:
+            destination = ROOT if checkout else Path(self.build_lib)
+            self.built = [destination / folder / f"_{name}.so" for name, folder in libraries.items()]
         for name, target in zip(libraries, self.built, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)
             # A new inode: a process that has the old library mapped keeps its old one.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +20,18 @@ from typing import Any, TypeAlias
 from gmeta.core.errors import NativeLibraryError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_APART = os.environ.get("GMETA_LIBRARIES")
 _MARKER, _END = b"@gmeta-build-info@", b"@end@"
+_FOLDERS = {"ops": "ops", "io": "io", "records": "preprocess"}
 LIBRARIES = {
-    "ops": _PACKAGE / "ops" / "_gmeta_ops.so",
-    "io": _PACKAGE / "io" / "_gmeta_io.so",
-    "records": _PACKAGE / "preprocess" / "_gmeta_records.so",
+    name: (Path(_APART) if _APART else _PACKAGE / folder) / f"_gmeta_{name}.so"
+    for name, folder in _FOLDERS.items()
 }
-"""Library name -> file. ``ops`` and ``io`` are TensorFlow op libraries; ``records`` knows no TensorFlow."""
+"""Library name -> file. ``ops`` and ``io`` are TensorFlow op libraries; ``records`` knows no TensorFlow.
+
+They lie in the package. Where several TensorFlows use one checkout, the environment variable
+``GMETA_LIBRARIES`` names the folder of those that were compiled against the one in use.
+"""
 
 FunctionTypes: TypeAlias = Mapping[str, tuple[Any, Sequence[Any]]]
 """The end of a C function's name -> the types of its result and of its arguments, as ctypes has them."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +46,7 @@ def test_a_library_built_against_another_tensorflow_is_refused_with_both_version
 ) -> None:
     import tensorflow as tf
 
-    other = altered("ops", tmp_path, b"tensorflow=2.16.2", b"tensorflow=2.15.1")
+    other = altered("ops", tmp_path, f"tensorflow={tf.__version__}".encode(), b"tensorflow=2.15.1")
     monkeypatch.setitem(native.LIBRARIES, "ops", other)
     native.load_op_library.cache_clear()
     with pytest.raises(NativeLibraryError, match="rebuild it") as caught:
@@ -66,6 +69,16 @@ def test_a_missing_library_says_how_to_build_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(native.LIBRARIES, "io", tmp_path / "_gmeta_io.so")
     with pytest.raises(NativeLibraryError, match=r"_gmeta_io\.so is missing: build it with `make setup`"):
         native.library_path("io")
+
+
+def test_an_environment_may_keep_its_libraries_apart(tmp_path: Path) -> None:
+    code = "from gmeta.core.native import LIBRARIES; print(*map(str, LIBRARIES.values()), sep='\\n')"
+    environment = {**os.environ, "GMETA_LIBRARIES": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    names = ("_gmeta_ops.so", "_gmeta_io.so", "_gmeta_records.so")
+    assert run.stdout.splitlines() == [str(tmp_path / name) for name in names]
 
 
 def test_a_foreign_library_carries_no_build_information(tmp_path: Path) -> None:

@@ -42,16 +42,17 @@ class Machine:
         """A program that says it is this Python, and then what it was asked to run."""
         self.script(name, f'if [ "$1" = -c ]; then echo {version}; else echo "${{0##*/}} runs $1"; fi')
 
-    def set_up(self, python: str = "") -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": self.path, "PYTHON": python, "HOME": str(self.checkout)}
+    def set_up(self, python: str = "", tensorflow: str = "") -> subprocess.CompletedProcess[str]:
+        named = {"PYTHON": python, "TENSORFLOW": tensorflow}
+        environment = {"PATH": self.path, "HOME": str(self.checkout), **named}
         command = ["sh", "tools/dev/setup.sh"]
         return subprocess.run(
             command, cwd=self.checkout, env=environment, capture_output=True, text=True, check=False
         )
 
-    def refusal(self, python: str = "") -> str:
+    def refusal(self, python: str = "", tensorflow: str = "") -> str:
         """The one line with which set-up refuses."""
-        done = self.set_up(python)
+        done = self.set_up(python, tensorflow)
         assert done.returncode == 1, done.stdout + done.stderr
         (line,) = done.stderr.splitlines()
         assert line.startswith("setup: error: ")
@@ -110,6 +111,26 @@ def test_the_environments_python_stays(machine: Machine) -> None:
     (machine.checkout / ".venv" / ".setup" / "venv").write_text("3.12.1")
     machine.python("../checkout/.venv/bin/python", "3.12")
     assert machine.set_up().stdout == "python runs tools/dev/setup_env.py\n"
+
+
+def test_another_tensorflow_has_a_set_up_of_its_own(machine: Machine) -> None:
+    machine.python("python3", "3.13")
+    assert machine.set_up(tensorflow="2.21.0").stdout == "python3 runs tools/dev/setup_tensorflow.py\n"
+
+
+def test_the_python_of_another_tensorflow_stays(machine: Machine) -> None:
+    machine.python("python3.11", "3.11")
+    environment = machine.checkout / "build" / "tensorflow" / "2.21.0" / "venv"
+    (environment / ".setup").mkdir(parents=True)
+    (environment / ".setup" / "venv").write_text("3.13.0")
+    machine.python("../checkout/build/tensorflow/2.21.0/venv/bin/python", "3.13")
+    assert machine.set_up(tensorflow="2.21.0").stdout == "python runs tools/dev/setup_tensorflow.py\n"
+    assert machine.set_up().stdout == "python3.11 runs tools/dev/setup_env.py\n"
+
+
+def test_a_tensorflow_that_is_no_version(machine: Machine) -> None:
+    line = machine.refusal(REAL_PYTHON, tensorflow="newest")
+    assert line == "TENSORFLOW=newest is no version such as 2.21.0"
 
 
 def test_no_compiler(machine: Machine) -> None:

@@ -3,10 +3,15 @@
 `build` stands for [build-system].requires, another word for the extra of that name; the run-time dependencies
 come always. pip can't be asked for a project's dependencies without building the project, and ours can only
 be built where they are installed.
+
+`--tensorflow VERSION` puts that TensorFlow and its tf-keras in place of the pinned ones, and leaves NumPy to
+what this TensorFlow asks for.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -29,7 +34,26 @@ def groups() -> dict[str, list[str]]:
     }
 
 
-if __name__ == "__main__":
-    output, *names = sys.argv[1:]
+def with_tensorflow(lines: list[str], version: str) -> list[str]:
+    """The requirements with another TensorFlow in place of the pinned one."""
+    minor = version.rpartition(".")[0]
+    given = (f"tensorflow=={version}", f"tf-keras=={minor}.*")
+    pinned = re.compile(r"(tensorflow|tf-keras|numpy)\b(?!-)")
+    return [*given, *(line for line in lines if not pinned.match(line))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path)
+    parser.add_argument("groups", nargs="*")
+    parser.add_argument("--tensorflow")
+    asked = parser.parse_intermixed_args()
     every = groups()
-    Path(output).write_text("\n".join(line for name in ("", *names) for line in every[name]) + "\n")
+    lines = [line for name in ("", *asked.groups) for line in every[name]]
+    if asked.tensorflow:
+        lines = with_tensorflow(lines, asked.tensorflow)
+    asked.file.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,22 +1,29 @@
 #!/bin/sh
-# Finds a Python that gmeta supports and hands over to setup_env.py. PYTHON= names one.
+# Finds a Python that gmeta supports and hands over to setup_env.py. PYTHON= names one. With TENSORFLOW=, a
+# version, it hands over to setup_tensorflow.py, and takes any Python that a TensorFlow of the range runs on.
 #
 # A candidate counts only if it runs: version managers leave shims on PATH for versions that aren't there.
 set -eu
 cd "$(dirname -- "$0")/../.."
 
+if [ -n "${TENSORFLOW:-}" ]; then
+  environment="build/tensorflow/$TENSORFLOW/venv" versions='3.10, 3.11, 3.12 or 3.13'
+else
+  environment=.venv versions='3.10, 3.11 or 3.12'
+fi
 version='import sys; print("%d.%d" % sys.version_info[:2])'
 version_of() { "$1" -c "$version" </dev/null 2>/dev/null || true; }
 supported() {
   case "$(version_of "$1")" in
     3.10 | 3.11 | 3.12) return 0 ;;
+    3.13) [ -n "${TENSORFLOW:-}" ] ;;
     *) return 1 ;;
   esac
 }
 # Looks through all of PATH for each name: behind a shim that fails there may be one that runs.
 first_python() (
   IFS=:
-  for name in python3.11 python3.12 python3.10 python3; do
+  for name in python3.11 python3.12 python3.10 python3.13 python3; do
     for folder in $PATH; do
       if [ -x "$folder/$name" ] && supported "$folder/$name"; then
         echo "$folder/$name"
@@ -35,12 +42,13 @@ if [ -n "${PYTHON:-}" ]; then
   if ! supported "$PYTHON"; then
     found=$(version_of "$PYTHON")
     if [ -n "$found" ]; then found="is Python $found"; else found="does not run"; fi
-    fail "PYTHON=$PYTHON $found, but gmeta needs Python 3.10, 3.11 or 3.12; $advice"
+    fail "PYTHON=$PYTHON $found, but gmeta needs Python $versions; $advice"
   fi
-elif [ -f .venv/.setup/venv ] && supported .venv/bin/python; then
-  PYTHON=.venv/bin/python # what is there stays, whatever else PATH offers today
+elif [ -f "$environment/.setup/venv" ] && supported "$environment/bin/python"; then
+  PYTHON=$environment/bin/python # what is there stays, whatever else PATH offers today
 else
   PYTHON=$(first_python)
-  [ -n "$PYTHON" ] || fail "no Python 3.10, 3.11 or 3.12 that runs is on PATH; $advice"
+  [ -n "$PYTHON" ] || fail "no Python $versions that runs is on PATH; $advice"
 fi
+if [ -n "${TENSORFLOW:-}" ]; then exec "$PYTHON" tools/dev/setup_tensorflow.py "$TENSORFLOW"; fi
 exec "$PYTHON" tools/dev/setup_env.py

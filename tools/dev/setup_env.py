@@ -12,22 +12,17 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import machine
-from steps import SetupError, Steps, digest, only_one
+from environment import Environment
+from steps import SetupError, Steps, digest, set_up
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD, VENV = ROOT / "build", ROOT / ".venv"
-BIN = VENV / "bin"
-PYTHON = BIN / "python"
-PIP = (PYTHON, "-m", "pip", "--disable-pip-version-check", "--no-input")
+BUILD, VENV = ROOT / "build", Environment(ROOT / ".venv")
 CONSTRAINTS, PYPROJECT = ROOT / "constraints.txt", ROOT / "pyproject.toml"
-INSTALL = (*PIP, "install", "--progress-bar", "off", "-c", CONSTRAINTS)
 
 NATIVE_SOURCES = tuple(ROOT / name for name in ("setup.py", "CMakeLists.txt", "cmake", "ops", "io"))
 NATIVE_LIBRARIES = tuple(
@@ -57,7 +52,6 @@ def make_environment(steps: Steps) -> None:
     """Do every step that is due, each of which stands on the ones before it."""
     compiler = machine.check_tools()
     tensorflow, horovod = pin("tensorflow"), pin("horovod")
-    python = platform.python_version()
     chosen = {name: value for name, value in os.environ.items() if name.startswith(HOROVOD_BUILD)}
     flags = HOROVOD_FLAGS | chosen
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{platform.machine()}"
@@ -66,13 +60,7 @@ def make_environment(steps: Steps) -> None:
     packages = digest([CONSTRAINTS, PYPROJECT])
     native = digest([tensorflow, compiler, os.environ.get("GMETA_CUDA", ""), *NATIVE_SOURCES])
 
-    # setup.sh runs this file under .venv's own Python where .venv is whole and no other Python was named.
-    if Path(sys.prefix).resolve() != VENV:
-        there = environments_python()
-        if there != python:
-            machine.check_python()
-            steps.forget("venv")
-        steps.step("venv", f".venv with Python {python}", python, lambda: create(steps, there == python))
+    VENV.make(steps, ".venv")
     if steps.due("packages", packages) or steps.due("horovod", wheel):
         machine.check_disk(ROOT)
     steps.step("packages", "the packages of constraints.txt", packages, lambda: install_packages(steps))
@@ -84,28 +72,18 @@ def make_environment(steps: Steps) -> None:
     steps.step("gmeta", "gmeta, editable", package, lambda: install_gmeta(steps))
 
 
-def environments_python() -> str | None:
-    """The version of .venv's Python, if that runs and has pip: a broken-off environment lacks it."""
-    ask = [str(PYTHON), "-c", "import pip, platform; print(platform.python_version())"]
-    try:
-        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def create(steps: Steps, keep: bool) -> None:
-    """Make .venv, unless one that was made by hand can be kept."""
-    if not keep:
-        steps.run(sys.executable, "-m", "venv", "--clear", VENV)
+def install(steps: Steps, *words: str | Path) -> None:
+    """Run .venv's `pip install` with the pins."""
+    VENV.install(steps, "-c", CONSTRAINTS, *words)
 
 
 def install_packages(steps: Steps) -> None:
     """Install what pyproject.toml asks for, at the versions of constraints.txt."""
     if sys.version_info < (3, 11):
-        steps.run(*INSTALL, "tomli")  # what reads pyproject.toml
+        install(steps, "tomli")  # what reads pyproject.toml
     wanted = BUILD / "requirements.txt"
-    steps.run(PYTHON, ROOT / "tools/dev/requirements.py", wanted, "build", "dev", "stores")
-    steps.run(*INSTALL, "-r", wanted)
+    steps.run(VENV.python, ROOT / "tools/dev/requirements.py", wanted, "build", "dev", "stores")
+    install(steps, "-r", wanted)
 
 
 def install_horovod(steps: Steps, version: str, flags: dict[str, str], key: str) -> None:
@@ -123,10 +101,10 @@ def install_horovod(steps: Steps, version: str, flags: dict[str, str], key: str)
             return
     with tempfile.TemporaryDirectory(prefix="gmeta-horovod-") as folder:
         jobs = len(os.sched_getaffinity(0))
-        build = {**flags, "MAKEFLAGS": f"-j{jobs}", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+        build = {**flags, "MAKEFLAGS": f"-j{jobs}", "PATH": f"{VENV.bin}{os.pathsep}{os.environ['PATH']}"}
         sdist = ("--no-cache-dir", "--no-binary", "horovod", "--no-deps", f"horovod=={version}")
         options = ("--no-build-isolation", "--use-pep517", "--progress-bar", "off", "-w", folder)
-        steps.run(*PIP, "wheel", *options, *sdist, env=build)
+        steps.run(*VENV.pip, "wheel", *options, *sdist, env=build)
         (wheel,) = Path(folder).glob("*.whl")
         install_horovod_wheel(steps, version, wheel)
         cache.mkdir(parents=True, exist_ok=True)
@@ -137,9 +115,9 @@ def install_horovod(steps: Steps, version: str, flags: dict[str, str], key: str)
 
 def install_horovod_wheel(steps: Steps, version: str, wheel: Path) -> None:
     """Install it with what it needs, and see that it loads into TensorFlow."""
-    steps.run(*INSTALL, "--force-reinstall", "--no-deps", wheel)
-    steps.run(*INSTALL, f"horovod=={version}")
-    steps.run(PYTHON, "-c", HOROVOD_CHECK, env={"TF_USE_LEGACY_KERAS": "1"})
+    install(steps, "--force-reinstall", "--no-deps", wheel)
+    install(steps, f"horovod=={version}")
+    steps.run(VENV.python, "-c", HOROVOD_CHECK, env={"TF_USE_LEGACY_KERAS": "1"})
 
 
 def cache_folder() -> Path:
@@ -154,31 +132,21 @@ def cache_folder() -> Path:
 
 def compile_native(steps: Steps) -> None:
     """Compile the native libraries beside the Python that loads them."""
-    steps.run(PYTHON, "setup.py", "-q", "build_ext", "--inplace")
+    steps.run(VENV.python, "setup.py", "-q", "build_ext", "--inplace")
 
 
 def install_gmeta(steps: Steps) -> None:
     """Install the checkout itself, so that `import gmeta` and `gmeta` work from anywhere."""
-    steps.run(*PIP, "install", "--no-deps", "--no-build-isolation", "-e", ROOT)
+    steps.run(*VENV.pip, "install", "--no-deps", "--no-build-isolation", "-e", ROOT)
 
 
 def main() -> int:
-    """Returns the exit status: 0 when all is there, 1 with one line on stderr, 130 when interrupted."""
+    """Returns the exit status."""
     os.chdir(ROOT)
-    start = time.monotonic()
-    try:
-        with only_one(BUILD / "setup.lock"):
-            steps = Steps(VENV / ".setup", BUILD / "setup.log")
-            make_environment(steps)
-    except SetupError as error:
-        print(f"setup: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("setup: interrupted; the next call goes on from here", file=sys.stderr)
-        return 130
-    done = f"ready after {time.monotonic() - start:.0f} s" if steps.ran else "nothing to do"
-    print(f"setup: {done}; .venv has Python {platform.python_version()}", flush=True)
-    return 0
+    ready = f".venv has Python {platform.python_version()}"
+    return set_up(
+        BUILD / "setup.lock", lambda: Steps(VENV.stamps, BUILD / "setup.log"), make_environment, ready
+    )
 
 
 if __name__ == "__main__":

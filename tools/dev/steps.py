@@ -136,3 +136,31 @@ def only_one(path: Path) -> Iterator[None]:
             print("setup: waiting for another set-up of this checkout", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def set_up(lock: Path, begin: Callable[[], Steps], make: Callable[[Steps], None], ready: str) -> int:
+    """Do what is due, and say at the end that it is there.
+
+    Args:
+      lock: A file that set-ups which mustn't meet have in common.
+      begin: Makes the steps, once nobody else has the lock.
+      make: Does them.
+      ready: What is there then.
+
+    Returns:
+      The exit status: 0 when all is there, 1 with one line on stderr, 130 when interrupted.
+    """
+    start = time.monotonic()
+    try:
+        with only_one(lock):
+            steps = begin()
+            make(steps)
+    except SetupError as error:
+        print(f"setup: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("setup: interrupted; the next call goes on from here", file=sys.stderr)
+        return 130
+    done = f"ready after {time.monotonic() - start:.0f} s" if steps.ran else "nothing to do"
+    print(f"setup: {done}; {ready}", flush=True)
+    return 0

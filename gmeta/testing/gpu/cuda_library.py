@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_LIBRARY = Path(__file__).resolve().parents[2] / "ops" / "_gmeta_cuda.so"
+from gmeta.core.native import LIBRARIES
+
+_LIBRARY = LIBRARIES["ops"].with_name("_gmeta_cuda.so")
 
 
 class CudaError(RuntimeError):

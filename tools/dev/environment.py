@@ -1,0 +1,60 @@
+"""A virtual environment that set-up makes: its Python, its pip, and whether it is whole."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import machine
+from steps import Steps
+
+
+class Environment:
+    """The environment in a folder, which needn't be there yet.
+
+    Attributes:
+      folder: Where it is; its steps' stamps lie in `.setup` below it.
+      bin: Where its programs are.
+      python: Its Python.
+      pip: The words that begin a call of its pip.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.stamps = folder, folder / ".setup"
+        self.bin = folder / "bin"
+        self.python = self.bin / "python"
+        self.pip = (self.python, "-m", "pip", "--disable-pip-version-check", "--no-input")
+
+    def make(self, steps: Steps, name: str) -> None:
+        """Make it with the Python that runs this, unless it is there with a Python of the same version.
+
+        setup.sh runs set-up under the environment's own Python where that is whole and no other was named.
+        """
+        if Path(sys.prefix).resolve() == self.folder:
+            return
+        wanted, there = platform.python_version(), self._version()
+        if there != wanted:
+            machine.check_python()
+            steps.forget("venv")
+        steps.step(
+            "venv", f"{name} with Python {wanted}", wanted, lambda: self._create(steps, there == wanted)
+        )
+
+    def _version(self) -> str | None:
+        """The version of its Python, if that runs and has pip: a broken-off environment lacks it."""
+        ask = [str(self.python), "-c", "import pip, platform; print(platform.python_version())"]
+        try:
+            return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    def _create(self, steps: Steps, keep: bool) -> None:
+        """Make it, unless one that was made by hand can be kept."""
+        if not keep:
+            steps.run(sys.executable, "-m", "venv", "--clear", self.folder)
+
+    def install(self, steps: Steps, *words: str | Path) -> None:
+        """Run its `pip install`."""
+        steps.run(*self.pip, "install", "--progress-bar", "off", *words)

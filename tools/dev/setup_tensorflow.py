@@ -1,0 +1,103 @@
+"""Makes an environment with another TensorFlow than the pinned one: `setup_tensorflow.py VERSION`.
+
+    build/tensorflow/VERSION/venv         that TensorFlow, its tf-keras and NumPy, and gmeta itself, editable
+    build/tensorflow/VERSION/libraries    the native libraries, compiled against it
+    build/tensorflow/VERSION/setup.log    what the commands said
+
+The environment's Python finds its libraries by the variable GMETA_LIBRARIES, which a file of the environment
+sets when Python starts. So the checkout's own libraries stay the pins', and whatever this Python runs, from
+any folder and with any environment variables, has the right ones.
+
+Packages are the newest that pyproject.toml and that TensorFlow take: what somebody who installs today gets.
+Horovod isn't among them. Standard library alone, as setup_env.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+import machine
+from environment import Environment
+from steps import Steps, digest, set_up
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT, REQUIREMENTS = ROOT / "pyproject.toml", ROOT / "tools/dev/requirements.py"
+NATIVE_SOURCES = tuple(ROOT / name for name in ("setup.py", "CMakeLists.txt", "cmake", "ops", "io"))
+NATIVE_LIBRARIES = ("_gmeta_ops.so", "_gmeta_io.so", "_gmeta_records.so")
+# Python runs such a line of a .pth file when it starts.
+STARTUP = 'import os; os.environ.setdefault("GMETA_LIBRARIES", {!r})\n'
+
+
+class OtherTensorFlow:
+    """The environment of one version of TensorFlow."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+        self.folder = ROOT / "build" / "tensorflow" / version
+        self.libraries = self.folder / "libraries"
+        self.venv = Environment(self.folder / "venv")
+
+    def steps(self) -> Steps:
+        """What makes it, with an empty log."""
+        return Steps(self.venv.stamps, self.folder / "setup.log")
+
+    def make(self, steps: Steps) -> None:
+        """Do every step that is due, each of which stands on the ones before it."""
+        compiler = machine.check_tools()
+        packages = digest([self.version, PYPROJECT, REQUIREMENTS])
+        cuda = os.environ.get("GMETA_CUDA", "")
+        gmeta = digest([self.version, compiler, cuda, PYPROJECT, *NATIVE_SOURCES])
+        self.venv.make(steps, f"an environment for TensorFlow {self.version}")
+        if steps.due("packages", packages):
+            machine.check_disk(ROOT)
+        title = f"TensorFlow {self.version} and what else gmeta needs"
+        steps.step("packages", title, packages, lambda: self.install_packages(steps))
+        steps.step("libraries", "where its libraries are", str(self.libraries), self.name_libraries)
+        if not all((self.libraries / name).exists() for name in NATIVE_LIBRARIES):
+            steps.forget("gmeta")
+        # setup.py compiles them and installs the checkout in one go.
+        title = f"gmeta, compiled against TensorFlow {self.version}"
+        steps.step("gmeta", title, gmeta, lambda: self.install_gmeta(steps))
+
+    def install_packages(self, steps: Steps) -> None:
+        """Install what pyproject.toml asks for, with this TensorFlow in place of the pinned one."""
+        if sys.version_info < (3, 11):
+            self.venv.install(steps, "tomli")  # what reads pyproject.toml
+        wanted = self.folder / "requirements.txt"
+        groups = ("build", "dev", "stores")
+        steps.run(self.venv.python, REQUIREMENTS, wanted, "--tensorflow", self.version, *groups)
+        self.venv.install(steps, "-r", wanted)
+
+    def name_libraries(self) -> None:
+        """Let the environment's Python say where its libraries are."""
+        (packages,) = self.venv.folder.glob("lib/python*/site-packages")
+        (packages / "gmeta_libraries.pth").write_text(STARTUP.format(str(self.libraries)))
+
+    def install_gmeta(self, steps: Steps) -> None:
+        """Install the checkout itself, which compiles its libraries.
+
+        The range of Pythons in its metadata is that of the pinned TensorFlow, and newer ones run on more.
+        """
+        options = ("--no-deps", "--no-build-isolation", "--ignore-requires-python")
+        self.venv.install(steps, *options, "-e", ROOT)
+
+
+def main() -> int:
+    """Returns the exit status."""
+    os.chdir(ROOT)
+    version = sys.argv[1]
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        print(f"setup: error: TENSORFLOW={version} is no version such as 2.21.0", file=sys.stderr)
+        return 1
+    other = OtherTensorFlow(version)
+    place, python = other.venv.folder.relative_to(ROOT), platform.python_version()
+    ready = f"{place} has TensorFlow {version} and Python {python}"
+    return set_up(other.folder / "setup.lock", other.steps, other.make, ready)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
