@@ -3,6 +3,7 @@ Hypothesis is given time, draws are the same in every run, and what takes longes
 """
 
 import gc
+import importlib.util
 import os
 import random
 import signal
@@ -58,10 +59,15 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the order of `LONGEST`, then as they were found."""
+    """In the order of `LONGEST`, then as they were found; without Horovod none starts ranks."""
     here = Path(__file__).parent
     places = {here / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+    if importlib.util.find_spec("horovod") is None:
+        skip = pytest.mark.skip(reason="there is no Horovod, which starts ranks")
+        for item in items:
+            if item.get_closest_marker("ranks") is not None:
+                item.add_marker(skip)
 
 
 def pytest_collection_finish() -> None:

@@ -15,6 +15,7 @@ import atexit
 import functools
 import gc
 import importlib
+import importlib.util
 import os
 import pickle
 import runpy
@@ -106,7 +107,8 @@ def _serve(reads: int, writes: int) -> None:
     import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 
     for name in _IMPORTED:
-        importlib.import_module(name)
+        if importlib.util.find_spec(name.split(".")[0]) is not None:  # Horovod may be left out
+            importlib.import_module(name)
     from gmeta.testing.jobs.tracing import leave_keras_as_it_is
     from gmeta.testing.jobs.tuning import tune_no_datasets
 
