@@ -27,6 +27,10 @@ hypothesis.settings.load_profile("gmeta")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
+# It replaces parts of Horovod.
+collect_ignore = [] if HAS_HOROVOD else ["core/collectives/test_rendezvous.py"]
+
 # The files that take longest, longest first: a worker that began one of them last would let others wait.
 LONGEST = (
     "native/test_native_cores.py",  # which compiles, when nothing is built
@@ -63,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     places = {here / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
-    if importlib.util.find_spec("horovod") is None:
+    if not HAS_HOROVOD:
         skip = pytest.mark.skip(reason="there is no Horovod, which starts ranks")
         for item in items:
             if item.get_closest_marker("ranks") is not None:

@@ -154,7 +154,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str, place: lane.Place 
 
     Example:
       >>> total, count = allreduce_sum([tf.constant([1.0, 2.0]), tf.constant(3.0)], name="dense")
-      >>> count.numpy()
+      >>> float(count)
       3.0
     """
     tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]

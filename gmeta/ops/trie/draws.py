@@ -163,7 +163,7 @@ def trie_gumbel_step(
       >>> step = trie_gumbel_step(
       ...     np.zeros((1, 1, 3)), [[0.0]], [[0.0]], [[0]], trie.starts[0], trie.digits[0], k=2, noise=noise
       ... )
-      >>> sorted(step.nodes.numpy()[0]), tf.exp(step.scores).numpy()
+      >>> sorted(step.nodes.numpy()[0].tolist()), tf.exp(step.scores).numpy()
       ([0, 1], array([[0.5, 0.5]], dtype=float32))
 
     Reference: Kool, van Hoof and Welling, Stochastic beams and where to find them, ICML 2019, algorithm 1.

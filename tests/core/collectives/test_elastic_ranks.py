@@ -61,6 +61,7 @@ def sizes(folder: Path) -> list[str]:
     return [path.read_text() for path in sorted((folder / "starts").iterdir())]
 
 
+@pytest.mark.ranks
 def test_a_job_goes_on_with_the_ranks_that_are_left_and_then_with_all_again(tmp_path: Path) -> None:
     code = (
         "if size == 3 and ranks <= 3:\n"
@@ -74,6 +75,7 @@ def test_a_job_goes_on_with_the_ranks_that_are_left_and_then_with_all_again(tmp_
     assert sizes(tmp_path) == ["3 of 3"] * 3 + ["2 of 3"] * 2 + ["3 of 3"] * 3
 
 
+@pytest.mark.ranks
 def test_a_script_says_how_many_ranks_there_is_room_for(tmp_path: Path) -> None:
     slots = tmp_path / "slots"
     slots.write_text("localhost:1\n")
@@ -85,6 +87,7 @@ def test_a_script_says_how_many_ranks_there_is_room_for(tmp_path: Path) -> None:
     assert sizes(tmp_path) == ["1 of 2", "2 of 2", "2 of 2"]
 
 
+@pytest.mark.ranks
 def test_too_few_ranks_end_the_job_and_the_lost_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(RanksError) as caught:
         run(tmp_path, "save(); rank == 1 and kill(); time.sleep(600)\n", 2, min_size=2)
@@ -95,6 +98,7 @@ def test_too_few_ranks_end_the_job_and_the_lost_one_is_named(tmp_path: Path) -> 
     assert [end.rank for end in caught.value.ends] == [1, 0]
 
 
+@pytest.mark.ranks
 def test_only_the_frozen_rank_is_lost_and_not_those_that_leave_slowly(tmp_path: Path) -> None:
     code = (
         "if size == 4:\n"
@@ -113,6 +117,7 @@ def test_only_the_frozen_rank_is_lost_and_not_those_that_leave_slowly(tmp_path: 
     assert sizes(tmp_path)[:7] == ["4 of 4"] * 4 + ["3 of 4"] * 3
 
 
+@pytest.mark.ranks
 def test_what_fails_again_and_again_before_a_checkpoint_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RanksError, match=r"^3 starts in a row failed before .*: rank 0 of 2 ended with exit"):
         run(tmp_path, "rank == 0 and sys.exit('no row 7'); time.sleep(600)\n", 4)
@@ -120,6 +125,7 @@ def test_what_fails_again_and_again_before_a_checkpoint_ends_the_job(tmp_path: P
     assert sizes(tmp_path) == ["4 of 4"] * 4 + ["3 of 4"] * 3 + ["2 of 4"] * 2
 
 
+@pytest.mark.ranks
 def test_what_all_ranks_refuse_alike_isnt_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

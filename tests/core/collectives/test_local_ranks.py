@@ -30,6 +30,7 @@ def failure(code: str, size: int = 2, **options: float) -> RanksError:
     return caught.value
 
 
+@pytest.mark.ranks
 def test_ranks_know_who_they_are_and_their_lines_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
     code = "size = os.environ['HOROVOD_SIZE']; print('one of', size); print('x\\ry', end='', file=sys.stderr)"
     launch(ranks(code), 3)
@@ -38,6 +39,7 @@ def test_ranks_know_who_they_are_and_their_lines_are_marked(capfd: pytest.Captur
     assert sorted(err.splitlines()) == sorted(f"[{rank}] {text}" for rank in range(3) for text in "xy")
 
 
+@pytest.mark.ranks
 def test_a_failure_ends_the_others_and_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 2.0)
     error = failure("rank == 1 and sys.exit('no such file'); time.sleep(600)")
@@ -50,12 +52,14 @@ def test_a_failure_ends_the_others_and_is_reported_first(monkeypatch: pytest.Mon
     assert [end.ended_here for end in error.ends] == [False, True]
 
 
+@pytest.mark.ranks
 def test_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 2.0)
     error = failure("rank == 2 and os.kill(os.getpid(), signal.SIGKILL); time.sleep(600)", size=3)
     assert str(error).startswith("the job was ended: rank 2 of 3 was killed by SIGKILL")
 
 
+@pytest.mark.ranks
 def test_a_rank_that_ignores_the_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 0.5)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ranks have it from here, however late they start
@@ -127,6 +131,7 @@ def test_ranks_that_failed_by_themselves_are_lost(
     assert ([end.rank for end in found.lost], found.hopeless) == (lost, hopeless)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_launcher_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.py"
