@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,7 +79,7 @@ class Dataset : public SourceDataset {
     explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
 
     absl::Status Initialize(IteratorContext* ctx) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       stats_ = StatsRegistry::Global().Find(config().stats);
       Start(ctx, config().options.on_bad, stats_.get());
       return absl::OkStatus();
@@ -89,7 +90,7 @@ class Dataset : public SourceDataset {
    protected:
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
                                  bool* end_of_sequence) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       TF_RETURN_IF_ERROR(Collect(end_of_sequence));
       if (*end_of_sequence) return absl::OkStatus();
       Emit(ctx, out);
@@ -105,13 +106,13 @@ class Dataset : public SourceDataset {
 
     absl::Status SaveInternal(tf::data::SerializationContext* ctx,
                               tf::data::IteratorStateWriter* writer) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       return writer->WriteScalar(prefix(), kElements, elements_);
     }
 
     absl::Status RestoreInternal(IteratorContext* ctx,
                                  tf::data::IteratorStateReader* reader) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       int64_t elements;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kElements, &elements));
       Start(ctx, OnBad::kSkip, nullptr);
@@ -181,7 +182,7 @@ class Dataset : public SourceDataset {
       ElementTensors(config().columns, ctx, out).Add(keys, ends, rows);
     }
 
-    tf::mutex mutex_;
+    std::mutex mutex_;
     std::shared_ptr<ReaderStats> stats_;
     std::unique_ptr<GroupShuffle> shuffle_ TF_GUARDED_BY(mutex_);
     std::vector<std::unique_ptr<Group>> groups_ TF_GUARDED_BY(mutex_);  // of the next element

@@ -15,6 +15,7 @@
 #include "io/group_batch/group_batch.h"
 #include "io/group_batch/problem.h"
 #include "ops/common/kernels.h"
+#include "ops/common/kernels_versions.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -38,7 +39,7 @@ class EnvSource : public records::ByteSource {
 
   size_t Read(uint64_t offset, size_t count, char* out, std::string* error) override {
     absl::string_view read;
-    const absl::Status status = file_->Read(offset, count, &read, out);
+    const absl::Status status = ReadAt(*file_, offset, count, out, &read);
     if (!status.ok() && !absl::IsOutOfRange(status)) {
       *error = std::string(status.message());
       return 0;
@@ -65,7 +66,7 @@ inline std::string Reason(const absl::Status& status) {
 inline std::unique_ptr<records::ByteSource> OpenInEnv(tf::Env* env, const std::string& path,
                                                       std::string* error) {
   std::unique_ptr<tf::RandomAccessFile> file;
-  tf::uint64 size = 0;
+  uint64_t size = 0;
   absl::Status status = env->IsDirectory(path);
   if (status.ok()) {
     *error = "it is a folder";

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -171,7 +172,7 @@ class Dataset : public SourceDataset {
     }
 
     absl::Status Initialize(IteratorContext* ctx) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       stats_ = StatsRegistry::Global().Find(config().stats);
       range_ = config().Range(ctx->env());
       order_ = std::make_unique<EpochOrder>(config().groups(), config().window, config().seed);
@@ -197,7 +198,7 @@ class Dataset : public SourceDataset {
    protected:
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
                                  bool* end_of_sequence) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       *end_of_sequence = elements_ == config().steps;
       if (*end_of_sequence) return absl::OkStatus();
       Problem problem;
@@ -221,7 +222,7 @@ class Dataset : public SourceDataset {
 
     absl::Status SaveInternal(tf::data::SerializationContext* ctx,
                               tf::data::IteratorStateWriter* writer) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kDigest, config().Digest()));
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), kElements, elements_));
       for (size_t i = 0; i < cursors_.size(); ++i) {
@@ -232,7 +233,7 @@ class Dataset : public SourceDataset {
 
     absl::Status RestoreInternal(IteratorContext* ctx,
                                  tf::data::IteratorStateReader* reader) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       int64_t digest;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kDigest, &digest));
       if (digest != config().Digest()) {
@@ -260,14 +261,14 @@ class Dataset : public SourceDataset {
     void Open() TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       auto reader = std::make_unique<ElementReader>(range_, config().element, *order_,
                                                     config().lanes, cursors_, stats_.get());
-      tf::mutex_lock lock(reader_mutex_);
+      const std::lock_guard<std::mutex> lock(reader_mutex_);
       if (cancelled_) reader->Cancel();
       reader_.swap(reader);
     }
 
     // May be called while GetNext waits and holds mutex_.
     void Cancel() {
-      tf::mutex_lock lock(reader_mutex_);
+      const std::lock_guard<std::mutex> lock(reader_mutex_);
       cancelled_ = true;
       if (reader_ != nullptr) reader_->Cancel();
     }
@@ -295,13 +296,13 @@ class Dataset : public SourceDataset {
       tensors.Add(keys, row_ends, rows);
     }
 
-    tf::mutex mutex_;
+    std::mutex mutex_;
     std::shared_ptr<ReaderStats> stats_;
     RangeOptions range_;
     std::unique_ptr<EpochOrder> order_;
     std::vector<int64_t> cursors_ TF_GUARDED_BY(mutex_);  // after the last element
     int64_t elements_ TF_GUARDED_BY(mutex_) = 0;
-    tf::mutex reader_mutex_ TF_ACQUIRED_AFTER(mutex_);  // for replacing and cancelling it
+    std::mutex reader_mutex_ TF_ACQUIRED_AFTER(mutex_);  // for replacing and cancelling it
     std::unique_ptr<ElementReader> reader_;
     std::atomic<bool> cancelled_{false};
     tf::CancellationManager* manager_ = nullptr;

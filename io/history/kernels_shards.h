@@ -21,6 +21,7 @@
 #include "absl/strings/str_format.h"
 #include "io/history/shard_index.h"
 #include "io/history/snapshot.h"
+#include "ops/common/kernels_versions.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/errors.h"
 
@@ -94,7 +95,7 @@ class ShardSource : public StripeSource {
     if (begin > file->size || bytes > file->size - begin) return {};
     buffer_.resize(bytes);
     absl::string_view found;
-    status_ = file->content->Read(begin, bytes, &found, buffer_.data());
+    status_ = ReadAt(*file->content, begin, bytes, buffer_.data(), &found);
     if (absl::IsOutOfRange(status_)) status_ = absl::OkStatus();  // it ended early
     return status_.ok() ? std::string_view(found.data(), found.size()) : std::string_view();
   }

@@ -41,7 +41,7 @@ REGISTER_OP("GmetaReadHistories")
       for (int i = 2; i < c->num_outputs(); ++i) {
         c->set_output(i, c->Vector(InferenceContext::kUnknownDim));
       }
-      return tensorflow::OkStatus();
+      return absl::OkStatus();
     })
     .Doc(R"doc(
 Rebuilds the histories of users as they were at a moment, from a store on any file system.
@@ -88,7 +88,7 @@ REGISTER_OP("GmetaCheckHistories")
         TF_RETURN_IF_ERROR(c->Merge(users, c->input(i), &other));
       }
       c->set_output(0, users);
-      return tensorflow::OkStatus();
+      return absl::OkStatus();
     })
     .Doc(R"doc(
 Compares what is known of R histories with what the ranker logged.
@@ -120,7 +120,7 @@ REGISTER_OP("GmetaDeletedHistories")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &users));
       TF_RETURN_IF_ERROR(c->Merge(users, c->input(1), &users));
       c->set_output(0, users);
-      return tensorflow::OkStatus();
+      return absl::OkStatus();
     })
     .Doc(R"doc(
 Tells users whose events were deleted from users who had none.
@@ -147,7 +147,7 @@ REGISTER_OP("GmetaHistoryCrc")
       tensorflow::shape_inference::DimensionHandle histories;
       TF_RETURN_IF_ERROR(c->Subtract(c->Dim(c->input(0), 0), 1, &histories));
       c->set_output(0, c->Vector(histories));
-      return tensorflow::OkStatus();
+      return absl::OkStatus();
     })
     .Doc(R"doc(
 Computes the checksum of each of R histories: the CRC-32C of its columns, one after another.

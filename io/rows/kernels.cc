@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -137,7 +138,7 @@ class Dataset : public DatasetBase {
     explicit Iterator(const Params& params) : DatasetIterator<Dataset>(params) {}
 
     absl::Status Initialize(IteratorContext* ctx) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       return dataset()->input_->MakeIterator(ctx, this, prefix(), &input_);
     }
 
@@ -145,7 +146,7 @@ class Dataset : public DatasetBase {
     // After an error the queue keeps its rows, so that going on loses none.
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
                                  bool* end_of_sequence) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       const auto size = static_cast<size_t>(config().batch_size);
       while (input_ != nullptr && rows_.waiting() < size) {
         Element element;
@@ -173,7 +174,7 @@ class Dataset : public DatasetBase {
 
     absl::Status SaveInternal(tf::data::SerializationContext* ctx,
                               tf::data::IteratorStateWriter* writer) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       TF_RETURN_IF_ERROR(
           writer->WriteScalar(prefix(), kEnded, static_cast<int64_t>(input_ == nullptr)));
       if (input_ != nullptr) TF_RETURN_IF_ERROR(SaveInput(ctx, writer, input_));
@@ -192,7 +193,7 @@ class Dataset : public DatasetBase {
 
     absl::Status RestoreInternal(IteratorContext* ctx,
                                  tf::data::IteratorStateReader* reader) override {
-      tf::mutex_lock lock(mutex_);
+      const std::lock_guard<std::mutex> lock(mutex_);
       int64_t ended, blocks;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), kEnded, &ended));
       if (ended != 0) {
@@ -279,7 +280,7 @@ class Dataset : public DatasetBase {
       out->push_back(std::move(ends[0]));
     }
 
-    tf::mutex mutex_;
+    std::mutex mutex_;
     std::unique_ptr<tf::data::IteratorBase> input_ TF_GUARDED_BY(mutex_);  // null at end
     RowBatcher<Element> rows_ TF_GUARDED_BY(mutex_);
   };

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ops/common/kernels_versions.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace gmeta {
@@ -37,10 +38,10 @@ class PoolParallelFor {
       if (total == 1) work(size_t{0}, size_t{1});
       return;
     }
-    pool_->ParallelFor(static_cast<int64_t>(total), static_cast<int64_t>(cost),
-                       [&work](int64_t begin, int64_t end) {
-                         work(static_cast<size_t>(begin), static_cast<size_t>(end));
-                       });
+    ParallelFor(pool_, static_cast<int64_t>(total), static_cast<int64_t>(cost),
+                [&work](int64_t begin, int64_t end) {
+                  work(static_cast<size_t>(begin), static_cast<size_t>(end));
+                });
   }
 
   int threads() const { return pool_->NumThreads(); }

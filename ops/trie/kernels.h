@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 
 #include "ops/common/kernels.h"
 #include "ops/trie/host/beam_step.h"
 #include "ops/trie/host/log_probs.h"
 #include "ops/trie/host/siblings.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/mutex.h"
 
 namespace gmeta {
 
@@ -117,7 +117,7 @@ inline absl::Status RowsOf(tensorflow::OpKernelContext* context, int first, trie
 class FirstProblem {
  public:
   void Tell(size_t place, size_t beam, trie::Problem problem) {
-    tensorflow::mutex_lock lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     if (problem_ != trie::Problem::kNone && place_ <= place) return;
     place_ = place, beam_ = beam, problem_ = problem;
   }
@@ -126,7 +126,7 @@ class FirstProblem {
   size_t beam() const { return beam_; }
 
  private:
-  tensorflow::mutex mutex_;
+  std::mutex mutex_;
   trie::Problem problem_ = trie::Problem::kNone;
   size_t place_ = 0, beam_ = 0;
 };

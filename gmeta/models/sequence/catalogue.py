@@ -132,14 +132,14 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
     def _check_keys(self, ids: Any, keys: Any) -> None:
         if not self._hashes and (ids.dtype == object or keys.min() < 0):
-            some = ids[0] if ids.dtype == object else keys.min()
+            some = ids[0] if ids.dtype == object else int(keys.min())
             raise ConfigError(
                 f"{self._owner}: items holds {some!r}: make the feature {self._feature!r} with hash=True, "
                 "which takes texts and any int64"
             )
         values, counts = np.unique(keys, return_counts=True)
         if (counts > 1).any():
-            twice = ids[keys == values[counts > 1][0]][0]
+            twice = ids[keys == values[counts > 1][0]].tolist()[0]
             raise ConfigError(f"{self._owner}: items must be distinct ids, got {twice!r} twice")
         if (ids == (TEXT_PADDING if ids.dtype == object else PADDING)).any():
             padding = TEXT_PADDING if ids.dtype == object else PADDING
