@@ -43,7 +43,7 @@ class Environment:
         )
 
     def _version(self) -> str | None:
-        """The version of its Python, if that runs and has pip: a broken-off environment lacks it."""
+        """Return the version of its Python, if that runs and has pip: a broken-off environment lacks it."""
         ask = [str(self.python), "-c", "import pip, platform; print(platform.python_version())"]
         try:
             return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()

@@ -35,7 +35,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def with_tensorflow(lines: list[str], version: str) -> list[str]:
-    """The requirements with another TensorFlow in place of the pinned one."""
+    """Return the requirements with another TensorFlow in place of the pinned one."""
     minor = version.rpartition(".")[0]
     given = (f"tensorflow=={version}", f"tf-keras=={minor}.*")
     pinned = re.compile(r"(tensorflow|tf-keras|numpy)\b(?!-)")

@@ -141,7 +141,7 @@ def install_gmeta(steps: Steps) -> None:
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Make it, and return the exit status."""
     os.chdir(ROOT)
     ready = f".venv has Python {platform.python_version()}"
     return set_up(

@@ -42,7 +42,7 @@ class OtherTensorFlow:
         self.venv = Environment(self.folder / "venv")
 
     def steps(self) -> Steps:
-        """What makes it, with an empty log."""
+        """Return the steps that make it, with an empty log."""
         return Steps(self.venv.stamps, self.folder / "setup.log")
 
     def make(self, steps: Steps) -> None:
@@ -87,7 +87,7 @@ class OtherTensorFlow:
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Make it, and return the exit status."""
     os.chdir(ROOT)
     version = sys.argv[1]
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):

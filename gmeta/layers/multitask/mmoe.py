@@ -187,11 +187,13 @@ class MMoE(tf.keras.layers.Layer):
 
     def _mix(self, x: tf.Tensor, gates: tf.Tensor) -> tf.Tensor:
         """Mix the experts' outputs in the form that this call is to have."""
-        forms = [partial(mix, x, gates, self.kernels, self.biases) for mix in (mix_chosen, _mix_all)]
-        least = self._least_samples()
-        if x.shape[0] is None and 0 < least < math.inf:
-            return tf.cond(tf.shape(x)[0] >= least, *forms)
-        return forms[0 if (x.shape[0] or 0) >= least else 1]()
+        chosen, every = (partial(mix, x, gates, self.kernels, self.biases) for mix in (mix_chosen, _mix_all))
+        least, samples = self._least_samples(), x.shape[0]
+        if least in (0, math.inf):  # whatever their number
+            return every() if least else chosen()
+        if samples is None:
+            return tf.cond(tf.shape(x)[0] >= least, chosen, every)
+        return chosen() if samples >= least else every()
 
     def _least_samples(self) -> float:
         """Return how many samples a call must have to compute only the chosen experts; infinite: none do."""

@@ -73,7 +73,8 @@ struct BackwardPass {
   static constexpr int kRoom = (hopper::kMaxSharedBytes - kOtherBytes - kOwnBytes) / kSlotBytes;
   static constexpr int kSlots = kRoom > 8 ? 8 : kRoom > 3 ? kRoom / 2 * 2 : kRoom;
   static constexpr bool kEven = kSlots % 2 == 0;  // then blocks begin at even slots
-  // Sums of tables that leave no room for more than a block begin when its tiles have been freed.
+  // Where the tables' sums leave slots for one block only, its slots are freed before they begin,
+  // so that the next block is copied meanwhile.
   static constexpr bool kFreesFirst = kOfBias && !kAlone && !kNearBias;
   static_assert(kSlots >= (kFreesFirst ? 2 : 3), "a block's two tiles, and one to come");
 };

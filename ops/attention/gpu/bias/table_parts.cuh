@@ -1,5 +1,5 @@
-// The partial sums that the pass over dS leaves for the gradients of a bias (bias_gradient.cuh),
-// and their totals.
+// The partial sums that a launch leaves for the gradients of a bias's tables (table_sums.cuh), and
+// their totals.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BIAS_TABLE_PARTS_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BIAS_TABLE_PARTS_CUH_
