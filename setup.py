@@ -1,18 +1,24 @@
 """Compiles the native libraries with CMake and puts them beside the Python that loads them.
 
-Everything else about the package is in pyproject.toml.
+They are compiled against the TensorFlow of the environment that gmeta is installed into, also where pip
+builds in an isolated one; if it has none that gmeta runs on, against the one that pip would install. No other
+TensorFlow loads them, so what is built asks for that very version. Everything else about the package is in
+pyproject.toml.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from typing import NoReturn
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -26,6 +32,38 @@ LIBRARIES = {
 APART = os.environ.get("GMETA_LIBRARIES")
 # Built only where CMake finds a CUDA compiler.
 CUDA_LIBRARY = {"gmeta_cuda": "gmeta/ops"}
+SUPPORTED = runpy.run_path(str(ROOT / "gmeta/core/version.py"))
+
+
+def find_tensorflow() -> tuple[str, str, str] | None:
+    """The name, version and folder of the TensorFlow to compile against, or None if there is none yet.
+
+    pip hides the environment's packages while it builds, but not where they are.
+    """
+    outside = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    for folders in (outside, None):
+        found = SUPPORTED["find_tensorflow"](folders)
+        if found is not None and SUPPORTED["describe_misfit"](found[1]) is None:
+            return found
+    return None
+
+
+class WithItsTensorFlow(Distribution):
+    """Asks for the TensorFlow that its libraries are compiled against, in place of the whole range.
+
+    A source distribution isn't compiled yet, so it keeps the range.
+    """
+
+    def parse_config_files(self, *given: object, **named: object) -> None:
+        super().parse_config_files(*given, **named)
+        found = find_tensorflow()
+        if found is None or "sdist" in self.script_args:
+            return
+        name, version, _ = found
+        others = [line for line in self.install_requires if not re.match(r"(tensorflow|tf-keras)[<>=]", line)]
+        minor = ".".join(version.split(".")[:2])
+        self.install_requires = [f"{name}=={version}", f"tf-keras=={minor}.*", *others]
+        self.metadata.install_requires = self.install_requires
 
 
 class CMakeBuild(build_ext):
@@ -42,7 +80,7 @@ class CMakeBuild(build_ext):
         cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
         if cmake is None:
             sys.exit("gmeta: cmake is missing; get it with: pip install 'cmake>=3.18,<4'")
-        tensorflow = importlib.metadata.distribution("tensorflow")
+        _, version, folder = find_tensorflow() or refuse_tensorflow()
         cuda = os.environ.get("GMETA_CUDA", "AUTO").upper()
         subprocess.run(
             [
@@ -52,7 +90,8 @@ class CMakeBuild(build_ext):
                 "-B",
                 str(build),
                 f"-DGMETA_PYTHON={sys.executable}",
-                f"-DGMETA_TF_INSTALLED={tensorflow.version} {tensorflow.locate_file('tensorflow')}",
+                f"-DGMETA_TF_INSTALLED={version} {folder}",
+                f"-DGMETA_TF_PACKAGES={folder}",
                 f"-DGMETA_CUDA={cuda}",
             ],
             check=True,
@@ -76,6 +115,14 @@ class CMakeBuild(build_ext):
         return [str(path) for path in self.built]
 
 
+def refuse_tensorflow() -> NoReturn:
+    """End with the line that says what to install."""
+    found = SUPPORTED["find_tensorflow"]()
+    install = " ".join(f"'{line}'" for line in SUPPORTED["WANTED"])
+    lacks = f"there is no TensorFlow to compile against: pip install {install}"
+    sys.exit(f"gmeta: {SUPPORTED['describe_misfit'](found[1]) if found else lacks}")
+
+
 def has_cuda(build: Path) -> bool:
     """Whether CMake has decided to build with CUDA."""
     return "GMETA_HAVE_CUDA:INTERNAL=ON" in (build / "CMakeCache.txt").read_text()
@@ -85,4 +132,7 @@ setup(
     # Named only so that setuptools runs build_ext and tags the wheel for its platform.
     ext_modules=[Extension("gmeta.ops._gmeta_ops", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
+    distclass=WithItsTensorFlow,
+    # What pip puts into the isolated environment: a TensorFlow only where the outer one has none.
+    setup_requires=[] if find_tensorflow() else list(SUPPORTED["WANTED"]),
 )

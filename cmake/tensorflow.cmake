@@ -6,10 +6,10 @@ endif()
 if(NOT GMETA_TF_VERSION OR NOT GMETA_TF_ASKED STREQUAL "${GMETA_TF_INSTALLED}")
   execute_process(
     COMMAND ${CMAKE_COMMAND} -E env TF_CPP_MIN_LOG_LEVEL=3 TF_USE_LEGACY_KERAS=1
-            ${GMETA_PYTHON} ${CMAKE_SOURCE_DIR}/cmake/tensorflow_flags.py
+            ${GMETA_PYTHON} ${CMAKE_SOURCE_DIR}/cmake/tensorflow_flags.py ${GMETA_TF_PACKAGES}
     OUTPUT_VARIABLE flags RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
   if(failed)
-    message(FATAL_ERROR "TensorFlow can't be imported by ${GMETA_PYTHON}; install it first (see constraints.txt)")
+    message(FATAL_ERROR "TensorFlow can't be imported by ${GMETA_PYTHON}; install it first")
   endif()
   list(GET flags 0 version)
   list(GET flags 1 include_dir)

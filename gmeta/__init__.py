@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gmeta.core.keras import select_legacy_keras
 from gmeta.core.version import __version__ as __version__
+from gmeta.core.version import check_python
 
+check_python()
 select_legacy_keras()
 
 if TYPE_CHECKING:

@@ -1,17 +1,19 @@
 """Selects Keras 2 (tf-keras) before TensorFlow can choose Keras 3, and refuses objects of Keras 3.
 
-Horovod 0.28 and custom train steps need Keras 2. TensorFlow 2.16 reads ``TF_USE_LEGACY_KERAS`` once, during
+Horovod 0.28 and custom train steps need Keras 2. TensorFlow reads ``TF_USE_LEGACY_KERAS`` once, during
 its import. If the variable isn't set by then, ``tensorflow.keras`` is Keras 3 for the rest of the process.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gmeta.core.errors import KerasError
+from gmeta.core.version import WANTED, describe_misfit, find_tensorflow
 
 _VARIABLE = "TF_USE_LEGACY_KERAS"
 _KERAS_3 = "keras"  # the package; that of Keras 2 is tf_keras
@@ -25,8 +27,11 @@ def select_legacy_keras() -> None:
     registration lines at level "error" on every machine. Set it to 0 to see everything.
 
     Raises:
-      KerasError: TensorFlow was imported first, without the variable, so Keras 3 is already chosen.
+      KerasError: TensorFlow was imported first, without the variable, so Keras 3 is already chosen; or
+        tf-keras isn't installed.
     """
+    if importlib.util.find_spec("tf_keras") is None:
+        raise KerasError(_lack_of_keras_2())
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     value = os.environ.get(_VARIABLE)
     if value in _TRUE:
@@ -41,6 +46,25 @@ def select_legacy_keras() -> None:
             f"put `import gmeta` above `import tensorflow`, or export {_VARIABLE}=1"
         )
     os.environ[_VARIABLE] = "1"
+
+
+def _lack_of_keras_2() -> str:
+    """Return which tf-keras to install: each minor version is made for TensorFlow's of the same number."""
+    found = find_tensorflow()
+    if found is None:
+        install = " ".join(f"'{line}'" for line in WANTED)
+        return f"neither TensorFlow nor tf-keras, which is Keras 2, is installed: pip install {install}"
+    name, version, _ = found
+    misfit = describe_misfit(version)
+    if misfit is not None:
+        return misfit
+    minor = ".".join(version.split(".")[:2])
+    # tf-keras asks for the distribution `tensorflow`, which would be laid over another one's files.
+    alone = "" if name == "tensorflow" else "--no-deps "
+    return (
+        f"tf-keras isn't installed, and gmeta needs Keras 2, which it is: TensorFlow {version} goes with "
+        f"pip install {alone}'tf-keras=={minor}.*'"
+    )
 
 
 def refuse_keras_3(receiver: str, *given: Any) -> None:

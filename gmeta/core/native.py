@@ -12,12 +12,14 @@ import functools
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
 from gmeta.core.errors import NativeLibraryError
+from gmeta.core.version import describe_misfit
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _APART = os.environ.get("GMETA_LIBRARIES")
@@ -113,22 +115,32 @@ def check_build(path: Path) -> None:
     """Refuse a library that was compiled against another TensorFlow than the one in use.
 
     Raises:
-      NativeLibraryError: The versions differ; the message names both.
+      NativeLibraryError: The versions differ, and the message names both; or gmeta doesn't run on this one.
     """
     import tensorflow as tf
 
+    misfit = describe_misfit(tf.__version__)
+    if misfit is not None:
+        raise NativeLibraryError(misfit)
     info = build_info(path)
     if info["tensorflow"] != tf.__version__:
         raise NativeLibraryError(
             f"{path} was built against TensorFlow {info['tensorflow']}, but TensorFlow {tf.__version__} is "
-            f"installed: rebuild it (`make setup`, or `pip install --force-reinstall .`), "
-            f"or install tensorflow=={info['tensorflow']}"
+            f"installed: rebuild it for that: {_how_to_rebuild()}"
         )
     if info["cxx11_abi"] != str(tf.sysconfig.CXX11_ABI_FLAG):
         raise NativeLibraryError(
             f"{path} was built with _GLIBCXX_USE_CXX11_ABI={info['cxx11_abi']}, but TensorFlow "
-            f"{tf.__version__} here uses {tf.sysconfig.CXX11_ABI_FLAG}: rebuild it with `make setup`"
+            f"{tf.__version__} here uses {tf.sysconfig.CXX11_ABI_FLAG}: rebuild it: {_how_to_rebuild()}"
         )
+
+
+def _how_to_rebuild() -> str:
+    """Return the command that compiles them against the installed TensorFlow, and installs no other."""
+    checkout = _PACKAGE.parent
+    if (checkout / "setup.py").exists():
+        return f"`{sys.executable} setup.py build_ext --inplace` in {checkout}"
+    return "`pip install --force-reinstall --no-deps .` in gmeta's source"
 
 
 @functools.cache

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+
+from gmeta.core import keras
+from gmeta.core.errors import KerasError
+from gmeta.core.version import find_tensorflow
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -21,9 +26,22 @@ def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def lines(stderr: str) -> list[str]:
+    """What was logged, without when and by which process."""
+    return [re.sub(r"^([IWE]\d{4}) [\d:.]+ +\d+ ", r"\1 ", line) for line in stderr.splitlines()]
+
+
 def test_importing_gmeta_selects_keras_2_without_chatter() -> None:
     done = run("import gmeta, tensorflow as tf; print(tf.keras.Model.__module__.split('.')[0])")
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "tf_keras", "")
+    assert (done.returncode, done.stdout.strip()) == (0, "tf_keras")
+    if done.stderr:
+        # Newer TensorFlows log through absl, which prints what comes before its start, of oneDNN and of CUDA,
+        # whatever the log level is. To silence it is to silence what users log later.
+        alone = run(
+            "import tensorflow as tf; tf.keras.Model", TF_USE_LEGACY_KERAS="1", TF_CPP_MIN_LOG_LEVEL="3"
+        )
+        assert not (find_tensorflow() or ("", "2.16", ""))[1].startswith("2.16.")
+        assert lines(done.stderr) == lines(alone.stderr)
 
 
 def test_importing_gmeta_imports_neither_tensorflow_nor_horovod() -> None:
@@ -43,6 +61,41 @@ def test_gmeta_after_tensorflow_says_the_line_that_mends_it() -> None:
 def test_keras_3_on_purpose_is_refused(order: str) -> None:
     done = run(order, TF_USE_LEGACY_KERAS="0")
     assert "TF_USE_LEGACY_KERAS=0 selects Keras 3, but gmeta needs Keras 2" in done.stderr.splitlines()[-1]
+
+
+def test_without_keras_2_the_one_for_this_tensorflow_is_named() -> None:
+    done = run("import sys; sys.modules['tf_keras'] = None\nimport gmeta")
+    name, version, _ = find_tensorflow() or ("", "", "")
+    minor = version.rpartition(".")[0]
+    alone = "" if name == "tensorflow" else "--no-deps "
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "gmeta.core.errors.KerasError: tf-keras isn't installed, and gmeta needs Keras 2, which it is: "
+        f"TensorFlow {version} goes with pip install {alone}'tf-keras=={minor}.*'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (("tensorflow-cpu", "2.18.1", ""), "goes with pip install --no-deps 'tf-keras==2.18.*'"),
+        (
+            ("tensorflow", "2.15.1", ""),
+            "TensorFlow 2.15.1 is installed, but gmeta runs on 2.16.2 to 2.21: "
+            "pip install 'tensorflow>=2.16.2,<2.22' 'tf-keras>=2.16,<2.22'",
+        ),
+        (None, "is installed: pip install 'tensorflow>=2.16.2,<2.22' 'tf-keras>=2.16,<2.22'"),
+    ],
+)
+def test_without_keras_2_it_depends_on_the_tensorflow_that_is_there(
+    found: tuple[str, str, str] | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tf_keras", None)
+    monkeypatch.setattr(keras, "find_tensorflow", lambda: found)
+    with pytest.raises(KerasError) as raised:
+        keras.select_legacy_keras()
+    assert str(raised.value).endswith(said)
+    assert "\n" not in str(raised.value)
 
 
 def test_the_variable_makes_any_order_right() -> None:

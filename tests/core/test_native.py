@@ -49,11 +49,28 @@ def test_a_library_built_against_another_tensorflow_is_refused_with_both_version
     other = altered("ops", tmp_path, f"tensorflow={tf.__version__}".encode(), b"tensorflow=2.15.1")
     monkeypatch.setitem(native.LIBRARIES, "ops", other)
     native.load_op_library.cache_clear()
-    with pytest.raises(NativeLibraryError, match="rebuild it") as caught:
+    with pytest.raises(NativeLibraryError) as caught:
         native.load_op_library("ops")
-    assert f"built against TensorFlow 2.15.1, but TensorFlow {tf.__version__} is installed" in str(
-        caught.value
+    said = str(caught.value)
+    assert f"built against TensorFlow 2.15.1, but TensorFlow {tf.__version__} is installed" in said
+    checkout = Path(__file__).resolve().parents[2]
+    # Set-up would install the pinned TensorFlow instead of serving this one.
+    assert said.endswith(
+        f"rebuild it for that: `{sys.executable} setup.py build_ext --inplace` in {checkout}"
     )
+    monkeypatch.setattr(native, "_PACKAGE", tmp_path / "site-packages" / "gmeta")
+    with pytest.raises(NativeLibraryError, match=r"--no-deps \.` in gmeta's source$"):
+        native.check_build(other)
+
+
+def test_a_tensorflow_that_no_library_can_be_built_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf, "__version__", "2.30.0")
+    with pytest.raises(
+        NativeLibraryError, match=r"^TensorFlow 2\.30\.0 is installed, but gmeta runs on 2\.16"
+    ):
+        native.check_build(native.library_path("ops"))
 
 
 def test_a_library_of_the_other_abi_is_refused(tmp_path: Path) -> None:

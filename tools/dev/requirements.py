@@ -1,11 +1,12 @@
 """Writes what pyproject.toml asks for as a requirements file: `requirements.py FILE [build] [EXTRA...]`.
 
-`build` stands for [build-system].requires, another word for the extra of that name; the run-time dependencies
-come always. pip can't be asked for a project's dependencies without building the project, and ours can only
-be built where they are installed.
+`build` stands for [build-system].requires, `reference` for the dependency group with the TensorFlow that
+`make setup` installs, another word for the extra of that name; the run-time dependencies come always. pip
+can't be asked for a project's dependencies without building the project, and ours can only be built where
+they are installed.
 
-`--tensorflow VERSION` puts that TensorFlow and its tf-keras in place of the pinned ones, and leaves NumPy to
-what this TensorFlow asks for.
+`--tensorflow VERSION` puts that TensorFlow and its tf-keras in place of the range, and leaves NumPy to what
+this TensorFlow asks for.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def groups() -> dict[str, list[str]]:
-    """Group -> its requirements, in the file's order: "" (run time), "build", and the extras."""
+    """Group -> its requirements, in the file's order: "" (run time), "build", the extras, "reference"."""
     value = tomllib.loads(PYPROJECT.read_text())
     project = value["project"]
     return {
         "": project["dependencies"],
         "build": value["build-system"]["requires"],
         **project["optional-dependencies"],
+        **value["dependency-groups"],
     }
 
 
 def with_tensorflow(lines: list[str], version: str) -> list[str]:
-    """Return the requirements with another TensorFlow in place of the pinned one."""
+    """Return the requirements with another TensorFlow in place of the range."""
     minor = version.rpartition(".")[0]
     given = (f"tensorflow=={version}", f"tf-keras=={minor}.*")
     pinned = re.compile(r"(tensorflow|tf-keras|numpy)\b(?!-)")

@@ -64,7 +64,7 @@ class OtherTensorFlow:
         steps.step("gmeta", title, gmeta, lambda: self.install_gmeta(steps))
 
     def install_packages(self, steps: Steps) -> None:
-        """Install what pyproject.toml asks for, with this TensorFlow in place of the pinned one."""
+        """Install what pyproject.toml asks for, with this TensorFlow in place of the range."""
         if sys.version_info < (3, 11):
             self.venv.install(steps, "tomli")  # what reads pyproject.toml
         wanted = self.folder / "requirements.txt"
@@ -78,11 +78,8 @@ class OtherTensorFlow:
         (packages / "gmeta_libraries.pth").write_text(STARTUP.format(str(self.libraries)))
 
     def install_gmeta(self, steps: Steps) -> None:
-        """Install the checkout itself, which compiles its libraries.
-
-        The range of Pythons in its metadata is that of the pinned TensorFlow, and newer ones run on more.
-        """
-        options = ("--no-deps", "--no-build-isolation", "--ignore-requires-python")
+        """Install the checkout itself, which compiles its libraries."""
+        options = ("--no-deps", "--no-build-isolation")
         self.venv.install(steps, *options, "-e", ROOT)
 
 

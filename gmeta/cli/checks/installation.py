@@ -18,9 +18,9 @@ from packaging.requirements import Requirement
 
 from gmeta.core import collectives, native
 from gmeta.core.errors import ConfigError, NativeLibraryError
-from gmeta.core.version import __version__
+from gmeta.core.version import DISTRIBUTIONS, WANTED, __version__, find_tensorflow
 
-_REINSTALL = "run `make setup` in a checkout, or `pip install .`"
+_REINSTALL = "run `make setup` in a checkout, or `pip install .` in gmeta's source"
 
 
 class Status(enum.Enum):
@@ -86,7 +86,7 @@ def _requirements() -> Iterator[Finding]:
         yield Finding(
             "packages", "gmeta runs from its source without being installed", Status.NOTE, _REINSTALL
         )
-        return
+        lines = [*WANTED, "numpy"]
     for requirement in map(Requirement, lines):
         # Extras are optional; their packages carry the marker `extra == "..."`.
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -95,14 +95,24 @@ def _requirements() -> Iterator[Finding]:
 
 def _requirement(requirement: Requirement) -> Finding:
     install = f"pip install '{requirement.name}{requirement.specifier}'"
-    try:
-        version = importlib.metadata.version(requirement.name)
-    except importlib.metadata.PackageNotFoundError:
+    version = _version(requirement.name)
+    if version is None:
         return Finding(requirement.name, "not installed", Status.BROKEN, install)
     if not requirement.specifier.contains(version, prereleases=True):
         value = f"{version}, but gmeta needs {requirement.specifier}"
         return Finding(requirement.name, value, Status.BROKEN, install)
     return Finding(requirement.name, version)
+
+
+def _version(name: str) -> str | None:
+    """Return the version of a package, of TensorFlow under any of its names."""
+    if name == DISTRIBUTIONS[0]:
+        found = find_tensorflow()
+        return found[1] if found else None
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _keras(tf: ModuleType) -> Finding:

@@ -25,7 +25,7 @@ from gmeta.core.collectives.place import (
 )
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.shares import total_shares
-from gmeta.core.version import __version__
+from gmeta.core.version import __version__, find_tensorflow
 
 DEFAULTS = {
     # Milliseconds between two checks for data to send. A small collective takes 2.1 ms at Horovod's own
@@ -128,9 +128,11 @@ def versions() -> dict[str, str]:
     The minor version of Python counts, because packages are built for it.
     """
     major, minor, _ = platform.python_version_tuple()
-    packages = ("tensorflow", "tf-keras", "numpy", "horovod")
+    packages = ("tf-keras", "numpy", "horovod")
     found = {package: importlib.metadata.version(package) for package in packages}
-    return {"python": f"{major}.{minor}", "gmeta": __version__, **found}
+    tensorflow = find_tensorflow()
+    version = tensorflow[1] if tensorflow else "none"
+    return {"python": f"{major}.{minor}", "gmeta": __version__, "tensorflow": version, **found}
 
 
 def _take_gpu(local_rank: int, local_size: int) -> None:
