@@ -53,9 +53,9 @@ def find_tensorflow(folders: Iterable[str] | None = None) -> tuple[str, str, str
     """
     from importlib import metadata
 
-    where = {} if folders is None else {"path": list(folders)}
+    where = sys.path if folders is None else list(folders)
     for name in DISTRIBUTIONS:
-        for found in metadata.distributions(name=name, **where):
+        for found in metadata.distributions(name=name, path=where):
             return name, found.version, str(found.locate_file(""))
     return None
 

@@ -42,7 +42,16 @@ def test_a_whole_installation() -> None:
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert lines[-1] == "everything that gmeta needs works"
-    for said in ("python ", "tensorflow ", "tf-keras ", "numpy ", "library ops ", "library io ", "gpus "):
+    for said in (
+        "python ",
+        "tensorflow ",
+        "tf-keras ",
+        "numpy ",
+        "library ops ",
+        "library io ",
+        "gpus ",
+        "remote paths ",
+    ):
         assert sum(said in line for line in lines) == 1, said
     assert "keras in use" in done.output
     assert f"built against TensorFlow {importlib.metadata.version('tensorflow')}" in done.output
@@ -59,6 +68,26 @@ def test_no_horovod_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.status is Status.NOTE
     assert finding.remedy is not None
     assert "make setup" in finding.remedy
+
+
+def test_what_reads_remote_paths_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    finding = find("remote paths")
+    assert "gs:// by TensorFlow" in finding.value
+    assert "s3://, viewfs:// by pyarrow" in finding.value
+    assert (finding.status, finding.remedy) == (Status.NOTE, "pip install fsspec")
+
+
+def test_without_being_installed_the_versions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
+    monkeypatch.setattr(doctor, "find_tensorflow", lambda: ("tensorflow-cpu", "2.30.0", ""))
+    finding = find("tensorflow")
+    assert finding.value == "2.30.0, but gmeta needs <2.22,>=2.16.2"
+    assert finding.remedy == "pip install 'tensorflow<2.22,>=2.16.2'"
+    assert find("numpy").status is Status.OK
 
 
 def test_a_horovod_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import gmeta
 from gmeta.cli import COMMANDS, main
 from gmeta.core.errors import ConfigError
+from gmeta.testing.jobs.startup_lines import own_lines
 
 LAZY = """
 import sys
@@ -125,7 +126,7 @@ def test_a_reader_who_has_read_enough_is_no_error() -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert own_lines(process.stderr.read()) == ""
         assert process.wait() == 1
 
 

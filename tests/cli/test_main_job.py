@@ -15,6 +15,7 @@ from gmeta.experiment.runs.trainer import restore
 from gmeta.testing.data.movielens_files import small_100k
 from gmeta.testing.jobs import warm
 from gmeta.testing.jobs.output_filter import without_stalls
+from gmeta.testing.jobs.startup_lines import own_lines
 from gmeta.testing.serving import ask
 from gmeta.testing.small_experiment import small_toml
 
@@ -94,7 +95,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 130
-    planned, interrupted = stderr.splitlines()
+    planned, interrupted = own_lines(stderr).splitlines()
     assert planned.startswith("trains on ")
     assert interrupted == "gmeta: interrupted; what was finished is kept"
 

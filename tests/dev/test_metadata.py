@@ -18,8 +18,14 @@ import importlib.metadata, json, sys, sysconfig
 
 folder, shown, hook = sys.argv[1:]
 sysconfig.get_path = lambda name, *_: folder
-real, given = importlib.metadata.distributions, {"path": [folder] if shown == "shown" else []}
-importlib.metadata.distributions = lambda **asked: real(**(given if "name" in asked else {}) | asked)
+real = importlib.metadata.distributions
+
+def distributions(**asked):
+    if asked.get("path") is sys.path:
+        asked["path"] = [folder] if shown == "shown" else []
+    return real(**asked)
+
+importlib.metadata.distributions = distributions
 from setuptools import build_meta
 
 sys.argv = ["setup.py"]

@@ -74,6 +74,7 @@ def examine() -> list[Finding]:
         *(_op_library(name) for name in native.LIBRARIES if name != "records"),
         _records_library(),
         _horovod(),
+        _remote_paths(),
         _gpus(tf),
     ]
 
@@ -167,6 +168,16 @@ def _horovod() -> Finding:
         return Finding("horovod", str(error), Status.BROKEN)
     built = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in backends.items())
     return Finding("horovod", f"{collectives.horovod_version()}; backends: {built}")
+
+
+def _remote_paths() -> Finding:
+    from gmeta.io.readers.remote import readable
+
+    by = readable()
+    listed = "; ".join(f"{', '.join(f'{name}://' for name in by[each])} by {each}" for each in by if by[each])
+    if "fsspec" in by:
+        return Finding("remote paths", f"{listed}; others by fsspec")
+    return Finding("remote paths", f"{listed}; others need fsspec", Status.NOTE, "pip install fsspec")
 
 
 def _gpus(tf: ModuleType) -> Finding:

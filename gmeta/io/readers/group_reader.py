@@ -59,7 +59,7 @@ def groups(
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or on any
-        file system that TensorFlow or tensorflow-io knows, including ``hdfs://`` and ``s3://``.
+        file system that TensorFlow, tensorflow-io, pyarrow or fsspec knows, including ``hdfs://`` and ``s3://``.
       groups_per_element: Groups ``G`` in an element; the last one of a range may hold fewer. A bad group that
         is skipped leaves a smaller element, so bad data doesn't change which groups step k reads.
       balance: Make elements of about equal cost instead.

@@ -1,15 +1,17 @@
 """Paths of remote file systems: which ones TensorFlow can read, and what they need.
 
-``tf.io.gfile`` reads ``gs://`` by itself, and ``hdfs://``, ``s3://`` and others through tensorflow-io. For a
-file that it has no way to reach, it may say that the file doesn't exist, and an incomplete Hadoop ends the
-process when it is used. So these requirements are checked before a path is opened, and a missing one is
-reported in one line. Local paths are left as they are, and load nothing.
+``tf.io.gfile`` reads ``gs://`` by itself, ``hdfs://``, ``s3://`` and others through tensorflow-io where that
+is installed, and else through pyarrow or fsspec (`lend`). For a file that it has no way to reach, it may say
+that the file doesn't exist, and an incomplete Hadoop ends the process when it is used. So these requirements
+are checked before a path is opened, and a missing one is reported in one line. Local paths are left as they
+are, and load nothing.
 """
 
 from __future__ import annotations
 
 import errno
 import importlib
+import importlib.util
 import os
 import re
 import warnings
@@ -19,9 +21,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.io.readers.lent_files import PYARROW, has_fsspec, lend, lent
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
-_TENSORFLOW_IO = "tensorflow-io==0.37.*"  # for the TensorFlow that gmeta is pinned to
+# The last one; its libraries are made for this TensorFlow, and load into no other.
+_TENSORFLOW_IO = ("tensorflow-io==0.37.*", "2.16.")
 
 
 class _Size(NamedTuple):
@@ -75,10 +79,10 @@ class RemotePath:
                 return bytes(file.read())
         except tf.errors.NotFoundError as error:
             # The thing not found may be a library of the file system; only the message says so.
-            why = _reason(error) if error.message else os.strerror(errno.ENOENT)
+            why = _reason(error, self._path) if error.message else os.strerror(errno.ENOENT)
             raise FileNotFoundError(errno.ENOENT, why, self._path) from error
         except tf.errors.OpError as error:
-            raise OSError(errno.EIO, _reason(error), self._path) from error
+            raise OSError(errno.EIO, _reason(error, self._path), self._path) from error
 
     def exists(self) -> bool:
         """Return whether the file exists; a file system that doesn't answer is an error, and not "no".
@@ -105,7 +109,9 @@ class RemotePath:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path) from error
         except tf.errors.OpError as error:
             raise DataError(
-                f"can't be read: {_reason(error)}", path=self._path, advice="check the file system"
+                f"can't be read: {_reason(error, self._path)}",
+                path=self._path,
+                advice="check the file system",
             ) from error
 
 
@@ -138,9 +144,9 @@ def preflight(path: str) -> None:
       path: ``"<scheme>://..."``; a path without a scheme is local, and isn't checked.
 
     Raises:
-      ConfigError: TensorFlow doesn't know the scheme, with or without tensorflow-io, or lacks what the scheme
-        needs: for ``hdfs`` Java, a Hadoop with libhdfs.so, and a CLASSPATH, for ``s3`` complete credentials.
-        The error is one line, which says what to install or set.
+      ConfigError: Neither TensorFlow, tensorflow-io, pyarrow nor fsspec knows the scheme; or something
+        is missing that the scheme needs: for ``hdfs`` Java, a Hadoop with libhdfs.so, and a CLASSPATH, for
+        ``s3`` complete credentials. The error is one line, which says what to install or set.
     """
     found = _SCHEME.match(path)
     if found is None:
@@ -152,19 +158,48 @@ def preflight(path: str) -> None:
         _check_aws(path)
     if scheme in tf.io.gfile.get_registered_schemes():
         return
+    why = _import_tensorflow_io()
+    if scheme in (known := tf.io.gfile.get_registered_schemes()):
+        return
+    lacks = lend(scheme)
+    if lacks is None:
+        return
+    names = ", ".join(sorted(f"{name}://" for name in {*known, *PYARROW} if name not in ("", "file")))
+    raise ConfigError(
+        f"{path}: no file system for {scheme}://, but for {names}: {why}; {lacks}; or copy the data"
+    )
+
+
+def readable() -> dict[str, list[str]]:
+    """Return which package reads which schemes here, without importing more than TensorFlow.
+
+    The list of fsspec is empty: what it reads depends on other packages. Absent ones have no entry.
+    """
+    own = sorted(set(tf.io.gfile.get_registered_schemes()) - {"", "file", "ram"} - lent)
+    found = {"TensorFlow": own, "pyarrow": sorted(set(PYARROW) - set(own))}
+    if importlib.util.find_spec("tensorflow_io") is not None:
+        found["tensorflow-io"] = ["hdfs", "s3"]
+    if has_fsspec():
+        found["fsspec"] = []
+    return found
+
+
+def _import_tensorflow_io() -> str:
+    """Let tensorflow-io register its file systems, if it is there; return how that went, for a message."""
+    package, version = _TENSORFLOW_IO
     try:
-        importlib.import_module("tensorflow_io")  # registers its file systems
-    except ImportError as error:
-        why = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).splitlines()[0]})"
-        raise ConfigError(
-            f"{path}: TensorFlow alone can't read {scheme}://, and tensorflow-io can't be imported{why}: "
-            f"`pip install '{_TENSORFLOW_IO}'`, or copy the data to a local folder"
-        ) from error
-    if scheme not in (known := tf.io.gfile.get_registered_schemes()):
-        raise ConfigError(
-            f"{path}: neither TensorFlow nor tensorflow-io can read {scheme}://; they read "
-            f"{', '.join(sorted(f'{name}://' for name in known if name))}"
-        )
+        importlib.import_module("tensorflow_io")
+    except ModuleNotFoundError:
+        if tf.__version__.startswith(version):
+            return f"tensorflow-io isn't installed: `pip install '{package}'`"
+        return f"tensorflow-io isn't installed, and the last one serves TensorFlow {version}*"
+    except Exception as error:  # a library for another TensorFlow fails in many ways
+        return f"tensorflow-io can't be imported ({_first_line(error)})"
+    return "tensorflow-io has none"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _check_hadoop(path: str) -> None:
@@ -222,6 +257,7 @@ def _check_aws(path: str) -> None:
         warnings.warn(f"{path}: found {'; '.join(unknown)}", stacklevel=4)
 
 
-def _reason(error: tf.errors.OpError) -> str:
-    """Return an error's message on one line."""
-    return " ".join(str(error.message or type(error).__name__).split())
+def _reason(error: tf.errors.OpError, path: str) -> str:
+    """Return an error's message on one line, without the path that stands in front of it."""
+    text = str(error.message or type(error).__name__).removeprefix(f"{path}; ")
+    return " ".join(text.split())
