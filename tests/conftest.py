@@ -97,6 +97,16 @@ def pytest_runtest_setup() -> None:
     np.random.seed(0)
 
 
+@pytest.fixture(params=["horovod", "gmeta"])
+def ranks_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What brings ranks together that the test starts: Horovod, then gmeta's own store and lanes."""
+    way: str = request.param
+    if way == "horovod" and not HAS_HOROVOD:
+        pytest.skip("there is no Horovod")
+    monkeypatch.setenv("GMETA_RANKS", way)
+    return way
+
+
 @pytest.fixture(autouse=True)
 def _no_seed_is_left() -> Iterator[None]:
     """A seed that a test sets for the process would shuffle the data of those that come after it."""

@@ -9,7 +9,7 @@ import click
 from gmeta.cli.checks import installation as core
 from gmeta.cli.nccl_log import log_nccl, read_transports
 from gmeta.cli.rank_options import ranks_option, start_ranks
-from gmeta.core.collectives.place import under_launcher
+from gmeta.core.collectives.place import told_place, under_launcher
 from gmeta.core.errors import ConfigError
 
 
@@ -48,9 +48,9 @@ def command(
     --gpu-bytes, how many rows fit in the GPU's memory, and the others in host memory. If they fit nowhere,
     that is BROKEN too.
 
-    With --np the command then starts that many ranks; under horovodrun it uses horovodrun's ranks. There it
+    With --np the command then starts that many ranks; under a launcher it uses the launcher's ranks. There it
     runs every collective that training uses, checks the results, and prints latency, bandwidth, each rank's
-    versions, and how tensors in host memory and on GPUs travel.
+    versions, what has brought the ranks together, and how tensors in host memory and on GPUs travel.
     """
     for option, value in (("--ssd", ssd), ("--gpu-bytes", gpu_bytes)):
         if value is not None and checkpoint is None:
@@ -98,12 +98,13 @@ def _prove_collectives() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from gmeta.core.collectives import allgather_objects, world
+    from gmeta.cli.checks.probe import measure, ways
+    from gmeta.core.collectives import allgather_objects, horovod_version, world
     from gmeta.core.collectives.entry import versions
-    from gmeta.core.collectives.probe import measure, ways
 
     found = measure()
-    by_rank = allgather_objects({"host": platform.node(), **versions()})
+    by = "gmeta" if told_place() is not None else f"horovod {horovod_version()}"
+    by_rank = allgather_objects({"host": platform.node(), **versions(), "met by": by})
     transports = allgather_objects(read_transports())
     if world().rank != 0:
         return

@@ -1,28 +1,72 @@
-"""``gmeta launch``: runs a user's program on several ranks of this machine."""
+"""``gmeta launch``: runs a user's program on several ranks of this machine, or of several."""
 
 from __future__ import annotations
+
+import shlex
 
 import click
 
 from gmeta.cli.rank_options import elastic_of, elastic_options, run_ranks
+from gmeta.core.collectives.launcher.hosts import parse_hosts
+from gmeta.core.collectives.launcher.rank_processes import SSH
 from gmeta.core.collectives.place import launched_size, under_launcher
 from gmeta.core.errors import ConfigError
 
 
 @click.command("launch", context_settings={"allow_interspersed_args": False})
-@click.option("--np", "size", type=click.IntRange(min=1), required=True, help="How many ranks.")
+@click.option(
+    "--np", "size", type=click.IntRange(min=1), help="How many ranks.  [default: as many as hosts have room]"
+)
+@click.option(
+    "--hosts",
+    metavar="HOST:SLOTS,...",
+    help="Start ranks on these machines by ssh, in the same folder, with the same environment and Python.",
+)
+@click.option(
+    "--ssh",
+    envvar="GMETA_SSH",
+    metavar="COMMAND",
+    help="With --hosts: the program that runs a command on a machine, such as 'ssh -p 2222'.  "
+    f"[default: GMETA_SSH, or {shlex.join(SSH)}]",
+)
 @elastic_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
 def command(
-    size: int, elastic: bool, min_np: int | None, script: str | None, command: tuple[str, ...]
+    ctx: click.Context,
+    size: int | None,
+    hosts: str | None,
+    ssh: str | None,
+    elastic: bool,
+    min_np: int | None,
+    script: str | None,
+    command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND, such as `python train.py`, as the ranks of a job on this machine.
+    """Run COMMAND, such as `python train.py`, as the ranks of a job on this machine, or on --hosts.
 
     The program must call gmeta.init(). An elastic program trains with
     gmeta.checkpoint.ShardedCheckpoint(...).fit, which continues from the last checkpoint.
+
+    Ranks of this machine meet through Horovod if it is installed, unless GMETA_RANKS=gmeta. Those of --hosts
+    do without it.
     """
     if under_launcher():
         raise ConfigError(
             f"this is one of {launched_size()} ranks already; call gmeta launch outside of them"
         )
-    run_ranks(command, size, elastic=elastic_of(size, elastic, min_np, script))
+    if hosts is None:
+        if ssh is not None and ctx.get_parameter_source("ssh") is click.core.ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--ssh {ssh!r} is for other machines: add --hosts, or leave it out")
+        if size is None:
+            raise ConfigError("give --np, the number of ranks, or --hosts, the machines")
+        run_ranks(command, size, elastic=elastic_of(size, elastic, min_np, script))
+        return
+    machines = parse_hosts(hosts)
+    room = sum(host.slots for host in machines)
+    size = room if size is None else size
+    if elastic_of(size, elastic, min_np, script) is not None:
+        raise ConfigError(
+            "--elastic is for the ranks of one machine: leave out --hosts, or start an elastic job over "
+            "several machines by `horovodrun --host-discovery-script`"
+        )
+    run_ranks(command, size, hosts=machines, ssh=SSH if ssh is None else tuple(shlex.split(ssh)))

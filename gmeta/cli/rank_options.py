@@ -23,7 +23,8 @@ ranks_option = click.option(
     "--np",
     "size",
     type=click.IntRange(min=1),
-    help="Start this many ranks on this machine; over several machines `horovodrun -H` starts the command.",
+    help="Start this many ranks on this machine; over several machines `gmeta launch --hosts` or `horovodrun "
+    "-H` starts the command.",
 )
 
 
@@ -118,9 +119,21 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
 
 
 def run_ranks(
-    command: Sequence[str], size: int, *, elastic: Elastic | None = None, write: Write | None = None
+    command: Sequence[str],
+    size: int,
+    *,
+    elastic: Elastic | None = None,
+    write: Write | None = None,
+    **over: Any,
 ) -> None:
     """Run a command as ranks, which end with this process, even if a scheduler ends it.
+
+    Args:
+      command: The program and its arguments.
+      size: The number of ranks.
+      elastic: Whether and how the number of ranks varies.
+      write: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
+      **over: ``hosts`` and ``ssh`` as there, if the job isn't elastic.
 
     Raises:
       RanksError: As in `start_ranks`.
@@ -129,7 +142,7 @@ def run_ranks(
     before = signal.signal(signal.SIGTERM, _end)
     try:
         if elastic is None:
-            launch(command, size, write=write)
+            launch(command, size, write=write, **over)
         else:
             launch_elastic(command, size, min_size=elastic.min_size, script=elastic.script, write=write)
     finally:

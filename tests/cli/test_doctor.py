@@ -27,6 +27,7 @@ from gmeta.cli.checks.installation import Finding, Status
 from gmeta.cli.checks.table_sizes import TableSize, read_sizes
 from gmeta.cli.nccl_log import parse_transports
 from gmeta.core import collectives, native
+from gmeta.core.collectives import backend
 from gmeta.core.errors import ConfigError
 from gmeta.testing.jobs import warm
 
@@ -57,17 +58,23 @@ def test_a_whole_installation() -> None:
     assert f"built against TensorFlow {importlib.metadata.version('tensorflow')}" in done.output
 
 
-def test_horovods_backends_are_named() -> None:
+def test_horovods_backends_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("horovod")
-    assert "gloo yes" in find("horovod").value
+    monkeypatch.delenv("GMETA_RANKS", raising=False)
+    assert "gloo yes" in find("ranks").value
 
 
 def test_no_horovod_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "horovod_version", lambda: None)
-    finding = find("horovod")
+    monkeypatch.delenv("GMETA_RANKS", raising=False)
+    for module in (collectives, backend):
+        monkeypatch.setattr(module, "horovod_version", lambda: None)
+    finding = find("ranks")
     assert finding.status is Status.NOTE
+    assert "gmeta brings them together" in finding.value
     assert finding.remedy is not None
     assert "make setup" in finding.remedy
+    monkeypatch.setenv("GMETA_RANKS", "horovod")
+    assert find("ranks").status is Status.BROKEN
 
 
 def test_what_reads_remote_paths_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +97,19 @@ def test_without_being_installed_the_versions_are_checked(monkeypatch: pytest.Mo
     assert find("numpy").status is Status.OK
 
 
-def test_a_horovod_that_does_not_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_horovod_that_does_not_load_is_broken_unless_ranks_do_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken() -> dict[str, bool]:
         raise ConfigError("Horovod 0.28.1 doesn't load: undefined symbol; build it: `make setup`")
 
-    monkeypatch.setattr(collectives, "horovod_version", lambda: "0.28.1")
+    monkeypatch.delenv("GMETA_RANKS", raising=False)
+    for module in (collectives, backend):
+        monkeypatch.setattr(module, "horovod_version", lambda: "0.28.1")
     monkeypatch.setattr(collectives, "built_backends", broken)
-    assert find("horovod").status is Status.BROKEN
+    assert find("ranks").status is Status.BROKEN
+    monkeypatch.setenv("GMETA_RANKS", "gmeta")
+    assert find("ranks").status is Status.OK
 
 
 def test_a_missing_library_is_one_line_with_its_remedy_and_exit_code_1(
@@ -138,12 +151,13 @@ def test_an_unmet_requirement_is_broken(
 
 
 @pytest.mark.ranks
-def test_ranks_prove_their_collectives() -> None:
+def test_ranks_prove_their_collectives(ranks_by: str) -> None:
     command = [sys.executable, "-m", "gmeta", "doctor", "--np", "2"]
     said = warm.run(command)
     assert said.returncode == 0, said.stderr
     assert "Collectives on 2 ranks" in said.stdout
     assert any("in host memory" in line and "TCP, loopback" in line for line in said.stdout.splitlines())
+    assert f"{'Horovod' if ranks_by == 'horovod' else ranks_by} " in said.stdout
     for name in ("barrier", "alltoall", "allreduce_sum", "broadcast_variables", "allgather_objects"):
         assert name in said.stdout
     assert said.stdout.count(importlib.metadata.version("tensorflow")) >= 3  # the installation, and each rank

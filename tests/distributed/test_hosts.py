@@ -1,4 +1,4 @@
-"""Ranks on several machines: namespaces with a slow network between them, under Horovod's launcher."""
+"""Ranks on several machines: namespaces with a slow network between them, under either launcher."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,57 @@ def exchange_and_train() -> dict[str, Any]:
     return train()
 
 
-def run_in(machines: Rack, folder: Path, function: Callable[..., Any], *args: Any, **environment: str) -> Any:
-    """Start a function as the ranks of a rack that the test keeps hold of."""
+def run_in(
+    machines: Rack,
+    folder: Path,
+    function: Callable[..., Any],
+    *args: Any,
+    own: bool = False,
+    **environment: str,
+) -> Any:
+    """Start a function as the ranks of a rack that the test keeps hold of; by ``own``, without Horovod."""
     return start_ranks(
-        machines, rank_command(function, args, folder), environment=ranks_environment({**TCP, **environment})
+        machines,
+        rank_command(function, args, folder),
+        environment=ranks_environment({**TCP, **environment}),
+        own=own,
     )
+
+
+def meet() -> tuple[Any, ...]:
+    """Exchange with the other host, from two threads; say what a rank knows of itself and what it has."""
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(collectives.allgather_objects, platform.node()).result()
+    return (
+        exchange(64),
+        told,
+        collectives.world(),
+        os.environ["GIVEN"],
+        "horovod" in sys.modules,
+        str(Path.cwd()),
+    )
+
+
+def test_gmetas_launcher_starts_ranks_on_hosts_without_horovod(tmp_path: Path) -> None:
+    with rack(2) as machines:
+        job = run_in(machines, tmp_path, meet, own=True, GIVEN="a b'c")
+        wait_for_ranks(machines, job, timeout=300)
+        said = (machines.folder / "launcher").read_text()
+    names = ["host0", "host1"]
+    here = str(Path.cwd())
+    for rank, found in enumerate(results(tmp_path, 2)):
+        assert found == ("tcp", names, collectives.World(rank, 2, 0), "a b'c", False, here)
+    assert "Fatal" not in said
+
+
+def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\necho "ssh: no route to $1" >&2\nexit 255\n')
+    ssh.chmod(0o755)
+    command = [sys.executable, "-m", "gmeta", "launch", "--hosts", "far:1,away:1", "--ssh", str(ssh), "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(r"was lost with (far|away), .*exit code 255.*: ssh: no route to \1", done.stderr)
 
 
 def test_two_hosts_learn_what_one_rank_learns_over_the_shaped_wire(tmp_path: Path) -> None:
@@ -127,16 +174,17 @@ def step_until_the_end(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fate", "said"),
+    ("fate", "said", "own"),
     [
-        ("power_off", "connection closed by rank 1|timed out: rank 1 did not come"),
-        pytest.param("unplug", "timed out: rank 1 did not come", marks=pytest.mark.slow),
+        ("power_off", "connection closed by rank 1|timed out: rank 1 did not come", False),
+        ("power_off", "the job was ended: rank 1 of 2 was lost with host1", True),
+        pytest.param("unplug", "timed out: rank 1 did not come", False, marks=pytest.mark.slow),
     ],
 )
-def test_a_lost_host_ends_the_other(tmp_path: Path, fate: str, said: str) -> None:
+def test_a_lost_host_ends_the_other(tmp_path: Path, fate: str, said: str, own: bool) -> None:
     with rack(2, gbit=1) as machines:
         limit = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10"}
-        job = run_in(machines, tmp_path, step_until_the_end, str(tmp_path), **limit)
+        job = run_in(machines, tmp_path, step_until_the_end, str(tmp_path), own=own, **limit)
         while not all((tmp_path / f"steps.{rank}").exists() for rank in (0, 1)):
             assert job.poll() is None, (machines.folder / "launcher").read_text()
             time.sleep(0.05)

@@ -17,6 +17,7 @@ from types import ModuleType
 from packaging.requirements import Requirement
 
 from gmeta.core import collectives, native
+from gmeta.core.collectives.backend import RANKS, uses_horovod
 from gmeta.core.errors import ConfigError, NativeLibraryError
 from gmeta.core.version import DISTRIBUTIONS, WANTED, __version__, find_tensorflow
 
@@ -66,14 +67,14 @@ def examine() -> list[Finding]:
             *findings,
             Finding("tensorflow", f"import fails: {error}", Status.BROKEN, _REINSTALL),
             _records_library(),
-            _horovod(),
+            _ranks(),
         ]
     return [
         *findings,
         _keras(tf),
         *(_op_library(name) for name in native.LIBRARIES if name != "records"),
         _records_library(),
-        _horovod(),
+        _ranks(),
         _remote_paths(),
         _gpus(tf),
     ]
@@ -154,20 +155,24 @@ def _records_library() -> Finding:
     return _library("records", load)
 
 
-def _horovod() -> Finding:
-    if collectives.horovod_version() is None:
-        return Finding(
-            "horovod",
-            "not installed, so training runs on one rank",
-            Status.NOTE,
-            collectives.HOW_TO_BUILD,
-        )
+def _ranks() -> Finding:
+    version = collectives.horovod_version()
+    try:
+        used = uses_horovod()
+    except ConfigError as error:  # its message ends with the remedy
+        return Finding("ranks", str(error), Status.BROKEN)
+    if version is None:
+        value = "gmeta brings them together and its lanes carry all; Horovod is not installed"
+        return Finding("ranks", value, Status.NOTE, f"for horovodrun or mpirun: {collectives.HOW_TO_BUILD}")
+    if not used:
+        return Finding("ranks", f"gmeta brings them together, as {RANKS} says; its lanes carry all")
     try:
         backends = collectives.built_backends()
-    except ConfigError as error:  # its message ends with the remedy
-        return Finding("horovod", str(error), Status.BROKEN)
+    except ConfigError as error:
+        remedy = f"or do without it: {RANKS}=gmeta"
+        return Finding("ranks", str(error), Status.BROKEN, remedy)
     built = ", ".join(f"{name} {'yes' if there else 'no'}" for name, there in backends.items())
-    return Finding("horovod", f"{collectives.horovod_version()}; backends: {built}")
+    return Finding("ranks", f"Horovod {version} brings them together; backends: {built}")
 
 
 def _remote_paths() -> Finding:

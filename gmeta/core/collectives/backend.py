@@ -1,13 +1,21 @@
-"""Horovod itself: whether it is installed, how it is built, and the import of it.
+"""Horovod itself: whether a job uses it, whether it is installed, how it is built, and the import of it.
 
-Horovod is optional: a job of one rank doesn't need it. This module imports it only when a function needs it.
+Horovod is optional: gmeta's launcher brings ranks together without it. ``GMETA_RANKS`` is one of
+
+* ``auto``, the default: Horovod if it is installed, else gmeta's own store and lanes;
+* ``horovod``: Horovod;
+* ``gmeta``: gmeta's own, whether or not Horovod is installed.
+
+The launcher reads it. This module imports Horovod only when a function needs it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import re
+from collections.abc import Mapping
 from types import ModuleType
 
 from gmeta.core.errors import ConfigError
@@ -18,6 +26,10 @@ HOW_TO_BUILD = (
     "--force-reinstall horovod==0.28.1`"
 )
 """How to build Horovod against the installed TensorFlow; plain pip builds it without TensorFlow."""
+
+RANKS = "GMETA_RANKS"
+CHOICES = ("auto", "horovod", "gmeta")
+DEFAULT = "auto"
 
 _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
 
@@ -30,6 +42,45 @@ def horovod_version() -> str | None:
         return None
 
 
+def uses_horovod(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether a launcher is to bring ranks together by Horovod, as ``GMETA_RANKS`` chooses.
+
+    Args:
+      environment: That of the ranks.
+
+    Raises:
+      ConfigError: It is none of the choices, or chooses Horovod, which isn't installed.
+    """
+    name = _chosen(environment)
+    if name == "horovod" and horovod_version() is None:
+        raise ConfigError(f"{RANKS}=horovod, but Horovod is not installed: unset it, or {HOW_TO_BUILD}")
+    return name == "horovod" or (name == "auto" and horovod_version() is not None)
+
+
+def check_launcher(*, own: bool) -> None:
+    """Refuse to be a rank of another launcher than ``GMETA_RANKS`` chooses.
+
+    Args:
+      own: Whether gmeta's launcher started this rank without Horovod.
+
+    Raises:
+      ConfigError: The choice doesn't fit, or is none.
+    """
+    name = _chosen(os.environ)
+    if name == ("horovod" if own else "gmeta"):
+        by = "gmeta's launcher without Horovod" if own else "a launcher of Horovod's or MPI's"
+        raise ConfigError(
+            f"{RANKS}={name}, but {by} started this rank: unset it, or start the job by `gmeta launch`"
+        )
+
+
+def _chosen(environment: Mapping[str, str]) -> str:
+    name = environment.get(RANKS, DEFAULT)
+    if name not in CHOICES:
+        raise ConfigError(f"{RANKS}={name!r}: give one of {', '.join(CHOICES)}")
+    return name
+
+
 @functools.cache
 def import_horovod() -> ModuleType:
     """Import ``horovod.tensorflow`` on the first call and return it, without initializing it.
@@ -38,7 +89,9 @@ def import_horovod() -> ModuleType:
       ConfigError: Horovod isn't installed, or doesn't load into the installed TensorFlow.
     """
     if horovod_version() is None:
-        raise ConfigError(f"Horovod is not installed: {HOW_TO_BUILD}")
+        raise ConfigError(
+            f"Horovod is not installed: start ranks by `gmeta launch`, which does without, or {HOW_TO_BUILD}"
+        )
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # an extension built against another TensorFlow fails in many ways

@@ -4,12 +4,14 @@ A collective costs about a millisecond before a byte has moved, so their number 
 They are counted when they run in the graph, not when they are traced. A counter is a variable on the CPU, to
 which each executed collective adds; nothing waits for it. A second variable counts the collectives that have
 started: if the two differ, this rank is in a collective (`stalls`). The lane counts its own natively
-(`add_counts`), because ten ops of counting would take longer than a small exchange.
+(`add_counts`), because ten ops of counting would take longer than a small exchange. It counts objects as
+all-to-alls, and `count_as` says what they were.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -147,10 +149,28 @@ def _more_counts() -> dict[str, LaneCounts]:
     return {kind: found.get(kind, LaneCounts()) for kind in KINDS}
 
 
+_renamed: dict[str, npt.NDArray[np.int64]] = {}
+_renaming = threading.Lock()
+
+
+def count_as(kind: str, size: int, away: int) -> None:
+    """Count an all-to-all of a lane, which has ended and gave ``away`` bytes to others, as another kind.
+
+    Args:
+      kind: What it was for: ``allgather``, ``broadcast`` or ``barrier``.
+      size: The bytes of this rank's input to that.
+      away: The bytes that the lane has counted.
+    """
+    with _renaming:
+        for name, change in ((kind, [1, size]), ("alltoall", [-1, -away])):
+            _renamed[name] = _renamed.get(name, np.zeros(2, np.int64)) + change
+
+
 def _ended_well(kind: str) -> npt.NDArray[np.int64]:
     """Collectives of a kind and their bytes."""
-    lane = _more_counts()[kind]
-    return np.asarray(np.add(counter(kind).numpy(), [lane.calls, lane.bytes]))
+    with _renaming:
+        lane, renamed = _more_counts()[kind], _renamed.get(kind, np.zeros(2, np.int64))
+    return np.asarray(np.add(counter(kind).numpy(), [lane.calls, lane.bytes]) + renamed)
 
 
 def count(kind: str, size: tf.Tensor | int, after: tf.Tensor) -> None:

@@ -8,10 +8,10 @@ import os
 import platform
 import threading
 import time
+from typing import TYPE_CHECKING
 
-from gmeta.core.collectives import backend
-from gmeta.core.collectives.driver import horovod_elastic, rendezvous
-from gmeta.core.collectives.driver import notes as telling
+from gmeta.core.collectives.backend import check_launcher
+from gmeta.core.collectives.driver import horovod_elastic
 from gmeta.core.collectives.driver.first_words import say_errors_first
 from gmeta.core.collectives.place import (
     GROUPS,
@@ -21,11 +21,15 @@ from gmeta.core.collectives.place import (
     enter,
     has_entered,
     launched_size,
+    told_place,
     world,
 )
-from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.core.errors import ConfigError
 from gmeta.core.shares import total_shares
 from gmeta.core.version import __version__, find_tensorflow
+
+if TYPE_CHECKING:
+    from gmeta.core.collectives.objects import Peers
 
 DEFAULTS = {
     # Milliseconds between two checks for data to send. A small collective takes 2.1 ms at Horovod's own
@@ -42,10 +46,11 @@ DEFAULTS = {
 def init(groups: int | None = None) -> World:
     """Become a rank of the job that the launcher started; a user's script calls it as ``gmeta.init()``.
 
-    Call it once, before TensorFlow has touched a GPU. Under ``horovodrun``, ``mpirun`` or
-    ``gmeta train --np N`` it starts Horovod, takes the GPU of its local rank, and checks that all ranks run
-    the same versions; without a launcher it does nothing, so a script runs unchanged on one rank. A second
-    call returns the same world.
+    Call it once, before TensorFlow has touched a GPU. Under ``gmeta launch``, ``gmeta train --np N``,
+    ``horovodrun`` or ``mpirun`` it reaches the other ranks, through Horovod or, if gmeta's launcher started
+    them without it, by lanes alone. It takes the GPU of its local rank, and checks that all ranks run the
+    same versions. Without a launcher it does nothing, so a script runs unchanged on one rank. A second call
+    returns the same world.
 
     In G groups, N ranks keep the rows of tables G times: the N / G ranks of a group divide them among each
     other, ask only each other for rows, and the groups train on different data. The owners of the same rows
@@ -90,45 +95,51 @@ def init(groups: int | None = None) -> World:
         return world()
     for variable, value in DEFAULTS.items():
         os.environ.setdefault(variable, value)
-    hvd = backend.import_horovod()
-    rendezvous.through_proxy()
-    try:
-        hvd.init()
-    except Exception as error:  # whatever the network and the rendezvous may raise
-        telling.tell(telling.LOST_PEERS)
-        horovod_elastic.start_again_at_exit()
-        rank = os.environ.get("HOROVOD_RANK", "unknown")
-        raise CollectiveError(
-            f"rank {rank} of {launched_size()} on {platform.node()} can't reach the others: {error}; see "
-            "whether every rank has started, and whether the machines reach each other over "
-            "HOROVOD_GLOO_IFACE"
-        ) from error
-    if driven:
-        horovod_elastic.watch_hosts()
-    here = World(rank=hvd.rank(), size=hvd.size(), local_rank=hvd.local_rank(), groups=groups)
+    peers = _find_peers()
+    place = peers.start()
+    here = World(place.rank, place.size, place.local_rank, groups)
     enter(here)
     say_errors_first(here.rank, here.size)
     # Before any computation or exchange, because NCCL refuses two ranks on one GPU.
-    _take_gpu(here.local_rank, hvd.local_size())
+    _take_gpu(place.local_rank, place.local_size)
     # These import TensorFlow.
     from gmeta.core.collectives.agreement import check_agreement
     from gmeta.core.collectives.lane_start import open_lanes
+    from gmeta.core.collectives.objects import use_peers
     from gmeta.core.collectives.stalls import watch_for_stalls
 
     watch_for_stalls(here, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
-    check_agreement(versions(), advice="install the same on every machine")
+    peers.connect(here)
+    use_peers(peers)
+    check_agreement(versions(peers.packages), advice="install the same on every machine")
     check_agreement({GROUPS: str(groups)}, advice="give every rank the same number of groups")
     open_lanes(here)
     return here
 
 
-def versions() -> dict[str, str]:
+def _find_peers() -> Peers:
+    """Return what brings the ranks of this job together, as its launcher says."""
+    check_launcher(own=told_place() is not None)
+    # These import TensorFlow.
+    if told_place() is None:
+        from gmeta.core.collectives.horovod_peers import HorovodPeers
+
+        return HorovodPeers()
+    from gmeta.core.collectives.lane_peers import LanePeers
+
+    return LanePeers()
+
+
+def versions(more: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the versions that all ranks must share: of Python, gmeta and the packages that compute.
 
     The minor version of Python counts, because packages are built for it.
+
+    Args:
+      more: Other packages that take part (`gmeta.core.collectives.objects.Peers`).
     """
     major, minor, _ = platform.python_version_tuple()
-    packages = ("tf-keras", "numpy", "horovod")
+    packages = ("tf-keras", "numpy", *more)
     found = {package: importlib.metadata.version(package) for package in packages}
     tensorflow = find_tensorflow()
     version = tensorflow[1] if tensorflow else "none"

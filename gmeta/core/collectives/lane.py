@@ -1,21 +1,26 @@
-"""The lanes: ordered channels of gmeta's own for the collectives of a step, beside Horovod.
+"""The lanes: ordered channels of gmeta's own for the collectives of a step, beside Horovod or without it.
 
-Horovod starts the ranks, introduces them and restarts them; a lane carries tensors between them: those in
-host memory over TCP, those on GPUs by NCCL (``ops/lane``). Horovod's ranks first agree which tensor each of
-them has ready, and a small exchange takes it a millisecond. A lane agrees on nothing: all ranks run the same
-program, so they make the same collectives in the same order. The ops take the lane as a resource, so
-TensorFlow runs them one after another, in the order in which they were traced, and neither merges nor drops
-one. Each lane keeps its own order; ``ops/lane/nccl_lane.h`` says why two can't wait for each other.
+A lane carries tensors between ranks: those in host memory over TCP, those on GPUs by NCCL (``ops/lane``).
+Horovod's ranks first agree which tensor each of them has ready, and a small exchange takes it a millisecond.
+A lane agrees on nothing: all ranks run the same program, so they make the same collectives in the same order.
+The ops take the lane as a resource, so TensorFlow runs them one after another, in the order in which they
+were traced, and neither merges nor drops one. Each lane keeps its own order; ``ops/lane/nccl_lane.h`` says
+why two can't wait for each other.
 
 Only the thread that called `gmeta.init` has a place in this order. What another thread exchanges, such as the
-next batch, goes through Horovod.
+next batch or the outcome of a save, goes through Horovod, which matches collectives by name. Without Horovod
+each name that such a thread uses is a lane of its own, opened at its first use. The invariant: *collectives
+of one lane come in the same order on all ranks*. It holds because collectives of one name may not run at the
+same time, and those of different names need no order between them. So threads may come in any order, and one
+that waits keeps none but those of its own name waiting. The number of names is bounded (`MOST_NAMES`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +28,7 @@ import tensorflow as tf
 
 from gmeta.core.collectives.backend import node_name
 from gmeta.core.collectives.counting import LaneCounts, add_counts
+from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 
 Place = Literal["cpu", "gpu"]
@@ -32,6 +38,9 @@ SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 """Types that a lane sums; others are summed as wider ones."""
 
 DEVICES: dict[Place, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
+
+MOST_NAMES = 64
+"""The most names of collectives that other threads than the main one use without Horovod."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,22 @@ class Lane:
 _lanes: dict[Place, Lane] = {}
 _thread = 0
 
+_named: dict[str, Lane] = {}
+_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_open: Callable[[str], Lane] | None = None
 
-def use_lanes(lanes: dict[Place, Lane]) -> None:
-    """Let the calling thread's collectives use these lanes, by the place of their tensors."""
-    global _thread
+
+def use_lanes(lanes: dict[Place, Lane], open_named: Callable[[str], Lane] | None = None) -> None:
+    """Let the calling thread's collectives use these lanes, by the place of their tensors.
+
+    Args:
+      lanes: The lanes.
+      open_named: Opens, with all ranks, a lane for what other threads exchange under a name. None: that goes
+        through Horovod, or is what an earlier call says.
+    """
+    global _thread, _open
     _thread = threading.get_ident()
+    _open = open_named or _open
     _lanes.update(lanes)
     if lanes:
         add_counts(_read_counts)
@@ -82,9 +102,31 @@ def describe_way(place: Place) -> str:
     return _lanes[place].way if place in _lanes else "Horovod"
 
 
-def find_lane(place: Place) -> Lane | None:
-    """Return the lane for tensors in a place; None if the calling thread's collectives go through Horovod."""
-    return _lanes.get(place) if _thread == threading.get_ident() else None
+def find_lane(place: Place, name: str) -> Lane | None:
+    """Return the lane of a collective; None if it goes through Horovod.
+
+    Args:
+      place: Where its tensors are. What other threads than the main one exchange travels in host memory.
+      name: Its name.
+
+    Raises:
+      ConfigError: Other threads use too many names.
+      CollectiveError: It is the first use of the name by another thread, and a rank doesn't come to it.
+    """
+    if _thread == threading.get_ident():
+        return _lanes.get(place)
+    if _open is None:
+        return None
+    with _locks[name]:
+        if name not in _named:
+            if len(_named) == MOST_NAMES:
+                raise ConfigError(
+                    f"{name!r} is the name of a collective outside of the main thread, and such have "
+                    f"{MOST_NAMES} names already: use the same names again; each has its connections"
+                )
+            with tf.init_scope():  # it isn't a part of the function that is traced
+                _named[name] = _open(name)
+        return _named[name]
 
 
 def beside_lanes() -> Any:
@@ -151,7 +193,7 @@ def _add_up(handle: tf.Tensor, place: Place, terms: Sequence[tf.Tensor], name: s
 
 def _read_counts() -> dict[str, LaneCounts]:
     found = {"alltoall": LaneCounts(), "allreduce": LaneCounts()}
-    for lane in {lane.place: lane for lane in _lanes.values()}.values():
+    for lane in [*{lane.place: lane for lane in _lanes.values()}.values(), *list(_named.values())]:
         with tf.device(DEVICES[lane.place]):
             counts = load_op_library("ops").gmeta_lane_counts(lane=lane.handle).numpy().tolist()
         for kind, (begun, ended, calls, size) in zip(found, counts, strict=True):

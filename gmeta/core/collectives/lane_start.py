@@ -7,7 +7,8 @@
 * ``tcp``: as ``auto``, but all tensors on GPUs go through Horovod.
 * ``horovod``: everything goes through Horovod.
 
-If only some ranks see a GPU, tensors on GPUs go over TCP too: all ranks must take one way.
+If only some ranks see a GPU, tensors on GPUs go over TCP too: all ranks must take one way. Without Horovod
+(`lane_peers`), TCP takes whatever would go through it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.driver.addresses import choose_addresses, name_loopback, name_machine
 from gmeta.core.collectives.failures import name_failures
-from gmeta.core.collectives.lane import DEVICES, Lane, Place, use_lanes
+from gmeta.core.collectives.lane import DEVICES, Lane, Place, find_lane, use_lanes
 from gmeta.core.collectives.objects import allgather_objects
 from gmeta.core.collectives.place import World
 from gmeta.core.errors import CollectiveError, ConfigError
@@ -77,20 +79,22 @@ def open_lanes(here: World) -> None:
     check_agreement({VARIABLE: name}, advice="set it alike on every rank")
     if name == "horovod" or here.size == 1:
         return
+    opened = find_lane("cpu", "gmeta.init")  # there already if there is no Horovod
     gpu = _find_gpu(make_id=here.rank == 0) if name == "auto" else Gpu(_sees_gpu(), why=f"{VARIABLE}={name}")
     ranks = allgather_objects((name_machine(), asdict(gpu), name_loopback()))
     machines, gpus = [rank[0] for rank in ranks], [Gpu(**rank[1]) for rank in ranks]
     local = all(loopback == name_loopback() for *_, loopback in ranks)
     try:
         with name_failures("gmeta.init()"):
-            lanes: dict[Place, Lane] = {"cpu": _open("cpu", here, local)}
-            if not can_use_nccl(machines, gpus):
-                if any(gpu.seen for gpu in gpus) and not all(gpu.seen for gpu in gpus):
-                    lanes["gpu"] = lanes["cpu"]
-            else:
-                lanes["gpu"] = _open("gpu", here, local, gpus[0])
+            host = opened or open_lane("cpu", here, local, allgather_objects)
+            lanes: dict[Place, Lane] = {"cpu": host}
+            if can_use_nccl(machines, gpus):
+                lanes["gpu"] = open_lane("gpu", here, local, allgather_objects, first=gpus[0])
+            elif any(gpu.seen for gpu in gpus) and (opened or not all(gpu.seen for gpu in gpus)):
+                lanes["gpu"] = host
     except CollectiveError as error:
-        raise CollectiveError(f"{error}; {VARIABLE}=horovod does without these connections") from error
+        without = "" if opened else f"; {VARIABLE}=horovod does without these connections"
+        raise CollectiveError(f"{error}{without}") from error
     use_lanes(lanes)
 
 
@@ -104,13 +108,34 @@ def can_use_nccl(machines: Sequence[tuple[str, str]], gpus: Sequence[Gpu]) -> bo
     )
 
 
-def _open(place: Place, here: World, local: bool, first: Gpu | None = None) -> Lane:
-    """Open the lane of a place; ``first`` is the GPU of rank 0, if it is a lane of GPUs."""
+def open_lane(
+    place: Place,
+    here: World,
+    local: bool,
+    gather: Callable[[Any], Sequence[Any]],
+    *,
+    first: Gpu | None = None,
+    start: int | None = None,
+) -> Lane:
+    """Open a lane, with all ranks.
+
+    Args:
+      place: Where its tensors are.
+      here: This rank.
+      local: Whether all ranks have the same loopback address.
+      gather: Gives every rank the objects of all.
+      first: The GPU of rank 0, if it is a lane of GPUs.
+      start: How many seconds the others have to come; None: as long as ranks have at the start of a job.
+
+    Raises:
+      ConfigError: ``HOROVOD_GLOO_IFACE`` has no address.
+      tf.errors.OpError: A rank can't be reached, for `name_failures`.
+    """
     bound, told = choose_addresses(local)
     native = load_op_library("ops")
     with tf.device(DEVICES[place]):
         handle, port = native.gmeta_lane(host=bound)
-    found = allgather_objects({"host": told, "port": int(port), "token": secrets.token_hex(32)})
+    found = gather({"host": told, "port": int(port), "token": secrets.token_hex(32)})
     with tf.device(DEVICES[place]):
         native.gmeta_lane_connect(
             lane=handle,
@@ -118,14 +143,24 @@ def _open(place: Place, here: World, local: bool, first: Gpu | None = None) -> L
             hosts=[rank["host"] for rank in found],
             ports=[rank["port"] for rank in found],
             token=found[0]["token"],
-            start=int(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "50")),
-            patience=int(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60")),
+            start=start_seconds() if start is None else start,
+            patience=patience_seconds(),
             id=b"" if first is None else first.id,
         )
     if first is None:
         return Lane(handle, place, "TCP, loopback" if local else f"TCP, {told}")
     major, minor = divmod(first.version // 100, 100)
     return Lane(handle, place, f"NCCL {major}.{minor}.{first.version % 100}")
+
+
+def start_seconds() -> int:
+    """Return how many seconds a rank waits at the start of a job for the others."""
+    return int(os.environ.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "50"))
+
+
+def patience_seconds() -> int:
+    """Return how many seconds a rank waits in a collective for the others; 0: for ever."""
+    return int(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60"))
 
 
 def _sees_gpu() -> bool:

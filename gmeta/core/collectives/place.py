@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares, total_shares
@@ -14,7 +15,34 @@ LAUNCHER = "GMETA_LAUNCHER_PID"
 GROUPS = "GMETA_GROUPS"
 """Environment variable: the number of groups that the ranks form; by default 1."""
 
-_SIZES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # horovodrun, Open MPI, other MPIs
+OWN = "GMETA_"
+"""The variables by which gmeta's launcher tells a rank its place, without Horovod, begin with this."""
+
+PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+"""Their rest, in the order of `Place`; Horovod's are the same behind ``HOROVOD_``."""
+
+# gmeta's launcher, horovodrun, Open MPI, other MPIs
+_SIZES = (f"{OWN}SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+class Place(NamedTuple):
+    """What a rank is told of its place.
+
+    Attributes:
+      rank: The number of this process's rank.
+      size: How many ranks there are.
+      local_rank: Its number among those on this machine.
+      local_size: How many these are.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that say it."""
+        return {f"{OWN}{name}": str(value) for name, value in zip(PLACE, self, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -94,6 +122,26 @@ def has_entered() -> bool:
 def under_launcher() -> bool:
     """Return whether a launcher started this process as a rank, perhaps the only one."""
     return any(variable in os.environ for variable in _SIZES)
+
+
+def told_place() -> Place | None:
+    """Return the place that gmeta's launcher has told this rank without Horovod; None under other launchers.
+
+    Raises:
+      ConfigError: A variable is missing, or no number.
+    """
+    if f"{OWN}SIZE" not in os.environ:
+        return None
+    told = [os.environ.get(f"{OWN}{name}", "") for name in PLACE]
+    if not all(text.isdecimal() for text in told):
+        said = ", ".join(f"{OWN}{name}={text!r}" for name, text in zip(PLACE, told, strict=True))
+        raise ConfigError(f"{said}: these are no place of a rank; unset them, or start it by gmeta launch")
+    return Place(*map(int, told))
+
+
+def launched_rank() -> str:
+    """Return the number of this rank as its launcher states it; "unknown" without one."""
+    return os.environ.get(f"{OWN}RANK") or os.environ.get("HOROVOD_RANK") or "unknown"
 
 
 def launched_size() -> int:

@@ -9,7 +9,7 @@ input, drops one whose result nobody reads, and may run one by itself if its inp
 therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
 (`counting`), and counting is a side effect.
 
-If there is a lane (`lane`) for the place of the tensors, it takes Horovod's place here.
+If there is a lane (`lane`) for the collective, it takes Horovod's place here; without Horovod there is.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def alltoall(
     if size == 1:
         return tensor, splits
     splits.shape.assert_is_compatible_with([size])
-    own = lane.find_lane(place)
+    own = lane.find_lane(place, name)
     if own is not None and received_splits is None and own.kind == "nccl":
         ones = tf.ones([size], tf.int32)
         received_splits, _ = alltoall(splits, ones, name=f"{name}/splits", received_splits=ones, ranks=ranks)
@@ -162,7 +162,7 @@ def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str, place: lane.Place 
         return tensors
     results: list[tf.Tensor | None] = [None] * len(tensors)
     groups: dict[tf.DType, list[int]] = {}
-    own = lane.find_lane(place)
+    own = lane.find_lane(place, name)
     for index, tensor in enumerate(tensors):
         groups.setdefault(_summed_as(tensor.dtype, own is not None), []).append(index)
     for dtype, members in groups.items():

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.collectives.agreement import check_agreement
-from gmeta.core.collectives.failures import name_failures
-from gmeta.core.collectives.objects import broadcast, check_root
+from gmeta.core.collectives.objects import broadcast_bytes, check_root
 from gmeta.core.collectives.place import world
 
 _PIECE = 64 << 20  # bytes of weights in one broadcast
@@ -41,11 +40,9 @@ def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None
     sent = b"".join(value.tobytes() for value in values) if here.rank == root else b""
     size = sum(value.nbytes for value in values)
     received = bytearray(size)
-    with name_failures("broadcast_variables"):
-        for start in range(0, size, _PIECE):
-            stop = min(start + _PIECE, size)
-            piece = np.frombuffer(sent[start:stop], np.uint8) if sent else np.zeros(stop - start, np.uint8)
-            received[start:stop] = broadcast("weights", tf.uint8, root)(tf.constant(piece)).numpy().tobytes()
+    for start in range(0, size, _PIECE):
+        piece = sent[start : start + _PIECE]
+        received[start : start + _PIECE] = broadcast_bytes(piece, root, doing="broadcast_variables")
     if here.rank != root:
         offset = 0
         for variable, value in zip(variables, values, strict=True):

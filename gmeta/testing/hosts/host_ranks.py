@@ -1,4 +1,4 @@
-"""Runs a command as ranks of which each has a machine of its own, under ``horovodrun -H``.
+"""Runs a command as ranks of which each has a machine of its own, by ``horovodrun -H`` or `gmeta launch`.
 
     with rack(2, gbit=10) as machines:
         job = start_ranks(machines, command, environment={"GMETA_LANE": "tcp"})
@@ -32,6 +32,7 @@ def start_ranks(
     hosts: Sequence[Machine] | None = None,
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    own: bool = False,
 ) -> subprocess.Popen[str]:
     """Start a command as one rank on each host, from the head.
 
@@ -41,6 +42,7 @@ def start_ranks(
       hosts: Where ranks start; all hosts by default.
       options: For ``horovodrun``, in place of the fixed hosts: ``--host-discovery-script`` and its like.
       environment: What is set besides this process's environment.
+      own: Whether ``gmeta launch --hosts`` starts them, without Horovod and those options.
 
     Returns:
       The launcher's process, which leads a process group; `wait_for_ranks` waits for it.
@@ -56,6 +58,9 @@ def start_ranks(
         *(sys.executable, "-m", _LAUNCHER, "--network-interface", DEVICE, "--disable-cache"),
         *("-np", str(len(names)), "--output-filename", str(_output(machines)), *(options or fixed)),
     ]
+    if own:
+        slots = ",".join(f"{name}:1" for name in names)
+        launch = [sys.executable, "-m", "gmeta", "launch", "--hosts", slots, "--"]
     path = os.pathsep.join([str(machines.folder), os.environ["PATH"]])  # of the substitute for ssh
     with (machines.folder / "launcher").open("w") as said:
         return machines.head.start(
@@ -69,7 +74,7 @@ def start_ranks(
 
 
 def wait_for_ranks(machines: Rack, job: subprocess.Popen[str], timeout: float) -> list[str]:
-    """Wait for a job of `start_ranks`, and return by rank what it wrote to stdout.
+    """Wait for a job of `start_ranks`, and return by rank what it wrote to stdout, if Horovod started it.
 
     Raises:
       RanksError: It failed or time ran out, after which no process of it runs.
@@ -85,6 +90,8 @@ def wait_for_ranks(machines: Rack, job: subprocess.Popen[str], timeout: float) -
         job.wait()
     if why:
         raise RanksError(f"{why}\n{(machines.folder / 'launcher').read_text()}")
+    if not _output(machines).exists():  # gmeta's launcher writes all of it in one place
+        return []
     ranks = sorted(_output(machines).iterdir(), key=lambda place: int(place.suffix[1:]))
     return [(place / "stdout").read_text() for place in ranks]
 

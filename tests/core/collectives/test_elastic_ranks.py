@@ -16,9 +16,9 @@ from gmeta.core.errors import ConfigError, RanksError
 AS_RANK = """
 import os, signal, sys, time
 from pathlib import Path
-rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
+rank, size = (int(os.environ.get(f"GMETA_{n}") or os.environ[f"HOROVOD_{n}"]) for n in ("RANK", "SIZE"))
 told, here = Path(os.environ["GMETA_ELASTIC"]), Path(sys.argv[1])
-start = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+start = Path(os.environ["GMETA_TOLD"]).parent.name
 name = f"{time.time_ns()}.{start}.{rank}"
 (here.parent / name).write_text(f"{size} of {os.environ['GMETA_SHARES']}")
 (here.parent / name).rename(here / name)
@@ -104,7 +104,7 @@ def test_only_the_frozen_rank_is_lost_and_not_those_that_leave_slowly(tmp_path: 
         "if size == 4:\n"
         "    save()\n"
         "    if rank == 1: print('rank 1 of 4 lost its peers', file=sys.stderr)\n"
-        "    if rank == 2: Path(os.environ['GMETA_TOLD'], '2.lost-peers').touch()\n"
+        "    if rank == 2: Path(os.environ['GMETA_TOLD'] + '.lost-peers').touch()\n"
         "    (here.parent / f'ready.{rank}').touch()\n"
         "    while len(list(here.parent.glob('ready.*'))) < 4: time.sleep(0.01)\n"
         "    rank == 0 and sys.exit('gmeta.core.errors.CollectiveError: rank 0 of 4 lost its peers')\n"

@@ -11,13 +11,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gmeta.core.collectives import backend
 from gmeta.core.collectives.driver.notes import LEAVES, LOST_PEERS
 from gmeta.core.collectives.launcher import local_ranks as module
-from gmeta.core.collectives.launcher.local_ranks import RankEnd, launch, report, verdict
+from gmeta.core.collectives.launcher.hosts import Host
+from gmeta.core.collectives.launcher.local_ranks import launch
+from gmeta.core.collectives.launcher.verdicts import RankEnd, report, verdict
 from gmeta.core.errors import ConfigError, RanksError
 
 # Ranks that are plain Python: they read who they are, and do one thing.
-AS_RANK = "import os, signal, sys, time; rank = int(os.environ['HOROVOD_RANK']); "
+AS_RANK = """
+import os, signal, sys, time
+rank, size = (int(os.environ.get(f"GMETA_{n}") or os.environ[f"HOROVOD_{n}"]) for n in ("RANK", "SIZE"))
+"""
 
 
 def ranks(code: str) -> list[str]:
@@ -30,9 +36,10 @@ def failure(code: str, size: int = 2, **options: float) -> RanksError:
     return caught.value
 
 
+@pytest.mark.usefixtures("ranks_by")
 @pytest.mark.ranks
 def test_ranks_know_who_they_are_and_their_lines_are_marked(capfd: pytest.CaptureFixture[str]) -> None:
-    code = "size = os.environ['HOROVOD_SIZE']; print('one of', size); print('x\\ry', end='', file=sys.stderr)"
+    code = "print('one of', size); print('x\\ry', end='', file=sys.stderr)"
     launch(ranks(code), 3)
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] one of 3", "[1] one of 3", "[2] one of 3"]
@@ -52,6 +59,7 @@ def test_a_failure_ends_the_others_and_is_reported_first(monkeypatch: pytest.Mon
     assert [end.ended_here for end in error.ends] == [False, True]
 
 
+@pytest.mark.usefixtures("ranks_by")
 @pytest.mark.ranks
 def test_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 2.0)
@@ -131,6 +139,7 @@ def test_ranks_that_failed_by_themselves_are_lost(
     assert ([end.rank for end in found.lost], found.hopeless) == (lost, hopeless)
 
 
+@pytest.mark.usefixtures("ranks_by")
 @pytest.mark.ranks
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_launcher_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
@@ -154,6 +163,14 @@ def test_an_interrupted_launcher_leaves_nothing_running(tmp_path: Path, number: 
 def test_what_cannot_be_launched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="0 is no number of ranks"):
         launch(["true"], 0)
-    monkeypatch.setattr(module, "horovod_version", lambda: None)
-    with pytest.raises(ConfigError, match="need Horovod, which is not installed"):
-        launch(["true"], 2)
+    monkeypatch.setattr(backend, "horovod_version", lambda: "0.28.1")
+    with pytest.raises(ConfigError, match="GMETA_RANKS=horovod, but several hosts are given"):
+        launch(["true"], 2, environment={"GMETA_RANKS": "horovod"}, hosts=[Host("a", 2)])
+    monkeypatch.setattr(backend, "horovod_version", lambda: None)
+    with pytest.raises(ConfigError, match="GMETA_RANKS=horovod, but Horovod is not installed"):
+        launch(["true"], 2, environment={"GMETA_RANKS": "horovod"})
+    with pytest.raises(ConfigError, match="GMETA_RANKS='mpi': give one of auto, horovod, gmeta"):
+        launch(["true"], 2, environment={"GMETA_RANKS": "mpi"})
+    monkeypatch.setenv("GMETA_RANKS", "gmeta")
+    with pytest.raises(ConfigError, match="GMETA_RANKS=gmeta, but a launcher of Horovod's or MPI's started"):
+        backend.check_launcher(own=False)

@@ -27,7 +27,7 @@ from gmeta.core.collectives.driver import rendezvous
 from gmeta.core.collectives.driver.horovod_elastic import safe_wire
 from gmeta.core.collectives.driver.rendezvous import SECRET, ask, guard, signature
 from gmeta.core.collectives.launcher.horovodrun import _of_json, main
-from gmeta.core.collectives.launcher.local_ranks import _rendezvous
+from gmeta.core.collectives.launcher.meeting import meet_by_horovod
 from gmeta.core.errors import ConfigError
 
 THE_SECRET = "5ec2e7"
@@ -65,7 +65,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RendezvousHTTPServer]:
 
 
 def test_a_job_on_one_machine_listens_on_loopback_alone_and_asks_for_its_secret() -> None:
-    with _rendezvous(2) as environments:
+    with meet_by_horovod(2) as environments:
         address = environments[0]["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
         host, _, secret = address.partition("/")
         port = int(host.partition(":")[2])

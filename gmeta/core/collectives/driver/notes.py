@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TOLD = "GMETA_TOLD"
-"""Environment variable: the folder for the notes."""
+"""Environment variable: the path that this rank's notes begin with, its number in the launcher's folder."""
 
 LOST_PEERS, LEAVES = "lost-peers", "leaves"
 """Notes: other ranks are gone or didn't come; this rank leaves and restarts with another number of ranks."""
@@ -20,9 +20,9 @@ def tell(what: str) -> None:
     """Leave a note for the launcher, if there is one that listens."""
     if TOLD in os.environ:
         with suppress(OSError):  # the folder disappears with the launcher
-            (Path(os.environ[TOLD]) / f"{os.environ.get('HOROVOD_RANK')}.{what}").touch()
+            Path(f"{os.environ[TOLD]}.{what}").touch()
 
 
-def things_told(folder: Path, rank: int) -> frozenset[str]:
-    """Return the notes that a rank has left."""
-    return frozenset(what for what in (LOST_PEERS, LEAVES) if (folder / f"{rank}.{what}").exists())
+def things_told(path: str) -> frozenset[str]:
+    """Return the notes that a rank has left, whose `TOLD` was ``path``."""
+    return frozenset(what for what in (LOST_PEERS, LEAVES) if Path(f"{path}.{what}").exists())

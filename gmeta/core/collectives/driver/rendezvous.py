@@ -1,13 +1,13 @@
-"""Restricts Horovod's rendezvous to the ranks of this job.
+"""Restricts the rendezvous of a job, Horovod's or gmeta's own (`store`), to its ranks.
 
 Ranks meet at a key-value server over HTTP, which Horovod 0.28.1 opens on all addresses to everybody. Here the
 server requires the job's secret:
 
 * If all ranks are on the launcher's machine (`launch`), the secret is the first part of the path: Gloo's
   client is C++, and accepts a path with a server's address. The server listens on the loopback address alone.
-* If there are other machines (`horovodrun`), a request carries a signature: HMAC-SHA256 of the method, the
-  path, the body and a number that is used once. A rank's own proxy (`through_proxy`) signs the requests of
-  Gloo's client and accepts only signed answers, so the secret doesn't travel with a request.
+* If there are other machines (`horovodrun`), or no Horovod (`store`), a request carries a signature:
+  HMAC-SHA256 of the method, the path, the body and a number that is used once. Only signed answers are
+  accepted, so the secret doesn't travel. A rank's own proxy (`through_proxy`) does so for Gloo's client.
 
 Both treat a value as bytes and unpickle nothing.
 """
@@ -52,10 +52,11 @@ def signature(secret: str, *parts: bytes) -> str:
 
 
 def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
-    """Make a handler of Horovod's server that answers only clients with the secret.
+    """Make a handler of a key-value server that answers only clients with the secret.
 
     Args:
-      base: ``RendezvousHandler`` or a class derived from it.
+      base: Horovod's ``RendezvousHandler``, a class derived from it, or one with its methods to get and put
+        a value.
       secret: The job's secret.
       signed: Whether requests are signed; otherwise their paths begin with the secret.
     """
@@ -162,7 +163,7 @@ def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         server, secret = os.environ[_SERVER], os.environ[SECRET]
     elif inner:  # Gloo's client puts the port behind the path
         server, path = address, f"/{inner}:{os.environ[_PORT]}{path}"
-    return _ask(server, secret, method, path, body)
+    return ask_server(server, secret, method, path, body)
 
 
 def server_name() -> str:
@@ -187,7 +188,7 @@ def through_proxy() -> None:
             if _same(first.partition(":")[0], own) and size.isdecimal() and int(size) <= _LARGEST:
                 try:
                     body = self.rfile.read(int(size))
-                    status, answer = _ask(server, secret, self.command, f"/{rest}", body)
+                    status, answer = ask_server(server, secret, self.command, f"/{rest}", body)
                 except (OSError, ValueError, http.client.HTTPException):
                     status = int(http.HTTPStatus.BAD_GATEWAY)
             self.send_response(status)
@@ -206,14 +207,21 @@ def through_proxy() -> None:
     os.environ[_ADDRESS] = f"127.0.0.1:{proxy.server_port}/{own}"
 
 
-def _ask(server: str, secret: str | None, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+def ask_server(
+    server: str, secret: str | None, method: str, path: str, body: bytes = b"", timeout: float | None = None
+) -> tuple[int, bytes]:
+    """Send a request to a server, signed if there is a secret; raises as `ask`.
+
+    Without a ``timeout`` in seconds it waits as long as the server takes.
+    """
     number = f"{int(time.time())}.{secrets.token_hex(16)}"
     headers = {"Content-Length": str(len(body))}
     if secret is not None:
         signed = signature(secret, *map(str.encode, (method, path, number)), body)
         headers |= {_NUMBER: number, _SIGNATURE: signed}
     host, _, port = server.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port))  # `urllib` would go through a proxy
+    # `urllib` would go through a proxy.
+    connection = http.client.HTTPConnection(host, int(port), timeout=timeout)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()

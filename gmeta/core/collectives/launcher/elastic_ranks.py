@@ -17,8 +17,6 @@ GPU doesn't end every other start.
 
 from __future__ import annotations
 
-import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +29,9 @@ from pathlib import Path
 from gmeta.core.collectives.driver.elastic import AGAIN, CHANGE, ELASTIC, SAVED
 from gmeta.core.collectives.driver.horovod_elastic import FRUITLESS
 from gmeta.core.collectives.driver.notes import LEAVES
-from gmeta.core.collectives.launcher.local_ranks import Verdict, Write, launch, verdict
+from gmeta.core.collectives.launcher.hosts import is_here
+from gmeta.core.collectives.launcher.local_ranks import Write, launch
+from gmeta.core.collectives.launcher.verdicts import Verdict, verdict
 from gmeta.core.errors import ConfigError, RanksError
 from gmeta.core.shares import SHARES
 
@@ -207,17 +207,13 @@ def slots_here(script: str) -> int:
             raise ConfigError(
                 f"{script}: it printed {line!r}; each line must be host:slots, such as localhost:8"
             )
-        if host not in _names():
+        if not is_here(host):
             raise ConfigError(
                 f"{script}: {host} is another machine, and this launcher starts ranks on its own; several "
                 "machines are what `horovodrun --host-discovery-script` is for"
             )
         number += int(slots)
     return number
-
-
-def _names() -> set[str]:
-    return {"localhost", "127.0.0.1", platform.node(), platform.node().split(".")[0], socket.getfqdn()}
 
 
 def _print(text: str) -> None:

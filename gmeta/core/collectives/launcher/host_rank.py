@@ -1,0 +1,63 @@
+"""Runs one rank for a launcher on another machine: ``python -m gmeta.core.collectives.launcher.host_rank``.
+
+The first line of stdin says what to run; each other line is a signal for it. When stdin ends, the launcher
+or the connection is gone, and the rank is ended. See `rank_processes`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+
+from gmeta.core.collectives.driver.notes import TOLD, things_told
+from gmeta.core.collectives.driver.store import Store
+from gmeta.core.collectives.launcher.rank_processes import ENDED
+from gmeta.core.collectives.place import LAUNCHER, OWN
+from gmeta.core.errors import CollectiveError
+
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+
+
+def main() -> int:
+    """Run the rank and report its end; return the exit code for ssh."""
+    # Unbuffered: a buffer's lock would be held by the thread that reads while this process ends.
+    orders = io.FileIO(sys.stdin.fileno(), closefd=False)
+    order = json.loads(orders.readline())
+    os.environ.update(order["environment"])
+    os.environ[LAUNCHER] = str(os.getpid())  # the rank ends with this process
+    with tempfile.TemporaryDirectory(prefix="gmeta-told-") as folder:
+        os.environ[TOLD] = f"{folder}/rank"
+        rank = subprocess.Popen(order["command"], stdin=subprocess.DEVNULL, start_new_session=True)
+        threading.Thread(target=_pass_signals, args=[orders, rank], daemon=True).start()
+        code = rank.wait()
+        _signal(rank, signal.SIGKILL)  # processes that it has left behind
+        told = sorted(things_told(os.environ[TOLD]))
+    del os.environ[TOLD]
+    with suppress(CollectiveError):  # the launcher is gone
+        Store().put(ENDED, os.environ[f"{OWN}RANK"], {"code": code, "told": told})
+    return code if code >= 0 else 128 - code
+
+
+def _pass_signals(orders: io.FileIO, rank: subprocess.Popen[bytes]) -> None:
+    for line in orders:
+        _signal(rank, signal.Signals(int(line)))
+    _signal(rank, signal.SIGTERM)
+    time.sleep(_GRACE)
+    _signal(rank, signal.SIGKILL)
+
+
+def _signal(rank: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Where the ranks of a job meet: Horovod's rendezvous server, or gmeta's own store of values.
+
+Both run in the launcher while the job runs, and answer those who know the job's secret
+(`gmeta.core.collectives.driver.rendezvous`). A meeting yields the environment variables that tell each rank
+its place and where the others can be found.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from gmeta.core.collectives.driver.rendezvous import SECRET, guard, new_secret
+from gmeta.core.collectives.driver.store import ALL, STORE
+from gmeta.core.collectives.driver.wire import pack
+from gmeta.core.collectives.place import LAUNCHER, Place
+
+_SHARED = {"PYTHONUNBUFFERED": "1"}
+_REQUEST_TIME = 30.0  # seconds in which a request must be there
+_MOST_VALUES = 1 << 16
+
+
+@contextmanager
+def meet_by_horovod(size: int) -> Iterator[list[dict[str, str]]]:
+    """Run Horovod's server for ranks on this machine while the block runs.
+
+    Yields:
+      By rank, the environment variables.
+    """
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
+    secret = new_secret()
+    handler = guard(RendezvousHandler, secret, signed=False)
+    server = RendezvousHTTPServer(("127.0.0.1", 0), handler, 0)
+    server.init(slots)
+    threading.Thread(target=server.serve_forever, name="gmeta-rendezvous", daemon=True).start()
+    port = server.server_port
+    shared = {
+        **create_run_env_vars(f"127.0.0.1:{port}/{secret}", ["lo"], port),
+        **_SHARED,
+        LAUNCHER: str(os.getpid()),
+    }
+    try:
+        yield [
+            {key: str(value) for key, value in {**shared, **create_slot_env_vars(s)}.items()} for s in slots
+        ]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Values:
+    """The values of a store; ``values[scope][key]`` is a message of `wire`."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        """Keep a value, unless there are too many."""
+        with self._lock:
+            if sum(map(len, self._values.values())) < _MOST_VALUES:
+                self._values.setdefault(scope, {})[key] = value
+
+    def of(self, scope: str) -> dict[str, bytes]:
+        """Return a scope's values by key."""
+        with self._lock:
+            return dict(self._values.get(scope, {}))
+
+
+@contextmanager
+def meet_by_store(
+    places: Sequence[Place], bound: str = "127.0.0.1", told: str = "127.0.0.1"
+) -> Iterator[tuple[list[dict[str, str]], Values]]:
+    """Run a store while the block runs.
+
+    Args:
+      places: Of the ranks.
+      bound: The address to listen at.
+      told: The name or address at which ranks reach it.
+
+    Yields:
+      By rank the environment variables, and the values of the store.
+    """
+    values, secret = Values(), new_secret()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _REQUEST_TIME
+
+        def _get_value(self, scope: str, key: str) -> bytes | None:
+            found = values.of(scope)
+            return pack(found) if key == ALL else found.get(key)
+
+        def _put_value(self, scope: str, key: str, value: bytes) -> None:
+            values.put(scope, key, value)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+        daemon_threads = True
+        request_queue_size = 1024  # all ranks begin at once
+
+        def handle_error(self, *_: Any) -> None:
+            pass  # who asked is gone
+
+    server = Server((bound, 0), guard(Handler, secret, signed=True))
+    threading.Thread(target=server.serve_forever, name="gmeta-store", daemon=True).start()
+    shared = {
+        **_SHARED,
+        LAUNCHER: str(os.getpid()),
+        STORE: f"{told}:{server.server_port}",
+        SECRET: secret,
+    }
+    try:
+        yield [{**shared, **place.variables()} for place in places], values
+    finally:
+        server.shutdown()
+        server.server_close()
