@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
@@ -27,7 +28,8 @@ hypothesis.settings.load_profile("gmeta")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
+# GMETA_RANKS=gmeta runs all tests that start ranks without it.
+HAS_HOROVOD = importlib.util.find_spec("horovod") is not None and os.environ.get("GMETA_RANKS") != "gmeta"
 # It replaces parts of Horovod.
 collect_ignore = [] if HAS_HOROVOD else ["core/collectives/test_rendezvous.py"]
 
@@ -63,15 +65,23 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the order of `LONGEST`, then as they were found; without Horovod none starts ranks."""
+    """In the order of `LONGEST`, then as they were found; without Horovod those that need it are skipped."""
     here = Path(__file__).parent
     places = {here / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     if not HAS_HOROVOD:
-        skip = pytest.mark.skip(reason="there is no Horovod, which starts ranks")
+        skip = pytest.mark.skip(reason="there is no Horovod")
         for item in items:
-            if item.get_closest_marker("ranks") is not None:
+            if item.get_closest_marker("horovod") is not None or "horovod" in _params(item):
                 item.add_marker(skip)
+
+
+def _params(item: pytest.Item) -> list[object]:
+    """The values of a test's parameters, and what tuples of them hold."""
+    found: list[object] = []
+    for value in getattr(item, "callspec", SimpleNamespace(params={})).params.values():
+        found += [*value] if isinstance(value, tuple) else [value]
+    return found
 
 
 def pytest_collection_finish() -> None:
@@ -101,8 +111,6 @@ def pytest_runtest_setup() -> None:
 def ranks_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What brings ranks together that the test starts: Horovod, then gmeta's own store and lanes."""
     way: str = request.param
-    if way == "horovod" and not HAS_HOROVOD:
-        pytest.skip("there is no Horovod")
     monkeypatch.setenv("GMETA_RANKS", way)
     return way
 

@@ -178,6 +178,7 @@ def faults(folder: Path) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.usefixtures("ranks_by")
 def test_what_fails_on_one_rank_is_raised_by_all_with_its_number(tmp_path: Path) -> None:
     both = run_ranks(faults, 2, tmp_path / "run")
     assert both[0] == both[1]

@@ -226,6 +226,7 @@ def test_the_same_script_with_a_pipeline_ends_with_the_same_bits(script: Path) -
         assert differences(state(folder), state(plain)) == []
 
 
+@pytest.mark.horovod
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["horovod.runner.launch", "gmeta.core.collectives.launcher.horovodrun"])
 def test_horovods_elastic_driver_runs_the_same_script(
@@ -255,6 +256,7 @@ def test_horovods_elastic_driver_runs_the_same_script(
     assert_same_results(folder, run_alone(script, 2, monkeypatch), [1, 2])
 
 
+@pytest.mark.horovod
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_rack()), reason=why_no_rack())
 def test_a_host_is_lost_and_another_joins(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +276,7 @@ def test_a_host_is_lost_and_another_joins(script: Path, monkeypatch: pytest.Monk
     assert_same_results(folder, run_alone(script, 3, monkeypatch), [2, 3])
 
 
+@pytest.mark.horovod
 def test_horovods_elastic_driver_has_to_be_told_what_a_step_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     monkeypatch.delenv(SHARES, raising=False)

@@ -47,6 +47,7 @@ def steps(fault: str) -> None:
             step(tf.range(here.size))
 
 
+@pytest.mark.usefixtures("ranks_by")
 @pytest.mark.parametrize(
     ("fault", "said", "why"),
     [
@@ -75,6 +76,7 @@ def test_how_long_ranks_wait_is_said_in_seconds() -> None:
         run_ranks(steps, 2, "none", environment=environment)
 
 
+@pytest.mark.usefixtures("ranks_by")
 def test_ranks_with_another_version_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -127,6 +127,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
     assert re.search(r"was lost with (far|away), .*exit code 255.*: ssh: no route to \1", done.stderr)
 
 
+@pytest.mark.horovod
 def test_two_hosts_learn_what_one_rank_learns_over_the_shaped_wire(tmp_path: Path) -> None:
     with rack(2, gbit=1) as machines:
         wait_for_ranks(machines, run_in(machines, tmp_path, exchange_and_train), timeout=300)
@@ -151,6 +152,7 @@ def test_two_hosts_learn_what_one_rank_learns_over_the_shaped_wire(tmp_path: Pat
             np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.horovod
 def test_containers_of_one_machine_with_one_name_reach_each_other(tmp_path: Path) -> None:
     with rack(2) as machines:
         for host in machines.hosts:

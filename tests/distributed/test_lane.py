@@ -141,6 +141,7 @@ def exchange_ahead() -> tuple[str, int]:
     return lane_kind(), counts.calls["alltoall"]
 
 
+@pytest.mark.usefixtures("ranks_by")
 def test_another_thread_exchanges_beside_the_lane() -> None:
     assert run_ranks(exchange_ahead, 2, environment=TCP) == [("tcp", 2)] * 2
 

@@ -49,7 +49,8 @@ def test_ranks_with_other_settings_are_named(tmp_path: Path) -> None:
     start = tmp_path / "start.py"
     start.write_text(
         "import os, sys\nfrom gmeta.cli import main\n"
-        "main(['train', '--run', 'run', '--config', os.environ['HOROVOD_RANK'] + '.toml'])\n"
+        "rank = os.environ.get('GMETA_RANK') or os.environ['HOROVOD_RANK']\n"
+        "main(['train', '--run', 'run', '--config', rank + '.toml'])\n"
     )
     code = (
         "from gmeta.core.collectives.launcher.local_ranks import launch; import sys; "
@@ -74,7 +75,8 @@ from gmeta.experiment.runs.epoch_checkpoints import EpochCheckpoints
 
 def on_train_batch_end(self, batch, logs=None):
     usual(self, batch, logs)
-    slots, at = Path("slots"), (self._epochs, batch, os.environ["HOROVOD_RANK"])
+    rank = os.environ.get("GMETA_RANK") or os.environ["HOROVOD_RANK"]
+    slots, at = Path("slots"), (self._epochs, batch, rank)
     if at == (2, 2, "1") and slots.read_text() == "localhost:2":
         slots.write_text("localhost:1")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -193,6 +193,7 @@ def steps_on_ranks():
 
 
 @pytest.mark.ranks
+@pytest.mark.usefixtures("ranks_by")
 def test_three_ranks_deal_their_groups_out():
     found = run_ranks(steps_on_ranks, 3)
     for step in range(2):
