@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.cli import rank_options as ranks
+from gmeta.core.collectives.launcher.hosts import Host
 
 ELASTIC = ["--elastic", "--min-np", "2", "--host-discovery-script", "./hosts"]
 
@@ -48,12 +49,29 @@ def test_elastic_jobs_are_launched_as_the_options_say(launched: list[Any]) -> No
     assert (name, size, options) == ("launch_elastic", 1, {"min_size": 1, "script": None, "write": None})
 
 
+def test_ranks_on_hosts_are_as_many_as_these_have_room_for(
+    launched: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GMETA_SSH", "ssh -p 22")
+    for more in ([], ["--np", "3", "--ssh", "rsh"]):
+        assert CliRunner().invoke(main, ["launch", "--hosts", "a:2,b:2", *more, "true"]).exit_code == 0
+    hosts = [Host("a", 2), Host("b", 2)]
+    assert launched == [
+        ("launch", ("true",), 4, {"write": None, "hosts": hosts, "ssh": ("ssh", "-p", "22")}),
+        ("launch", ("true",), 3, {"write": None, "hosts": hosts, "ssh": ("rsh",)}),
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["launch", "--np", "2", "--min-np", "1", "true"], "--min-np 1 says how an elastic job varies"),
         (["train", "--run", "x", "--host-discovery-script", "y"], "--host-discovery-script y says how"),
         (["train", "--run", "x", "--elastic"], "--elastic needs --np"),
+        (["launch", "true"], "give --np, the number of ranks, or --hosts"),
+        (["launch", "--np", "2", "--ssh", "ssh", "true"], "--ssh 'ssh' is for other machines"),
+        (["launch", "--hosts", "a,b", "true"], "'a' is no host:slots"),
+        (["launch", "--hosts", "a:2", "--elastic", "true"], "--elastic is for the ranks of one machine"),
     ],
 )
 def test_options_that_need_others_are_refused(words: list[str], says: str, launched: list[Any]) -> None:
