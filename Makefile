@@ -22,7 +22,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ranks test-tensorflow test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup demo test test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -60,6 +60,12 @@ test-tensorflow:  ## All tests on another TensorFlow, under build/tensorflow/ [T
 	@[ -n '$(TENSORFLOW)' ] || { echo 'name a version: make test-tensorflow TENSORFLOW=2.21.0' >&2; exit 1; }
 	@PYTHON='$(PYTHON)' TENSORFLOW='$(TENSORFLOW)' sh tools/dev/setup.sh
 	build/tensorflow/$(TENSORFLOW)/venv/bin/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
+
+# For other machines, and without compiling there: see tools/dev/build_wheel.py.
+wheel:  ## A wheel for a TensorFlow, tried in an empty environment: dist/*.whl [TENSORFLOW=2.21.0] [PYTHON=...]
+	@[ -n '$(TENSORFLOW)' ] || { echo 'name a version: make wheel TENSORFLOW=2.21.0' >&2; exit 1; }
+	@PYTHON='$(PYTHON)' TENSORFLOW='$(TENSORFLOW)' sh tools/dev/setup.sh --packages
+	build/tensorflow/$(TENSORFLOW)/venv/bin/python tools/dev/build_wheel.py
 
 # On one GPU, one process: two would share its memory.
 test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables and layers on it

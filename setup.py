@@ -30,6 +30,8 @@ LIBRARIES = {
 }
 # An environment of another TensorFlow keeps its libraries apart (tools/dev/setup_tensorflow.py).
 APART = os.environ.get("GMETA_LIBRARIES")
+# Where the libraries of a wheel are built, for other machines (tools/dev/build_wheel.py).
+WHEEL = os.environ.get("GMETA_WHEEL")
 # Built only where CMake finds a CUDA compiler.
 CUDA_LIBRARY = {"gmeta_cuda": "gmeta/ops"}
 SUPPORTED = runpy.run_path(str(ROOT / "gmeta/core/version.py"))
@@ -71,7 +73,9 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         checkout = self.editable_mode or self.inplace
-        if not checkout:
+        if WHEEL:
+            build = Path(WHEEL)
+        elif not checkout:
             build = Path(self.build_temp)
         else:
             build = Path(APART) / "cmake" if APART else ROOT / "build" / "cmake"
@@ -93,6 +97,7 @@ class CMakeBuild(build_ext):
                 f"-DGMETA_TF_INSTALLED={version} {folder}",
                 f"-DGMETA_TF_PACKAGES={folder}",
                 f"-DGMETA_CUDA={cuda}",
+                f"-DGMETA_MANYLINUX={'ON' if WHEEL else 'OFF'}",
             ],
             check=True,
         )

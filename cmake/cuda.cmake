@@ -39,6 +39,7 @@ set_target_properties(gmeta_cuda PROPERTIES
   PREFIX "_" CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden CUDA_STANDARD 17
   CUDA_RUNTIME_LIBRARY Static CUDA_ARCHITECTURES "${architectures}")
 target_compile_options(gmeta_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+gmeta_for_wheels(gmeta_cuda)
 # New rows, optimizers' steps and the weights of a trie's children are the CPU's to the last bit: no fused multiply-add.
 file(GLOB exact CONFIGURE_DEPENDS ops/table/gpu/*.cu ops/table/gpu/*/*.cu ops/trie/gpu/*.cu)
 set_source_files_properties(${exact} PROPERTIES COMPILE_OPTIONS -fmad=false)

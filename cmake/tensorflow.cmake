@@ -50,4 +50,5 @@ function(gmeta_op_library name room)
     # The two lie side by side.
     set_target_properties(${name} PROPERTIES BUILD_RPATH_USE_ORIGIN ON BUILD_RPATH "$ORIGIN")
   endif()
+  gmeta_for_wheels(${name})
 endfunction()

@@ -50,5 +50,5 @@ else
   PYTHON=$(first_python)
   [ -n "$PYTHON" ] || fail "no Python $versions that runs is on PATH; $advice"
 fi
-if [ -n "${TENSORFLOW:-}" ]; then exec "$PYTHON" tools/dev/setup_tensorflow.py "$TENSORFLOW"; fi
+if [ -n "${TENSORFLOW:-}" ]; then exec "$PYTHON" tools/dev/setup_tensorflow.py "$TENSORFLOW" "$@"; fi
 exec "$PYTHON" tools/dev/setup_env.py

@@ -9,7 +9,8 @@ sets when Python starts. So the checkout's own libraries stay the pins', and wha
 any folder and with any environment variables, has the right ones.
 
 Packages are the newest that pyproject.toml and that TensorFlow take: what somebody who installs today gets.
-Horovod isn't among them. Standard library alone, as setup_env.py.
+Horovod isn't among them. With `--packages` gmeta isn't either, which `make wheel` compiles in another way.
+Standard library alone, as setup_env.py.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ STARTUP = 'import os; os.environ.setdefault("GMETA_LIBRARIES", {!r})\n'
 class OtherTensorFlow:
     """The environment of one version of TensorFlow."""
 
-    def __init__(self, version: str) -> None:
-        self.version = version
+    def __init__(self, version: str, packages_only: bool = False) -> None:
+        self.version, self.packages_only = version, packages_only
         self.folder = ROOT / "build" / "tensorflow" / version
         self.libraries = self.folder / "libraries"
         self.venv = Environment(self.folder / "venv")
@@ -56,6 +57,8 @@ class OtherTensorFlow:
             machine.check_disk(ROOT)
         title = f"TensorFlow {self.version} and what else gmeta needs"
         steps.step("packages", title, packages, lambda: self.install_packages(steps))
+        if self.packages_only:
+            return
         steps.step("libraries", "where its libraries are", str(self.libraries), self.name_libraries)
         if not all((self.libraries / name).exists() for name in NATIVE_LIBRARIES):
             steps.forget("gmeta")
@@ -68,7 +71,7 @@ class OtherTensorFlow:
         if sys.version_info < (3, 11):
             self.venv.install(steps, "tomli")  # what reads pyproject.toml
         wanted = self.folder / "requirements.txt"
-        groups = ("build", "dev", "stores")
+        groups = ("build", "dev", "stores", "wheels")
         steps.run(self.venv.python, REQUIREMENTS, wanted, "--tensorflow", self.version, *groups)
         self.venv.install(steps, "-r", wanted)
 
@@ -90,7 +93,7 @@ def main() -> int:
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         print(f"setup: error: TENSORFLOW={version} is no version such as 2.21.0", file=sys.stderr)
         return 1
-    other = OtherTensorFlow(version)
+    other = OtherTensorFlow(version, "--packages" in sys.argv)
     place, python = other.venv.folder.relative_to(ROOT), platform.python_version()
     ready = f"{place} has TensorFlow {version} and Python {python}"
     return set_up(other.folder / "setup.lock", other.steps, other.make, ready)
