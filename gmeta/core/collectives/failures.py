@@ -15,6 +15,8 @@ from gmeta.core.collectives.place import world
 from gmeta.core.errors import CollectiveError
 
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")
+# "(0) INTERNAL: " stands before each error where several nodes failed.
+_NUMBER = re.compile(r"^\s*\(\d+\) [A-Z_]+:\s*")
 _COLLECTIVE = re.compile(r"horovod|gloo|nccl|gmeta lane", re.IGNORECASE)
 # Horovod's, Gloo's and the lane's words for a lost peer, as opposed to a peer that called another collective.
 _PEER_IS_GONE = re.compile(
@@ -57,7 +59,8 @@ def explain(error: tf.errors.OpError, doing: str = "a collective") -> Collective
     what = f"{doing}, in {node[1]}" if node else doing
     here = world()
     # A function's error starts with the places that define its nodes, and ends with the reason.
-    reason = message.split("[[", 1)[0].strip().splitlines()[-1].split(". ", 1)[0]
+    last = message.split("[[", 1)[0].strip().splitlines()[-1]
+    reason = _NUMBER.sub("", last).split(". ", 1)[0]
     if _PEER_IS_GONE.search(message):
         remedy = (
             "another rank has ended or hangs: the cause is in its output, not here; "

@@ -77,6 +77,9 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
     said = r"rank 0 of 1 lost .*gmeta_rows.*: Horovod has been shut down"
     with pytest.raises(CollectiveError, match=said), collectives.name_failures("a step"):
         raise lost
+    two = "2 root error(s) found.\n  (0) INTERNAL:  gmeta lane: timed out\n\t [[{{node gmeta_keys}}]]\n"
+    explained = failures.explain(tf.errors.InternalError(None, None, two))
+    assert "in gmeta_keys: gmeta lane: timed out; another rank" in str(explained)
     other = tf.errors.InvalidArgumentError(None, None, "shapes differ")
     assert failures.explain(other) is None
     with pytest.raises(tf.errors.InvalidArgumentError), collectives.name_failures("a step"):
