@@ -15,16 +15,14 @@
 #include <exception>
 #include <new>
 
-#define GMETA_OLD(name, version)                        \
-  __asm__(                                              \
-      ".symver gmeta_old_" #name ", " #name "@" version \
-      "\n.pushsection .text.gmeta_old_" #name           \
-      ", \"ax\", @progbits"                             \
-      "\n.globl " #name "\n.hidden " #name              \
-      "\n.type " #name ", @function\n" #name            \
-      ":\n  jmp gmeta_old_" #name                       \
-      "@PLT"                                            \
-      "\n.size " #name ", . - " #name "\n.popsection")
+#define GMETA_OLD(name, version)                                                      \
+  __asm__(".symver gmeta_old_" #name ", " #name "@" version                           \
+          "\n.pushsection .text.gmeta_old_" #name                                     \
+          ", \"ax\", @progbits"                                                       \
+          "\n.globl " #name "\n.hidden " #name "\n.type " #name ", @function\n" #name \
+          ":\n  jmp gmeta_old_" #name                                                 \
+          "@PLT"                                                                      \
+          "\n.size " #name ", . - " #name "\n.popsection")
 
 #define GMETA_OLD_C(name) GMETA_OLD(name, "GLIBC_2.2.5")
 
@@ -99,7 +97,8 @@ GMETA_HIDDEN int fstat(int file, struct stat* found) noexcept { return __fxstat(
 // 2.32: whether there is one thread; libstdc++ then counts references without atomic operations.
 GMETA_HIDDEN char __libc_single_threaded = 0;
 
-// GCC 12: what copies and the destructor of std::exception_ptr do, which older libraries have whole.
+// GCC 12: what copies and the destructor of std::exception_ptr do, which older libraries have
+// whole.
 void gmeta_copy_exception(void* to, const void* from);
 void gmeta_drop_exception(void* pointer);
 __asm__(".symver gmeta_copy_exception, _ZNSt15__exception_ptr13exception_ptrC1ERKS0_@CXXABI_1.3.3");
