@@ -14,9 +14,9 @@ users and as many items. Adam on weights and rows. A rank's batch has 480 sequen
 model; if memory ends, the job starts again with three quarters of them, and says so. Each rank has batches of
 its own, which are in host memory; reading isn't measured.
 
-Case ``ablation``, a job for each number of ranks. Each of --ways has a model of its own; they train epochs of
---steps batches in turn. Rates are medians over epochs: the tokens of all ranks over the slowest rank's
-seconds.
+Case ``ablation``, a job for each number of ranks. Each of --ways has a model of its own; in turn they train
+three epochs of --steps batches. The first isn't timed: in it ranks wait for the one that got rank 0's weights
+last. Rates are medians over epochs: the tokens of all ranks over the slowest rank's seconds.
 
 separate   each feature has a table and a lookup of its own, with exchanges of keys and rows of its own; a key
            travels and is read as often as it occurs; batches of a fixed number of sequences
