@@ -90,7 +90,7 @@ class SequenceCost:
         r"""Fit the cost of a sequence to the seconds that steps have taken.
 
         .. math::
-           \min_{a, b, c \ge 0} \sum_i \Big(t_i - c - a \sum_{L \in B_i} L - b \sum_{L \in B_i} L^2\Big)^2
+           \min_{a, b, c \ge 0} \sum_i \Big|t_i - c - a \sum_{L \in B_i} L - b \sum_{L \in B_i} L^2\Big|
 
         A device does the operations of attention at another rate than those of large matrix products, so
         operations counted (`of_hstu`) and time can disagree about b / a, and batches of equal operations then
@@ -99,9 +99,10 @@ class SequenceCost:
         have it alike, so it changes no balance.
 
         A fit is as good as its batches: let tokens and squared lengths vary apart from each other, by batches
-        of short and of long sequences besides those drawn from data, and some of half the size. Squares make
-        one late step count much, so time each batch several times, after one that isn't counted, and give the
-        median. Times must be of the ranks' own computing: without waiting for other ranks or for data.
+        of short and of long sequences besides those drawn from data, and some of half the size. Time each
+        batch several times, after one that isn't counted, and give the median. A late step or two among the
+        times then change little, since it is distances that are summed, not their squares. Times must be of
+        the ranks' own computing: without waiting for other ranks or for data.
 
         Args:
           batches: The lengths of each batch's sequences, in tokens.
@@ -119,8 +120,8 @@ class SequenceCost:
           '1.0e-06 s a token, 1.0e-08 s a pair'
 
         References:
-          MTGenRec, section 3.4 (the cost that it balances); Lawson and Hanson, "Solving Least Squares
-          Problems" (1974), chapter 23 (non-negative least squares).
+          MTGenRec, section 3.4 (the cost that it balances); Bloomfield and Steiger, "Least Absolute
+          Deviations" (1983), chapter 1 (why late steps count little).
         """
         linear, quadratic = fit_steps(batches, seconds)
         return cls(linear, quadratic)

@@ -26,8 +26,6 @@ def fit_steps(batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> tuple
     Raises:
       ConfigError: As `SequenceCost.of_steps` raises it.
     """
-    from scipy.optimize import nnls  # SciPy takes a while to import
-
     took = _times(seconds, len(batches))
     sums = np.array([_sums(number, lengths) for number, lengths in enumerate(batches)])
     largest = np.maximum(sums.max(axis=0), 1.0)
@@ -38,7 +36,7 @@ def fit_steps(batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> tuple
             f"squared lengths ({_range(sums[:, 1])}) don't vary apart from each other, so nothing tells what "
             "each of them costs. Add a batch of many short sequences, one of a few long ones, and a small one"
         )
-    (_, linear, quadratic), _ = nnls(columns, took / took.max())
+    _, linear, quadratic = _least_distance(columns, took / took.max())
     if linear == quadratic == 0:
         raise ConfigError(
             f"of_steps: steps of more tokens don't take longer: {_range(took)} seconds for "
@@ -46,6 +44,23 @@ def fit_steps(batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> tuple
         )
     scale = took.max() / largest
     return float(linear * scale[0]), float(quadratic * scale[1])
+
+
+def _least_distance(
+    columns: npt.NDArray[np.float64], values: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return the x >= 0 of least sum |columns @ x - values|, by a program whose terms are distances."""
+    from scipy.optimize import linprog  # SciPy takes a while to import
+
+    count, terms = columns.shape[1], np.eye(len(values))
+    solved = linprog(
+        np.repeat([0.0, 1.0], [count, len(values)]),
+        A_ub=np.block([[columns, -terms], [-columns, -terms]]),  # a term is at least the distance, up or down
+        b_ub=np.concatenate([values, -values]),
+        bounds=(0, None),
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},  # its least
+    )
+    return np.asarray(solved.x[:count])
 
 
 def _times(seconds: npt.ArrayLike, batches: int) -> npt.NDArray[np.float64]:

@@ -102,6 +102,15 @@ def test_a_fit_to_noisy_times_is_near(seed):
     assert found.quadratic / found.linear == pytest.approx(1.5e-9 / 2e-6, rel=0.15)
 
 
+@given(seed=st.integers(0, 2**20), late=st.permutations(range(20)))
+def test_late_steps_change_no_fit(seed, late):
+    batches = varied_batches(seed)
+    seconds = seconds_of(batches, 2e-6, 1.5e-9, 0.01)
+    seconds[late[:2]] *= 1.25
+    found = SequenceCost.of_steps(batches, seconds)
+    assert found.quadratic / found.linear == pytest.approx(1.5e-9 / 2e-6, rel=1e-5)
+
+
 @given(unit=st.floats(1e-3, 1e3), order=st.permutations(range(20)))
 def test_a_fit_depends_on_the_unit_alone(unit, order):
     batches = varied_batches(0)
