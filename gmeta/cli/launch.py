@@ -64,9 +64,6 @@ def command(
     machines = parse_hosts(hosts)
     room = sum(host.slots for host in machines)
     size = room if size is None else size
-    if elastic_of(size, elastic, min_np, script) is not None:
-        raise ConfigError(
-            "--elastic is for the ranks of one machine: leave out --hosts, or start an elastic job over "
-            "several machines by `horovodrun --host-discovery-script`"
-        )
-    run_ranks(command, size, hosts=machines, ssh=SSH if ssh is None else tuple(shlex.split(ssh)))
+    over = SSH if ssh is None else tuple(shlex.split(ssh))
+    varies = elastic_of(size, elastic, min_np, script)
+    run_ranks(command, size, elastic=varies, hosts=machines, ssh=over)

@@ -57,8 +57,8 @@ def elastic_options(command: Function) -> Function:
             "--host-discovery-script",
             "script",
             metavar="COMMAND",
-            help="Prints localhost:SLOTS, for how many ranks there is room; asked every second, as "
-            "horovodrun's.  [default: always for --np]",
+            help="Prints lines HOST:SLOTS, for how many ranks there is room; asked every second, as "
+            "horovodrun's. Without --hosts the host is localhost.  [default: always for --np]",
         ),
     )
     for option in reversed(options):
@@ -133,7 +133,7 @@ def run_ranks(
       size: The number of ranks.
       elastic: Whether and how the number of ranks varies.
       write: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
-      **over: ``hosts`` and ``ssh`` as there, if the job isn't elastic.
+      **over: ``hosts`` and ``ssh`` as there.
 
     Raises:
       RanksError: As in `start_ranks`.
@@ -144,7 +144,8 @@ def run_ranks(
         if elastic is None:
             launch(command, size, write=write, **over)
         else:
-            launch_elastic(command, size, min_size=elastic.min_size, script=elastic.script, write=write)
+            least, script = elastic.min_size, elastic.script
+            launch_elastic(command, size, min_size=least, script=script, write=write, **over)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -49,6 +49,14 @@ def test_elastic_jobs_are_launched_as_the_options_say(launched: list[Any]) -> No
     assert (name, size, options) == ("launch_elastic", 1, {"min_size": 1, "script": None, "write": None})
 
 
+def test_elastic_jobs_over_hosts_begin_with_as_many_ranks_as_these_have_room_for(launched: list[Any]) -> None:
+    words = ["launch", "--hosts", "a:2,b:2", "--ssh", "rsh", *ELASTIC, "true"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    hosts = {"hosts": [Host("a", 2), Host("b", 2)], "ssh": ("rsh",)}
+    options = {"min_size": 2, "script": "./hosts", "write": None, **hosts}
+    assert launched == [("launch_elastic", ("true",), 4, options)]
+
+
 def test_ranks_on_hosts_are_as_many_as_these_have_room_for(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +79,6 @@ def test_ranks_on_hosts_are_as_many_as_these_have_room_for(
         (["launch", "true"], "give --np, the number of ranks, or --hosts"),
         (["launch", "--np", "2", "--ssh", "ssh", "true"], "--ssh 'ssh' is for other machines"),
         (["launch", "--hosts", "a,b", "true"], "'a' is no host:slots"),
-        (["launch", "--hosts", "a:2", "--elastic", "true"], "--elastic is for the ranks of one machine"),
     ],
 )
 def test_options_that_need_others_are_refused(words: list[str], says: str, launched: list[Any]) -> None:

@@ -40,9 +40,9 @@ def start_ranks(
       machines: The rack.
       command: The program and its arguments.
       hosts: Where ranks start; all hosts by default.
-      options: For ``horovodrun``, in place of the fixed hosts: ``--host-discovery-script`` and its like.
+      options: ``--host-discovery-script`` and its like, for ``horovodrun`` in place of the fixed hosts.
       environment: What is set besides this process's environment.
-      own: Whether ``gmeta launch --hosts`` starts them, without Horovod and those options.
+      own: Whether ``gmeta launch --hosts`` starts them, without Horovod.
 
     Returns:
       The launcher's process, which leads a process group; `wait_for_ranks` waits for it.
@@ -60,7 +60,7 @@ def start_ranks(
     ]
     if own:
         slots = ",".join(f"{name}:1" for name in names)
-        launch = [sys.executable, "-m", "gmeta", "launch", "--hosts", slots, "--"]
+        launch = [sys.executable, "-m", "gmeta", "launch", "--hosts", slots, *options, "--"]
     path = os.pathsep.join([str(machines.folder), os.environ["PATH"]])  # of the substitute for ssh
     with (machines.folder / "launcher").open("w") as said:
         return machines.head.start(

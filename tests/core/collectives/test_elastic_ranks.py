@@ -7,33 +7,37 @@ from pathlib import Path
 
 import pytest
 
-from gmeta.core.collectives.launcher import elastic_ranks as module
 from gmeta.core.collectives.launcher import local_ranks as launch
-from gmeta.core.collectives.launcher.elastic_ranks import launch_elastic, slots_here
+from gmeta.core.collectives.launcher import room
+from gmeta.core.collectives.launcher.elastic_ranks import launch_elastic
+from gmeta.core.collectives.launcher.hosts import Host, parse_hosts
+from gmeta.core.collectives.launcher.meeting import Values
+from gmeta.core.collectives.launcher.room import Room, ask_script
 from gmeta.core.errors import ConfigError, RanksError
 
 # Ranks that are plain Python; `ranks` counts those of all starts.
 AS_RANK = """
 import os, signal, sys, time
 from pathlib import Path
+from gmeta.core.collectives.driver.elastic import find_driver
 rank, size = (int(os.environ.get(f"GMETA_{n}") or os.environ[f"HOROVOD_{n}"]) for n in ("RANK", "SIZE"))
-told, here = Path(os.environ["GMETA_ELASTIC"]), Path(sys.argv[1])
-start = Path(os.environ["GMETA_TOLD"]).parent.name
+driver, here = find_driver(), Path(sys.argv[1])
+start = os.environ.get("GMETA_STORE") or Path(os.environ["GMETA_TOLD"]).parent.name
 name = f"{time.time_ns()}.{start}.{rank}"
-(here.parent / name).write_text(f"{size} of {os.environ['GMETA_SHARES']}")
+(here.parent / name).write_text(f"{size} of {os.environ['GMETA_SHARES']}{os.environ.get('ON', '')}")
 (here.parent / name).rename(here / name)
 while len(list(here.glob(f"*.{start}.*"))) < size: time.sleep(0.01)
 ranks = len(list(here.iterdir()))
 
 def save():
-    (told / "saved").touch()
+    driver.note_checkpoint()
 
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def leave_when_told():
     deadline = time.monotonic() + 300
-    while not (told / "change").exists():
+    while not driver.is_change_wanted():
         if time.monotonic() > deadline: sys.exit("nobody told")
         time.sleep(0.01)
     time.sleep(0.2)
@@ -43,7 +47,7 @@ def leave_when_told():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVERY", 0.05)
+    monkeypatch.setattr(room, "EVERY", 0.05)
     monkeypatch.setattr(launch, "GRACE", 0.5)
 
 
@@ -135,22 +139,78 @@ def test_what_all_ranks_refuse_alike_isnt_tried_again(
     assert len(sizes(tmp_path)) == 2
 
 
+SSH = """#!/bin/sh
+ON=" on $1" exec sh -c "$2"
+"""
+
+
+@pytest.mark.ranks
+def test_a_lost_machine_is_left_out_and_another_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    ssh, slots = tmp_path / "ssh", tmp_path / "slots"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    slots.write_text("one:1\ntwo:1\nthree:2\n")
+    code = (
+        "if size == 4 and ranks <= 4:\n"
+        "    save(); rank == 1 and os.killpg(os.getppid(), signal.SIGKILL)\n"
+        "    time.sleep(600)\n"
+        "if size == 3:\n"
+        f"    rank or Path({str(slots)!r}).write_text('one:1\\nthree:2\\nfour:1\\n')\n"
+        "    leave_when_told()\n"
+    )
+    hosts = parse_hosts("one:1,two:1")  # the script knows better
+    said = run(tmp_path, code, 4, script=f"cat {slots}", hosts=hosts, ssh=[str(ssh)])
+    assert said[0].startswith("rank 1 of 4 was lost with two, whose connection ended")
+    assert said[0].endswith("; the job goes on with 3 of 4 from the last checkpoint")
+    assert said[1:] == [
+        "there is room for 4 ranks in place of 3; the job goes on with 4 of 4 from the last checkpoint"
+    ]
+    found = sizes(tmp_path)
+    assert sorted(found[:4]) == [f"4 of 4 on {name}" for name in ("one", "three", "three", "two")]
+    assert sorted(found[4:7]) == [f"3 of 4 on {name}" for name in ("one", "three", "three")]
+    assert sorted(found[7:]) == [f"4 of 4 on {name}" for name in ("four", "one", "three", "three")]
+
+
+def room_of(hosts: str, most: int, least: int = 1, script: str | None = None) -> Room:
+    return Room(most, least, parse_hosts(hosts), script, Values())
+
+
+def test_a_place_that_was_lost_before_a_save_is_bad_and_after_one_it_is_free() -> None:
+    of = room_of("a:2,b:2", 3)
+    assert of.wanted() == ["a", "a", "b"]
+    of.lose(["a"], [], saved=False)
+    assert of.without(["a", "a", "b"], ["a"]) == ["a", "b"]
+    assert of.wanted() == ["a", "b", "b"]
+    of.lose(["b"], [], saved=True)
+    assert of.wanted() == ["a", "a", "b"]
+    of.lose(["a", "a"], ["a"], saved=True)
+    assert of.wanted() == ["b", "b"]
+
+
+def test_fewer_ranks_than_the_least_number_stay_where_they_are() -> None:
+    of = room_of("a:1", 3, least=2)
+    assert of.without(["a", "b", "c"], ["c"]) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [
         ("echo localhost:2; echo; echo 127.0.0.1:1", None),
         ("echo localhost", "it printed 'localhost'; each line must be host:slots"),
         ("echo localhost:many", "each line must be host:slots"),
-        ("echo gpu7:8", "gpu7 is another machine.*horovodrun --host-discovery-script"),
+        ("echo gpu7:8", "gpu7 is another machine.*begins with by `gmeta launch --hosts`"),
         ("echo no such file >&2; exit 3", "exit code 3, it said: no such file"),
     ],
 )
 def test_the_answer_of_a_host_discovery_script(script: str, says: str | None) -> None:
     if says is None:
-        assert slots_here(script) == 3
+        assert ask_script(script, elsewhere=False) == [Host("localhost", 3)]
         return
     with pytest.raises(ConfigError, match=says):
-        slots_here(script)
+        ask_script(script, elsewhere=False)
 
 
 def test_numbers_that_make_no_sense_are_refused(tmp_path: Path) -> None:

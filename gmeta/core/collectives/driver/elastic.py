@@ -1,28 +1,32 @@
 """Messages between a rank of an elastic job and its launcher.
 
 The number of ranks of such a job changes. A rank's embedding rows are in its memory alone, so on each change
-all ranks start again from the last checkpoint, which any number of ranks can load (`elastic_launch`). The
+all ranks start again from the last checkpoint, which any number of ranks can load (`launch_elastic`). The
 launcher must know whether a start has saved a checkpoint. All ranks must learn at the same step that others
 could join them: the first rank asks after each save, and the answer decides for all. Two drivers start such
-jobs, ours on one machine and Horovod's on several machines; a rank talks to both in the same way.
+jobs, ours and Horovod's; a rank talks to both in the same way.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from gmeta.core.collectives.driver import horovod_elastic
 from gmeta.core.collectives.driver.notes import LEAVES, tell
 from gmeta.core.collectives.driver.rendezvous import server_name
+from gmeta.core.collectives.driver.store import Store
 
 ELASTIC = "GMETA_ELASTIC"
-"""Environment variable: the folder for these messages."""
+"""Environment variable: the address and port of the launcher's store for these messages, and its secret."""
+
+SCOPE = "elastic"
+"""The scope of the messages."""
 
 SAVED, CHANGE = "saved", "change"
-"""Files in the folder: a checkpoint was saved since this start; another number of ranks is wanted."""
+"""Messages: a checkpoint was saved since this start; other places are wanted for ranks."""
 
 AGAIN = 85  # Linux's ERESTART
 """The exit code of a rank that should be started again with another number of ranks."""
@@ -38,30 +42,33 @@ class Driver(Protocol):
         """Take note that a checkpoint was saved since this start."""
 
     def is_change_wanted(self) -> bool:
-        """Return whether another number of ranks is wanted; rank 0 knows."""
+        """Return whether other places are wanted for ranks; rank 0 knows."""
 
 
-class FolderDriver:
-    """The driver `elastic_launch`: it and the ranks write files into a folder.
+class StoreDriver:
+    """The driver `launch_elastic`: it keeps a store that outlives its starts.
 
     Args:
-      folder: The folder.
+      told: The value of `ELASTIC`.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, told: str) -> None:
+        self._told = told
 
     def job(self) -> str:
-        """Return the folder's name."""
-        return str(self._folder)
+        """Return a name made of the store's address and secret."""
+        return hashlib.sha256(self._told.encode()).hexdigest()[:16]
 
     def note_checkpoint(self) -> None:
-        """Write the file that says so."""
-        (self._folder / SAVED).touch()
+        """Leave the message that says so."""
+        self._store().put(SCOPE, SAVED, True)
 
     def is_change_wanted(self) -> bool:
-        """Return whether the launcher has written its file."""
-        return (self._folder / CHANGE).exists()
+        """Return whether the launcher has left its message."""
+        return CHANGE in self._store().values(SCOPE)
+
+    def _store(self) -> Store:
+        return Store(*self._told.split())
 
 
 class HorovodDriver:
@@ -84,7 +91,7 @@ def find_driver() -> Driver | None:
     """Find the driver of this process's job; return None outside of an elastic job."""
     if horovod_elastic.is_driven():
         return HorovodDriver()
-    return FolderDriver(os.environ[ELASTIC]) if ELASTIC in os.environ else None
+    return StoreDriver(os.environ[ELASTIC]) if ELASTIC in os.environ else None
 
 
 def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:

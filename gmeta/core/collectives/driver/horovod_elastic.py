@@ -29,7 +29,7 @@ from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.shares import SHARES
 
 FRUITLESS = 3
-"""The job ends after so many starts in a row that fail before a checkpoint, here and in `elastic_launch`."""
+"""The job ends after so many starts in a row that fail before a checkpoint, here and in `launch_elastic`."""
 
 _AGAIN = "GMETA_STARTED_AGAIN"  # how many restarts since the last checkpoint
 _NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # in the driver's order

@@ -32,16 +32,22 @@ _FOR_EVER = 10 * 365 * 24 * 3600
 
 
 class Store:
-    """The store of this process's job, which the environment names.
+    """A store of this process's job.
+
+    Args:
+      server: Its address and port. None: the environment names them, and the secret.
+      secret: The secret that signs what is said.
 
     Raises:
       ConfigError: The environment names none.
     """
 
-    def __init__(self) -> None:
-        if STORE not in os.environ or SECRET not in os.environ:
-            raise ConfigError(f"{STORE} and {SECRET} aren't set: start ranks by `gmeta launch`")
-        self._server, self._secret = os.environ[STORE], os.environ[SECRET]
+    def __init__(self, server: str | None = None, secret: str = "") -> None:
+        if server is None:
+            if STORE not in os.environ or SECRET not in os.environ:
+                raise ConfigError(f"{STORE} and {SECRET} aren't set: start ranks by `gmeta launch`")
+            server, secret = os.environ[STORE], os.environ[SECRET]
+        self._server, self._secret = server, secret
 
     def put(self, scope: str, key: str, value: Any) -> None:
         """Keep a value, of the kinds that `wire.pack` takes.

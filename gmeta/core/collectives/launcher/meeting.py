@@ -75,20 +75,41 @@ class Values:
         with self._lock:
             return dict(self._values.get(scope, {}))
 
+    def drop(self, scope: str, key: str) -> None:
+        """Forget a value, if it is there."""
+        with self._lock:
+            self._values.get(scope, {}).pop(key, None)
+
 
 @contextmanager
 def meet_by_store(
     places: Sequence[Place], bound: str = "127.0.0.1", told: str = "127.0.0.1"
 ) -> Iterator[tuple[list[dict[str, str]], Values]]:
-    """Run a store while the block runs.
+    """Run a store while the block runs, by which ranks meet.
 
     Args:
       places: Of the ranks.
+      bound: As in `run_store`.
+      told: As in `run_store`.
+
+    Yields:
+      By rank the environment variables, and the values of the store.
+    """
+    with run_store(bound, told) as (server, secret, values):
+        shared = {**_SHARED, LAUNCHER: str(os.getpid()), STORE: server, SECRET: secret}
+        yield [{**shared, **place.variables()} for place in places], values
+
+
+@contextmanager
+def run_store(bound: str = "127.0.0.1", told: str = "127.0.0.1") -> Iterator[tuple[str, str, Values]]:
+    """Run a store while the block runs.
+
+    Args:
       bound: The address to listen at.
       told: The name or address at which ranks reach it.
 
     Yields:
-      By rank the environment variables, and the values of the store.
+      Its address and port, its secret, and its values.
     """
     values, secret = Values(), new_secret()
 
@@ -115,14 +136,8 @@ def meet_by_store(
 
     server = Server((bound, 0), guard(Handler, secret, signed=True))
     threading.Thread(target=server.serve_forever, name="gmeta-store", daemon=True).start()
-    shared = {
-        **_SHARED,
-        LAUNCHER: str(os.getpid()),
-        STORE: f"{told}:{server.server_port}",
-        SECRET: secret,
-    }
     try:
-        yield [{**shared, **place.variables()} for place in places], values
+        yield f"{told}:{server.server_port}", secret, values
     finally:
         server.shutdown()
         server.server_close()

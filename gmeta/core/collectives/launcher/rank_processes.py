@@ -134,6 +134,9 @@ class RemoteProcess(LocalProcess):
 
     def how_ended(self, rank: int) -> HowEnded:
         """Return how it ended, as its helper says."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # what is left unsaid
+            self.process.stdin.close()
         told = self._values.of(ENDED).get(str(rank))
         if told is None:
             return HowEnded(self.process.returncode or 1, frozenset(), self._host)
