@@ -36,7 +36,7 @@ class RanksError(GmetaError, RuntimeError):
 
     Args:
       message: What happened; it starts with the rank and the reason.
-      ends: How each rank ended, in order (`gmeta.core.collectives.launcher.local_ranks.RankEnd`).
+      ends: How each rank ended, in order (`gmeta.core.collectives.launcher.verdicts.RankEnd`).
     """
 
     def __init__(self, message: str, *, ends: Sequence[Any] = ()) -> None:
@@ -96,3 +96,8 @@ class DataError(GmetaError, ValueError):
             where += f" at byte {offset}"
         text = f"{where}: {message}" if where else message
         super().__init__(f"{text}; {advice}" if advice else text)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its class's name if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -44,7 +44,7 @@ GMETA_OLD_C(shm_open);
 GMETA_OLD_C(shm_unlink);
 
 // 2.34: once in libpthread.
-GMETA_OLD(pthread_condattr_setpshared, "GLIBC_2.2.5");
+GMETA_OLD_C(pthread_condattr_setpshared);
 GMETA_OLD_C(pthread_create);
 GMETA_OLD_C(pthread_detach);
 GMETA_OLD_C(pthread_getspecific);
@@ -97,8 +97,8 @@ GMETA_HIDDEN int fstat(int file, struct stat* found) noexcept { return __fxstat(
 // 2.32: whether there is one thread; libstdc++ then counts references without atomic operations.
 GMETA_HIDDEN char __libc_single_threaded = 0;
 
-// GCC 12: what copies and the destructor of std::exception_ptr do, which older libraries have
-// whole.
+// GCC 12: copies and the destructor of std::exception_ptr call these two. Older libraries have
+// copies and destructor alone.
 void gmeta_copy_exception(void* to, const void* from);
 void gmeta_drop_exception(void* pointer);
 __asm__(".symver gmeta_copy_exception, _ZNSt15__exception_ptr13exception_ptrC1ERKS0_@CXXABI_1.3.3");

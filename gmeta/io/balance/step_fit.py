@@ -58,7 +58,8 @@ def _least_distance(
         A_ub=np.block([[columns, -terms], [-columns, -terms]]),  # a term is at least the distance, up or down
         b_ub=np.concatenate([values, -values]),
         bounds=(0, None),
-        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},  # its least
+        # HiGHS takes no smaller ones. Where c is most of a step, its usual ones leave a and b a few digits.
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     return np.asarray(solved.x[:count])
 

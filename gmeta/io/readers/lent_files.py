@@ -17,6 +17,7 @@ from collections import OrderedDict
 from typing import Any
 
 from gmeta.core import native
+from gmeta.core.errors import first_line
 
 PYARROW = ("abfs", "abfss", "gcs", "gs", "hdfs", "s3", "viewfs")
 """The schemes that pyarrow reads by itself."""
@@ -65,7 +66,7 @@ def lend(scheme: str) -> str | None:
         except ValueError:
             return f"neither pyarrow nor fsspec knows {scheme}://"
         except ImportError as error:  # of the package that fsspec itself needs, which it names
-            return f"fsspec needs a package for {scheme}://: {_first_line(error)}"
+            return f"fsspec needs a package for {scheme}://: {first_line(error)}"
     with _lock:
         if scheme not in lent and _register()(scheme.encode(), _read, _stat):
             lent.add(scheme)
@@ -153,13 +154,9 @@ def _part(path: str, offset: int, count: int) -> bytes:
 
 def _answer(error: BaseException, out: int) -> int:
     """Write an error's text where TensorFlow reads it, and return which kind it is."""
-    text = _first_line(error).encode()[: _ERROR_BYTES - 1].decode(errors="ignore").encode()
+    text = first_line(error).encode()[: _ERROR_BYTES - 1].decode(errors="ignore").encode()
     ctypes.memmove(out, text + b"\0", len(text) + 1)
     return _NOT_FOUND if isinstance(error, FileNotFoundError) else _FAILED
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @_READ

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, first_line
 from gmeta.io.readers.lent_files import PYARROW, has_fsspec, lend, lent
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
@@ -194,12 +194,8 @@ def _import_tensorflow_io() -> str:
             return f"tensorflow-io isn't installed: `pip install '{package}'`"
         return f"tensorflow-io isn't installed, and the last one serves TensorFlow {version}*"
     except Exception as error:  # a library for another TensorFlow fails in many ways
-        return f"tensorflow-io can't be imported ({_first_line(error)})"
+        return f"tensorflow-io can't be imported ({first_line(error)})"
     return "tensorflow-io has none"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _check_hadoop(path: str) -> None:

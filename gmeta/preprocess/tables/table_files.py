@@ -12,7 +12,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, first_line
 from gmeta.preprocess.table_spec import CsvForm
 
 Format = Literal["parquet", "csv", "json"]
@@ -121,7 +121,7 @@ def csv_names(path: Path, form: CsvForm) -> list[str]:
         with pa.input_stream(str(path), compression="detect") as stream:
             head = stream.read(1 << 20)
     except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"can't read it: {_first_line(error)}", path=path) from error
+        raise DataError(f"can't read it: {first_line(error)}", path=path) from error
     line = head.decode("utf-8-sig", errors="replace").splitlines()[:1]
     fields = next(csv.reader(line, delimiter=csv_delimiter(path, form), quotechar=form.quote), [])
     names = [field.strip() for field in fields]
@@ -130,7 +130,3 @@ def csv_names(path: Path, form: CsvForm) -> list[str]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"the first line names {twice[0]!r} twice", path=path, line=1)
     return names
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -3,7 +3,8 @@
 The launcher keeps a store of small values (`gmeta.core.collectives.launcher.meeting`) as long as the job
 runs. Every request and every answer is signed by the job's secret (`rendezvous`), and a value is a message of
 `wire`, so nothing from the network is run. Ranks use the store when they open a lane, and what starts a rank
-on another machine reports its end there. Tensors and objects travel by lanes.
+on another machine reports its end there. An elastic job has a second store, which outlives its starts
+(`elastic`). Tensors and objects travel by lanes.
 """
 
 from __future__ import annotations

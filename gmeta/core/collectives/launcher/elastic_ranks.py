@@ -98,17 +98,15 @@ def launch_elastic(
                 found, saved = _judge(error), room.saved
                 fruitless = 0 if saved else fruitless + 1
                 gone = [end.lost_host for end in error.ends if end.lost_host]
-                lost = {end.rank for end in found.lost} | {
-                    r for r, name in enumerate(running) if name in gone
-                }
+                failed = {end.rank for end in found.lost}
+                lost = [name for rank, name in enumerate(running) if rank in failed or name in gone]
                 left = len(running) - len(lost)
                 if found.hopeless or left < min_size or fruitless == FRUITLESS:
                     raise RanksError(
                         f"{_last_word(found, left, min_size, fruitless)}{error}", ends=error.ends
                     ) from None
-                names = [running[rank] for rank in lost]
-                room.lose(names, gone, saved)
-                running = room.without(running, names)
+                room.lose(lost, gone, saved)
+                running = room.without(running, lost)
                 say(f"{found.reason}; {_goes_on(len(running), size)}")
 
 
