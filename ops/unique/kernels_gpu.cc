@@ -15,6 +15,22 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+// Queues a copy from the device. The stream of TensorFlow 2.16 has ThenMemcpy, whose errors
+// BlockHostUntilDone returns; those of later ones have Memcpy. The last argument, an int, prefers
+// the first of these two where both fit.
+template <class Stream>
+auto QueueCopy(Stream* stream, const stream_executor::DeviceMemoryBase& from, void* to, int)
+    -> decltype(stream->ThenMemcpy(to, from, from.size()), absl::Status()) {
+  stream->ThenMemcpy(to, from, from.size());
+  return absl::OkStatus();
+}
+
+template <class Stream>
+absl::Status QueueCopy(Stream* stream, const stream_executor::DeviceMemoryBase& from, void* to,
+                       ...) {
+  return stream->Memcpy(to, from, from.size());
+}
+
 // Copies numbers from the device, and waits for them and for all work that was queued before.
 absl::Status ReadNumbers(OpKernelContext* context, const Tensor& from, Tensor* to) {
   tensorflow::AllocatorAttributes pinned;
@@ -24,8 +40,8 @@ absl::Status ReadNumbers(OpKernelContext* context, const Tensor& from, Tensor* t
   const size_t bytes = sizeof(int32_t) * static_cast<size_t>(from.NumElements());
   int32_t* const data = const_cast<int32_t*>(from.flat<int32_t>().data());
   stream_executor::Stream* const stream = context->op_device_context()->stream();
-  stream->ThenMemcpy(to->flat<int32_t>().data(), stream_executor::DeviceMemoryBase(data, bytes),
-                     bytes);
+  TF_RETURN_IF_ERROR(QueueCopy(stream, stream_executor::DeviceMemoryBase(data, bytes),
+                               to->flat<int32_t>().data(), 0));
   return stream->BlockHostUntilDone();
 }
 

@@ -3,7 +3,7 @@
     build/wheel/cmake    the libraries, for other machines (cmake/manylinux.cmake). What knows no TensorFlow,
                          the CUDA kernels among it, is compiled once for the wheels of all TensorFlows
     build/wheel/try      the environment, to which pip adds the wheel and what its metadata asks for
-    dist                 gmeta-VERSION+tf2.16.2-py3-none-manylinux_2_28_x86_64.whl
+    dist                 gmeta-VERSION+tf2.16.2-py3-none-...manylinux_2_28_x86_64.whl
 
 The libraries use no interface of Python, so a wheel serves all versions of it. They do use TensorFlow's,
 which promises nothing from one version to the next, so the metadata asks for the very version that they are
