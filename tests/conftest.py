@@ -72,16 +72,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not HAS_HOROVOD:
         skip = pytest.mark.skip(reason="there is no Horovod")
         for item in items:
-            if item.get_closest_marker("horovod") is not None or "horovod" in _params(item):
+            if item.get_closest_marker("horovod") is not None or "horovod" in _words(item):
                 item.add_marker(skip)
 
 
-def _params(item: pytest.Item) -> list[object]:
-    """The values of a test's parameters, and what tuples of them hold."""
+def _words(item: pytest.Item) -> list[str]:
+    """The strings among a test's parameters, and in tuples of them: a tensor can't be compared with one."""
     found: list[object] = []
     for value in getattr(item, "callspec", SimpleNamespace(params={})).params.values():
         found += [*value] if isinstance(value, tuple) else [value]
-    return found
+    return [value for value in found if isinstance(value, str)]
 
 
 def pytest_collection_finish() -> None:
