@@ -3,8 +3,10 @@ Hypothesis is given time, draws are the same in every run, and what takes longes
 """
 
 import gc
+import importlib.metadata
 import importlib.util
 import os
+import platform
 import random
 import signal
 import sys
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 import gmeta  # noqa: F401
+from gmeta.core.version import find_tensorflow
 
 # A TensorFlow op's first call may take seconds, and a shared machine may stall: no deadline. The same
 # examples every time, so that a red run is red again; `make test-all` draws more of them.
@@ -96,6 +99,16 @@ def pytest_collection_finish() -> None:
     # again while functions are traced, was a tenth of the time.
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the tests ran on: a row of README's table."""
+    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("tf-keras", "numpy")]
+    found = find_tensorflow()
+    tensorflow = " ".join(found[:2]) if found is not None else "no TensorFlow"
+    horovod = "with Horovod" if HAS_HOROVOD else "without Horovod"
+    words = [tensorflow, *packages, f"Python {platform.python_version()}", horovod]
+    terminalreporter.write_line(", ".join(words))
 
 
 @pytest.hookimpl(tryfirst=True)

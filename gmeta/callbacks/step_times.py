@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import Any
@@ -78,8 +79,8 @@ class StepTimes(StepCallback):
       times: What was measured since training began, of all ranks.
 
     Raises:
-      ConfigError: ``every`` is below 1; ``trace`` doesn't end in ``.json``, is a folder, or is in a folder
-        that doesn't exist. In `fit`: XLA compiles the step.
+      ConfigError: ``every`` is below 1; there is a ``log_dir``, but no TensorBoard; ``trace`` doesn't end in
+        ``.json``, is a folder, or is in a folder that doesn't exist. In `fit`: XLA compiles the step.
 
     Example:
       ::
@@ -99,6 +100,11 @@ class StepTimes(StepCallback):
         super().__init__()
         if every < 1:
             raise ConfigError(f"StepTimes: every must be at least 1, got {every}")
+        if log_dir is not None and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError(
+                f"StepTimes: log_dir={os.fspath(log_dir)!r} is for TensorBoard, which isn't installed, as "
+                "newer TensorFlows don't bring it: pip install tensorboard, or leave log_dir out"
+            )
         self.times = StepSeconds({})
         self._log_dir = log_dir
         self._every = every

@@ -1,6 +1,7 @@
 """StepTimes: what it measures, shows and advises, and that training stays what it is."""
 
 import functools
+import sys
 
 import pytest
 import tensorflow as tf
@@ -125,6 +126,12 @@ def test_tensorboard_draws_the_graph_beside_it(ticks, tmp_path, every):
     assert any(
         tf.compat.v1.Event.FromString(record.numpy()).graph_def for record in tf.data.TFRecordDataset(files)
     )
+
+
+def test_a_folder_of_tensorboard_without_tensorboard_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=r"log_dir='runs' .* pip install tensorboard, or leave log_dir out"):
+        StepTimes("runs")
 
 
 def test_a_step_that_fails_leaves_the_model_as_it_was(ticks):

@@ -165,11 +165,11 @@ def test_training_is_that_of_one_group(job: Any) -> None:
 
 def joined(kind: str, size: int) -> Any:
     """The batches of all ranks as one, of each step."""
-    by_rank = []
+    by_rank, (_, batches_of) = [], make_model(kind, 0.0)
     for rank in range(size):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(collectives, "world", lambda rank=rank: collectives.World(rank, size, rank))
-            by_rank.append(list(make_model(kind, 0.0)[1]()))
+            by_rank.append(list(batches_of()))
     parts = [[part for part in of_step if part is not None] for of_step in zip_longest(*by_rank)]
     batches = [tf.nest.map_structure(lambda *p: tf.concat(p, axis=0), *of_step) for of_step in parts]
     return lambda: iter(batches)

@@ -178,9 +178,19 @@ def step_until_the_end(folder: str) -> None:
 @pytest.mark.parametrize(
     ("fate", "said", "own"),
     [
-        ("power_off", "connection closed by rank 1|timed out: rank 1 did not come", False),
+        pytest.param(
+            "power_off",
+            "connection closed by rank 1|timed out: rank 1 did not come",
+            False,
+            marks=pytest.mark.horovod,
+        ),
         ("power_off", "the job was ended: rank 1 of 2 was lost with host1", True),
-        pytest.param("unplug", "timed out: rank 1 did not come", False, marks=pytest.mark.slow),
+        pytest.param(
+            "unplug",
+            "timed out: rank 1 did not come",
+            False,
+            marks=[pytest.mark.slow, pytest.mark.horovod],
+        ),
     ],
 )
 def test_a_lost_host_ends_the_other(tmp_path: Path, fate: str, said: str, own: bool) -> None:
