@@ -70,6 +70,8 @@ def assert_agrees(table: HashTable, model: ReferenceHashTable) -> None:
     expected = [model.records[key] for key in keys]
     assert records["frequency"].tolist() == [record.frequency for record in expected]
     assert records["last_step"].tolist() == [record.last_step for record in expected]
-    for name, parts in (("rows", [r.row for r in expected]), ("slots", [r.slots for r in expected])):
-        if expected:
-            np.testing.assert_allclose(records[name], np.stack(parts), rtol=2e-6, atol=1e-7)
+    if expected:
+        np.testing.assert_allclose(records["rows"], np.stack([r.row for r in expected]), rtol=2e-6, atol=1e-7)
+        # Ftrl's slot sums differences of numbers near 1: a few of their last bits are many of a small sum's.
+        slots = np.stack([record.slots for record in expected])
+        np.testing.assert_allclose(records["slots"], slots, rtol=2e-6, atol=1e-6)
