@@ -23,7 +23,7 @@ class FeatureSettings:
       max_length: How many of a row's ids are used, counted from the last; None: all.
     """
 
-    FORMER_NAMES: ClassVar = {"pooling": "combiner"}
+    FORMER_NAMES: ClassVar[dict[str, str]] = {"pooling": "combiner"}
 
     dim: int | None = None
     hash: bool | None = None

@@ -16,6 +16,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.io import Predictions, ReaderStats, ReadOptions, groups, rows, sequences, write_predictions
 from gmeta.testing.data.grouped_data import record_offsets, write_folder
+from gmeta.testing.disk_changes import wrap_changes
 
 SIZES = [3, 1, 4, 2, 5, 1, 2, 6, 2, 3, 1, 2, 4]
 
@@ -104,9 +105,6 @@ class KilledError(BaseException):
     pass
 
 
-POINTS = ("fsync", "rename", "replace", "mkdir", "unlink")
-
-
 def test_a_process_may_be_killed_at_any_change_of_the_disk(prepared, tmp_path, monkeypatch):
     """As by SIGKILL: from that change on, no other one is made, not even those that clean up."""
     calls, left = [], [0]
@@ -136,8 +134,7 @@ def test_a_process_may_be_killed_at_any_change_of_the_disk(prepared, tmp_path, m
         shutil.rmtree(out, ignore_errors=True)
         left[:] = [count]
         with monkeypatch.context() as patch:
-            for name in POINTS:
-                patch.setattr(os, name, dying(getattr(os, name)))
+            wrap_changes(dying, patch.setattr)
             try:
                 run(out)
                 break

@@ -29,6 +29,7 @@ from gmeta.preprocess.history.example_sets import refuse_needed, register
 from gmeta.preprocess.history.files.generation import Generation, generations
 from gmeta.preprocess.history.named_histories import read_histories
 from gmeta.preprocess.history.verify import verify_history
+from gmeta.testing.disk_changes import wrap_changes
 from gmeta.testing.reference.io.history import draw_day, write_day
 
 SPEC = HistorySpec("user", "ts", shards=2, stripe_events=8)
@@ -118,9 +119,6 @@ def test_a_damaged_pointer_is_refused(store):
         Generation(store)
 
 
-POINTS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
-
-
 def killed_at(count, work):
     """Run `work` in a process that dies before its `count`-th change of the disk; return whether it died."""
     child = os.fork()
@@ -136,8 +134,7 @@ def killed_at(count, work):
 
             return call
 
-        for name in POINTS:
-            setattr(os, name, dying(getattr(os, name)))
+        wrap_changes(dying)
         try:
             work()
         finally:
