@@ -68,11 +68,16 @@ def test_no_horovod_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GMETA_RANKS", raising=False)
     for module in (collectives, backend):
         monkeypatch.setattr(module, "horovod_version", lambda: None)
-    finding = find("ranks")
-    assert finding.status is Status.NOTE
-    assert "gmeta brings them together" in finding.value
-    assert finding.remedy is not None
-    assert "make setup" in finding.remedy
+    for version, remedy in (
+        ("2.18.1", "for horovodrun or mpirun: build it by `make setup`"),
+        ("2.19.0", "take TensorFlow 2.18 or older: Horovod 0.28.1 doesn't build against 2.19.0"),
+    ):
+        monkeypatch.setattr(backend, "find_tensorflow", lambda version=version: ("tensorflow", version, ""))
+        finding = find("ranks")
+        assert finding.status is Status.NOTE
+        assert "gmeta brings them together" in finding.value
+        assert finding.remedy is not None
+        assert remedy in finding.remedy
     monkeypatch.setenv("GMETA_RANKS", "horovod")
     assert find("ranks").status is Status.BROKEN
 

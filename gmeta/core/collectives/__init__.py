@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.collectives.backend import HOW_TO_BUILD, built_backends, horovod_version, import_horovod
+from gmeta.core.collectives.backend import built_backends, horovod_version, how_to_build, import_horovod
 from gmeta.core.collectives.entry import init
 from gmeta.core.collectives.place import World, check_init, world
 from gmeta.core.lazy import load_lazily
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gmeta.core.collectives.weights import broadcast_variables, gather_states
 
 __all__ = [
-    "HOW_TO_BUILD",
     "CollectiveCounts",
     "World",
     "allgather_objects",
@@ -47,6 +46,7 @@ __all__ = [
     "count_collectives",
     "gather_states",
     "horovod_version",
+    "how_to_build",
     "import_horovod",
     "init",
     "name_failures",

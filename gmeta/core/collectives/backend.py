@@ -19,19 +19,30 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.version import find_tensorflow
 
-HOW_TO_BUILD = (
-    "`make setup` in a checkout; elsewhere `pip install 'setuptools<70' wheel 'cmake<4'`, then "
-    "`HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-cache-dir --no-build-isolation "
-    "--force-reinstall horovod==0.28.1`"
-)
-"""How to build Horovod against the installed TensorFlow; plain pip builds it without TensorFlow."""
+LAST_TENSORFLOW = (2, 18)
+"""The last minor version of TensorFlow that Horovod 0.28.1 builds against."""
 
 RANKS = "GMETA_RANKS"
 CHOICES = ("auto", "horovod", "gmeta")
 DEFAULT = "auto"
 
 _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
+
+
+def how_to_build() -> str:
+    """Say how to build Horovod against the installed TensorFlow, or which TensorFlows it builds against."""
+    found = find_tensorflow()
+    if found is not None and tuple(map(int, found[1].split(".")[:2])) > LAST_TENSORFLOW:
+        last = ".".join(map(str, LAST_TENSORFLOW))
+        return f"take TensorFlow {last} or older: Horovod 0.28.1 doesn't build against {found[1]}"
+    # Plain pip builds it without TensorFlow.
+    return (
+        "build it by `make setup` in a checkout; elsewhere `pip install 'setuptools<70' wheel 'cmake<4'`, "
+        "then `HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 pip install --no-cache-dir --no-build-isolation "
+        "--force-reinstall horovod==0.28.1`"
+    )
 
 
 def horovod_version() -> str | None:
@@ -53,7 +64,7 @@ def uses_horovod(environment: Mapping[str, str] = os.environ) -> bool:
     """
     name = _chosen(environment)
     if name == "horovod" and horovod_version() is None:
-        raise ConfigError(f"{RANKS}=horovod, but Horovod is not installed: unset it, or {HOW_TO_BUILD}")
+        raise ConfigError(f"{RANKS}=horovod, but Horovod is not installed: unset it, or {how_to_build()}")
     return name == "horovod" or (name == "auto" and horovod_version() is not None)
 
 
@@ -90,14 +101,13 @@ def import_horovod() -> ModuleType:
     """
     if horovod_version() is None:
         raise ConfigError(
-            f"Horovod is not installed: start ranks by `gmeta launch`, which does without, or {HOW_TO_BUILD}"
+            "Horovod is not installed: start ranks by `gmeta launch`, which does without, or "
+            f"{how_to_build()}"
         )
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # an extension built against another TensorFlow fails in many ways
-        raise ConfigError(
-            f"Horovod {horovod_version()} doesn't load: {error}; build it anew: {HOW_TO_BUILD}"
-        ) from error
+        raise ConfigError(f"Horovod {horovod_version()} doesn't load: {error}; {how_to_build()}") from error
     return hvd
 
 
