@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -16,7 +17,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def install(folder: Path, name: str, number: str) -> None:
@@ -69,6 +71,15 @@ def test_the_metadata_says_the_same() -> None:
     minors = [minor for minor in range(5, 30) if accepted.contains(f"3.{minor}.1")]
     assert minors == list(range(first[1], last[1] + 1))
     assert PROJECT["version"] == version.__version__
+
+
+def test_readme_has_a_row_for_each_tensorflow() -> None:
+    readme = (ROOT / "README.md").read_text()
+    first, last = version.TENSORFLOWS
+    rows = re.findall(r"^\| 2\.(\d+)(?:\.\d+)? \|", readme, flags=re.MULTILINE)
+    assert sorted(set(map(int, rows))) == list(range(first[1], last[1] + 1))
+    for found in (version.TENSORFLOWS, version.PYTHONS):
+        assert " to ".join(".".join(map(str, numbers)) for numbers in found) in readme
 
 
 @pytest.mark.parametrize("number", [(3, 9, 18), (3, 14, 0)])
