@@ -10,7 +10,7 @@ from typing import Any
 NAMES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
 # Up to Python 3.10 a Path calls functions that pathlib keeps itself.
-OWNERS = [os, *(vars(pathlib)[name] for name in ("_normal_accessor",) if hasattr(pathlib, name))]
+OWNERS = [owner for owner in (os, getattr(pathlib, "_normal_accessor", None)) if owner is not None]
 
 
 def wrap_changes(

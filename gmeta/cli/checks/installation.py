@@ -163,7 +163,9 @@ def _ranks() -> Finding:
         return Finding("ranks", str(error), Status.BROKEN)
     if version is None:
         value = "gmeta brings them together and its lanes carry all; Horovod is not installed"
-        return Finding("ranks", value, Status.NOTE, f"for horovodrun or mpirun: {collectives.how_to_build()}")
+        return Finding(
+            "ranks", value, Status.NOTE, f"for horovodrun or mpirun: {collectives.horovod_advice()}"
+        )
     if not used:
         return Finding("ranks", f"gmeta brings them together, as {RANKS} says; its lanes carry all")
     try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.collectives.backend import built_backends, horovod_version, how_to_build, import_horovod
+from gmeta.core.collectives.backend import built_backends, horovod_advice, horovod_version, import_horovod
 from gmeta.core.collectives.entry import init
 from gmeta.core.collectives.place import World, check_init, world
 from gmeta.core.lazy import load_lazily
@@ -45,8 +45,8 @@ __all__ = [
     "check_init",
     "count_collectives",
     "gather_states",
+    "horovod_advice",
     "horovod_version",
-    "how_to_build",
     "import_horovod",
     "init",
     "name_failures",

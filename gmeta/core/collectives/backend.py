@@ -31,7 +31,7 @@ DEFAULT = "auto"
 _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
 
 
-def how_to_build() -> str:
+def horovod_advice() -> str:
     """Say how to build Horovod against the installed TensorFlow, or which TensorFlows it builds against."""
     found = find_tensorflow()
     if found is not None and tuple(map(int, found[1].split(".")[:2])) > LAST_TENSORFLOW:
@@ -64,7 +64,7 @@ def uses_horovod(environment: Mapping[str, str] = os.environ) -> bool:
     """
     name = _chosen(environment)
     if name == "horovod" and horovod_version() is None:
-        raise ConfigError(f"{RANKS}=horovod, but Horovod is not installed: unset it, or {how_to_build()}")
+        raise ConfigError(f"{RANKS}=horovod, but Horovod is not installed: unset it, or {horovod_advice()}")
     return name == "horovod" or (name == "auto" and horovod_version() is not None)
 
 
@@ -102,12 +102,12 @@ def import_horovod() -> ModuleType:
     if horovod_version() is None:
         raise ConfigError(
             "Horovod is not installed: start ranks by `gmeta launch`, which does without, or "
-            f"{how_to_build()}"
+            f"{horovod_advice()}"
         )
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # an extension built against another TensorFlow fails in many ways
-        raise ConfigError(f"Horovod {horovod_version()} doesn't load: {error}; {how_to_build()}") from error
+        raise ConfigError(f"Horovod {horovod_version()} doesn't load: {error}; {horovod_advice()}") from error
     return hvd
 
 

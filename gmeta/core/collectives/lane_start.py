@@ -90,7 +90,7 @@ def open_lanes(here: World) -> None:
             lanes: dict[Place, Lane] = {"cpu": host}
             if can_use_nccl(machines, gpus):
                 lanes["gpu"] = open_lane("gpu", here, local, allgather_objects, first=gpus[0])
-            elif opened or len({gpu.seen for gpu in gpus}) == 2:
+            elif opened or {gpu.seen for gpu in gpus} == {True, False}:
                 lanes["gpu"] = host
     except CollectiveError as error:
         without = "" if opened else f"; {VARIABLE}=horovod does without these connections"

@@ -188,7 +188,7 @@ def _numbers(given: Any, what: str) -> Array:
         if (
             array.dtype.kind in "USV"
         ):  # NumPy would read "5" as a number, and stop at the first that isn't one
-            raise TypeError(f"got text, such as {array.reshape(-1)[:1].tolist()[0]!r}")
+            raise TypeError(f"got text, such as {array.item(0)!r}")
         array = array.astype(np.float32)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{what} must be numbers: {error}") from error
