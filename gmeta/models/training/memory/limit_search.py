@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ CLIMBS = 4
 
 TRIES = 8
 """How many smaller batches are tried after one that exceeds the budget."""
+
+FIT_ERROR = 1e-9
+"""The share of a size that the rounding of least squares may cost, which isn't the same on all processors."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class MemoryLine:
         return cls(float(base), float(per_token))
 
     def tokens_at(self, peak: float) -> int:
-        """Return the tokens at which the line reaches a peak, rounded down."""
-        return int((peak - self.base) // self.per_token)
+        """Return the tokens at which the line reaches a peak, rounded down. The fit's own rounding costs none."""
+        return math.floor((peak - self.base) / self.per_token * (1 + FIT_ERROR))
 
 
 @dataclass(frozen=True)

@@ -96,3 +96,8 @@ def test_a_budget_without_room_is_refused(runs_out, says):
 def test_a_line_through_one_size_begins_at_zero():
     assert MemoryLine.through({4: 12.0}) == MemoryLine(0.0, 3.0)
     assert MemoryLine(10.0, 3.0).tokens_at(20.0) == 3
+
+
+def test_a_line_that_a_fit_has_rounded_loses_no_token():
+    assert MemoryLine(1000.0000000001, 20.0).tokens_at(9500.0) == 425
+    assert MemoryLine(1000.0001, 20.0).tokens_at(9500.0) == 424
