@@ -14,7 +14,7 @@ import pytest
 from gmeta.core.collectives import backend
 from gmeta.core.collectives.driver.notes import LEAVES, LOST_PEERS
 from gmeta.core.collectives.launcher import local_ranks as module
-from gmeta.core.collectives.launcher.hosts import Host
+from gmeta.core.collectives.launcher.hosts import Host, parse_hosts
 from gmeta.core.collectives.launcher.local_ranks import launch
 from gmeta.core.collectives.launcher.verdicts import RankEnd, report, verdict
 from gmeta.core.errors import ConfigError, RanksError
@@ -30,9 +30,9 @@ def ranks(code: str) -> list[str]:
     return [sys.executable, "-c", AS_RANK + code]
 
 
-def failure(code: str, size: int = 2, **options: float) -> RanksError:
+def failure(code: str, size: int = 2, **options: object) -> RanksError:
     with pytest.raises(RanksError) as caught:
-        launch(ranks(code), size, **options)
+        launch(ranks(code), size, **options)  # type: ignore[arg-type]
     return caught.value
 
 
@@ -65,6 +65,29 @@ def test_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 2.0)
     error = failure("rank == 2 and os.kill(os.getpid(), signal.SIGKILL); time.sleep(600)", size=3)
     assert str(error).startswith("the job was ended: rank 2 of 3 was killed by SIGKILL")
+
+
+# `cat` stands for the connection, which may end while what it has started goes on.
+SSH = """#!/bin/sh
+cd "$(dirname "$0")" && mkfifo "wire.$1" && exec 3<&0
+cat <&3 >"wire.$1" & echo $! >"connection.$1"
+exec sh -c "$2" <"wire.$1"
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_whose_connection_ends_is_lost_with_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    connection = f"int(open({str(tmp_path / 'connection.two')!r}).read())"
+    code = f"rank == 1 and os.kill({connection}, signal.SIGKILL); time.sleep(600)"
+    error = failure(code, hosts=parse_hosts("one:1,two:1"), ssh=[str(ssh)])
+    said = "the job was ended: rank 1 of 2 was lost with two, whose connection ended with exit code 143"
+    assert str(error).startswith(said)
 
 
 @pytest.mark.ranks

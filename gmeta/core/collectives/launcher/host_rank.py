@@ -36,19 +36,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gmeta-told-") as folder:
         os.environ[TOLD] = f"{folder}/rank"
         rank = subprocess.Popen(order["command"], stdin=subprocess.DEVNULL, start_new_session=True)
-        threading.Thread(target=_pass_signals, args=[orders, rank], daemon=True).start()
+        cut = threading.Event()
+        threading.Thread(target=_pass_signals, args=[orders, rank, cut], daemon=True).start()
         code = rank.wait()
         _signal(rank, signal.SIGKILL)  # processes that it has left behind
         told = sorted(things_told(os.environ[TOLD]))
     del os.environ[TOLD]
-    with suppress(CollectiveError):  # the launcher is gone
-        Store().put(ENDED, os.environ[f"{OWN}RANK"], {"code": code, "told": told})
+    if not cut.is_set():  # else the connection is the cause, and the launcher sees how that ended
+        with suppress(CollectiveError):  # the launcher is gone
+            Store().put(ENDED, os.environ[f"{OWN}RANK"], {"code": code, "told": told})
     return code if code >= 0 else 128 - code
 
 
-def _pass_signals(orders: io.FileIO, rank: subprocess.Popen[bytes]) -> None:
+def _pass_signals(orders: io.FileIO, rank: subprocess.Popen[bytes], cut: threading.Event) -> None:
     for line in orders:
         _signal(rank, signal.Signals(int(line)))
+    cut.set()
     _signal(rank, signal.SIGTERM)
     time.sleep(_GRACE)
     _signal(rank, signal.SIGKILL)

@@ -2,7 +2,8 @@
 
 On another machine a helper (`host_rank`) starts the rank. It gets what to start through ssh's stdin, so the
 environment and the job's secret are in no command line. Signals take the same way, and when stdin ends, with
-the launcher or the connection, the helper ends the rank. How the rank ended it reports to the job's store.
+the launcher or the connection, the helper ends the rank. It reports to the job's store how a rank ended by
+itself or by a signal that was passed. Where it reports nothing, the machine counts as lost.
 """
 
 from __future__ import annotations
