@@ -45,7 +45,7 @@ class MemoryLine:
         return cls(float(base), float(per_token))
 
     def tokens_at(self, peak: float) -> int:
-        """Return the tokens at which the line reaches a peak, rounded down. The fit's own rounding costs none."""
+        """Return the tokens at which the line reaches a peak, rounded down. The fit's rounding costs none."""
         return math.floor((peak - self.base) / self.per_token * (1 + FIT_ERROR))
 
 
