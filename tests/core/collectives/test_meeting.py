@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import http.client
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -13,7 +14,7 @@ from gmeta.core.collectives.driver.rendezvous import SECRET
 from gmeta.core.collectives.driver.store import STORE, Store
 from gmeta.core.collectives.launcher import hosts
 from gmeta.core.collectives.launcher.hosts import HERE, Host, host_of_each, parse_hosts, places_of
-from gmeta.core.collectives.launcher.meeting import meet_by_store
+from gmeta.core.collectives.launcher.meeting import meet_by_horovod, meet_by_store
 from gmeta.core.collectives.place import Place, launched_size, told_place
 from gmeta.core.errors import CollectiveError, ConfigError
 
@@ -87,3 +88,13 @@ def test_ranks_fill_one_host_after_the_other() -> None:
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"give such as a:2,b:2|is there twice"):
         parse_hosts(text)
+
+
+@pytest.mark.horovod
+def test_what_horovods_launcher_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("horovod.runner")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    says = r"^Horovod 0\.28\.1's launcher doesn't load: .*yaml.*; `pip install horovod==0\.28\.1` adds"
+    with pytest.raises(ConfigError, match=says), meet_by_horovod(2):
+        pass

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from gmeta.core.collectives.backend import RANKS, horovod_version
 from gmeta.core.collectives.driver.rendezvous import SECRET, guard, new_secret
 from gmeta.core.collectives.driver.store import ALL, STORE
 from gmeta.core.collectives.driver.wire import pack
 from gmeta.core.collectives.place import LAUNCHER, Place
+from gmeta.core.errors import ConfigError
 
 _SHARED = {"PYTHONUNBUFFERED": "1"}
 _REQUEST_TIME = 30.0  # seconds in which a request must be there
@@ -31,10 +33,20 @@ def meet_by_horovod(size: int) -> Iterator[list[dict[str, str]]]:
 
     Yields:
       By rank, the environment variables.
+
+    Raises:
+      ConfigError: Horovod was installed without a package that its launcher needs.
     """
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    try:
+        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+        from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+    except ImportError as error:
+        version = horovod_version()
+        raise ConfigError(
+            f"Horovod {version}'s launcher doesn't load: {error}; `pip install horovod=={version}` adds what "
+            f"it needs, and {RANKS}=gmeta does without it"
+        ) from error
 
     slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)
     secret = new_secret()
