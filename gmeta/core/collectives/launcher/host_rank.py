@@ -42,7 +42,7 @@ def main() -> int:
         _signal(rank, signal.SIGKILL)  # processes that it has left behind
         told = sorted(things_told(os.environ[TOLD]))
     del os.environ[TOLD]
-    if not cut.is_set():  # else the connection is the cause, and the launcher sees how that ended
+    if not cut.is_set():  # else the launcher has lost this machine, and tells so
         with suppress(CollectiveError):  # the launcher is gone
             Store().put(ENDED, os.environ[f"{OWN}RANK"], {"code": code, "told": told})
     return code if code >= 0 else 128 - code

@@ -71,8 +71,8 @@ def launch(
 
     Raises:
       RanksError: A rank failed, or time ran out. The message starts with the rank and the reason.
-      ConfigError: ``GMETA_RANKS`` chooses Horovod, and it isn't installed, or there are ``hosts``; `size` is
-        no number of ranks, or more than there is room for.
+      ConfigError: ``GMETA_RANKS`` chooses Horovod, and it isn't installed, or there are ``hosts``; Horovod
+        lacks a package; `size` is no number of ranks, or more than there is room for.
     """
     if size < 1:
         raise ConfigError(f"{size} is no number of ranks; start at least 1")

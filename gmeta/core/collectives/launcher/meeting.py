@@ -45,7 +45,7 @@ def meet_by_horovod(size: int) -> Iterator[list[dict[str, str]]]:
         version = horovod_version()
         raise ConfigError(
             f"Horovod {version}'s launcher doesn't load: {error}; `pip install horovod=={version}` adds what "
-            f"it needs, and {RANKS}=gmeta does without it"
+            f"it needs, and {RANKS}=gmeta starts ranks without Horovod"
         ) from error
 
     slots = get_host_assignments(parse_hosts(f"localhost:{size}"), size)

@@ -20,7 +20,7 @@ TRIES = 8
 """How many smaller batches are tried after one that exceeds the budget."""
 
 FIT_ERROR = 1e-9
-"""The share of a size that the rounding of least squares may cost, which isn't the same on all processors."""
+"""The relative error that rounding may leave in a size from least squares; it differs between processors."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class MemoryLine:
         return cls(float(base), float(per_token))
 
     def tokens_at(self, peak: float) -> int:
-        """Return the tokens at which the line reaches a peak, rounded down. The fit's rounding costs none."""
+        """Return the tokens at which the line reaches a peak, rounded down.
+
+        A size that is a whole number but for `FIT_ERROR` is that number, not the one below.
+        """
         return math.floor((peak - self.base) / self.per_token * (1 + FIT_ERROR))
 
 
