@@ -20,7 +20,7 @@ from gmeta.core.data.history_manifest import BIRTH, HistoryManifest
 from gmeta.core.errors import GmetaError
 from gmeta.core.files import sync
 from gmeta.core.staging import resumable_folder
-from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.generation import Generation, settle_or_warn
 from gmeta.preprocess.history.files.shard_reader import REQUEST, Index, ShardReader
 from gmeta.preprocess.history.files.stripe import as_floats
 from gmeta.preprocess.history.files.stripe_layout import count_events
@@ -93,6 +93,7 @@ def export_history(
       412
     """
     started, out = time.perf_counter(), Path(out)
+    settle_or_warn(Path(store))
     opened = Generation(Path(store), generation)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GmetaError(f"{out} exists already: name a folder that is to be made")

@@ -61,11 +61,12 @@ class AppendJob(TableInput):
 
         Raises:
           ConfigError: The spec isn't the store's, or the watermark would go back.
-          DataError: An earlier append has read a file.
+          DataError: An earlier append has read a file, or two are equal.
         """
         rule = check_on_bad(on_bad)
         plan = plan_append(store, spec, table.spec, watermark)
-        refuse_known(store, table.inputs)
+        paths = [Path(file.path) for file in table.files] if table.bytes else []
+        refuse_known(store, table.inputs, paths, spec.csv)
         return cls(table.name, table.spec, rule, table.files, plan, table.inputs)
 
     def shards_of(self, rows: Columns) -> Ints:
