@@ -267,7 +267,16 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
     assert len(everything(store).columns["ts"]) == events
 
 
-NEXT_COMMANDS = "show --user 3|verify|examples|compact|scrub --user 7|drop 3|append|export".split("|")
+NEXT_COMMANDS = [
+    "show --user 3",
+    "verify",
+    "examples",
+    "compact",
+    "scrub --user 7",
+    "drop 3",
+    "append",
+    "export",
+]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
