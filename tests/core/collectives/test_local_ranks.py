@@ -16,6 +16,7 @@ from gmeta.core.collectives.driver.notes import LEAVES, LOST_PEERS
 from gmeta.core.collectives.launcher import local_ranks as module
 from gmeta.core.collectives.launcher.hosts import Host, parse_hosts
 from gmeta.core.collectives.launcher.local_ranks import launch
+from gmeta.core.collectives.launcher.rank_processes import module_command
 from gmeta.core.collectives.launcher.verdicts import RankEnd, report, verdict
 from gmeta.core.errors import ConfigError, RanksError
 
@@ -34,6 +35,57 @@ def failure(code: str, size: int = 2, **options: object) -> RanksError:
     with pytest.raises(RanksError) as caught:
         launch(ranks(code), size, **options)  # type: ignore[arg-type]
     return caught.value
+
+
+SHADOWS = ("secrets", "json", "socket", "tempfile", "http", "numpy", "gmeta")
+
+
+@pytest.fixture
+def shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder, whose modules have the names of others."""
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('a module of the user')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("paths", ["", "."])
+def test_a_helper_on_another_machine_imports_nothing_from_the_users_folder(
+    shadows: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], paths: str
+) -> None:
+    """And the user's program does."""
+    ssh = shadows / "ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$1"\n')
+    ssh.chmod(0o755)
+    (shadows / "src").mkdir()
+    (shadows / "src" / "secrets.py").write_text("MINE = 'the module of the user'")
+    (shadows / "src" / "train.py").write_text(
+        f"{AS_RANK}import secrets\nprint(secrets.MINE, os.environ['PYTHONPATH'] or 'nowhere', rank)"
+    )
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    monkeypatch.setenv("PYTHONPATH", paths)
+    launch([sys.executable, "src/train.py"], 2, hosts=parse_hosts("far:1,away:1"), ssh=[str(ssh)])
+    out, _ = capfd.readouterr()
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] the module of the user {paths or 'nowhere'} {rank}" for rank in range(2)
+    ]
+
+
+def test_the_command_of_a_module_of_gmetas_imports_nothing_from_the_users_folder(shadows: Path) -> None:
+    done = subprocess.run(module_command("gmeta", "--version"), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "gmeta,"), done.stderr
+    code = "import sys; print(sys.argv[1:], sys.path[-2:])"
+    (shadows / "elsewhere").mkdir()
+    (shadows / "elsewhere" / "shows.py").write_text(code)
+    done = subprocess.run(
+        module_command("shows", "a b", "-c", paths=[str(shadows / "elsewhere")]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    root = str(Path(module.__file__).parents[4])
+    assert done.stdout == f"{['a b', '-c']} {[root, str(shadows / 'elsewhere')]}\n", done.stderr
 
 
 @pytest.mark.usefixtures("ranks_by")
