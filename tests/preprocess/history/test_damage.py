@@ -339,6 +339,31 @@ def test_who_can_not_finish_a_deletion_says_so(store, monkeypatch):
     assert [path.name for path in (store / "generations").iterdir()] == ["00000003"]
 
 
+def test_a_folder_that_can_not_be_removed_keeps_nobody_from_appending(tmp_path, store, monkeypatch):
+    """As on NFS, while a process has a file of it open."""
+    compact_history(store)
+    rmtree = shutil.rmtree
+
+    def busy(path, **options):
+        if path == generation_folder(store, 1):
+            raise OSError(39, "Directory not empty", str(path))
+        rmtree(path, **options)
+
+    day = write_day(tmp_path / "day.parquet", draw_day(5, 20))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        with pytest.raises(GmetaError, match=r"can't write .*00000001: Directory not empty"):
+            drop_generations(store, [1, 2])
+        with pytest.warns(
+            UserWarning, match="00000001: its deletion was begun and isn't finished: Directory"
+        ):
+            assert append_history(store, day).generation == 4
+        assert generations(store) == [3, 4]
+        assert len(verify_history(store).left) == 1
+    assert verify_history(store).left == ()
+    assert sorted(path.name for path in (store / "generations").iterdir()) == ["00000003", "00000004"]
+
+
 def test_a_damaged_list_of_what_is_dropped_removes_nothing(store):
     compact_history(store)
     begin_to_drop(store, [1])

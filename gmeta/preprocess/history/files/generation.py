@@ -12,7 +12,7 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +141,9 @@ def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
     with explain_write_errors(store):
         store.mkdir(parents=True, exist_ok=True)
         with write_lock(store):
-            _remove(store, [*_dropped(store), *_uncommitted(store)])
+            with suppress(OSError):  # of which `settle` has warned
+                _remove(store, _dropped(store))
+            _remove(store, _uncommitted(store))
             if current_generation(store) != newest:
                 raise GmetaError(f"another process has written to {store} meanwhile: begin anew")
             number = newest + 1
@@ -246,15 +248,24 @@ def _uncommitted(store: Path) -> list[Path]:
 
 
 def _remove(store: Path, paths: Sequence[Path]) -> None:
-    """Remove folders, and then files that name them."""
+    """Remove folders, and then the files that name them, unless a folder can't be removed.
+
+    Raises:
+      OSError: One can't; the others are gone.
+    """
+    failure: OSError | None = None
     for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path)
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
     if paths and (store / GENERATIONS).exists():
-        sync(store / GENERATIONS)
-    for path in paths:  # what they name is gone for good
-        if not path.is_dir():
-            path.unlink(missing_ok=True)
+        sync(store / GENERATIONS)  # what the files name is gone for good
+    for path in paths:
+        path.unlink(missing_ok=True)
     if paths:
         sync(store)
 
