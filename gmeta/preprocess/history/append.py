@@ -26,7 +26,9 @@ from gmeta.preprocess.history.files.generation import new_generation, settle_or_
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local import duckdb_engine, memory
 from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.preprocess.tables.file_digests import refuse_equal
 from gmeta.preprocess.tables.prepared_source import PreparedSource, is_prepared
+from gmeta.preprocess.tables.table_files import holds_records
 from gmeta.preprocess.tables.table_source import TableSource
 
 Data = str | os.PathLike[str]
@@ -92,6 +94,8 @@ def append_history(
             if prepared
             else TableSource(files, chosen.table(), connection)
         )
+        paths = [file.path for file in source.files]
+        refuse_equal(paths, lambda path: prepared or holds_records(path, chosen.csv))
         plan = plan_append(store, chosen, source.spec, watermark)
         with new_generation(store, plan.before) as (_, folder):
             spill = EventSpill(folder, len(plan.spec.all_columns), plan.spec.shards)
@@ -101,8 +105,7 @@ def append_history(
             if not spill.events:
                 raise DataError("every record in it is bad", path=source.path)
             inputs = source.digests()
-            paths = [file.path for file in source.files] if isinstance(source, TableSource) else []
-            refuse_known(store, inputs, paths, chosen.csv)
+            refuse_known(store, inputs, [] if prepared else paths, chosen.csv)
             before, shards, done = plan.open_before(), [], 0
             for number in range(plan.spec.shards):
                 shards.append(append_shard(plan, before, folder, number, spill.take(number)))

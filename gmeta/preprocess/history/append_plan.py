@@ -129,9 +129,9 @@ def plan_append(store: Path, spec: HistorySpec, table: TableSpec, watermark: int
 
 
 def refuse_known(store: Path, inputs: Mapping[str, str], paths: Sequence[Path], form: CsvForm) -> None:
-    """Refuse files that an earlier append has read, or that are equal: their events would be there twice.
+    """Refuse files that an earlier append has read: their events would be there twice.
 
-    Files without records, of which an engine may write several, are no events, so they may be equal.
+    Files without records, of which an engine may write the same every day, hold no events.
 
     Args:
       store: The store's folder.
@@ -145,18 +145,13 @@ def refuse_known(store: Path, inputs: Mapping[str, str], paths: Sequence[Path], 
     numbers = generations(store)
     known = {digest: f"generation {n}" for n in numbers for digest in _inputs(store, n)}
     known |= dict.fromkeys(dropped_inputs(store) - known.keys(), "a generation that was dropped")
-    seen: dict[str, str] = {}
     for place, (name, digest) in enumerate(inputs.items()):
-        twice = digest in known or digest in seen
-        if twice and (not paths or holds_records(paths[place], form)):
+        if digest in known and (not paths or holds_records(paths[place], form)):
             raise DataError(
-                f"{known[digest]} holds the events of {name} already"
-                if digest in known
-                else f"{name} and {seen[digest]} are equal: their events would be there twice",
+                f"{known[digest]} holds the events of {name} already",
                 path=store,
-                advice="leave the file out" if digest in known else "leave one of them out",
+                advice="leave the file out",
             )
-        seen[digest] = name
 
 
 def _inputs(store: Path, generation: int) -> Collection[str]:
