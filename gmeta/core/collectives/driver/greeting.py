@@ -9,8 +9,7 @@
 
 The secret doesn't travel. The nonces are new in each greeting, so a captured one is worth nothing later. The
 proofs differ in their roles, so none can be sent back to where it came from. They differ in their purposes
-too, so a secret may serve several. Whoever is called reveals nothing before the caller has proved to know the
-secret.
+too, so a secret may serve several. Whoever is called proves nothing before the caller has.
 
 Both sides derive a key for each direction from the secret and the whole greeting. A message is
 
@@ -105,14 +104,9 @@ class SignedLink:
             signed.update(part)
         head = _HEAD.pack(size, _head_signature(self._own, number, size))
         self._link.settimeout(None)
-        small = b"".join(parts) if size < _SMALL else None
-        if small is not None:
-            self._link.sendall(head + small + signed.digest())
-            return
-        self._link.sendall(head)
-        for part in parts:
+        every = [head, *parts, signed.digest()]
+        for part in [b"".join(every)] if size < _SMALL else every:
             self._link.sendall(part)
-        self._link.sendall(signed.digest())
 
     def receive(self, timeout: float | None = None) -> memoryview:
         """Return the next message, in memory of its own.
