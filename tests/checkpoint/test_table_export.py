@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
-import pyarrow.feather
+import pyarrow.dataset
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -62,7 +62,7 @@ def read(folder: Path) -> dict[str, Any]:
     """An exported folder's columns, by NumPy or Arrow alone."""
     if not (folder / "table.arrow").exists():
         return {path.stem: np.load(path) for path in folder.glob("*.npy")}
-    table = pa.feather.read_table(folder / "table.arrow")
+    table = pa.dataset.dataset(folder, format="arrow").to_table()
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     return {
         name: column.flatten().to_numpy().reshape(len(column), -1)
@@ -93,7 +93,7 @@ def test_the_columns_are_the_records_by_shard_and_key(tmp_path, form):
     for name in ("frequency", "last_step"):
         np.testing.assert_array_equal(columns[name][order], records[name])
     assert done.bytes == sum(map(len, contents(tmp_path / "t").values()))
-    noted = json.loads((tmp_path / "t" / "table.json").read_text())
+    noted = json.loads((tmp_path / "t" / "_table.json").read_text())
     assert (noted["table"], noted["rows"], noted["slots"], noted["step"]) == ("t", 2000, ["m", "v"], 1)
 
 

@@ -330,15 +330,18 @@ def test_damaged_files_are_refused(tmp_path, form):
     tables, out = collection("item"), tmp_path / "t"
     tables.lookup({"item": KEYS})
     checkpoint.export_table(tables, "item", out, format=form)
-    noted = json.loads((out / "table.json").read_text())
-    (out / "table.json").write_text(json.dumps({**noted, "rows": 4}))
-    with pytest.raises(DataError, match=r"3 rows, but table\.json says 4"):
+    note = out / ("_table.json" if form == "npy" else "table.json")  # which an earlier version wrote
+    (out / "_table.json").rename(note)
+    noted = json.loads(note.read_text())
+    note.write_text(json.dumps({**noted, "rows": 4}))
+    with pytest.raises(DataError, match=r"3 rows, but the JSON file there says 4"):
         checkpoint.import_table(tables, "item", out)
     for value in ({"format": "else"}, {**noted, "rows": -1}, {**noted, "more": 1}, {**noted, "hashed": 1}):
-        (out / "table.json").write_text(json.dumps(value))
-        with pytest.raises(DataError, match=r"table.json: not what gmeta writes: .*; export the table again"):
+        note.write_text(json.dumps(value))
+        says = rf"/{note.name}: not what gmeta writes: .*; export the table again"
+        with pytest.raises(DataError, match=says):
             checkpoint.import_table(tables, "item", out)
-    (out / "table.json").unlink()
+    note.unlink()
     assert checkpoint.import_table(tables, "item", out).rows == 3
     path = out / ("values.npy" if form == "npy" else "table.arrow")
     path.write_bytes(path.read_bytes()[:-9])

@@ -14,7 +14,13 @@ import pyarrow as pa
 
 from gmeta.checkpoint.files.chain import Columns
 from gmeta.checkpoint.files.record_file import RecordFileWriter
-from gmeta.checkpoint.vocabulary.description import ARROW_NAME, DTYPES, FILE_NAME, Format, TableDescription
+from gmeta.checkpoint.vocabulary.description import (
+    ARROW_NAME,
+    DTYPES,
+    Format,
+    TableDescription,
+    description_path,
+)
 from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.core.files import sync
 
@@ -112,7 +118,7 @@ WRITERS: dict[str, type[NpyWriter] | type[ArrowWriter]] = {"npy": NpyWriter, "ar
 def write_table(
     folder: Path, form: Format, description: TableDescription, batches: Iterable[Columns]
 ) -> TableDescription:
-    """Write batches of a table into an empty folder, and ``table.json`` after them.
+    """Write batches of a table into an empty folder, and ``_table.json`` after them.
 
     Returns:
       The description with the number of rows that were written.
@@ -125,7 +131,7 @@ def write_table(
                 rows += len(columns["keys"])
     written = replace(description, rows=rows)
     written.save(folder)
-    sync(folder / FILE_NAME)
+    sync(description_path(folder))
     sync(folder)
     return written
 
@@ -142,7 +148,7 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
         raise ConfigError(f"format must be one of {', '.join(WRITERS)}, got {form!r}")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not (out / FILE_NAME).is_file():
+    if not description_path(out).is_file():
         raise GmetaError(
             f"{out} exists already and isn't an exported table: name a folder that is to be made"
         )

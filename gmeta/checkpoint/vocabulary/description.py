@@ -1,4 +1,4 @@
-"""``table.json``, which says what the columns in an exported folder are."""
+"""``_table.json``, which says what the columns in an exported folder are."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 
 from gmeta.checkpoint.vocabulary.table_names import FoundTable
 from gmeta.core.errors import DataError
+from gmeta.core.files import beside_data
 from gmeta.core.json_values import items, mapping, text, whole
 
-FILE_NAME, ARROW_NAME = "table.json", "table.arrow"
+_NAME, ARROW_NAME = "table.json", "table.arrow"
 FORMAT, VERSION = "gmeta-table", 1
 
 Format = Literal["arrow", "npy"]
@@ -29,6 +30,11 @@ DTYPES: Mapping[str, type[np.generic]] = {
     "last_step": np.uint32,
 }
 """Column -> its dtype in exported files; ``values`` and ``slots`` have a row for each key."""
+
+
+def description_path(folder: Path) -> Path:
+    """Return where the description of a folder is."""
+    return beside_data(folder, _NAME)
 
 
 @dataclass(frozen=True)
@@ -87,9 +93,9 @@ class TableDescription:
         return {"values": self.dim, "slots": self.slot_floats}.get(column)
 
     def save(self, folder: Path) -> None:
-        """Write ``table.json`` into a folder."""
+        """Write ``_table.json`` into a folder."""
         value = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        (folder / FILE_NAME).write_text(json.dumps(value, indent=1) + "\n")
+        description_path(folder).write_text(json.dumps(value, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> TableDescription | None:
@@ -98,9 +104,9 @@ class TableDescription:
         Raises:
           DataError: It is damaged.
         """
-        path = folder / FILE_NAME
+        path = description_path(folder)
         try:
-            value = mapping(json.loads(path.read_bytes()), FILE_NAME)
+            value = mapping(json.loads(path.read_bytes()), path.name)
             if (value.pop("format", None), value.pop("version", None)) != (FORMAT, VERSION):
                 raise ValueError(f"it isn't a {FORMAT} of version {VERSION}")
             return cls._from_json(value)

@@ -54,7 +54,7 @@ def export_table(
     ``last_step``, with state (n,) uint32                    the table's step when the row was last used
     ========================  =============================  ================================================
 
-    The folder has a file ``<column>.npy`` for each, or ``table.arrow`` with all of them, and ``table.json``
+    The folder has a file ``<column>.npy`` for each, or ``table.arrow`` with all of them, and ``_table.json``
     with the width, the optimizer, the names of its slots, and the table's step. Rows are ordered by logical
     shard, then by id, so the bytes are the same for any number of ranks. Memory stays near a
     thirty-second of the table, as in a save. On several ranks each writes its rows, and rank 0 joins them

@@ -176,7 +176,7 @@ def _check_rows(files: ColumnSource, names: list[str], check: RowsCheck, path: P
         starts.append((rows, piece.path, piece.first))
         rows += len(check.read(piece)["keys"])
     if files.description is not None and files.description.rows != rows:
-        raise DataError(f"{rows} rows, but table.json says {files.description.rows}", path=path)
+        raise DataError(f"{rows} rows, but the JSON file there says {files.description.rows}", path=path)
 
     def keys() -> Iterator[npt.NDArray[np.int64]]:
         for piece in files.short_pieces(["keys"]):

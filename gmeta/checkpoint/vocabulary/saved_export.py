@@ -26,7 +26,7 @@ class TableExport:
 
     Attributes:
       folder: The folder that was made.
-      description: What ``table.json`` says.
+      description: What ``_table.json`` says.
       bytes: Size of the files.
       seconds: How long it took.
     """

@@ -26,7 +26,7 @@ from gmeta.preprocess.history.files.stripe import as_floats
 from gmeta.preprocess.history.files.stripe_layout import count_events
 from gmeta.preprocess.progress import Progress, no_progress
 
-SPEC = "spec.toml"
+SPEC = "_spec.toml"
 _ALL = np.iinfo(np.int64)
 _EVENTS = 1 << 18  # events that are in memory at once, unless one user has more
 
@@ -69,7 +69,7 @@ def export_history(
 
     A file has the columns of the user and the time, ``"born"``, the generation that first held the event, and
     all others, int64 and float32; text is there as the hashes that the store has. Rows are ordered by user,
-    time and birth. Besides, ``spec.toml`` has the store's groups: with it, an append of the files of a store
+    time and birth. Besides, ``_spec.toml`` has the store's groups: with it, an append of the files of a store
     of one generation makes a store with the same histories. (From several generations all events are born in
     one, so of events at one time the later born needn't come last.)
 

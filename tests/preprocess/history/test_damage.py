@@ -410,7 +410,7 @@ def test_an_export_that_is_killed_leaves_no_file_that_looks_whole(tmp_path, stor
         points += 1
         assert not out.exists()
     assert points >= 6
-    names = ["shard-00000.parquet", "shard-00001.parquet", "spec.toml"]
+    names = ["_spec.toml", "shard-00000.parquet", "shard-00001.parquet"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
