@@ -92,14 +92,13 @@ def fold_ids(numbers: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> tf.Te
     if bits > 63:
         raise ConfigError(f"hash_ids: bits must be at most 63, got {bits}")
     check_fold("hash_ids", fold)
-    x = tf.bitcast(ids_tensor(numbers, "hash_ids", "values"), tf.uint64)
-    most = tf.constant((1 << bits) - 1, tf.uint64)
+    numbers = ids_tensor(numbers, "hash_ids", "values")
+    x, most = tf.bitcast(numbers, tf.uint64), tf.constant((1 << bits) - 1, tf.uint64)
     if fold == "xor":
-        above = tf.bitwise.right_shift(x, tf.constant(bits, tf.uint64))
-        mixed = tf.bitwise.bitwise_xor(x, above)
-    else:
-        mixed = tf.where(x <= most, x, splitmix64_tensor(x))
-    return tf.bitcast(tf.bitwise.bitwise_and(mixed, most), tf.int64)
+        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(bits, tf.uint64)))
+        return tf.bitcast(tf.bitwise.bitwise_and(x, most), tf.int64)
+    fits = tf.equal(tf.bitwise.right_shift(numbers, tf.constant(bits, tf.int64)), 0)  # no negative one does
+    return tf.where(fits, numbers, tf.bitcast(tf.bitwise.bitwise_and(splitmix64_tensor(x), most), tf.int64))
 
 
 def count_collisions(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> int:

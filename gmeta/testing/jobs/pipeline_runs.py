@@ -222,7 +222,7 @@ def _collection(kind: str, name: str = "collection") -> EmbeddingCollection:
     features = [
         FeatureConfig("user", TableConfig("user", 4, initializer=_START, **policy)),
         FeatureConfig("tags", TableConfig("tags", 4, initializer=_START, **policy), combiner="mean"),
-        FeatureConfig("wide", TableConfig("wide", 6, initializer=_START)),
+        FeatureConfig("wide", TableConfig("wide", 6, initializer=_START), hash=True),
     ]
     return EmbeddingCollection(features, name=name)
 
