@@ -34,7 +34,6 @@ from gmeta.checkpoint.files.record_file import (
     rows_schema,
     waiting_schema,
 )
-from gmeta.core.data.merged_keys import fold_of
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
 from gmeta.ops.table.hash_table import HashTable
@@ -333,7 +332,7 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
     """
     baselines.pop(table, None)
     entry = reader.manifest.tables[name]
-    table.follow_fold(fold_of(entry.settings))
+    table.follow_fold(entry.merged_keys)
     follows = table.take_records_of if entry.optimizer != table.optimizer.kind else None
     fitted: Callable[[Records], Records] = follows(table, entry.optimizer) if follows else lambda read: read
     nothing = np.empty(0, np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.core.data.merged_keys import MOST_HASHED, fold_of
+from gmeta.core.data.merged_keys import MOST_HASHED, MergedKeys
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.merge_plan import MergedTable
 from gmeta.ops.table.hash_table import HashTable
@@ -50,16 +50,17 @@ class PlanCheck(tf.train.experimental.PythonState):
         Raises:
           ConfigError: The plans differ, or this gmeta doesn't know the fold.
         """
-        saved, own = json.loads(string_value), self._plan
-        folds = [fold_of(merged) for merged in saved]
-        if [_without_fold(merged) for merged in saved] != [_without_fold(merged) for merged in own]:
+        saved = json.loads(string_value)
+        keys = [MergedKeys.from_json(merged) for merged in saved]
+        own = [(merged.dim, merged.tables, merged.hashed) for merged in self._merged]
+        if [(each["dim"], of.tables, of.hashed) for each, of in zip(saved, keys, strict=True)] != own:
             raise ConfigError(
-                f"{self._owner!r} has the tables {_show(own)}, but what is loaded was saved with "
+                f"{self._owner!r} has the tables {_show(self._plan)}, but what is loaded was saved with "
                 f"{_show(saved)}: ids would be taken for those of other features. Make the collection with "
-                f"the features, their policies and the order that it was saved with{_fold_advice(saved)}"
+                f"the features, their policies and the order that it was saved with{_fold_advice(keys)}"
             )
-        for table, fold in zip(self._tables, folds, strict=True):
-            table.follow_fold(fold)
+        for table, merged in zip(self._tables, keys, strict=True):
+            table.follow_fold(merged)
 
     def as_array(self) -> npt.NDArray[np.uint8]:
         """Return what `serialize` returns as an array, for stores that hold only numbers."""
@@ -70,14 +71,10 @@ class PlanCheck(tf.train.experimental.PythonState):
         self.deserialize(np.asarray(array).tobytes())
 
 
-def _without_fold(merged: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in merged.items() if name != "fold"}
-
-
-def _fold_advice(saved: Sequence[dict[str, Any]]) -> str:
-    """Return how to make a collection whose tables are merged as with the earlier fold."""
-    earlier = any(merged.get("hashed") and fold_of(merged) == "xor" for merged in saved)
-    return ", and fold='xor'" if earlier and any(len(each["tables"]) > MOST_HASHED for each in saved) else ""
+def _fold_advice(saved: Sequence[MergedKeys]) -> str:
+    """Return what makes a collection whose tables are merged as the earlier fold allowed."""
+    larger = any(keys.hashed and len(keys.tables) > MOST_HASHED for keys in saved)
+    return ", and fold='xor'" if larger else ""
 
 
 def _show(plan: Sequence[dict[str, Any]]) -> str:

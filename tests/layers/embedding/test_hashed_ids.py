@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import layers, models
+from gmeta import checkpoint, layers, models
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError
 from gmeta.export import export_model
@@ -167,6 +167,19 @@ def test_a_checkpoint_of_more_tables_than_are_merged_now_names_the_remedy(tmp_pa
     with pytest.raises(ConfigError, match="the order that it was saved with, and fold='xor'"):
         many(128).load_own_variables(stored)
     many(128, fold="xor").load_own_variables(stored)
+
+
+def test_a_table_that_is_loaded_alone_follows_too_or_is_refused(tmp_path):
+    (saved,), (other,) = many(3, fold="xor").tables, many(2).tables
+    checkpoint.save(tmp_path / "xor", {"table": saved})
+    checkpoint.load(tmp_path / "xor", {"table": other})
+    assert other.fold == "xor"
+    (larger,) = many(30).tables
+    with pytest.raises(ConfigError, match=r"ids of 61 bits, .* with 3 merged tables\. With 30 it makes"):
+        checkpoint.load(tmp_path / "xor", {"table": larger})
+    checkpoint.save(tmp_path / "mix", {"table": larger})
+    checkpoint.load(tmp_path / "mix", {"table": other})  # whose ids are the same among any number of tables
+    assert other.fold == "mix"
 
 
 def test_an_unknown_fold_is_refused():
