@@ -21,6 +21,7 @@ from gmeta.core import collectives
 from gmeta.core.data.position import position_of
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.json_values import whole
+from gmeta.core.keras import submodules
 from gmeta.core.step_callback import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
 from gmeta.io.readers.starts.position import ReadingPosition
@@ -237,7 +238,7 @@ class ShardedCheckpoint(StepCallback):
         self._goes_on = True
         shares, passed = collectives.world().shares, self.batches_of_epoch
         position, model = position_of(data), self._restored or self.model
-        held = position is not None and any(part is position for part in model.submodules)
+        held = position is not None and any(part is position for part in submodules(model))
         if _counts_groups(position):
             if not held:
                 raise ConfigError(

@@ -332,6 +332,7 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
     """
     baselines.pop(table, None)
     entry = reader.manifest.tables[name]
+    table.follow_fold(entry.merged_keys)
     follows = table.take_records_of if entry.optimizer != table.optimizer.kind else None
     fitted: Callable[[Records], Records] = follows(table, entry.optimizer) if follows else lambda read: read
     nothing = np.empty(0, np.int64)

@@ -29,9 +29,12 @@ NONE = np.array([], np.int64)
 VALUES = np.array([[0.5, 1], [2, 3], [4, -5]], np.float32)
 
 
-def collection(*names: str, optimizer: optimizers.SparseOptimizer | None = None) -> EmbeddingCollection:
+def collection(
+    *names: str, optimizer: optimizers.SparseOptimizer | None = None, **settings: Any
+) -> EmbeddingCollection:
     features = [FeatureConfig(each, dim=DIM, hash=each == "tag") for each in names]
-    return EmbeddingCollection(features, optimizer=optimizer or optimizers.Adam(0.1), name="tables")
+    optimizer = optimizer or optimizers.Adam(0.1)
+    return EmbeddingCollection(features, optimizer=optimizer, name="tables", **settings)
 
 
 def write(folder: Path, form: str, **columns: Any) -> Path:
@@ -360,16 +363,30 @@ def test_a_header_that_numpy_cannot_read_is_refused(tmp_path, header):
         checkpoint.import_table(collection("item"), "item", source)
 
 
-def test_hashes_of_another_number_of_bits_are_refused(tmp_path):
+def test_hashes_go_into_a_table_of_the_same_name_whatever_is_merged_with_it(tmp_path):
     one, other = collection("tag"), collection("tag", "user", "item", "shop")
     one.lookup({"tag": ["red"]})
-    checkpoint.export_table(one, "tag", tmp_path / "t")
+    checkpoint.export_table(one, "tag", tmp_path / "t", format="npy")
+    assert np.load(tmp_path / "t" / "keys.npy").tolist() == [int(ops.hash_ids("red"))]
+    checkpoint.import_table(other, "tag", tmp_path / "t")
+    assert rows_of(other, "tag", ["red"]).tolist() == rows_of(one, "tag", ["red"]).tolist()
+
+
+def test_hashes_of_another_fold_are_refused(tmp_path):
+    before = collection("tag", fold="xor")
+    before.lookup({"tag": ["red"]})
+    checkpoint.export_table(before, "tag", tmp_path / "t")
+    noted = json.loads((tmp_path / "t" / "table.json").read_text())
+    del noted["fold"]  # as files have it from before there were two
+    (tmp_path / "t" / "table.json").write_text(json.dumps(noted))
     with pytest.raises(ConfigError) as refused:
-        checkpoint.import_table(other, "tag", tmp_path / "t")
+        checkpoint.import_table(collection("tag"), "tag", tmp_path / "t")
     assert str(refused.value) == (
-        "the keys were hashed to 62 bits, but table 'tag' hashes to 60, as other tables are merged with it: "
-        "make the collection with the tables that it was exported with, or import the texts"
+        "the keys are hashes of 62 bits, folded by 'xor', but table 'tag' has hashes of 56 bits, folded by "
+        "'mix': import the texts, or make the collection as it was when the keys were exported, with the "
+        "same tables, hash=True and fold='xor'"
     )
+    assert checkpoint.import_table(collection("tag", fold="xor"), "tag", tmp_path / "t").rows == 1
 
 
 def test_an_unknown_table_is_answered_by_those_that_there_are(tmp_path):

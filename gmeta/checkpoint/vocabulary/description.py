@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from gmeta.checkpoint.vocabulary.table_names import FoundTable
+from gmeta.core.data.merged_keys import Fold, fold_of
 from gmeta.core.errors import DataError
 from gmeta.core.files import beside_data
 from gmeta.core.json_values import items, mapping, text, whole
@@ -52,6 +53,7 @@ class TableDescription:
       step: The table's step.
       id_bits: How many bits an id may have; None in a table of its own, whose keys are any int64.
       hashed: Whether the keys are hashes, of text or of larger numbers.
+      fold: How they were folded into ``id_bits`` (`gmeta.core.data.merged_keys`); None without hashes.
     """
 
     table: str
@@ -64,6 +66,7 @@ class TableDescription:
     step: int
     id_bits: int | None
     hashed: bool
+    fold: Fold | None = None
 
     @classmethod
     def of(cls, found: FoundTable, layout: Mapping[str, Any], *, step: int, state: bool) -> TableDescription:
@@ -85,6 +88,7 @@ class TableDescription:
             step=step,
             id_bits=found.id_bits,
             hashed=found.hashed,
+            fold=found.fold,
             **layout,
         )
 
@@ -136,4 +140,4 @@ class TableDescription:
             whole(made.id_bits, "id_bits", 0, 63)
         if type(made.hashed) is not bool:
             raise ValueError(f"hashed must be true or false, got {made.hashed!r}")
-        return made
+        return replace(made, fold=fold_of(value) if made.hashed else None)

@@ -160,13 +160,17 @@ def _check_state(
 
 
 def _check_hash(noted: TableDescription | None, found: FoundTable) -> None:
-    """Refuse hashes that were folded into another number of bits than the table's."""
-    if noted is not None and noted.hashed and found.id_bits not in (None, noted.id_bits):
-        raise ConfigError(
-            f"the keys were hashed to {noted.id_bits} bits, but table {found.name!r} hashes to "
-            f"{found.id_bits}, as other tables are merged with it: make the collection with the tables that "
-            "it was exported with, or import the texts"
-        )
+    """Refuse hashes that were folded otherwise than the table folds them."""
+    if noted is None or not noted.hashed or found.merged is None:
+        return
+    if (noted.fold, noted.id_bits) == (found.fold, found.id_bits):
+        return
+    own = "no hashes" if found.fold is None else f"hashes of {found.id_bits} bits, folded by {found.fold!r}"
+    raise ConfigError(
+        f"the keys are hashes of {noted.id_bits} bits, folded by {noted.fold!r}, but table {found.name!r} "
+        f"has {own}: import the texts, or make the collection as it was when the keys were exported, with "
+        f"the same tables, hash=True and fold={noted.fold!r}"
+    )
 
 
 def _check_rows(files: ColumnSource, names: list[str], check: RowsCheck, path: Path) -> int:

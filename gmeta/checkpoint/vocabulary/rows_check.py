@@ -12,8 +12,9 @@ import tensorflow as tf
 from gmeta.checkpoint.files.chain import Columns
 from gmeta.checkpoint.vocabulary.column_source import Piece
 from gmeta.checkpoint.vocabulary.table_names import FoundTable
+from gmeta.core.data.merged_keys import fold_numbers
 from gmeta.core.errors import DataError
-from gmeta.ops.keys.id_hash import fold_ids, hash_text
+from gmeta.ops.keys.id_hash import hash_text
 
 Array = npt.NDArray[Any]
 
@@ -79,8 +80,8 @@ class RowsCheck:
         bits = self.found.id_bits
         if bits is None:
             return numbers
-        if self.found.hashed:
-            numbers = np.asarray(fold_ids(numbers, bits))
+        if self.found.fold is not None:
+            numbers = fold_numbers(numbers, bits, self.found.fold)
         else:
             outside = (numbers < 0) | (numbers >= 1 << bits)
             _refuse(piece, outside, ids, f"key {{}} isn't an id of {name}, whose ids are in [0, 2^{bits})")

@@ -10,12 +10,9 @@ from pathlib import Path
 
 from gmeta.checkpoint.files.chain import CheckpointReader, Columns
 from gmeta.checkpoint.files.contents import find_checkpoint
-from gmeta.checkpoint.files.manifest import FILE_NAME, TableEntry
 from gmeta.checkpoint.vocabulary.column_files import check_target, size_of, write_table
 from gmeta.checkpoint.vocabulary.description import Format, TableDescription
 from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
-from gmeta.core.data.merged_keys import MergedKeys
-from gmeta.core.errors import DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.core.staging import resumable_folder
 
@@ -75,7 +72,7 @@ def export_saved_table(
     folder = find_checkpoint(Path(checkpoint))
     with CheckpointReader(folder) as reader:
         entries = reader.manifest.tables
-        merged = {name: _merged_keys_of(entry, folder) for name, entry in entries.items()}
+        merged = {name: entry.merged_keys for name, entry in entries.items()}
         found = find_table(table, merged, f"checkpoint {folder}")
         entry = entries[found.physical]
         layout = {name: getattr(entry, name) for name in ("dim", "optimizer", "slots", "slot_floats")}
@@ -84,13 +81,6 @@ def export_saved_table(
         with resumable_folder(out, resume=False) as staging:
             written = write_table(staging, format, description, _shards(reader, found))
     return TableExport(out, written, size_of(out), time.perf_counter() - started)
-
-
-def _merged_keys_of(entry: TableEntry, folder: Path) -> MergedKeys | None:
-    try:
-        return MergedKeys.from_json(entry.settings) if "tables" in entry.settings else None
-    except ValueError as error:
-        raise DataError(f"not what gmeta writes: {error}", path=folder / FILE_NAME) from error
 
 
 def _shards(reader: CheckpointReader, found: FoundTable) -> Iterator[Columns]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gmeta.checkpoint.files.chain import Columns
-from gmeta.core.data.merged_keys import MergedKeys
+from gmeta.core.data.merged_keys import Fold, MergedKeys
 from gmeta.core.errors import ConfigError
 
 
@@ -33,12 +33,19 @@ class FoundTable:
     @property
     def id_bits(self) -> int | None:
         """How many bits an id may have; None: any int64 is an id."""
-        return None if self.merged is None else self.merged.id_bits
+        if self.merged is None:
+            return None
+        return self.merged.hashed_bits if self.hashed else self.merged.id_bits
 
     @property
     def hashed(self) -> bool:
         """Whether ids are hashed."""
         return self.merged is not None and self.name in self.merged.hashed
+
+    @property
+    def fold(self) -> Fold | None:
+        """How hashed ids are folded; None: ids aren't hashed."""
+        return self.merged.fold if self.merged is not None and self.hashed else None
 
     @property
     def prefix(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.data.merged_keys import Fold, check_fold, fold_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.step_marks import begin_span
 from gmeta.layers.embedding import keras_config as settings
@@ -109,6 +110,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
       device: Where the tables are, as in `gmeta.ops.HashTable`. On ``"gpu"``, a lookup's rows, its positions
         and the gradients that come back stay on the GPU.
 
+      fold: How 64-bit numbers become the ids of features with ``hash=True`` (`gmeta.ops.fold_ids`). ``"xor"``
+        is for tables from before gmeta had ``"mix"``. It is rarely needed: a layer takes the fold of a
+        checkpoint that it loads, and of a config.
+
     On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
     owns. A lookup fetches the other rows from their owners: one exchange sends the ids of all tables, another
     returns the rows (see `gmeta.layers.exchange.pieces`). All ranks must then make the same lookups; a rank
@@ -138,6 +143,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         wire_dtype: str = "float32",
         tiers: Tiers | None = None,
         device: Device = "auto",
+        fold: Fold = "mix",
         name: str = "embeddings",
         **kwargs: Any,
     ) -> None:
@@ -151,7 +157,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         self.wire_dtype = wire_dtype
         self.tiers = tiers
         self.device = device
-        self.merged: tuple[MergedTable, ...] = merge_tables(self.features)
+        self.merged: tuple[MergedTable, ...] = merge_tables(self.features, check_fold(f"{name!r}", fold))
         optimizers = [each.policy.optimizer or optimizer or Adam(learning_rate=None) for each in self.merged]
         widths = [m.dim + own.slot_floats(m.dim) for m, own in zip(self.merged, optimizers, strict=True)]
         shares = [None] * len(widths) if tiers is None else tiers.divide([8 + 4 * width for width in widths])
@@ -171,11 +177,17 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
         for merged, table in zip(self.merged, self.tables, strict=True):
-            table.merged_keys = merged.keys
+            table.merged_keys = merged.keys(fold)
             if optimizer is None and merged.policy.optimizer is None:
                 table.chosen_by, table.take_records_of = "nobody", take_records_of
-        self._plan_check = PlanCheck(self.name, self.merged)
+        self._plan_check = PlanCheck(self.name, self.merged, self.tables)
         self.fetch = Fetch(self.tables, tf.as_dtype(wire_dtype), self.name)
+
+    @property
+    def fold(self) -> Fold:
+        """The fold of hashed ids, which is that of the rows that were loaded last."""
+        hashing = zip(self.merged, self.tables, strict=True)
+        return "xor" if any(merged.hashed and table.fold == "xor" for merged, table in hashing) else "mix"
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how features were merged into tables, one line for each physical table.
@@ -254,14 +266,17 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     def _read(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Ids], list[tf.Tensor]]:
         read = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
         ids = {part.name: read[feature.name] for feature in self.features for part in feature.parts}
-        return ids, [self._keys(merged, ids) for merged in self.merged]
+        keys = [self._keys(*each, ids) for each in zip(self.merged, self.tables, strict=True)]
+        return ids, keys
 
-    def _keys(self, merged: MergedTable, ids: Mapping[str, Ids]) -> tf.Tensor:
+    def _keys(self, merged: MergedTable, table: HashTable, ids: Mapping[str, Ids]) -> tf.Tensor:
         return merge_keys(
-            [merged.ids_of(feature, flat_ids(ids[feature.name])) for feature in merged.features],
+            [flat_ids(ids[feature.name]) for feature in merged.features],
             features=[feature.name for feature in merged.features],
             prefixes=[merged.key_prefix(feature) for feature in merged.features],
             id_bits=merged.id_bits,
+            hashed=[feature.hash for feature in merged.features],
+            mix=table.mixes_ids,
         )
 
     def _check_rows(self) -> None:
@@ -390,6 +405,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             "wire_dtype": self.wire_dtype,
             "tiers": settings.to_config(self.tiers),
             "device": self.device,
+            "fold": self.fold,
         }
 
     @classmethod
@@ -403,6 +419,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             "features": [settings.from_config(feature) for feature in config["features"]],
             "optimizer": settings.from_config(config["optimizer"]),
             "tiers": settings.tiers_here(config),
+            "fold": fold_of(config),
         }
         layer = cls(**{**{key: value for key, value in config.items() if key != "device_rows"}, **made})
         layer.tiers = settings.tiers_of(config)  # as they are to be saved again

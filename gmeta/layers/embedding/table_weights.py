@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.snapshot import TableSnapshot
 
@@ -80,7 +81,7 @@ def tables_of(layer: Any) -> list[HashTable]:
     """Return the tables of all collections in a layer or model, each table once."""
     found = {
         id(table): table
-        for part in (layer, *layer.submodules)
+        for part in (layer, *submodules(layer))
         for table in getattr(part, "tables", ())
         if isinstance(part, tf.keras.layers.Layer) and isinstance(table, HashTable)
     }

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.initializers.distributions import Initializer, Normal
 from gmeta.ops.device import DEVICE_NAMES, Device, Place, asked_place, place_of, warn_once
 from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
+from gmeta.ops.keys.key_merge import HoldsMergedKeys
 from gmeta.ops.portable import freeze
 from gmeta.ops.table.journal import NotesRemovals
 from gmeta.ops.table.lookup import Lookup
@@ -38,7 +38,7 @@ for _name in (
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
-class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.TrackableResource):
+class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.experimental.TrackableResource):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
     The first lookup of a key makes its row. The initial row is a pure function of (seed, key), never of
@@ -90,7 +90,6 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
 
     chosen_by: Literal["user", "nobody", "compile"] = "user"
     take_records_of: Callable[[HashTable, str], Callable[[Records], Records]] | None = None
-    merged_keys: MergedKeys | None = None
 
     def __init__(
         self,

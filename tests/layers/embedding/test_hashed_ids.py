@@ -1,25 +1,29 @@
 """Features that take text and any 64-bit numbers."""
 
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import layers, models
+from gmeta import checkpoint, layers, models
+from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError
+from gmeta.export import export_model
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.ops import hash_ids
 from gmeta.preprocess.plan.column_values import hash_text
 
 TABLE = TableConfig("item", 4)
 TEXTS = ["sku/1", "sku/4", "sku/1", ""]
 
 
-def collection(**settings):
-    return EmbeddingCollection(
-        [
-            FeatureConfig("item", TABLE, **settings),
-            FeatureConfig("tags", TABLE, combiner="mean", **settings),
-        ]
-    )
+def collection(hash=False, **settings):
+    features = [
+        FeatureConfig("item", TABLE, hash=hash),
+        FeatureConfig("tags", TABLE, combiner="mean", hash=hash),
+    ]
+    return EmbeddingCollection(features, **settings)
 
 
 def as_numbers(texts):
@@ -39,8 +43,148 @@ def test_a_text_and_its_prepared_number_read_the_same_row():
 
 
 def test_numbers_that_fit_read_the_rows_that_they_read_without_hashing():
-    ids = {"item": tf.constant([0, 7, 2**61 - 1]), "tags": tf.ragged.constant([[1], [2], [3]])}
+    ids = {"item": tf.constant([0, 7, 2**56 - 1]), "tags": tf.ragged.constant([[1], [2], [3]])}
     np.testing.assert_array_equal(collection(hash=True)(ids)["item"], collection()(ids)["item"])
+
+
+def many(count, **settings):
+    """A collection of ``count`` tables of one policy, of which the first hashes its ids."""
+    others = [FeatureConfig(f"f{n}", dim=4) for n in range(1, count)]
+    return EmbeddingCollection([FeatureConfig("item", dim=4, hash=True), *others], **settings)
+
+
+def ids_in(embeddings, ids):
+    """The ids of the first table that a lookup of these makes."""
+    nothing = {feature.name: np.zeros(0, np.int64) for feature in embeddings.features}
+    keys = embeddings.keys_of({**nothing, "item": ids})[0].numpy()
+    return embeddings.tables[0].merged_keys.ids_of("item", keys)[1]
+
+
+SLOTS = (np.arange(64)[:, None] << 54 | np.arange(1024)).reshape(-1)
+
+
+@pytest.mark.parametrize("tables", [1, 30, 127, 300])
+def test_ids_of_any_structure_have_the_same_ids_whatever_is_beside_them(tables):
+    found = ids_in(many(tables), SLOTS)
+    assert len(np.unique(found)) == len(SLOTS)  # xor gave 16,384 among 30 tables
+    np.testing.assert_array_equal(found, hash_ids(SLOTS))
+
+
+def test_each_hashed_number_gets_a_row_of_its_own():
+    embeddings = many(30)
+    ids = {feature.name: tf.zeros([0], tf.int64) for feature in embeddings.features}
+    embeddings.lookup({**ids, "item": SLOTS})
+    assert int(embeddings.tables[0].size()) == len(SLOTS)
+
+
+def test_no_more_tables_are_merged_than_leave_a_hashed_id_its_bits():
+    assert [len(merged.tables) for merged in many(300).merged] == [127, 127, 46]
+    assert [len(merged.tables) for merged in many(300, fold="xor").merged] == [300]
+
+
+FAR = {
+    "item": np.arange(64) << 57,
+    "tags": tf.RaggedTensor.from_row_lengths(-2 - np.arange(64), np.arange(64) % 2 * 2),
+}
+
+
+def far_model(**settings):
+    """A model that has begun to train, and its collection."""
+    embeddings = collection(hash=True, **settings)
+    inputs = {
+        "item": tf.keras.Input([], name="item", dtype=tf.int64),
+        "tags": tf.keras.Input([None], name="tags", dtype=tf.int64, ragged=True),
+    }
+    vectors = embeddings(inputs)
+    output = tf.keras.layers.Dense(1)(tf.concat([vectors["item"], vectors["tags"]], axis=1))
+    model = models.Model(inputs, output)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    model.fit(FAR, np.arange(64.0), batch_size=64, verbose=0)
+    return model, embeddings
+
+
+def by_weights(model, again, folder):
+    model.save_weights(folder / "model.weights.h5")
+    again.load_weights(folder / "model.weights.h5")
+
+
+def by_tensorflow(model, again, folder):
+    tf.train.Checkpoint(model=model).write(str(folder / "model"))
+    tf.train.Checkpoint(model=again).read(str(folder / "model"))
+
+
+def by_shards(model, again, folder):
+    data = tf.data.Dataset.from_tensors((FAR, np.zeros(64)))
+    ShardedCheckpoint(folder).fit(model, data, epochs=1, verbose=0)
+    ShardedCheckpoint(folder).restore(again)
+
+
+@pytest.mark.parametrize(
+    ("saved", "fold", "other_fold"),
+    [
+        (by_weights, "xor", "mix"),
+        (by_tensorflow, "xor", "mix"),
+        (by_shards, "xor", "mix"),
+        (by_shards, "mix", "xor"),
+    ],
+)
+def test_rows_that_are_loaded_are_found_by_the_fold_that_they_were_saved_with(
+    saved, fold, other_fold, tmp_path
+):
+    model, embeddings = far_model(fold=fold)
+    again, other = far_model(fold=other_fold)  # whose steps are traced already
+    saved(model, again, tmp_path)
+    assert embeddings.fold == other.fold == fold
+    rows = int(embeddings.tables[0].size())
+    assert int(other.tables[0].size()) == rows
+    np.testing.assert_array_equal(again.predict(FAR, verbose=0), model.predict(FAR, verbose=0))
+    again.fit(FAR, np.arange(64.0), batch_size=64, verbose=0)
+    assert int(other.tables[0].size()) == rows  # it found them all
+    assert EmbeddingCollection.from_config(other.get_config()).fold == fold
+    export_model(again, tmp_path / "1", text_ids=False)
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_default"]
+    padded = {"item": tf.constant(FAR["item"]), "tags": FAR["tags"].to_tensor(-1)}
+    (found,) = served(**padded).values()
+    np.testing.assert_allclose(found, again.predict(FAR, verbose=0), rtol=1e-5)
+
+
+def test_what_was_saved_before_there_were_two_folds_names_none():
+    plan = json.loads(collection(hash=True, fold="xor")._plan_check.serialize())
+    assert plan == [{"dim": 4, "tables": ["item"], "hashed": ["item"]}]
+    config = collection(hash=True).get_config()
+    del config["fold"]
+    assert EmbeddingCollection.from_config(config).fold == "xor"
+
+
+def test_a_plan_shows_an_earlier_fold():
+    lines = []
+    collection(hash=True, fold="xor").plan(lines.append)
+    assert "item (hashed, fold xor)" in lines[0]
+
+
+def test_a_checkpoint_of_more_tables_than_are_merged_now_names_the_remedy(tmp_path):
+    many(128, fold="xor").save_own_variables(stored := {})
+    with pytest.raises(ConfigError, match="the order that it was saved with, and fold='xor'"):
+        many(128).load_own_variables(stored)
+    many(128, fold="xor").load_own_variables(stored)
+
+
+def test_a_table_that_is_loaded_alone_follows_too_or_is_refused(tmp_path):
+    (saved,), (other,) = many(3, fold="xor").tables, many(2).tables
+    checkpoint.save(tmp_path / "xor", {"table": saved})
+    checkpoint.load(tmp_path / "xor", {"table": other})
+    assert other.fold == "xor"
+    (larger,) = many(30).tables
+    with pytest.raises(ConfigError, match=r"ids of 61 bits, .* with 3 merged tables\. With 30 it makes"):
+        checkpoint.load(tmp_path / "xor", {"table": larger})
+    checkpoint.save(tmp_path / "mix", {"table": larger})
+    checkpoint.load(tmp_path / "mix", {"table": other})  # whose ids are the same among any number of tables
+    assert other.fold == "mix"
+
+
+def test_an_unknown_fold_is_refused():
+    with pytest.raises(ConfigError, match="'embeddings': fold must be 'mix' or 'xor', got 'md5'"):
+        collection(hash=True, fold="md5")
 
 
 def test_without_hash_text_is_refused_by_name():

@@ -16,7 +16,7 @@ from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import name_refusals
-from gmeta.core.keras import refuse_keras_3
+from gmeta.core.keras import refuse_keras_3, submodules
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
@@ -259,7 +259,7 @@ class RunsOnRanks:
     def _check_position(self) -> None:
         """Refuse a position that would count what the pipeline reads ahead of its training."""
         ahead = getattr(self, "batches_ahead", 0)
-        counting = [part for part in self.submodules if isinstance(part, Position)]  # type: ignore[attr-defined]
+        counting = [part for part in submodules(self) if isinstance(part, Position)]
         if ahead and counting:
             raise ConfigError(
                 f"the model's {type(counting[0]).__name__} would count {ahead} batches that are read and not "

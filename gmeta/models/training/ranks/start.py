@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.keras import submodules
 from gmeta.layers import EmbeddingCollection
 
 ADVICE = "run the same script with the same settings on every rank"
@@ -60,7 +61,7 @@ def make_variables(model: tf.keras.Model, batch: Any) -> None:
 def settings_of(model: tf.keras.Model) -> dict[str, str]:
     """Return the settings that must be the same on all ranks: name -> value, as text."""
     settings = {f"{model.name}'s compile settings": _text(_compile_config(model))}
-    for layer in model.submodules:
+    for layer in submodules(model):
         if isinstance(layer, EmbeddingCollection):
             for name, value in layer.get_config().items():
                 settings[f"{layer.name}'s {name}"] = _text(value)
