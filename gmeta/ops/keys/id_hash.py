@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.ops.inputs import ids_tensor
+from gmeta.ops.inputs import ids_tensor, integers_of
 from gmeta.ops.keys.portable_text_hash import portable_hash_text
 from gmeta.ops.portable import is_portable
 
@@ -31,7 +31,7 @@ def hash_ids(values: Any, bits: int = 62) -> Any:
 
     Args:
       values: Strings (UTF-8, or any bytes) or integers: a Tensor of any shape, a RaggedTensor, or anything
-        that converts to a Tensor.
+        that converts to a Tensor. uint64 are taken as the int64 of the same bits.
       bits: 1 to 63.
 
     Returns:
@@ -48,7 +48,7 @@ def hash_ids(values: Any, bits: int = 62) -> Any:
     """
     if isinstance(values, tf.RaggedTensor):
         return values.with_flat_values(hash_ids(values.flat_values, bits))
-    tensor = tf.convert_to_tensor(values)
+    tensor = integers_of(values)
     return fold_ids(hash_text(tensor) if tensor.dtype == tf.string else tensor, bits)
 
 
@@ -107,6 +107,6 @@ def count_collisions(values: Any, bits: int = 62) -> int:
       >>> count_collisions([0, 9], bits=3)
       1
     """
-    flat = values.flat_values if isinstance(values, tf.RaggedTensor) else tf.convert_to_tensor(values)
+    flat = values.flat_values if isinstance(values, tf.RaggedTensor) else integers_of(values)
     ids = hash_ids(tf.reshape(flat, [-1]), bits).numpy()
     return len(set(flat.numpy().reshape(-1).tolist())) - len(np.unique(ids))
