@@ -129,6 +129,39 @@ def test_a_saved_model_of_keras_is_refused(trained, tmp_path):
         meta.save_weights(tmp_path / "weights.h5")
 
 
+def in_a_module(model, folder):
+    module = tf.Module()
+    module.model = model
+    tf.saved_model.save(module, folder)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        tf.saved_model.save,
+        in_a_module,
+        lambda model, path: tf.saved_model.save(model.get_layer("collection"), path),
+        lambda model, path: tf.keras.models.save_model(model, path, include_optimizer=False),
+        lambda model, path: tf.keras.models.save_model(model, f"{path}.h5"),
+        lambda model, path: tf.saved_model.save(tf.keras.Model(model.inputs, model.outputs), path),
+    ],
+    ids=["saved_model", "of a module", "of a layer", "save_model", "hdf5", "of a model of Keras"],
+)
+def test_other_ways_to_formats_without_tables_are_refused_and_the_model_trains_on(trained, tmp_path, write):
+    model, x = trained
+    before, optimizer = model.predict(x, verbose=0), model.optimizer
+    with pytest.raises(ConfigError, match="can't hold dynamic tables, and nothing was written"):
+        write(model, str(tmp_path / "it"))
+    assert list(tmp_path.iterdir()) == []
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+    assert model.optimizer is optimizer
+    model.fit(x, np.ones(32), verbose=0)
+    assert (model.predict(x, verbose=0) != before).all()
+    model.save(tmp_path / "model.keras")
+    again = tf.keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
 OTHER_PLAN = r"has the tables .*; item.* but what is loaded was saved with user \("
 
 
