@@ -160,6 +160,16 @@ class JointOptimizer:
         accumulator = self._accumulator
         return accumulator is not None and not bool(accumulator.is_empty())
 
+    def drop(self) -> int:
+        """Forget the batches accumulated so far, and return their number."""
+        accumulator = self._accumulator
+        if accumulator is None:
+            return 0
+        batches = accumulator.batches
+        if batches:
+            accumulator.clear()
+        return batches
+
     def flush(self) -> None:
         """Make the step of the batches accumulated so far, if there are any."""
         accumulator = self._accumulator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import name_refusals
 from gmeta.core.keras import refuse_keras_3
+from gmeta.models.training.compile_settings import warn_of_trainable
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
@@ -60,9 +62,12 @@ class RunsOnRanks:
     _joint_optimizer: JointOptimizer
     _guard: NanGuard
     _notes: RankNotes
+    _warned_of_trainable: frozenset[tuple[str, bool]] = frozenset()
 
     def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
         """Train the model as `tf.keras.Model.fit` does; see `RunsOnRanks`.
+
+        If training ends by an error or Ctrl-C, batches that were accumulated for the next step are dropped.
 
         Raises:
           ConfigError: Ranks differ in the model, its settings, or the arguments of `fit`; or they can't train
@@ -80,8 +85,19 @@ class RunsOnRanks:
             own = self._fit_on_ranks(own)
         own = self._with_class_weight(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
+        warn_of_trainable(self)
+        if dropped := self._drop_accumulated():
+            warnings.warn(
+                f"{self.name}: fit starts without {dropped} accumulated batches, which wait for their step: "  # type: ignore[attr-defined]
+                "call apply_accumulated before fit to make it",
+                stacklevel=2,
+            )
         with self._name_failures("fit"):
-            return super().fit(**own)  # type: ignore[misc]
+            try:
+                return super().fit(**own)  # type: ignore[misc]
+            except BaseException:  # of Ctrl-C too
+                self._drop_accumulated()
+                raise
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch as `tf.keras.Model.train_on_batch` does.
@@ -90,6 +106,7 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite.
         """
+        warn_of_trainable(self)
         with self._name_failures("train_on_batch"):
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
@@ -190,6 +207,10 @@ class RunsOnRanks:
         Training loops over `train_on_batch` call this, on all ranks; `fit` does so at the end of an epoch.
         """
         self._joint_optimizer.flush()
+
+    def _drop_accumulated(self) -> int:
+        joint = getattr(self, "_joint_optimizer", None)
+        return 0 if joint is None else joint.drop()
 
     def merge_moving_averages(self) -> None:
         """Give all ranks the same moving averages (see `RunsOnRanks`), in one collective if there are any.
