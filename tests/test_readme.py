@@ -18,6 +18,7 @@ EXPECTED = [
         'model.history.history["auc"][-1] > 0.9 and int(embeddings.tables[0].size()) == 198',
         "item, seen (mean) -> item",
     ),
+    ("float(loss) < 0.1 and int(items.tables[0].size()) == 3", "loss 0.0"),
     ("gmeta.init().size == 1", ""),
 ]
 

@@ -59,6 +59,10 @@ class MergedTable:
         names = {_table_of(feature).name for feature in self.features if feature.hash}
         return tuple(table for table in self.tables if table in names)
 
+    def name_in(self, collection: str) -> str:
+        """Return the physical table's name in a collection of that name."""
+        return f"{collection}/{'+'.join(self.tables)}"
+
     def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
         """Return a feature's ids for its input numbers, folded into `id_bits` if the feature hashes."""
         return fold_ids(numbers, self.id_bits) if feature.hash else numbers

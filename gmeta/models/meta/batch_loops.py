@@ -12,7 +12,6 @@ from tf_keras.src.utils import tf_utils
 
 from gmeta.core.errors import ConfigError
 from gmeta.models.meta.learner.task_learner import TaskLearner
-from gmeta.models.training.compile_settings import warn_of_trainable
 
 
 def run_batch(
@@ -35,7 +34,7 @@ def run_batch(
     model._check_call_args(f"{doing}_on_batch")
     trains = doing == "train"
     if trains:
-        warn_of_trainable(model)
+        model._warn_of_trainable()
     with (
         model.distribute_strategy.scope(),
         model._name_failures(f"{doing}_on_batch"),

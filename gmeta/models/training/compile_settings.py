@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,30 +56,6 @@ def check_keras(model: tf.keras.Model, *given: Any) -> None:
             if name.startswith("_self_"):  # Keras' own lists of the other attributes
                 continue
             refuse_keras_3(f"{getattr(part, 'name', type(part).__name__)}.{name}", value)
-
-
-def warn_of_trainable(model: Any) -> None:
-    """Warn of layers whose ``trainable`` was set after `compile`, which has no effect until the next one.
-
-    Keras' training goes by the values at `compile`, so that models that share layers can freeze them each for
-    itself. It does so in silence. There is one warning for each set of such layers.
-
-    Args:
-      model: A compiled model that is about to train.
-    """
-    changed = {
-        layer.name: was
-        for layer, was in (model._compiled_trainable_state or {}).items()
-        if layer.trainable != was and (layer._trainable_weights or getattr(layer, "tables", ()))
-    }
-    warned, model._warned_of_trainable = model._warned_of_trainable, frozenset(changed.items())
-    if changed and warned != model._warned_of_trainable:
-        does = [f"{name!r} {'is' if was else 'is not'} trained" for name, was in changed.items()]
-        warnings.warn(
-            f"{model.name}: trainable was set after compile and has no effect before the next compile, as in "
-            f"Keras: {', '.join(does[:5])}{f' and {len(does) - 5} more' if len(does) > 5 else ''}",
-            stacklevel=3,
-        )
 
 
 def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
