@@ -302,7 +302,7 @@ def check_layout(reader: CheckpointReader, name: str, table: HashTable) -> None:
         )
     mine, entry = layout(table), tables[name]
     saved = {key: getattr(entry, key) for key in mine}
-    follows = table.take_records_of is not None and mine["dim"] == saved["dim"]
+    follows = table.follows and mine["dim"] == saved["dim"]
     if mine != saved and not follows:
         raise ConfigError(
             f"{path}: table {name!r} was saved with {_in_words(saved)}, but the table to fill has "
@@ -333,8 +333,10 @@ def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: ra
     baselines.pop(table, None)
     entry = reader.manifest.tables[name]
     table.follow_fold(entry.merged_keys)
-    follows = table.take_records_of if entry.optimizer != table.optimizer.kind else None
-    fitted: Callable[[Records], Records] = follows(table, entry.optimizer) if follows else lambda read: read
+    other = table.follows and entry.optimizer != table.optimizer.kind
+    fitted: Callable[[Records], Records] = (
+        table.take_records_of(entry.optimizer) if other else lambda read: read
+    )
     nothing = np.empty(0, np.int64)
     empty = Records(
         nothing,

@@ -24,8 +24,8 @@ from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.ops.keys.distinct import unique_by_owner
+from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.optimizer_change import with_fresh_slots
 from gmeta.ops.table.records import Records
 
 Mode = Literal["merge", "replace"]
@@ -147,7 +147,7 @@ def _check_state(
             "no slots and last steps of an optimizer are here", path=path, advice="export with state=True"
         )
     kind = target.optimizer.kind
-    if noted.optimizer != kind and target.take_records_of is None:
+    if noted.optimizer != kind and not target.follows:
         raise ConfigError(
             f"{path} was exported with optimizer {noted.optimizer}, but table {found.name!r} has {kind}: "
             "make it with that optimizer, or import without state"
@@ -194,8 +194,8 @@ def _fit_slots(target: HashTable, noted: TableDescription | None) -> Callable[[R
     """Return what gives records the slots of the table."""
     if noted is None:
         return lambda records: with_fresh_slots(records, target.optimizer, target.dim)
-    if noted.optimizer != target.optimizer.kind and target.take_records_of is not None:
-        return target.take_records_of(target, noted.optimizer)
+    if noted.optimizer != target.optimizer.kind and target.follows:
+        return target.take_records_of(noted.optimizer)
     return lambda records: records
 
 

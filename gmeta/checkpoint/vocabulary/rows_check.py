@@ -74,9 +74,7 @@ class RowsCheck:
                 advice="" if self.found.hashed else "a feature with hash=True takes text",
             )
         else:
-            if ids.dtype == np.uint64:
-                _refuse(piece, ids > np.uint64(2**63 - 1), ids, "key {} doesn't fit int64")
-            numbers = ids.astype(np.int64)
+            numbers = ids.astype(np.int64)  # uint64 as the int64 of the same bits, as in batches
         bits = self.found.id_bits
         if bits is None:
             return numbers
@@ -84,7 +82,13 @@ class RowsCheck:
             numbers = fold_numbers(numbers, bits, self.found.fold)
         else:
             outside = (numbers < 0) | (numbers >= 1 << bits)
-            _refuse(piece, outside, ids, f"key {{}} isn't an id of {name}, whose ids are in [0, 2^{bits})")
+            _refuse(
+                piece,
+                outside,
+                ids,
+                f"key {{}} isn't an id of {name}, whose ids are in [0, 2^{bits}); a feature with hash=True "
+                "takes any 64-bit integer",
+            )
         return numbers | self.found.prefix
 
     def _vectors(self, piece: Piece, name: str, column: Array, width: int) -> Array:

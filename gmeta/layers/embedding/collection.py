@@ -36,7 +36,6 @@ from gmeta.ops.device import DEVICE_NAMES, Device
 from gmeta.ops.keys.key_merge import merge_keys
 from gmeta.ops.portable import is_portable
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.optimizer_change import take_records_of
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Tiers
 
@@ -80,9 +79,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     ids, to the last bit, and their checkpoints load into it.
 
     Ids are integers from 0 on, below the limit that `plan` shows. With ``FeatureConfig(hash=True)`` they are
-    strings or any 64-bit integers. If samples have different numbers of ids, pass them ragged or sparse. A
-    feature with a combiner also accepts a dense Tensor padded with -1 (``""`` for strings), which stands for
-    no id. Rows are float32; under a ``mixed_float16`` policy ``call`` returns float16 vectors.
+    strings or any 64-bit integers; uint64 are taken as the int64 of the same bits. If samples have different
+    numbers of ids, pass them ragged or sparse. A feature with a combiner also accepts a dense Tensor padded
+    with -1 (``""`` for strings), which stands for no id. Rows are float32; under a ``mixed_float16`` policy
+    ``call`` returns float16 vectors.
 
     Training: inside a `gmeta.models.Model`, or within `record_lookups`, a step may call the layer any number
     of times and share it between towers. Gradients to the same key are summed before one update of each
@@ -109,7 +109,9 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         and the others are in host memory; all three arguments together make three tiers.
       device: Where the tables are, as in `gmeta.ops.HashTable`. On ``"gpu"``, a lookup's rows, its positions
         and the gradients that come back stay on the GPU.
-
+      name: The layer's name, with which the names of its tables begin. None: ``"embeddings"``; in a
+        functional `gmeta.models.Model` of several collections without names, the further ones are
+        ``"embeddings_1"``, ….
       fold: How 64-bit numbers become the ids of features with ``hash=True`` (`gmeta.ops.fold_ids`). ``"xor"``
         is for tables from before gmeta had ``"mix"``. It is rarely needed: a layer takes the fold of a
         checkpoint that it loads, and of a config.
@@ -144,9 +146,11 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         tiers: Tiers | None = None,
         device: Device = "auto",
         fold: Fold = "mix",
-        name: str = "embeddings",
+        name: str | None = None,
         **kwargs: Any,
     ) -> None:
+        self.has_own_name = name is not None
+        name = name or "embeddings"
         super().__init__(name=name, **kwargs)
         check_optimizer(optimizer, name)
         if wire_dtype not in WIRE_DTYPES:
@@ -170,16 +174,15 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
                 eviction=merged.policy.eviction,
                 precision=merged.policy.precision,
                 seed=seed,
-                name=f"{name}/{'+'.join(merged.tables)}",
+                name=merged.name_in(name),
                 tiers=share,
                 device=device,
+                follows=optimizer is None and merged.policy.optimizer is None,
             )
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
         for merged, table in zip(self.merged, self.tables, strict=True):
             table.merged_keys = merged.keys(fold)
-            if optimizer is None and merged.policy.optimizer is None:
-                table.chosen_by, table.take_records_of = "nobody", take_records_of
         self._plan_check = PlanCheck(self.name, self.merged, self.tables)
         self.fetch = Fetch(self.tables, tf.as_dtype(wire_dtype), self.name)
 
@@ -188,6 +191,14 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         """The fold of hashed ids, which is that of the rows that were loaded last."""
         hashing = zip(self.merged, self.tables, strict=True)
         return "xor" if any(merged.hashed and table.fold == "xor" for merged, table in hashing) else "mix"
+
+    def rename(self, name: str) -> None:
+        """Give the layer another name, and its tables names that begin with it."""
+        self._name = name
+        for merged, table in zip(self.merged, self.tables, strict=True):
+            table.rename(merged.name_in(name))
+        self._plan_check.rename(name)
+        self.fetch.name = name
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how features were merged into tables, one line for each physical table.
@@ -389,9 +400,12 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         if recording is None:
             raise ConfigError(
                 f"{self.name!r} is called with training=True where nothing records its lookups, so its rows "
-                "would not be trained: use gmeta.models.Model in place of tf.keras.Model, or in a loop of "
-                "your own `with gmeta.layers.record_lookups(tape) as lookups:`; to read, call it with "
-                "training=False"
+                "would not be trained. For fit, use gmeta.models.Model in place of tf.keras.Model. In a "
+                "loop or train_step of your own, compute the loss within `with tf.GradientTape() as tape, "
+                "gmeta.layers.record_lookups(tape) as lookups:` and call step(gradients, variables, "
+                "lookups) of a gmeta.models.JointOptimizer, which a gmeta.models.Model has as "
+                "joint_optimizer; instead of its train_step you can also override its learn(data). To read "
+                "rows, call it with training=False"
             )
         recording.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
 

@@ -55,6 +55,10 @@ class MergedTable:
         names = {_table_of(feature).name for feature in self.features if feature.hash}
         return tuple(table for table in self.tables if table in names)
 
+    def name_in(self, collection: str) -> str:
+        """Return the physical table's name in a collection of that name."""
+        return f"{collection}/{'+'.join(self.tables)}"
+
     def key_prefix(self, feature: FeatureConfig) -> int:
         """Return the table's bits of the key, which are or-ed into the feature's raw ids."""
         return MergedKeys(self.tables).prefix_of(_table_of(feature).name)

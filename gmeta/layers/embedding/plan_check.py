@@ -40,6 +40,10 @@ class PlanCheck(tf.train.experimental.PythonState):
             for merged, table in zip(self._merged, self._tables, strict=True)
         ]
 
+    def rename(self, owner: str) -> None:
+        """Set the name of the collection, for messages."""
+        self._owner = owner
+
     def serialize(self) -> str:
         """Return the plan as JSON."""
         return json.dumps(self._plan)

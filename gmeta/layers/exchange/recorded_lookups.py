@@ -95,6 +95,11 @@ class RecordedLookups:
         self._lookups: list[_Recorded] = []
         self._graph = current_graph()
 
+    @property
+    def tables(self) -> list[HashTable]:
+        """The tables that were looked up, each once."""
+        return list({id(table): table for each in self._lookups for table in each.tables}.values())
+
     def add(self, tables: Sequence[HashTable], lookup: LookedUp, wire_dtype: tf.DType = tf.float32) -> None:
         """Record one lookup and watch its rows.
 
@@ -159,7 +164,9 @@ class RecordedLookups:
 def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
     """Record the lookups of all embedding collections that are called with ``training=True``.
 
-    `gmeta.models.Model` does this in its train step; in your own training loop, write:
+    `gmeta.models.Model` does this in its train step. In a training loop of your own,
+    `gmeta.models.JointOptimizer` makes the step of dense variables and rows. With a table optimizer that has
+    a rate of its own, the rows can also be updated without it:
 
     Example:
       >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)], optimizer=SGD(0.1))

@@ -135,7 +135,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             some = ids[0] if ids.dtype == object else int(keys.min())
             raise ConfigError(
                 f"{self._owner}: items holds {some!r}: make the feature {self._feature!r} with hash=True, "
-                "which takes texts and any int64"
+                "which takes texts and any 64-bit integers"
             )
         values, counts = np.unique(keys, return_counts=True)
         if (counts > 1).any():
@@ -159,9 +159,7 @@ def _check(items: Items, owner: str) -> Any:
         )
     if texts:
         return np.array([each.encode() if isinstance(each, str) else each for each in ids.tolist()], object)
-    if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
-        raise ConfigError(f"{owner}: items must be int64 ids, got {ids.max()}")
-    return ids.astype(np.int64)
+    return ids.astype(np.int64)  # uint64 as the int64 of the same bits, as in batches
 
 
 @tf.autograph.experimental.do_not_convert

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
+from tf_keras.src.engine import functional
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
@@ -14,6 +16,7 @@ from gmeta.core.graph.host_ops import collect_ops
 from gmeta.core.graph.step_marks import mark_end, upstream_of
 from gmeta.core.keras import refuse_keras_3
 from gmeta.layers import EmbeddingCollection, record_lookups
+from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.models.training.compile_settings import check_compile, check_keras, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
 from gmeta.models.training.faults.nan_guard import NanGuard
@@ -21,7 +24,7 @@ from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
 from gmeta.models.training.optimizer.loss_scale import LossScale
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.step_gradients import StepGradients
-from gmeta.models.training.optimizer.table_rule import follow
+from gmeta.models.training.optimizer.table_rule import check_rule, follow
 from gmeta.models.training.own_step import OwnStep
 from gmeta.models.training.pipeline.clusters import column_keys
 from gmeta.models.training.pipeline.numbering import step_number
@@ -46,6 +49,23 @@ def _functional(cls: Any) -> Any:
     """
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (cls, _KeepsIds, _Functional), same)
+
+
+def _name_collections_apart(outputs: Any) -> None:
+    """Give collections without names of their own different names, as layers of a functional model must have.
+
+    The names follow from the model alone, so all ranks and all processes that make it have the same ones.
+    """
+    if not all(hasattr(output, "_keras_history") for output in tf.nest.flatten(outputs)):
+        return  # Keras says what is wrong
+    _, layers = functional._build_map(outputs)
+    unnamed = [each for each in layers if isinstance(each, EmbeddingCollection) and not each.has_own_name]
+    taken = {layer.name for layer in layers if layer not in unnamed}
+    for collection in unnamed:
+        if collection.name in taken:
+            free = (f"{collection.name}_{number}" for number in itertools.count(1))
+            collection.rename(next(name for name in free if name not in taken))
+        taken.add(collection.name)
 
 
 class _KeepsIds:
@@ -111,6 +131,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         if not isinstance(self, _Functional):
             cls: Any = type(self)
             self.__class__ = _functional(cls)
+        _name_collections_apart(outputs)
         super().__init__(inputs=inputs, outputs=outputs, name=name, trainable=trainable, **kwargs)
 
     def compile(
@@ -148,6 +169,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         """
         check_keras(self, optimizer, loss, args, kwargs)
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
+        trained = tables_of(self, trained=True)
+        check_rule(self, trained, tf.keras.optimizers.get(optimizer))
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()
         micro_batches = self._pipeline.micro_batches
         self._check_loss(loss, accumulate_steps)
@@ -156,10 +179,10 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
         self._accumulate_steps = accumulate_steps
-        follow(self, self.optimizer)
+        follow(self, trained, self.optimizer)
         self._loss_scale, self._notes = LossScale(self.optimizer), RankNotes()
         self._joint_optimizer = JointOptimizer(
-            self.optimizer, accumulate_steps, raises=self._guard.raises, notes=self._notes
+            self.optimizer, accumulate_steps, raises=self._guard.raises, notes=self._notes, trainer=self
         )
 
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
@@ -254,6 +277,12 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     def find_fault(self, data: Any) -> str:
         """Describe what in a batch is at fault if the loss isn't finite; return "" if nothing is."""
         return fault_of_samples(data)
+
+    @property
+    def joint_optimizer(self) -> JointOptimizer:
+        """The optimizer of a compiled model's dense weights and tables, for a ``train_step`` of your own."""
+        self._assert_compile_was_called()
+        return self._joint_optimizer
 
     @property
     def step_number(self) -> tf.Tensor:

@@ -22,8 +22,8 @@ class SavesTables(HoldsTables):
 
     TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``
     request each layer's state. The older ``.h5`` lists variables, and a SavedModel would hold native ops:
-    these formats are refused rather than written without the tables. One of several ranks can't write files
-    either, because it has only the rows that it owns.
+    these formats are refused rather than written without the tables, whichever function writes them. One of
+    several ranks can't write files either, because it has only the rows that it owns.
     """
 
     def save_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
@@ -59,6 +59,12 @@ class SavesTables(HoldsTables):
                 "writes a SavedModel"
             )
         super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
+
+    def _refuse_format(self, what: str) -> None:
+        joint = getattr(self, "_joint_optimizer", None)
+        if joint is not None:  # include_optimizer=False has taken it off by now
+            self.optimizer = joint.optimizer
+        super()._refuse_format(what)
 
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Print `tf.keras.Model.summary`, and after it each table's rows, width and bytes."""

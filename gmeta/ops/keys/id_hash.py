@@ -12,7 +12,7 @@ from gmeta.core.data.merged_keys import HASHED_BITS, Fold, check_fold
 from gmeta.core.data.splitmix import splitmix64_tensor
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.ops.inputs import ids_tensor
+from gmeta.ops.inputs import ids_tensor, integers_of
 from gmeta.ops.keys.portable_text_hash import portable_hash_text
 from gmeta.ops.portable import is_portable
 
@@ -33,7 +33,7 @@ def hash_ids(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> Any:
 
     Args:
       values: Strings (UTF-8, or any bytes) or integers: a Tensor of any shape, a RaggedTensor, or anything
-        that converts to a Tensor.
+        that converts to a Tensor. uint64 are taken as the int64 of the same bits.
       bits: 1 to 63.
       fold: As in `fold_ids`.
 
@@ -51,7 +51,7 @@ def hash_ids(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> Any:
     """
     if isinstance(values, tf.RaggedTensor):
         return values.with_flat_values(hash_ids(values.flat_values, bits, fold))
-    tensor = tf.convert_to_tensor(values)
+    tensor = integers_of(values)
     return fold_ids(hash_text(tensor) if tensor.dtype == tf.string else tensor, bits, fold)
 
 
@@ -117,6 +117,6 @@ def count_collisions(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -
       >>> count_collisions(ids, bits=58, fold="xor"), count_collisions(ids)
       (3072, 0)
     """
-    flat = values.flat_values if isinstance(values, tf.RaggedTensor) else tf.convert_to_tensor(values)
+    flat = values.flat_values if isinstance(values, tf.RaggedTensor) else integers_of(values)
     ids = hash_ids(tf.reshape(flat, [-1]), bits, fold).numpy()
     return len(set(flat.numpy().reshape(-1).tolist())) - len(np.unique(ids))

@@ -6,8 +6,7 @@ The engine is native: ``ops/table/host/table.h`` describes how it works and why 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,6 +18,7 @@ from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.keys.key_merge import HoldsMergedKeys
 from gmeta.ops.portable import freeze
+from gmeta.ops.table.followed_optimizer import FollowsModels
 from gmeta.ops.table.journal import NotesRemovals
 from gmeta.ops.table.lookup import Lookup
 from gmeta.ops.table.read_ahead import ReadsAhead
@@ -38,7 +38,9 @@ for _name in (
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
-class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.experimental.TrackableResource):
+class HashTable(
+    ReadsAhead, NotesRemovals, HoldsMergedKeys, FollowsModels, tf.saved_model.experimental.TrackableResource
+):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
     The first lookup of a key makes its row. The initial row is a pure function of (seed, key), never of
@@ -67,6 +69,8 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
         the process sees. Rows, records and checkpoints mean the same on both devices, and can move between
         them. Without a GPU, or in a build without CUDA, a table is kept in host memory without tiers, with
         one warning. ``"auto"``: the value of the environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
+      follows: Whether the table takes over the optimizer of the models that train it, as tables of a
+        `gmeta.layers.EmbeddingCollection` without an optimizer do. ``optimizer`` is used until then.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: The table's name, which is used only in messages, unless the table is an attribute of something.
 
@@ -88,9 +92,6 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
       3
     """
 
-    chosen_by: Literal["user", "nobody", "compile"] = "user"
-    take_records_of: Callable[[HashTable, str], Callable[[Records], Records]] | None = None
-
     def __init__(
         self,
         dim: int,
@@ -104,6 +105,7 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
         precision: TwoPrecisions | None = None,
         tiers: Tiers | None = None,
         device: Device = "auto",
+        follows: bool = False,
     ) -> None:
         if dim < 1:
             raise ConfigError(f"table {name!r}: dim must be at least 1, got {dim}")
@@ -117,6 +119,7 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
         super().__init__(device=DEVICE_NAMES[self._place])
         self._dim, self._seed, self._name = int(dim), int(seed), name
         self._optimizer = optimizer if optimizer is not None else Adam()
+        self._start_following(follows)
         self._initializer = initializer if initializer is not None else Normal()
         self._admission = admission or Always()
         self._eviction = eviction
@@ -135,6 +138,10 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
     seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
     name = property(lambda self: self._name, doc="The table's name.")
     device = property(lambda self: self._place, doc="Where it is: ``'cpu'`` or ``'gpu'``.")
+
+    def rename(self, name: str) -> None:
+        """Set the table's name."""
+        self._name = name
 
     def __repr__(self) -> str:
         return (
@@ -192,7 +199,8 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
         """Look up the rows of the distinct ids.
 
         Args:
-          ids: Integers of any shape; any int64 is a valid id, and an id may occur any number of times.
+          ids: Integers of any shape; any int64 is a valid id, and an id may occur any number of times. uint64
+            are taken as the int64 of the same bits.
           insert: True (training) stores missing keys with their initial row, and counts the use in the
             records' frequency and last step. Rows may be evicted first, and a missing key that isn't admitted
             reads its initial row. False (evaluation): every missing key reads its initial row, and the table
@@ -265,7 +273,14 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
             keys, grads = tf.gather(keys, grads.indices), grads.values
         rate = self._optimizer.learning_rate if learning_rate is None else learning_rate
         if rate is None:
-            raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: give this call one")
+            advice = (
+                "gmeta.models.JointOptimizer(optimizer).step makes the step of a Keras optimizer in a loop "
+                "of your own, for dense variables and tables together; or give this call a learning_rate, "
+                f"with which the rows step by {type(self._optimizer).__name__}"
+                if self.follows
+                else "give this call one"
+            )
+            raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: {advice}")
         return _native.gmeta_hash_table_update(
             table=self.resource_handle,
             keys=keys,
@@ -474,10 +489,10 @@ class HashTable(ReadsAhead, NotesRemovals, HoldsMergedKeys, tf.saved_model.exper
         records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
         layout = restored_tensors["-layout"]
         if tf.executing_eagerly() and layout.numpy().decode() != self._layout():
-            if self.take_records_of is None:
+            if not self.follows:
                 held = f"but the checkpoint holds {layout.numpy().decode()}"
                 raise ConfigError(f"{self._owner} is {self._layout()}, {held}: restore it into one like that")
-            records = self.take_records_of(self, json.loads(layout.numpy())["optimizer"])(records)
+            records = self.take_records_of(json.loads(layout.numpy())["optimizer"])(records)
         admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
         replaced = self.import_(records, replace=True)
         with tf.control_dependencies([] if replaced is None else [replaced]):

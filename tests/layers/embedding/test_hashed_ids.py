@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import checkpoint, layers, models
+from gmeta import checkpoint, layers, models, ops
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError
 from gmeta.export import export_model
@@ -228,3 +228,76 @@ def test_a_meta_model_adapts_and_predicts_by_text():
         np.asarray(model.predict(each, weights=of)) for each, of in zip((texts, numbers), fast, strict=True)
     ]
     np.testing.assert_array_equal(*answers)
+
+
+UNSIGNED = np.array(
+    [7, 0x9E3779B97F4A7C15, 0xF39CC0605CEDC835, 2**62 + 99], np.uint64
+)  # as hashes of other systems
+SIGNED = UNSIGNED.view(np.int64)
+
+
+def in_rows(values):
+    return tf.RaggedTensor.from_row_lengths(values, [1, 2, 0, 1])
+
+
+def padded(values):
+    return np.stack([values, np.array([-1, 4, -1, 5]).astype(values.dtype)], axis=1)
+
+
+def sparse(values):
+    return tf.sparse.SparseTensor([[0, 0], [1, 0], [1, 1], [3, 0]], values, [4, 2])
+
+
+@pytest.mark.parametrize("form", [in_rows, padded, sparse], ids=lambda form: form.__name__)
+def test_unsigned_ids_read_the_rows_of_signed_ones_of_the_same_bits(form):
+    embeddings = collection(hash=True)
+    found, expected = (embeddings({"item": ids, "tags": form(ids)}) for ids in (UNSIGNED, SIGNED))
+    for name in ("item", "tags"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    small = {"item": UNSIGNED[:1], "tags": UNSIGNED[:1, np.newaxis]}
+    np.testing.assert_array_equal(collection()(small)["item"], found["item"][:1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"feature 'item': id -.*hash=True"):
+        collection()({"item": UNSIGNED, "tags": in_rows(SIGNED)})
+
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])
+def test_a_model_of_unsigned_ids_trains_and_is_served(tmp_path, dtype):
+    embeddings = EmbeddingCollection([FeatureConfig("item", dim=4, combiner="sum", hash=True)])
+    item = tf.keras.Input([None], name="item", dtype=dtype, ragged=True)
+    model = models.Model({"item": item}, tf.keras.layers.Dense(1)(embeddings({"item": item})["item"]))
+    model.compile("adam", "mse")
+    model.fit({"item": in_rows(UNSIGNED)}, np.ones(4), verbose=0)
+    assert int(embeddings.tables[0].size()) == 4
+    expected = model.predict({"item": in_rows(SIGNED)}, verbose=0)
+    export_model(model, tmp_path / "1", text_ids=False)
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_default"]
+    wire = in_rows(SIGNED).to_tensor(-1)
+    np.testing.assert_allclose(served(item=wire)["output"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("ids", [UNSIGNED, tf.constant(UNSIGNED)], ids=["array", "tensor"])
+def test_ops_take_unsigned_ids_by_their_bits(ids):
+    np.testing.assert_array_equal(ops.unique(ids).keys, SIGNED)
+    np.testing.assert_array_equal(ops.hash_ids(ids, 61), ops.hash_ids(SIGNED, 61))
+    assert ops.count_collisions(ids) == 0
+    table = ops.HashTable(2)
+    np.testing.assert_array_equal(table.lookup(ids).keys, SIGNED)
+    table.apply_gradients(ids, np.ones([4, 2], np.float32))
+    assert int(table.statistics().updates) == 4
+    assert table.contains(SIGNED).numpy().all()
+    with pytest.raises(ConfigError, match=r"numpy\.array\(ids, numpy\.uint64\)"):
+        table.lookup(UNSIGNED.tolist())
+
+
+def test_vectors_of_unsigned_keys_are_imported_by_their_bits(tmp_path):
+    for name, keys in (("unsigned", UNSIGNED), ("signed", SIGNED)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "keys.npy", keys)
+        np.save(tmp_path / name / "values.npy", np.eye(4, dtype=np.float32))
+    found = []
+    for name in ("unsigned", "signed"):
+        embeddings = collection(hash=True)
+        checkpoint.import_table(embeddings, "item", tmp_path / name)
+        found.append(embeddings({"item": SIGNED, "tags": in_rows(SIGNED)})["item"])
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], np.eye(4))

@@ -232,3 +232,29 @@ def test_under_a_strategy_of_one_replica(strategy):
 def test_settings_that_tables_cannot_follow_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ours().compile(**{"loss": "mse", **settings})
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "unfrozen"])
+@pytest.mark.parametrize("whole", [False, True], ids=["collection", "model"])
+def test_trainable_that_is_set_after_compile_waits_for_the_next_with_a_warning(traced, trained, whole):
+    model, (x, y, _) = ours(SGD(0.1)), data()
+    layer = model if whole else collection_of(model)
+    layer.trainable = not trained
+    model.compile("sgd", "mse")
+    if traced:
+        model.fit(x, y, verbose=0)
+    layer.trainable = trained
+    before = rows_of(model)["user"]
+    kind = "is not trained" if trained else "is trained"
+    with pytest.warns(UserWarning, match=f"set after compile.*'embeddings' {kind}") as found:
+        model.fit(x, y, verbose=0)
+    model.train_on_batch(x, y)  # one warning is enough
+    assert len(found) == 1
+    assert (rows_of(model)["user"] == before).all() == trained
+    model.compile("sgd", "mse")
+    before = rows_of(model)["user"]
+    model.fit(x, y, verbose=0)
+    assert (rows_of(model)["user"] != before).any() == trained
+    with pytest.raises(ConfigError, match="can't be frozen by itself"):
+        collection_of(model).tables[0].trainable = False

@@ -1,5 +1,8 @@
 """Training stops at a loss that isn't finite, before the step, and says what is at fault."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -192,3 +195,12 @@ def test_ranks_under_a_loss_scale_leave_out_what_overflows_on_one_of_them():
     first, second = run_ranks(scaled_on_rank, 2, make, fit, [(options, huge) for options in SCALED])
     steps = [2, 2, 1]  # each of them halves the scale
     assert first == second == [("", True, 8.0 / 2**each) for each in steps]
+
+
+def test_a_model_that_is_used_no_more_is_freed_with_its_tables():
+    model = make()
+    fit(model)
+    gone = [weakref.ref(model), weakref.ref(model.layers[1].tables[0])]
+    del model
+    gc.collect()
+    assert [each() for each in gone] == [None, None]

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.checkpoint import ShardedCheckpoint
+from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.meta import InnerLoop, Momentum
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel, Model
@@ -129,6 +132,39 @@ def test_a_saved_model_of_keras_is_refused(trained, tmp_path):
         meta.save_weights(tmp_path / "weights.h5")
 
 
+def in_a_module(model, folder):
+    module = tf.Module()
+    module.model = model
+    tf.saved_model.save(module, folder)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        tf.saved_model.save,
+        in_a_module,
+        lambda model, path: tf.saved_model.save(model.get_layer("collection"), path),
+        lambda model, path: tf.keras.models.save_model(model, path, include_optimizer=False),
+        lambda model, path: tf.keras.models.save_model(model, f"{path}.h5"),
+        lambda model, path: tf.saved_model.save(tf.keras.Model(model.inputs, model.outputs), path),
+    ],
+    ids=["saved_model", "of a module", "of a layer", "save_model", "hdf5", "of a model of Keras"],
+)
+def test_other_ways_to_formats_without_tables_are_refused_and_the_model_trains_on(trained, tmp_path, write):
+    model, x = trained
+    before, optimizer = model.predict(x, verbose=0), model.optimizer
+    with pytest.raises(ConfigError, match="can't hold dynamic tables, and nothing was written"):
+        write(model, str(tmp_path / "it"))
+    assert list(tmp_path.iterdir()) == []
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+    assert model.optimizer is optimizer
+    model.fit(x, np.ones(32), verbose=0)
+    assert (model.predict(x, verbose=0) != before).all()
+    model.save(tmp_path / "model.keras")
+    again = tf.keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
 OTHER_PLAN = r"has the tables .*; item.* but what is loaded was saved with user \("
 
 
@@ -195,3 +231,38 @@ def test_a_keras_file_holds_a_meta_model_whole(trained_meta, tmp_path):
     assert one == two
     assert set(one) == {"loss", "mae", "ndcg@2"}
     np.testing.assert_array_equal(other(batch), model(batch))
+
+
+def make_towers():
+    """Two collections without names, with tables of one name."""
+    x = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "friend")}
+    features = [FeatureConfig("user", dim=4)]
+    mine, other = EmbeddingCollection(features, seed=1), EmbeddingCollection(features, seed=2)
+    vectors = [mine({"user": x["user"]})["user"], other({"user": x["friend"]})["user"]]
+    model = Model(x, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(vectors)))
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def test_two_collections_without_names_in_a_model_are_told_apart(tmp_path):
+    model, x = make_towers(), {"user": np.arange(16), "friend": np.arange(16)[::-1]}
+    keeps = ShardedCheckpoint(tmp_path / "sharded")
+    model.fit(x, np.linspace(0, 1, 16), epochs=2, verbose=0, callbacks=[keeps])
+    expected = model.predict(x, verbose=0)
+    names = ["embeddings/user", "embeddings_1/user"]
+    assert [table.name for table in tables_of(model)] == names
+    assert sorted(Manifest.load(keeps.store.latest()).tables) == names
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded, restored, again = (
+        tf.keras.models.load_model(tmp_path / "model.keras"),
+        make_towers(),
+        make_towers(),
+    )
+    again.load_weights(tmp_path / "model.weights.h5")
+    ShardedCheckpoint(tmp_path / "sharded").restore(restored)
+    for other in (loaded, restored, again):
+        np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+        assert [table.name for table in tables_of(other)] == names
+    one = EmbeddingCollection([FeatureConfig("user", dim=4)])  # named as ever, however many there were
+    assert one.tables[0].name == names[0]

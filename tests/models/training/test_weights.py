@@ -133,3 +133,14 @@ def test_early_stopping_restores_the_rows_of_every_rank():
     for seen, after in run_ranks(on_rank, 2, make, fit_and_stop, predicted, USERS, LABELS):
         np.testing.assert_array_equal(after, seen[1])
         assert np.abs(after - seen[3]).max() > 1e-3
+
+
+def test_a_deep_copy_of_a_collection_has_rows_of_its_own():
+    collection, ids = EmbeddingCollection([FeatureConfig("user", dim=4)]), {"user": np.arange(4)}
+    collection.lookup(ids)
+    target = copy.deepcopy(collection)
+    np.testing.assert_array_equal(target(ids)["user"], collection(ids)["user"])
+    target.lookup({"user": [9]})
+    target.tables[0].apply_gradients([0], np.ones([1, 4], np.float32), learning_rate=0.1)
+    assert [int(each.tables[0].size()) for each in (collection, target)] == [4, 5]
+    assert (target(ids)["user"][0] != collection(ids)["user"][0]).numpy().all()

@@ -158,3 +158,14 @@ def test_users_that_are_no_numbers_are_named(tmp_path):
     assert ran.exit_code == 2
     assert "user 'anna' is no whole number, and users of this store are" in ran.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_users_of_uint64_are_found_by_the_numbers_that_they_had(tmp_path):
+    users = np.array([2**63 + 5, 7], np.uint64)
+    pq.write_table(pa.table({"who": users, "ts": [1, 2], "item": users[::-1]}), tmp_path / "day.parquet")
+    append_history(tmp_path / "store", tmp_path / "day.parquet", HistorySpec("who", "ts"))
+    found = read_histories(Generation(tmp_path / "store"), users, ["item"])
+    np.testing.assert_array_equal(found.columns["item"], users[::-1].view(np.int64))
+    show = ["history", "show", str(tmp_path / "store"), "--user"]
+    assert ": 1 events" in CliRunner().invoke(main, [*show, str(2**63 + 5)]).output
+    assert "is no number of 64 bits" in CliRunner().invoke(main, [*show, str(2**64)]).stderr

@@ -7,6 +7,7 @@ the batch's labels, its columns of floats, the weights, and, for a model that ad
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,14 +57,22 @@ class NanGuard:
         self._skips = skips
         parts = tf.nest.flatten(data, expand_composites=True)
         parts = [part for part in parts if part is not None]
+        form = tf.nest.map_structure(
+            lambda part: None if part is None else tf.type_spec_from_value(part), data
+        )
+        # TensorFlow keeps `look` for good, so it may hold neither the model nor a tensor of the graph.
+        here = weakref.ref(self)
 
         def look(*tensors: tf.Tensor) -> tf.Tensor:
             given = iter(tensors)
             filled = [
                 None if part is None else next(given)
-                for part in tf.nest.flatten(data, expand_composites=True)
+                for part in tf.nest.flatten(form, expand_composites=True)
             ]
-            return self._look(tf.nest.pack_sequence_as(data, filled, expand_composites=True))
+            guard = here()
+            return guard is None or guard._look(
+                tf.nest.pack_sequence_as(form, filled, expand_composites=True)
+            )
 
         def bad() -> tf.Tensor:
             passes = tf.ensure_shape(tf.py_function(look, parts, tf.bool), [])

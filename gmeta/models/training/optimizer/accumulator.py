@@ -40,6 +40,11 @@ class GradientAccumulator:
         self._tables: dict[int, tuple[HashTable, HashTable]] = {}  # table's id -> table, its sums
 
     @property
+    def batches(self) -> int:
+        """The number of batches that were added since the last `drain`."""
+        return int(self._batches)
+
+    @property
     def is_made(self) -> bool:
         """Whether it has seen any gradients since it was made."""
         return bool(self._sums or self._tables)
@@ -109,11 +114,16 @@ class GradientAccumulator:
         for table, own in self._tables.values():
             records = own.export()
             parts.append(TableGradient(table, records.keys, records.rows))
+        self.clear()
+        return sums, list(self._variables), parts, samples, state
+
+    def clear(self) -> None:
+        """Forget what was added since the last `drain`."""
+        for table, own in self._tables.values():
             own.import_(_no_records(table.dim), replace=True)
         for variable in (*self._sums, self._batches, self._samples):
             variable.assign(tf.zeros_like(variable))
         self._state.assign(SOUND)
-        return sums, list(self._variables), parts, samples, state
 
     def _add(
         self,

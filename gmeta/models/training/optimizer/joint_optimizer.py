@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.errors import ConfigError
 from gmeta.core.graph.variables import lift_variables
-from gmeta.layers import TableGradient
+from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.layers.exchange.recorded_lookups import RowGradients
 from gmeta.models.training.faults.nan_guard import refusal
 from gmeta.models.training.optimizer.accumulator import GradientAccumulator
@@ -25,7 +26,7 @@ from gmeta.models.training.optimizer.mean_gradients import (
 )
 from gmeta.models.training.optimizer.packed_gradients import Gradient, PackedGradients, pack_gradients
 from gmeta.models.training.optimizer.rank_notes import RankNotes
-from gmeta.models.training.optimizer.table_rule import Clipping
+from gmeta.models.training.optimizer.table_rule import Clipping, follow_late
 
 
 class JointOptimizer:
@@ -47,15 +48,32 @@ class JointOptimizer:
     ranks, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
     batch's data are at fault.
 
+    A compiled `gmeta.models.Model` has one, its ``joint_optimizer``. In a training loop of your own, `step`
+    makes the steps that `fit` makes.
+
     Args:
       optimizer: A Keras optimizer.
       accumulate_steps: k.
       raises: Whether a step whose gradients aren't finite is an error, if loss scaling doesn't handle it.
       notes: The rank's notes: its count of samples, and its request to stop, which travels with the step's
         all-reduce.
+      trainer: The model that was compiled with the optimizer. None: tables follow this object.
 
     Attributes:
       optimizer: The Keras optimizer.
+      name: Its name, for messages.
+
+    Example:
+      >>> from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
+      >>> users, head = EmbeddingCollection([FeatureConfig("user", dim=4)]), tf.keras.layers.Dense(1)
+      >>> optimizer = JointOptimizer(tf.keras.optimizers.SGD(0.1, clipnorm=1.0))
+      >>> for batch in tf.data.Dataset.from_tensor_slices({"user": [7, 8, 7, 9]}).batch(2):
+      ...     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+      ...         loss = tf.reduce_mean((head(users(batch, training=True)["user"]) - 1.0) ** 2)
+      ...     variables = head.trainable_variables
+      ...     optimizer.step(tape.gradient(loss, [*variables, *lookups.rows]), variables, lookups)
+      >>> type(users.tables[0].optimizer).__name__
+      'SGD'
     """
 
     # Not a Trackable on purpose: this state is temporary and belongs in no checkpoint.
@@ -67,8 +85,11 @@ class JointOptimizer:
         *,
         raises: bool = True,
         notes: RankNotes | None = None,
+        trainer: Any = None,
     ) -> None:
         self.optimizer = optimizer
+        self.name = f"a loop with {type(optimizer).__name__}"
+        self._trainer = trainer
         self._raises = raises
         self._notes = notes or RankNotes()
         self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
@@ -90,6 +111,54 @@ class JointOptimizer:
         A step that loss scaling skips counts, as it does for Keras.
         """
         return batches if self._accumulator is None else self._accumulator.times_full(batches)
+
+    def step(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        lookups: RecordedLookups,
+        samples: tf.Tensor | int | None = None,
+    ) -> None:
+        """Make the step of a batch in a training loop or ``train_step`` of your own.
+
+        Tables without their own optimizer follow the Keras optimizer as they do in `gmeta.models.Model.fit`:
+        in kind, hyperparameters, rate and clipping. With accumulation, the step is added to the next one.
+
+        Args:
+          gradients: The gradients of the loss with respect to ``[*variables, *lookups.rows]``. If the
+            optimizer scales losses, they are unscaled.
+          variables: The dense variables.
+          lookups: The step's lookups, as `gmeta.layers.record_lookups` yields them.
+          samples: The number of samples that the loss is a mean of. Accumulation and several ranks require
+            it.
+
+        Raises:
+          ConfigError: There are more or fewer gradients than variables and rows; the number of samples is
+            missing; or a model that shares a table trains it by another optimizer.
+        """
+        if len(gradients) != len(variables) + len(lookups.rows):
+            raise ConfigError(
+                f"{self.name}: step takes the gradients of [*variables, *lookups.rows], which are "
+                f"{len(variables)} and {len(lookups.rows)}, got {len(gradients)}"
+            )
+        ranks = collectives.world().size
+        if samples is None and (self.accumulates or ranks > 1):
+            raise ConfigError(
+                f"{self.name}: step takes samples=, the number of samples that the loss is a mean of, "
+                f"{f'on {ranks} ranks' if ranks > 1 else 'with accumulate_steps'}"
+            )
+        if self._trainer is not None:
+            self._trainer._own_step.note("accumulate_steps")
+        trainer = self if self._trainer is None else self._trainer
+        follow_late(trainer, lookups.tables, self.optimizer)
+        self.apply_gradients(
+            gradients[: len(variables)],
+            variables,
+            lookups,
+            gradients[len(variables) :],
+            tf.convert_to_tensor(1 if samples is None else samples),
+            tf.constant(True),
+        )
 
     def apply_gradients(
         self,
@@ -159,6 +228,16 @@ class JointOptimizer:
         """Whether accumulated gradients wait for their step."""
         accumulator = self._accumulator
         return accumulator is not None and not bool(accumulator.is_empty())
+
+    def drop(self) -> int:
+        """Forget the batches accumulated so far, and return their number."""
+        accumulator = self._accumulator
+        if accumulator is None:
+            return 0
+        batches = accumulator.batches
+        if batches:
+            accumulator.clear()
+        return batches
 
     def flush(self) -> None:
         """Make the step of the batches accumulated so far, if there are any."""

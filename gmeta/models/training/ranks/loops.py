@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import name_refusals
 from gmeta.core.keras import refuse_keras_3, submodules
+from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
@@ -60,9 +62,12 @@ class RunsOnRanks:
     _joint_optimizer: JointOptimizer
     _guard: NanGuard
     _notes: RankNotes
+    _warned_of_trainable: frozenset[tuple[str, bool]] = frozenset()
 
     def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
         """Train the model as `tf.keras.Model.fit` does; see `RunsOnRanks`.
+
+        If training ends by an error or Ctrl-C, batches that were accumulated for the next step are dropped.
 
         Raises:
           ConfigError: Ranks differ in the model, its settings, or the arguments of `fit`; or they can't train
@@ -80,8 +85,19 @@ class RunsOnRanks:
             own = self._fit_on_ranks(own)
         own = self._with_class_weight(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
+        self._warn_of_trainable()
+        if dropped := self._drop_accumulated():
+            warnings.warn(
+                f"{self.name}: fit starts without {dropped} accumulated batches, which wait for their step: "  # type: ignore[attr-defined]
+                "call apply_accumulated before fit to make it",
+                stacklevel=2,
+            )
         with self._name_failures("fit"):
-            return super().fit(**own)  # type: ignore[misc]
+            try:
+                return super().fit(**own)  # type: ignore[misc]
+            except BaseException:  # of Ctrl-C too
+                self._drop_accumulated()
+                raise
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch as `tf.keras.Model.train_on_batch` does.
@@ -90,6 +106,7 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite.
         """
+        self._warn_of_trainable()
         with self._name_failures("train_on_batch"):
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
@@ -167,7 +184,7 @@ class RunsOnRanks:
 
     def _follow_late(self) -> None:
         if getattr(self, "_joint_optimizer", None) is not None:
-            follow_late(self, self._joint_optimizer.optimizer)
+            follow_late(self, tables_of(self, trained=True), self._joint_optimizer.optimizer)
 
     def test_step(self, data: Any) -> Any:
         """Evaluate one batch as `tf.keras.Model.test_step` does."""
@@ -190,6 +207,31 @@ class RunsOnRanks:
         Training loops over `train_on_batch` call this, on all ranks; `fit` does so at the end of an epoch.
         """
         self._joint_optimizer.flush()
+
+    def _warn_of_trainable(self: Any) -> None:
+        """Warn of layers whose ``trainable`` was set after `compile`, which has no effect until the next one.
+
+        Keras' training goes by the values at `compile`, so that models that share layers can freeze them each
+        for itself. It does so in silence. There is one warning for each set of such layers.
+        """
+        changed = {
+            layer.name: was
+            for layer, was in (self._compiled_trainable_state or {}).items()
+            if layer.trainable != was and (layer._trainable_weights or getattr(layer, "tables", ()))
+        }
+        warned, self._warned_of_trainable = self._warned_of_trainable, frozenset(changed.items())
+        if changed and warned != self._warned_of_trainable:
+            does = [f"{name!r} {'is' if was else 'is not'} trained" for name, was in changed.items()]
+            more = f" and {len(does) - 5} more" if len(does) > 5 else ""
+            warnings.warn(
+                f"{self.name}: trainable was set after compile and has no effect before the next compile, as "
+                f"in Keras: {', '.join(does[:5])}{more}",
+                stacklevel=3,
+            )
+
+    def _drop_accumulated(self) -> int:
+        joint = getattr(self, "_joint_optimizer", None)
+        return 0 if joint is None else joint.drop()
 
     def merge_moving_averages(self) -> None:
         """Give all ranks the same moving averages (see `RunsOnRanks`), in one collective if there are any.
