@@ -78,7 +78,8 @@ def export_model(
         ``<label>_logit`` is a second answer.
 
     Raises:
-      NotFiniteError: Weights hold NaN or infinity.
+      NotFiniteError: Weights, or rows of the tables that are served, hold NaN or infinity. The message names
+        the weights, or the table and the ids.
       ConfigError: ``folder`` exists; the inputs can't be determined or sent; a signature inserts rows, or its
         graph still has an op of gmeta.
       GmetaError: The folder can't be written.

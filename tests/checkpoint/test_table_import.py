@@ -228,6 +228,7 @@ def test_the_places_of_a_key_that_is_there_twice_are_files_and_rows(tmp_path):
     )
 
 
+_NAN = "row 1: the values of key 1 of table 'item' hold NaN or infinity; finite=False takes them"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "width": (
         {"values": VALUES[:, :1]},
@@ -237,7 +238,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"values": VALUES.astype(np.float64)},
         "values are float64 of shape (rows, 2), but table 'item' takes 2 float32 a row; cast them",
     ),
-    "nan": ({"values": [[0, 1], [2, np.nan], [3, 4]]}, "row 1: the values of key 1 aren't all finite"),
+    "nan": ({"values": [[0, 1], [2, np.nan], [3, 4]]}, _NAN),
     "keys' dtype": (
         {"keys": [5.0, 1.0, 9.0]},
         "keys are float64, but table 'item' takes whole numbers, one for each row; a feature with hash=True "

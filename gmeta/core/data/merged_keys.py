@@ -60,6 +60,10 @@ class MergedKeys:
         own = (keys >> self.id_bits) == self.tables.index(table)
         return own, keys[own] & ((1 << self.id_bits) - 1)
 
+    def id_of(self, key: int) -> tuple[str, int]:
+        """Return the table that a key of the physical table is of, and the id in it."""
+        return self.tables[key >> self.id_bits], key & ((1 << self.id_bits) - 1)
+
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values."""
         return {"tables": list(self.tables)} | ({"hashed": list(self.hashed)} if self.hashed else {})
