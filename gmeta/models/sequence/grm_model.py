@@ -139,7 +139,9 @@ class GRM(Model):
         )
         self.mean = tf.keras.metrics.Mean(name="loss")
         self.means = {task: tf.keras.metrics.Mean(name=f"{task}_loss") for task in labels}
-        self.aucs = {task: (AUC(name=f"auc_{task}"), UserGAUC(name=f"gauc_{task}")) for task in labels}
+        self.aucs = {
+            task: (AUC(0.5, name=f"auc_{task}"), UserGAUC(0.5, name=f"gauc_{task}")) for task in labels
+        }
         self._of_compile = LabelMetrics(name, list(labels), None, [])
         self._build()
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import assert_first, refuse_unless
+from gmeta.core.graph.conditions import assert_first, refuse_numbers, refuse_unless
 from gmeta.layers import EmbeddingCollection
 from gmeta.ops import Jagged, jagged
 
@@ -186,12 +186,19 @@ class SequenceColumns:
         return layout.of_exposures(batch["task"])
 
     def labels(self, batch: Batch, columns: Mapping[str, str]) -> dict[str, tf.Tensor]:
-        """Return name -> label of each exposure, (exposures,) float32, read from the columns by name."""
+        """Return name -> label of each exposure, (exposures,) float32, read from the columns by name.
+
+        Raises:
+          ConfigError: A column is missing or has other lengths; or a label is below 0 or above 1 (in a graph,
+            raised as by `gmeta.core.graph.conditions.refuse_unless`).
+        """
         splits = self._column(batch, "targets", self.targets[0]).offsets
         found = {}
         for name, column in columns.items():
             of_column = _jagged(batch, "labels", column)
-            found[name] = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
+            label = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
+            good = ~((label < 0) | (label > 1))  # NaN makes the loss NaN, which all ranks notice together
+            found[name] = refuse_numbers(label, good, f"labels {column!r} must lie between 0 and 1")
         return found
 
     def _times(self, batch: Batch, part: str, name: str) -> tf.Tensor:
