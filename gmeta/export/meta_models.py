@@ -48,7 +48,8 @@ def meta_signatures(
 
     ``adapt`` runs the inner steps in the graph, like `MetaModel.adapt`, with the same values up to rounding.
     If the steps diverge on the samples, it answers with an error that shows the range of the labels.
-    ``predict`` uses the shared weights, from which adaptation starts.
+    ``predict`` uses the shared weights, from which adaptation starts. Only ``InnerLoop("ridge")`` and
+    training with ``steps=0`` teach them to predict without adaptation.
 
     Args:
       model: The model, compiled.
