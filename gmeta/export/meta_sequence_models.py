@@ -69,7 +69,7 @@ def meta_sequence_signatures(
         exposures = tf.math.count_nonzero(here)
         task = _task(model, batch, tf.zeros([exposures, len(labels)]), "query")
         towers = query_outputs(learner, task, deltas, rows)[0]
-        return answers(ranker, learner.by_task(towers), here)
+        return answers(ranker, batch, learner.by_task(towers), here)
 
     of_labels = {name: tf.TensorSpec([None, None], tf.float32) for name in labels.values()}
     return {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
@@ -149,11 +149,21 @@ class SequenceColumns:
         for name in self.contexts:
             ids = _column_of(batch, "contexts", name)
             found.setdefault(name, []).append(_as_ragged(ids))
-        for part in ("history", "targets"):
-            for name in getattr(self, part):
-                ids = self._column(batch, part, name).values
-                found.setdefault(name, []).append(_whole(ids, name) if name in labels else ids)
+        both: tuple[Literal["history", "targets"], ...] = ("history", "targets")
+        for part in both:
+            for name, column in self.part_ids(batch, part, labels).items():
+                found.setdefault(name, []).append(column.values)
         return {name: parts[0] if len(parts) == 1 else _join(name, parts) for name, parts in found.items()}
+
+    def part_ids(
+        self, batch: Batch, part: Literal["history", "targets"], labels: Collection[str] = ()
+    ) -> dict[str, Jagged]:
+        """Return feature -> the ids of one part of the sequences; see `ids`."""
+        found = {}
+        for name in getattr(self, part):
+            column = self._column(batch, part, name)
+            found[name] = column._replace(values=_whole(column.values, name)) if name in labels else column
+        return found
 
     def parts(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> dict[str, list[tf.Tensor]]:
         """Split the vectors of `ids` by part: contexts [(users, dim)], history [(events, dim)], targets.
