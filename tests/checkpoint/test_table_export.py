@@ -19,7 +19,7 @@ from gmeta import checkpoint, initializers, ops, optimizers, policies
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.checkpoint.vocabulary import column_files
-from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.core.logical_shards import owned_shards
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.testing.jobs.thread_ranks import run_thread_ranks
@@ -326,3 +326,22 @@ def test_a_manifest_with_other_merged_tables_than_gmeta_writes_is_refused(tmp_pa
     replace(manifest, tables={name: crafted}).save(tmp_path / "ck")
     with pytest.raises(DataError, match="not what gmeta writes"):
         checkpoint.export_saved_table(tmp_path / "ck", "user", tmp_path / "t")
+
+
+def test_a_row_that_is_not_finite_is_refused_by_its_id_unless_it_is_asked_for(tmp_path):
+    tables = collection()
+    tables.lookup({"user": [7, 8], "item": [8, 9], "tag": ["a", "b"]})
+    key = tables.merged[0].keys.prefix_of("item") | 8
+    tables.tables[0].apply_gradients([key], np.full([1, DIM], np.nan, "f"), 1.0, finite=False)
+    told = "table 'item': the row of id 8 holds NaN or infinity: export an earlier checkpoint"
+    checkpoint.save(tmp_path / "ck", tables_by_name(tables))
+    for export, source in (
+        (checkpoint.export_table, tables),
+        (checkpoint.export_saved_table, tmp_path / "ck"),
+    ):
+        with pytest.raises(NotFiniteError, match=told):
+            export(source, "item", tmp_path / "item")
+        assert not (tmp_path / "item").exists()
+        export(source, "user", tmp_path / "user", overwrite=True)
+    checkpoint.export_table(tables, "item", tmp_path / "item", format="npy", finite=False)
+    assert np.isnan(read(tmp_path / "item")["values"]).any()

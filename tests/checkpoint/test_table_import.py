@@ -235,6 +235,7 @@ OUTSIDE = (
     "isn't an id of table 'item', whose ids are in [0, 2^61); "
     "a feature with hash=True takes any 64-bit integer"
 )
+_NAN = "row 1: the values of key 1 of table 'item' hold NaN or infinity; finite=False takes them"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "width": (
         {"values": VALUES[:, :1]},
@@ -244,7 +245,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"values": VALUES.astype(np.float64)},
         "values are float64 of shape (rows, 2), but table 'item' takes 2 float32 a row; cast them",
     ),
-    "nan": ({"values": [[0, 1], [2, np.nan], [3, 4]]}, "row 1: the values of key 1 aren't all finite"),
+    "nan": ({"values": [[0, 1], [2, np.nan], [3, 4]]}, _NAN),
     "keys' dtype": (
         {"keys": [5.0, 1.0, 9.0]},
         "keys are float64, but table 'item' takes whole numbers, one for each row; a feature with hash=True "

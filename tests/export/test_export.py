@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta import initializers, optimizers
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.export.saved_model import PADDING, Signature, export_model, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.testing.serving import ask
@@ -288,3 +288,23 @@ def test_a_load_outlives_another_of_the_same_folder_and_sessions_find_their_tabl
         for _ in range(2):
             found = session.run(signature.outputs["output"].name, fed)
             np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_rows_that_are_not_finite_are_refused_and_named(tmp_path):
+    collection = EmbeddingCollection(FEATURES[:2], optimizer=optimizers.SGD(1.0))
+    lookup = collection.lookup({"user": [7, 8, 9], "item": [7, 8, 9]})
+    gradient = np.zeros(lookup.rows[0].shape, np.float32)
+    gradient[[1, 5]] = np.inf
+    lookups = collection.recording_of(lookup)
+    lookups.apply_gradients([tf.constant(gradient)], finite=False)
+    user = tf.keras.Input([], name="user", dtype=tf.int64)
+    item = tf.keras.Input([], name="item", dtype=tf.int64)
+    model = tf.keras.Model([user, item], collection({"user": user, "item": item}))
+    told = "the rows of id 8 of table 'user', id 9 of table 'item' hold NaN or infinity: load an earlier"
+    with pytest.raises(NotFiniteError, match=told):
+        export_model(model, tmp_path / "1")
+    assert list(tmp_path.iterdir()) == []
+    collection.tables[0].remove(tf.gather(lookup.keys[0], [1, 5]))
+    assert export_model(model, tmp_path / "1", unknown={"user": [1.0, 0, 0, 0]}).rows == 4
+    with pytest.raises(ConfigError, match=r"unknown\['user'\] must hold finite numbers, got \[nan"):
+        export_model(model, tmp_path / "2", unknown={"user": [np.nan, 0, 0, 0]})

@@ -12,6 +12,7 @@ import tensorflow as tf
 from gmeta.checkpoint.files.chain import Columns
 from gmeta.checkpoint.vocabulary.column_source import Piece
 from gmeta.checkpoint.vocabulary.table_names import FoundTable
+from gmeta.core.arguments import rows_not_finite
 from gmeta.core.data.merged_keys import fold_numbers
 from gmeta.core.errors import DataError
 from gmeta.ops.keys.id_hash import hash_text
@@ -100,8 +101,10 @@ class RowsCheck:
                 advice="cast them" if column.shape[1:] == (width,) else "",
             )
         if self.finite:
-            wrong = ~np.isfinite(column).all(axis=1)
-            _refuse(piece, wrong, piece.columns["keys"], f"the {name} of key {{}} aren't all finite")
+            wrong = np.zeros(len(column), np.bool_)
+            wrong[rows_not_finite(column)] = True
+            told = f"the {name} of key {{}} of table {self.found.name!r} hold NaN or infinity"
+            _refuse(piece, wrong, piece.columns["keys"], f"{told}; finite=False takes them")
         return np.ascontiguousarray(column, np.float32)
 
     def _counts(self, piece: Piece, name: str, column: Array, most: int) -> Array:

@@ -42,6 +42,7 @@ def export_saved_table(
     format: Format = "arrow",
     state: bool = False,
     overwrite: bool = False,
+    finite: bool = True,
 ) -> TableExport:
     """Export a table of a checkpoint. The files are those that `export_table` writes, to the same bytes.
 
@@ -54,6 +55,7 @@ def export_saved_table(
       format: As in `export_table`.
       state: As in `export_table`.
       overwrite: As in `export_table`.
+      finite: As in `export_table`.
 
     Returns:
       What was written.
@@ -61,6 +63,7 @@ def export_saved_table(
     Raises:
       ConfigError: There is no such table or format.
       DataError: The checkpoint is missing or damaged.
+      NotFiniteError: A row holds NaN or infinity; the message names its id.
       GmetaError: ``out`` exists, or can't be written.
 
     Example:
@@ -79,7 +82,7 @@ def export_saved_table(
         description = TableDescription.of(found, layout, step=entry.step, state=state)
         check_target(out, format, overwrite=overwrite)
         with resumable_folder(out, resume=False) as staging:
-            written = write_table(staging, format, description, _shards(reader, found))
+            written = write_table(staging, format, description, _shards(reader, found), finite=finite)
     return TableExport(out, written, size_of(out), time.perf_counter() - started)
 
 

@@ -104,6 +104,10 @@ class MergedKeys:
         own = (keys >> self.id_bits) == self.tables.index(table)
         return own, keys[own] & ((1 << self.id_bits) - 1)
 
+    def id_of(self, key: int) -> tuple[str, int]:
+        """Return the table that a key of the physical table is of, and the id in it."""
+        return self.tables[key >> self.id_bits], key & ((1 << self.id_bits) - 1)
+
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values."""
         fold = {"fold": self.fold} if self.fold != "xor" else {}  # which had no name

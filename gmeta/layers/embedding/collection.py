@@ -34,7 +34,7 @@ from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recor
 from gmeta.layers.exchange.sample_counts import active_step_samples
 from gmeta.ops.device import DEVICE_NAMES, Device
 from gmeta.ops.keys.key_merge import merge_keys
-from gmeta.ops.portable import is_portable
+from gmeta.ops.portable import freeze, is_portable
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Tiers
@@ -274,19 +274,58 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         """Compute for each merged table the keys, (n,) int64, that a `lookup` of these ids would look up."""
         return self._read(inputs)[1]
 
+    def has_rows(self, feature: str, ids: Any) -> Ids:
+        """Return which ids of a feature have a row of their own, bool in the shape of the ids.
+
+        Nothing is stored. On several ranks, only the rows that this rank owns count.
+
+        Args:
+          feature: The name of the feature.
+          ids: Ids, as for `lookup`. A feature of several tables must have a row in each of them.
+
+        Raises:
+          ConfigError: There is no such feature, or it doesn't take these ids.
+
+        Example:
+          >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)])
+          >>> _ = collection.lookup({"user": [7, 8]})
+          >>> collection.has_rows("user", [7, 9]).numpy().tolist()
+          [True, False]
+        """
+        names = [each.name for each in self.features]
+        if feature not in names:
+            raise ConfigError(f"{self.name!r} has no feature {feature!r}: it has {', '.join(names)}")
+        config = self.features[names.index(feature)]
+        given = numbers_of_texts({feature: feature_ids({feature: ids}, config)})[feature]
+        found = tf.ones_like(flat_ids(given), tf.bool)
+        for merged, table in zip(self.merged, self.tables, strict=True):
+            for part in (each for each in config.parts if each in merged.features):
+                keys = self._keys(merged, table, {part.name: given}, [part])
+                copy = freeze(table, insert=False)
+                found &= table.contains(keys) if copy is None else copy.contains(keys)
+        return like_ids(given, found)
+
     def _read(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Ids], list[tf.Tensor]]:
         read = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
         ids = {part.name: read[feature.name] for feature in self.features for part in feature.parts}
         keys = [self._keys(*each, ids) for each in zip(self.merged, self.tables, strict=True)]
         return ids, keys
 
-    def _keys(self, merged: MergedTable, table: HashTable, ids: Mapping[str, Ids]) -> tf.Tensor:
+    def _keys(
+        self,
+        merged: MergedTable,
+        table: HashTable,
+        ids: Mapping[str, Ids],
+        features: Sequence[FeatureConfig] | None = None,
+    ) -> tf.Tensor:
+        """Return the keys of some features of a merged table, one feature after another; None: of all."""
+        features = merged.features if features is None else features
         return merge_keys(
-            [flat_ids(ids[feature.name]) for feature in merged.features],
-            features=[feature.name for feature in merged.features],
-            prefixes=[merged.key_prefix(feature) for feature in merged.features],
+            [flat_ids(ids[feature.name]) for feature in features],
+            features=[feature.name for feature in features],
+            prefixes=[merged.key_prefix(feature) for feature in features],
             id_bits=merged.id_bits,
-            hashed=[feature.hash for feature in merged.features],
+            hashed=[feature.hash for feature in features],
             mix=table.mixes_ids,
         )
 

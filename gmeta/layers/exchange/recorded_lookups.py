@@ -11,9 +11,10 @@ lookups to the rows' owners.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -21,6 +22,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients
 from gmeta.layers.exchange.sample_counts import current_graph
+from gmeta.ops.table.finite import NamedGradient, name_row, refuse_bad
 from gmeta.ops.table.hash_table import HashTable
 
 _active: ContextVar[RecordedLookups | None] = ContextVar("recorded_lookups", default=None)
@@ -44,9 +46,13 @@ class TableGradient(NamedTuple):
         return self._replace(values=self.values * factor)
 
     def apply(self, learning_rate: Any) -> None:
-        """Update the table once, at ``learning_rate`` unless the table's optimizer has its own rate."""
+        """Update the table once, at ``learning_rate`` unless the table's optimizer has its own rate.
+
+        The caller has checked that the gradient is finite, or allows that it isn't.
+        """
         own = self.table.optimizer.learning_rate is not None
-        self.table.apply_gradients(self.keys, self.values, learning_rate=None if own else learning_rate)
+        rate = None if own else learning_rate
+        self.table.apply_gradients(self.keys, self.values, learning_rate=rate, finite=False)
 
 
 class LookedUp(Protocol):
@@ -73,6 +79,9 @@ class RowGradients(Protocol):
 
     def by_table(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[TableGradient]:
         """Group gradients by physical table, at the rows' owners."""
+
+    def named(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[NamedGradient]:
+        """Return this rank's gradients with the keys that they belong to."""
 
 
 class _Recorded(NamedTuple):
@@ -131,22 +140,39 @@ class RecordedLookups:
         rank owns, and the table's update adds them up. All ranks must call it, with gradients for the same
         rows.
         """
-        if len(gradients) != len(self.rows):
-            raise ConfigError(
-                f"{len(self.rows)} rows were looked up, but there are {len(gradients)} gradients"
-            )
-        rest = iter(gradients)
-        split = [[next(rest) for _ in each.tables] for each in self._lookups]
+        split = self._split(gradients)
         return by_table(
             pair
             for each, found in zip(self._lookups, _at_owners(self._lookups, split), strict=True)
             for pair in zip(each.tables, found, strict=True)
         )
 
+    def named(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[NamedGradient]:
+        """Return this rank's gradients of ``rows``, except those that are None, with their keys."""
+        return [
+            NamedGradient(partial(name_row, table), *_values_and_keys(keys, gradient))
+            for each, own in zip(self._lookups, self._split(gradients), strict=True)
+            for table, keys, gradient in zip(each.tables, each.lookup.keys, own, strict=True)
+            if gradient is not None
+        ]
+
+    def _split(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]
+    ) -> list[list[tf.Tensor | tf.IndexedSlices | None]]:
+        """Divide the gradients of ``rows`` among the lookups."""
+        if len(gradients) != len(self.rows):
+            raise ConfigError(
+                f"{len(self.rows)} rows were looked up, but there are {len(gradients)} gradients"
+            )
+        rest = iter(gradients)
+        return [[next(rest) for _ in each.tables] for each in self._lookups]
+
     def apply_gradients(
         self,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
         learning_rate: float | tf.Tensor | None = None,
+        *,
+        finite: bool = True,
     ) -> None:
         """Update each physical table once.
 
@@ -155,7 +181,14 @@ class RecordedLookups:
             Several ranks' gradients are added up: pass each rank's share of the gradient of the global loss.
           learning_rate: The rate for tables whose optimizer has none of its own, such as a Keras optimizer's
             current rate.
+          finite: Whether to refuse this rank's gradients that hold NaN or infinity, before any table changes.
+
+        Raises:
+          NotFiniteError: A gradient holds NaN or infinity; a graph raises `tf.errors.InvalidArgumentError`.
+            The message names the table and the id.
         """
+        if finite:
+            gradients = refuse_bad(self.named(gradients), list(gradients))
         for gradient in self.by_table(gradients):
             gradient.apply(learning_rate)
 
@@ -241,6 +274,14 @@ def _at_owners(
         for index, parts in zip(chosen, owned, strict=True):
             found[index] = list(parts)
     return found
+
+
+def _values_and_keys(
+    keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices
+) -> tuple[tf.Tensor, Callable[[], tf.Tensor]]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values, lambda: tf.gather(keys, gradient.indices)
+    return gradient, lambda: keys
 
 
 def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None) -> Part | None:

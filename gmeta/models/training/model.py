@@ -35,6 +35,7 @@ from gmeta.models.training.pipeline.windows import Windows
 from gmeta.models.training.ranks.loops import RunsOnRanks
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.models.training.saves_tables import SavesTables
+from gmeta.ops.table.finite import NamedGradient
 
 _ACCUMULATE = "accumulate_steps"
 _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models
@@ -154,8 +155,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             as large: the mean over all their samples. The loss must be a mean over samples, as Keras' losses
             are. The end of an epoch makes a step of the batches accumulated so far, even if there are fewer
             than k. Lookups count as uses of a row once per batch, not once per step.
-          nan: ``"raise"``: a loss that isn't finite ends training before its step, with an error that says
-            what is at fault. ``"allow"``: train on.
+          nan: ``"raise"``: a loss or a gradient that isn't finite ends training before its step, with an
+            error that names the cause. ``"allow"``: train on.
           pipeline: How `fit` fetches ahead of a batch, and in how many micro-batches a step computes it; see
             `gmeta.Pipeline`. None: no fetches ahead, and no micro-batches.
           **kwargs: As in Keras.
@@ -206,17 +207,14 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             found = self.compute_gradients(data) if windows is None else windows.compute_gradients(data)
             mark_end(self.gradients_part, found.dense, found.rows)
             gradients = step.end_forward([*found.dense, *found.rows])
+        count, variables = len(found.dense), self.trainable_variables
+        dense, rows = gradients[:count], gradients[count:]
+        named = [*NamedGradient.of_weights(dense, variables), *found.lookups.named(rows)]
         skips = self._loss_scale.skips_bad_steps
-        finite = self._guard.finite(found.loss, data, found.samples, skips)
-        count = len(found.dense)
+        finite = self._guard.finite(found.loss, named, data, found.samples, skips)
         with collect_ops() as updates:
             self._joint_optimizer.apply_gradients(
-                gradients[:count],
-                self.trainable_variables,
-                found.lookups,
-                gradients[count:],
-                found.samples,
-                finite,
+                dense, variables, found.lookups, rows, found.samples, finite
             )
         with tf.control_dependencies(updates):
             mark_end("update")

@@ -101,6 +101,10 @@ class FrozenTable(tf.Module):
         """Number of keys."""
         return int(self._keys.shape[0])
 
+    def contains(self, keys: tf.Tensor) -> tf.Tensor:
+        """Return which of (n,) int64 keys the table holds, (n,) bool."""
+        return tf.not_equal(self._index(keys), _ABSENT)
+
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
         """Look up the (n, dim) rows of (n,) int64 keys."""
         index = self._index(keys)

@@ -5,6 +5,7 @@ The engine is native: ``ops/table/host/table.h`` describes how it works and why 
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -18,6 +19,7 @@ from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.keys.key_merge import HoldsMergedKeys
 from gmeta.ops.portable import freeze
+from gmeta.ops.table.finite import NamedGradient, name_row, refuse_bad
 from gmeta.ops.table.followed_optimizer import FollowsModels
 from gmeta.ops.table.journal import NotesRemovals
 from gmeta.ops.table.lookup import Lookup
@@ -244,7 +246,7 @@ class HashTable(
         )
 
     def apply_gradients(
-        self, keys: Any, grads: Any, learning_rate: float | tf.Tensor | None = None
+        self, keys: Any, grads: Any, learning_rate: float | tf.Tensor | None = None, *, finite: bool = True
     ) -> tf.Operation | None:
         """Make one optimizer step for the rows of ``keys``.
 
@@ -256,12 +258,15 @@ class HashTable(
           grads: (n, dim) float32, the gradient of ``Lookup.rows``: a tensor, or the ``tf.IndexedSlices`` of a
             gather, in which case only the rows in the slices are updated.
           learning_rate: Replaces the optimizer's learning rate for this call; required if that is None.
+          finite: Whether to refuse gradients that hold NaN or infinity, before any row changes.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
           ConfigError: Wrong dtypes or shapes; no rate; or no ``grads``: the loss doesn't depend on the rows.
+          NotFiniteError: A gradient holds NaN or infinity; a graph raises `tf.errors.InvalidArgumentError`.
+            The message names the id.
         """
         if grads is None:
             raise ConfigError(
@@ -281,10 +286,14 @@ class HashTable(
                 else "give this call one"
             )
             raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: {advice}")
+        grads = float_matrix(grads, self._owner, "grads", keys, self._dim)
+        if finite:
+            name_of = functools.partial(name_row, self)
+            grads = refuse_bad([NamedGradient(name_of, grads, lambda: keys)], grads)
         return _native.gmeta_hash_table_update(
             table=self.resource_handle,
             keys=keys,
-            gradients=float_matrix(grads, self._owner, "grads", keys, self._dim),
+            gradients=grads,
             learning_rate=tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32),
         )
 

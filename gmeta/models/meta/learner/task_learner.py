@@ -248,6 +248,18 @@ class TaskLearner:
             return OuterLoss(meta.reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
         return self.loss_of(view, part, self.task_outputs(view, part, weights, training=True))
 
+    def unadapted_loss(self, view: TaskView) -> tf.Tensor | float:
+        """Compute what the outer loss adds for samples as predicted before adaptation; without ridge 0."""
+        if not self.inner.unadapted:
+            return 0.0
+        weights, part = self.start_weights(view), self.outer_part
+        if self.learns_variance:
+            losses = likelihood_loss(self, view, weights, part, adapted=False).losses
+            loss = meta.reduce_tasks(losses, view.mask(part), self.reduction)
+        else:
+            loss = self.loss_of(view, part, self.task_outputs(view, part, weights, training=True)).loss
+        return tf.cast(self.inner.unadapted, loss.dtype) * loss
+
     def loss_of(self, view: TaskView, part: Part, outputs: tf.Tensor) -> OuterLoss:
         """Reduce the losses of outputs over the batch."""
         losses = self.sample_losses(view, part, outputs)

@@ -83,8 +83,9 @@ class GradientAccumulator:
     ) -> None:
         """Add a batch's gradients that are already multiplied by its number of samples, and their state.
 
-        The state is a result of `state_of`. On several ranks, ``tables`` hold the gradients of all ranks'
-        samples for the rows that this rank owns; the other arguments cover only this rank's samples.
+        The state is a result of `state_of`. Gradients that aren't finite are summed like others: the state
+        decides what becomes of the sum. On several ranks, ``tables`` hold the gradients of all ranks' samples
+        for the rows that this rank owns; the other arguments cover only this rank's samples.
         """
         self._add(sums, variables, tables, tf.constant(1.0))
         self._samples.assign_add(tf.cast(samples, tf.int64))
@@ -139,7 +140,9 @@ class GradientAccumulator:
         for part in tables:
             sums = self._sums_of(part.table)
             sums.lookup(part.keys)  # creates missing rows
-            sums.apply_gradients(part.keys, part.values, learning_rate=-weight)
+            sums.apply_gradients(
+                part.keys, part.values, learning_rate=-weight, finite=False
+            )  # see `add_sums`
         self._batches.assign_add(1)
 
     def _prepare(self, variables: Sequence[tf.Variable]) -> None:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import hold
 from gmeta.core.graph.variables import lift_variables
 from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.layers.exchange.recorded_lookups import RowGradients
@@ -178,11 +179,11 @@ class JointOptimizer:
           row_gradients: The gradients of rows that ``lookups.by_table`` takes.
           samples: The number of samples that the loss is a mean of, a scalar. Only accumulation and several
             ranks use it.
-          allowed: Whether a step may be made from the loss, () bool, as returned by `NanGuard.finite`.
+          allowed: Whether a step may be made from loss and gradients, () bool, as returned by
+            `NanGuard.finite`.
 
         Raises:
-          tf.errors.InvalidArgumentError: No step may be made from the loss, or on several ranks from a rank's
-            gradient.
+          tf.errors.InvalidArgumentError: No step may be made, on several ranks from those of any rank.
         """
         # AutoGraph would rewrite hundreds of Keras' functions for the first step, taking 3 to 5 s.
         apply = tf.autograph.experimental.do_not_convert(self._apply) if self._of_keras else self._apply
@@ -204,7 +205,9 @@ class JointOptimizer:
             packed = pack_gradients(gradients)
             packed = packed._replace(parts=times_samples(packed.parts, samples))
             row_gradients = times_samples(row_gradients, samples)
-            state = state_of([*packed.parts, *row_gradients], allowed)
+            # Where loss scaling skips no step, the guard has checked the gradients.
+            checked = [*packed.parts, *row_gradients] if self._skips_bad_steps else []
+            state = state_of(checked, allowed)
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step_of_ranks(packed, variables, tables, samples, state)
@@ -213,8 +216,7 @@ class JointOptimizer:
                 accumulator.add_sums(sums, variables, tables, samples, state)
         else:
             if self._raises:
-                with tf.control_dependencies([allowed]):
-                    gradients, row_gradients = map(_held, (gradients, row_gradients))
+                gradients, row_gradients = hold([list(gradients), list(row_gradients)], [allowed])
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step(gradients, variables, tables)
@@ -269,9 +271,7 @@ class JointOptimizer:
             with tf.device("CPU:0"):
                 passes = means.states <= (NOT_FINITE if self._skips_bad_steps else SOUND)
                 checks = refusal(tf.reduce_all(passes), ~passes)
-            with tf.control_dependencies(checks):
-                dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
-                scale = tf.identity(scale)
+            dense, scale = hold([dense, scale], checks)
         finite = tf.reduce_all(means.states <= SOUND)
         self._step(sums.unpack(dense), variables, [part.times(scale) for part in tables], finite)
 
@@ -346,11 +346,3 @@ def _dense_part(gradient: Gradient) -> tf.Tensor:
 
 def _nothing() -> tf.Tensor:
     return tf.constant(True)
-
-
-def _held(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return the same gradients, available only once the enclosing control dependencies have run."""
-    return [
-        None if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
-        for each in gradients
-    ]
