@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from gmeta.core.collectives.backend import check_launcher
 from gmeta.core.collectives.driver import horovod_elastic
-from gmeta.core.collectives.driver.first_words import say_errors_first
 from gmeta.core.collectives.place import (
     GROUPS,
     LAUNCHER,
@@ -99,15 +98,16 @@ def init(groups: int | None = None) -> World:
     place = peers.start()
     here = World(place.rank, place.size, place.local_rank, groups)
     enter(here)
-    say_errors_first(here.rank, here.size)
-    # Before any computation or exchange, because NCCL refuses two ranks on one GPU.
-    _take_gpu(place.local_rank, place.local_size)
     # These import TensorFlow.
     from gmeta.core.collectives.agreement import check_agreement
+    from gmeta.core.collectives.failures import print_errors_first
     from gmeta.core.collectives.lane_start import open_lanes
     from gmeta.core.collectives.objects import use_peers
     from gmeta.core.collectives.stalls import watch_for_stalls
 
+    print_errors_first(here.rank, here.size)
+    # Before any computation or exchange, because NCCL refuses two ranks on one GPU.
+    _take_gpu(place.local_rank, place.local_size)
     watch_for_stalls(here, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
     peers.connect(here)
     use_peers(peers)

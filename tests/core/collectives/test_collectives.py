@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.collectives import failures, stalls, tensors
+from gmeta.core.collectives import counting, failures, stalls, tensors
 from gmeta.core.collectives.place import launched_size
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.models import Model
@@ -80,6 +85,16 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
     two = "2 root error(s) found.\n  (0) INTERNAL:  gmeta lane: timed out\n\t [[{{node gmeta_keys}}]]\n"
     explained = failures.explain(tf.errors.InternalError(None, None, two))
     assert "in gmeta_keys: gmeta lane: timed out; another rank" in str(explained)
+    both = (
+        "rank 1 is in alltoall 'step/gradients' of float, 4 bytes a row, number 2, while rank 0 is in "
+        "alltoall 'items/keys' of int64, 8 bytes a row, number 2"
+    )
+    node = "{{function_node __wrapped__GmetaLaneAlltoall_device_/job:localhost/device:CPU:0}}"
+    eager = f"{node} gmeta lane: {both} [Op:GmetaLaneAlltoall] name: gmeta_items_keys"
+    explained = failures.explain(tf.errors.UnavailableError(None, None, eager), "a step")
+    assert str(explained).startswith(
+        f"rank 0 of 1 during a step: the ranks make different collectives: {both}; lookups in an Embedding"
+    )
     other = tf.errors.InvalidArgumentError(None, None, "shapes differ")
     assert failures.explain(other) is None
     with pytest.raises(tf.errors.InvalidArgumentError), collectives.name_failures("a step"):
@@ -111,19 +126,45 @@ def test_a_rank_that_has_not_called_init_is_told_so_at_compile(
         model.compile("sgd", "mse")
 
 
-def test_an_error_that_ends_a_rank_is_said_in_the_first_line() -> None:
-    code = """
-from gmeta.core.collectives.driver.first_words import say_errors_first
-from gmeta.core.errors import ConfigError
-say_errors_first(1, 2)
-try:
-    raise RuntimeError("Horovod has been shut down")
-except RuntimeError as error:
-    raise ConfigError("mend this") from error
-"""
-    found = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    lines = found.stderr.splitlines()
-    assert lines[0] == "gmeta: error on rank 1 of 2: mend this"
-    assert "Horovod has been shut down" in found.stderr
-    assert lines[-1] == "gmeta.core.errors.ConfigError: mend this"
-    assert found.returncode == 1
+def test_an_error_that_ends_a_rank_comes_first_and_that_of_a_collective_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    failures.print_errors_first(1, 2)
+
+    def end_by(error: Exception) -> list[str]:
+        try:
+            raise error from RuntimeError("what led to it")
+        except Exception as raised:
+            sys.excepthook(type(raised), raised, raised.__traceback__)
+        return capsys.readouterr().err.splitlines()
+
+    first, *more = end_by(ConfigError("mend this"))
+    assert first == "gmeta: error on rank 1 of 2: mend this"
+    assert "RuntimeError: what led to it" in more
+    assert more[-1] == "gmeta.core.errors.ConfigError: mend this"
+    lost = "gmeta lane: connection closed by rank 0, while rank 1 is in alltoall 'rows'"
+    (line,) = end_by(tf.errors.InternalError(None, None, f"{lost}\n\t [[{{{{node gmeta_rows}}}}]]"))
+    assert line.startswith(
+        "gmeta: error on rank 1 of 2: rank 0 of 1 lost its peers during a step, in gmeta_rows"
+    )
+    assert lost in line
+    assert re.search(rf"; at {re.escape(__file__)}:\d+$", line)
+    *_, last = end_by(ValueError("a defect"))
+    assert last == "ValueError: a defect"
+
+
+def test_threads_count_by_the_same_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two, a collective that has ended would seem to be under way for ever."""
+    lift = counting.lift_variables
+
+    @contextmanager
+    def lift_slowly() -> Iterator[None]:
+        time.sleep(0.2)
+        with lift():
+            yield
+
+    monkeypatch.setattr(counting, "lift_variables", lift_slowly)
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(counting.starts, ["of this test"] * 4))
+    assert len({id(variable) for variable in found}) == 1
