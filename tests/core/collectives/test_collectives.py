@@ -16,9 +16,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.collectives import counting, failures, stalls, tensors
+from gmeta.core.collectives import counting, failures, place, stalls, tensors
 from gmeta.core.collectives.place import launched_size
 from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
 from gmeta.models import Model
 
 
@@ -124,6 +125,58 @@ def test_a_rank_that_has_not_called_init_is_told_so_at_compile(
     monkeypatch.setenv(variable, "4")
     with pytest.raises(ConfigError, match=r"one of 4 ranks, but gmeta\.init\(\) wasn't called"):
         model.compile("sgd", "mse")
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "one of 2 by mpirun of Open MPI (OMPI_"),
+        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, "one of 3 by an MPI's mpirun (PMI_SIZE=3, PMI_RANK=0)"),
+        ({"PMIX_RANK": "1"}, "one of several by a launcher of PMIx (PMIX_RANK=1)"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "one of 2 by srun (SLURM_STEP_NUM_TASKS=2, SLU"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "one of 2 by torchrun (WORLD_SIZE=2, RANK=0)"),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"], "chief": ["b:1"]}}'}, "one of 2 tasks of a cluster"),
+        # A script of sbatch, a shell of salloc, a single rank of each, and what stands alone.
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, ""),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ""),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, ""),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ""),
+        ({"WORLD_SIZE": "2"}, ""),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'}, ""),
+        # Ranks of gmeta's launcher and of horovodrun meet, wherever it was started.
+        ({"GMETA_SIZE": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, ""),
+        ({"HOROVOD_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, ""),
+    ],
+)
+def test_a_process_that_was_started_with_others_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], seen: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = place.started_with()
+    assert found.startswith(seen)
+    if not seen:
+        assert found == ""
+        return
+    with pytest.raises(ConfigError, match=r"gmeta sees one rank.*`gmeta launch --np .*GMETA_RANKS=one"):
+        place.check_alone("train a model of its own")
+    if place.launched_size() == 1:
+        with pytest.raises(ConfigError, match=re.escape(seen)):
+            collectives.init()
+    collection = EmbeddingCollection([FeatureConfig("item", dim=1)])
+    with pytest.raises(ConfigError, match="train a model of its own"), record_lookups():
+        collection({"item": tf.constant([1])}, training=True)
+    monkeypatch.setenv("GMETA_RANKS", "one")
+    assert (place.started_with(), place.launched_size(), place.under_launcher()) == ("", 1, False)
+    assert collectives.init().size == 1
+    collectives.check_init()
+
+
+@pytest.mark.parametrize("text", ["worker", "[]", '{"cluster": {"worker": 3}}'])
+def test_a_cluster_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ConfigError, match="describes no cluster"):
+        collectives.init()
 
 
 def test_an_error_that_ends_a_rank_comes_first_and_that_of_a_collective_alone(
