@@ -171,7 +171,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
         for merged, table in zip(self.merged, self.tables, strict=True):
-            table.merged_keys = merged.keys
+            table.merged_keys, table.divided = merged.keys, True
             if optimizer is None and merged.policy.optimizer is None:
                 table.chosen_by, table.take_records_of = "nobody", take_records_of
         self._plan_check = PlanCheck(self.name, self.merged)
