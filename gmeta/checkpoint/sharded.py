@@ -156,7 +156,7 @@ def save(
         )
     with _stage(target, ranks) as staging:
         with _together(target, ranks):
-            base_manifest = _check(target, tables, base)
+            base_manifest = _check(target, tables, base, dense)
             if ranks.rank == 0:
                 folders.begin(target)
         with _together(target, ranks):
@@ -289,10 +289,15 @@ def _stage(target: Path, ranks: Ranks) -> Iterator[Path]:
         lock.release()
 
 
-def _check(target: Path, tables: Tables, base: str | os.PathLike[str] | None) -> Manifest | None:
+def _check(
+    target: Path,
+    tables: Tables,
+    base: str | os.PathLike[str] | None,
+    dense: Callable[[Path], None] | None,
+) -> Manifest | None:
     if target.exists():
         raise ConfigError(f"{target} is there already: a checkpoint isn't written over; choose another name")
-    if not tables:
+    if not tables and dense is None:
         raise ConfigError("no tables to save")
     if base is None:
         return None

@@ -152,6 +152,20 @@ def ignored() -> dict[str, Any]:
     return trained(model)
 
 
+def rows_alone() -> dict[str, Any]:
+    """Two towers and their product: one dense layer is frozen, and the loss doesn't depend on the other."""
+    x, y, _ = samples()
+    inputs = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "item")}
+    vectors = EmbeddingCollection(FEATURES, optimizer=Adam(None), name="collection")(inputs)
+    frozen, unused = (tf.keras.layers.Dense(4, kernel_initializer="ones") for _ in range(2))
+    frozen.trainable = False
+    product = tf.keras.layers.Dot(axes=1)([frozen(vectors["user"]), vectors["item"]])
+    model = Model(inputs, product + 0.0 * tf.stop_gradient(unused(vectors["item"]))[:, :1])
+    model.compile(tf.keras.optimizers.Adam(0.05), "mse")
+    model.fit(x, y, batch_size=rate_of(12), epochs=2, shuffle=False, verbose=0)
+    return {**trained(model), "steps": int(model.optimizer.iterations)}
+
+
 def eager() -> dict[str, Any]:
     """Without tracing, validation and accumulation included."""
     x, y, _ = samples(23)
@@ -292,7 +306,7 @@ def checkpointed(folder: str) -> dict[str, Any]:
     return {"saved": trained(model), **continued(folder)}
 
 
-SAME = (arrays, accumulated, ignored)
+SAME = (arrays, accumulated, ignored, rows_alone)
 SLOWLY = (dataset, mixed, eager)
 
 
@@ -351,7 +365,7 @@ def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tol
             )
 
 
-@pytest.mark.parametrize("name", ["arrays", "accumulated"])
+@pytest.mark.parametrize("name", ["arrays", "accumulated", "rows_alone"])
 def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
     assert_trained_alike([rank[name] for rank in ranks], alone[name])
 

@@ -23,7 +23,7 @@ from gmeta.checkpoint.vocabulary.rows_check import RowsCheck
 from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
-from gmeta.ops.keys.distinct import unique_by_owner
+from gmeta.ops.keys.distinct import owned_by
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import Records
@@ -217,11 +217,7 @@ def _owned(columns: Columns, ranks: Ranks) -> Columns:
     """Keep the rows of the keys that this rank owns."""
     if ranks.owners == 1:
         return columns
-    _, place, counts = (
-        np.asarray(each) for each in unique_by_owner(columns["keys"], world_size=ranks.owners)
-    )
-    ends = np.cumsum(counts)
-    own = (place < ends[ranks.owner]) & (place >= ends[ranks.owner] - counts[ranks.owner])
+    own = owned_by(columns["keys"], ranks.owner, ranks.owners).numpy()
     return {name: values[own] for name, values in columns.items()}
 
 

@@ -182,7 +182,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
         for merged, table in zip(self.merged, self.tables, strict=True):
-            table.merged_keys = merged.keys(fold)
+            table.merged_keys, table.divided = merged.keys(fold), True
         self._plan_check = PlanCheck(self.name, self.merged, self.tables)
         self.fetch = Fetch(self.tables, tf.as_dtype(wire_dtype), self.name)
 

@@ -15,7 +15,7 @@ from gmeta.ops.table.hash_table import HashTable
 
 def save_table(table: HashTable, store: Any, prefix: str) -> None:
     """Write a table's records under ``prefix-...``."""
-    for name, tensor in table._serialize_to_tensors().items():
+    for name, tensor in table.saved_tensors().items():
         value = tensor.numpy()
         store[prefix + name] = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
 

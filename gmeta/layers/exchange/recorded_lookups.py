@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients
 from gmeta.layers.exchange.sample_counts import current_graph
@@ -217,7 +218,11 @@ def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
 
     Yields:
       The `RecordedLookups`. If recordings are nested, only the innermost records a lookup.
+
+    Raises:
+      ConfigError: A launcher started this process as one of several ranks, and `gmeta.init` wasn't called.
     """
+    collectives.check_init()
     lookups = RecordedLookups(*tapes)
     token = _active.set(lookups)
     try:

@@ -99,7 +99,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     Saving: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
     ``.keras`` save the complete tables, with optimizer slots. The older ``.h5`` and SavedModel are refused,
-    because they would leave the tables out.
+    because they would leave the tables out. So is, on several ranks, what one process writes;
+    ``BackupAndRestore`` and `gmeta.checkpoint.ShardedCheckpoint` save all ranks' rows.
 
     Example:
       >>> user = tf.keras.Input([], name="user", dtype=tf.int64)

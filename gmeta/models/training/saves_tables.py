@@ -16,6 +16,8 @@ from gmeta.layers.embedding.plan_text import align
 from gmeta.layers.embedding.table_weights import HoldsTables, tables_of
 from gmeta.ops import HashTable
 
+_BACKUP = "_backup_of_fit"  # where a model keeps the state of `BackupAndRestore`
+
 
 class SavesTables(HoldsTables):
     """A mixin, placed before `tf.keras.Model`, for a model with dynamic tables.
@@ -25,6 +27,23 @@ class SavesTables(HoldsTables):
     these formats are refused rather than written without the tables, whichever function writes them. One of
     several ranks can't write files either, because it has only the rows that it owns.
     """
+
+    @property
+    def _training_state(self) -> Any:
+        """What Keras' `BackupAndRestore` does its work by; the callback sets it when training begins."""
+        return vars(self).get(_BACKUP)
+
+    @_training_state.setter
+    def _training_state(self, state: Any) -> None:
+        if state is not None:
+            from gmeta.checkpoint.backup import TableBackup
+
+            state = TableBackup(state, self)
+        vars(self)[_BACKUP] = state
+
+    @_training_state.deleter
+    def _training_state(self) -> None:
+        vars(self)[_BACKUP] = None
 
     def save_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
         """Save the weights as `tf.keras.Model.save_weights` does, in TensorFlow's format or ``.weights.h5``.
@@ -105,8 +124,9 @@ def _refuse_a_part(filepath: str | Path) -> None:
     if here.size > 1:
         raise ConfigError(
             f"{filepath}: rank {here.rank} of {here.size} has only the rows that it owns, and so would the "
-            "file: save with the callback gmeta.checkpoint.ShardedCheckpoint, to which every "
-            "rank adds its part, and which any number of ranks can load"
+            "file: save with the callback tf.keras.callbacks.BackupAndRestore or "
+            "gmeta.checkpoint.ShardedCheckpoint, to which every rank adds its part, and which any number of "
+            "ranks can load"
         )
 
 

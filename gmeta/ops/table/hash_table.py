@@ -6,7 +6,6 @@ The engine is native: ``ops/table/host/table.h`` describes how it works and why 
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +24,7 @@ from gmeta.ops.table.journal import NotesRemovals
 from gmeta.ops.table.lookup import Lookup
 from gmeta.ops.table.read_ahead import ReadsAhead
 from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
-from gmeta.ops.table.saving import are_saved_elsewhere
+from gmeta.ops.table.saving import SavedByTensorFlow
 from gmeta.ops.table.statistics import Statistics
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Admission, Always, Eviction, Tiers, TwoPrecisions
@@ -41,7 +40,12 @@ for _name in (
 
 
 class HashTable(
-    ReadsAhead, NotesRemovals, HoldsMergedKeys, FollowsModels, tf.saved_model.experimental.TrackableResource
+    SavedByTensorFlow,
+    ReadsAhead,
+    NotesRemovals,
+    HoldsMergedKeys,
+    FollowsModels,
+    tf.saved_model.experimental.TrackableResource,
 ):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
@@ -479,30 +483,3 @@ class HashTable(
             first_filter=tf.cast(first_filter, tf.int64),
             replace=replace,
         )
-
-    # Checkpoints. TensorFlow calls these two; the names of the tensors are part of the file format.
-
-    def _layout(self) -> str:
-        return json.dumps({"dim": self._dim, "optimizer": self._optimizer.kind})
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        if are_saved_elsewhere():
-            return {}
-        tensors = {f"-{name}": tensor for name, tensor in self.export()._asdict().items()}
-        tensors |= {f"-admission_{name}": t for name, t in self.export_admission()._asdict().items()}
-        return {**tensors, "-layout": tf.constant(self._layout())}
-
-    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
-        if not restored_tensors:  # saved elsewhere
-            return None
-        records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
-        layout = restored_tensors["-layout"]
-        if tf.executing_eagerly() and layout.numpy().decode() != self._layout():
-            if not self.follows:
-                held = f"but the checkpoint holds {layout.numpy().decode()}"
-                raise ConfigError(f"{self._owner} is {self._layout()}, {held}: restore it into one like that")
-            records = self.take_records_of(json.loads(layout.numpy())["optimizer"])(records)
-        admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
-        replaced = self.import_(records, replace=True)
-        with tf.control_dependencies([] if replaced is None else [replaced]):
-            return self.import_admission(admission)

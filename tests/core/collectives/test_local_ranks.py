@@ -158,6 +158,9 @@ def end_of(rank: int, code: int, *tail: str, ended_here: bool = False, told: str
     return RankEnd(rank, code, 7.0, ended_here, tail, frozenset(filter(None, [told])))
 
 
+UNLIKE = "the ranks make different collectives: rank 0 is in allreduce 'dense'; look for `if rank == 0`"
+WAITED = "rank 1 of 2 has waited 60 s in barrier"
+LATE = "rank 0 of 2 lost its peers during fit: timed out: rank 1 did not come within 60 s to alltoall 'keys'"
 LOST = "gmeta.core.errors.CollectiveError: rank 0 of 2 lost its peers"
 
 # Ranks that the launcher has ended: two had said that others were gone and one left, and one said nothing.
@@ -182,6 +185,14 @@ FROZEN = end_of(
         ([end_of(0, 85, "a code of the program's own"), end_of(1, 0)], "rank 0 of 2 ended with exit code 85"),
         ([end_of(1, 0), end_of(0, 1, LOST)], "rank 1 of 2 was done while the others"),
         ([end_of(0, 1, LOST), end_of(1, 1, LOST)], "rank 0 of 2 ended with exit code 1 after 7 s"),
+        (
+            [end_of(rank, 1, f"gmeta: error: rank {rank} of 2 during a step: {UNLIKE}") for rank in (1, 0)],
+            f"rank 1 of 2 during a step: {UNLIKE.split(';')[0]}",
+        ),
+        (
+            [end_of(1, 75, f"gmeta: error: {WAITED} for ranks"), end_of(0, 1, f"{LATE}; another rank")],
+            f"the ranks waited for each other: {WAITED}; {LATE}",
+        ),
     ],
 )
 def test_the_cause_is_told_from_its_consequences(ends: list[RankEnd], said: str) -> None:

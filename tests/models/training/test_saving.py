@@ -1,5 +1,7 @@
 """What is saved of a model with tables comes back whole; what can't be saved whole is refused."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -98,6 +100,45 @@ def test_a_checkpointing_callback_writes_what_loads(trained, tmp_path):
     other = make()
     other.load_weights(tmp_path / "best")
     assert_same_models(model, other, x)
+
+
+class Killed(tf.keras.callbacks.Callback):
+    """Ends training as a signal would, after the third batch of the second epoch."""
+
+    epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 2):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("save_freq", [1, "epoch"])
+def test_a_backup_waits_for_the_step_of_accumulated_gradients_and_training_goes_on_as_it_was(
+    tmp_path, save_freq
+):
+    batch = {"user": np.arange(8), "item": np.arange(8) % 5}, np.arange(8.0)
+    data = tf.data.Dataset.from_tensors(batch).repeat(4)  # Keras resumes an epoch with its first batches
+    uninterrupted, killed, resumed = make(k=2), make(k=2), make(k=2)
+    uninterrupted.save_weights(tmp_path / "start")
+    killed.load_weights(tmp_path / "start")
+    uninterrupted.fit(data, epochs=3, verbose=0)
+
+    def backup():
+        return tf.keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=save_freq)
+
+    with pytest.raises(KeyboardInterrupt):
+        killed.fit(data, epochs=3, verbose=0, callbacks=[backup(), Killed()])
+    within = pytest.warns(UserWarning, match="2 steps")
+    with within if save_freq == 1 else contextlib.nullcontext():
+        resumed.fit(data, epochs=3, verbose=0, callbacks=[backup()])
+    assert_same_models(uninterrupted, resumed, batch[0])
+    assert int(resumed.optimizer.iterations) == int(uninterrupted.optimizer.iterations) == 6
+    assert not (tmp_path / "backup" / "chief").exists()
+    resumed.fit(data, verbose=0)  # without the callback
+    assert int(resumed.optimizer.iterations) == 8
 
 
 def test_a_clone_is_the_model_with_rows_anew(trained):

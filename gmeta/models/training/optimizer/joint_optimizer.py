@@ -96,9 +96,6 @@ class JointOptimizer:
         self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
         self._of_keras = _is_of_keras(optimizer)
         self._clipping = Clipping.of(optimizer)
-        # Without variables, Keras' optimizers do nothing at all: they don't count the step or move the
-        # schedule or the loss scale. A model with only embeddings passes them this variable.
-        self._stand_in = tf.Variable(0.0, name="no_dense_variables")
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
 
     @property
@@ -283,7 +280,7 @@ class JointOptimizer:
         finite: tf.Tensor | None = None,
     ) -> None:
         gradients, tables = self._clipping.clip(gradients, tables)
-        pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
+        pairs = list(zip(gradients, variables, strict=True))
         # If the data set has run out, the step must end before it is counted. It ends where an op uses the
         # data, and counting uses none, so let counting wait for the gradients.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
@@ -295,23 +292,50 @@ class JointOptimizer:
         tables: Sequence[TableGradient],
         finite: tf.Tensor | None,
     ) -> None:
-        stepping = [variable for gradient, variable in pairs if gradient is not None]
-        if stepping and hasattr(self.optimizer, "build"):  # its slots
+        if pairs and hasattr(self.optimizer, "build"):  # its slots
             with lift_variables():
-                self.optimizer.build(stepping)
+                self.optimizer.build([variable for _, variable in pairs])
         rate = rate_of_next_step(self.optimizer)  # read now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
-            self.optimizer.apply_gradients(pairs)
+            self._step_dense(pairs, tables)
             _update(tables, rate)
             return
         if finite is None:
             finite = all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
         # The optimizer checks only the dense gradients, so make them NaN if the rows' aren't finite.
         verdict = tf.where(finite, 0.0, float("nan"))
-        self.optimizer.apply_gradients(
-            [(with_number(tf.add, gradient, verdict), variable) for gradient, variable in pairs]
-        )
+        judged = [(with_number(tf.add, gradient, verdict), variable) for gradient, variable in pairs]
+        self._step_dense(judged, tables, verdict)
         tf.cond(finite, lambda: _update(tables, rate), _nothing)
+
+    def _step_dense(
+        self,
+        pairs: Sequence[tuple[Gradient, tf.Variable]],
+        tables: Sequence[TableGradient],
+        verdict: tf.Tensor | None = None,
+    ) -> None:
+        """Make the Keras optimizer's step.
+
+        Without any dense gradient, Keras' optimizers do nothing or raise an error. If rows have gradients,
+        the step is counted here instead, and moves the schedule and the loss scale.
+
+        Args:
+          pairs: The dense gradients and their variables.
+          tables: The gradients of rows.
+          verdict: With loss scaling, a number that isn't finite if the step is skipped.
+        """
+        if not tables or any(gradient is not None for gradient, _ in pairs):
+            self.optimizer.apply_gradients(pairs)
+            return
+        if pairs:
+            names = [variable.name for _, variable in pairs]
+            tf.get_logger().warning("Gradients do not exist for variables %s when minimizing the loss", names)
+        if verdict is not None:
+            self.optimizer._loss_scale.update([verdict])
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if hasattr(inner, "_compute_current_learning_rate"):  # of a schedule, for callbacks that read it
+            inner._compute_current_learning_rate()
+        inner.iterations.assign_add(1)
 
 
 def _is_of_keras(optimizer: Any) -> bool:

@@ -72,13 +72,14 @@ class RunsOnRanks:
         Raises:
           ConfigError: Ranks differ in the model, its settings, or the arguments of `fit`; or they can't train
             on the data together; or the model's position in its data would count batches that a pipeline
-            reads ahead.
+            reads ahead; or a callback would save one rank's rows.
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
           KerasError: A callback is of Keras 3.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
         refuse_keras_3("fit", own["callbacks"])
+        _check_savers(own["callbacks"])
         self._check_position()
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
@@ -373,6 +374,18 @@ def _add(
             given.append(callback)
         return given
     return [*first, *tf.nest.flatten(given or []), *last] if first or last else given
+
+
+def _check_savers(given: Any) -> None:
+    """Refuse, before training, a callback whose first save would be refused (`SavesTables`)."""
+    here = collectives.world()
+    callbacks = getattr(given, "callbacks", None) or tf.nest.flatten(given or [])
+    if here.size > 1 and any(isinstance(each, tf.keras.callbacks.ModelCheckpoint) for each in callbacks):
+        raise ConfigError(
+            f"fit: ModelCheckpoint saves from one process, and rank {here.rank} of {here.size} has only the "
+            "rows that it owns: take tf.keras.callbacks.BackupAndRestore or "
+            "gmeta.checkpoint.ShardedCheckpoint, to which every rank adds its rows"
+        )
 
 
 def _checks(data: RankData, of: Literal["training", "test"]) -> list[tf.keras.callbacks.Callback]:
