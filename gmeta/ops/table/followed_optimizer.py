@@ -174,7 +174,9 @@ class FollowsModels:
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         """Copy the table with its rows, as `copy.deepcopy` of a layer does; the copy has no trainers yet."""
         made = self._without_rows()
-        made.merged_keys, made._is_chosen, made.divided = self.merged_keys, self._is_chosen, self.divided
+        made._is_chosen, made.divided = self._is_chosen, self.divided
+        if self.merged_keys is not None:
+            made.merged_keys = self.merged_keys
         made.import_(self.export(), replace=True)
         made.import_admission(self.export_admission())
         memo[id(self)] = made
