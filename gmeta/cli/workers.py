@@ -56,10 +56,10 @@ def command(folder: Path | None, host: str, port: int, idle: float | None, paths
     from gmeta.io.service.announcements import key_of
     from gmeta.io.service.worker_server import WorkerServer
 
+    key = key_of(folder)
     sys.path += paths
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     tf.config.set_visible_devices([], "GPU")  # they are for training
-    key = key_of(folder)
     try:
         server = WorkerServer(host, port, key, folder)
     except OSError as error:
