@@ -1,8 +1,8 @@
 // Connects every rank of a job with every other: rank r connects to the ranks below it and accepts
 // those above it, so two ranks share exactly one connection.
 //
-// Both prove that they know the lane's key, which never travels (gmeta/core/collectives/driver/greeting.py does the
-// same between other processes of a job):
+// Both prove that they know the lane's key, which never travels
+// (gmeta/core/collectives/driver/greeting.py does the same between other processes of a job):
 //
 //     caller -> called    a Hello: a version, a rank, and a nonce
 //     called -> caller    its own
