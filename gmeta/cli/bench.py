@@ -31,7 +31,7 @@ def command(subject: str | None, options: tuple[str, ...]) -> None:
         )
     subjects = sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem != "harness")
     if subject in (None, "--help", "-h"):
-        click.echo(f"{command.help}\n\nSubjects: {', '.join(subjects)}")
+        click.echo(f"{click.get_current_context().get_help()}\n\nSubjects: {', '.join(subjects)}")
         return
     if (file := subject.replace("-", "_")) not in subjects:
         raise ConfigError(f"no benchmark {subject!r}; there are {', '.join(subjects)}")

@@ -331,7 +331,7 @@ def test_a_manifest_with_other_merged_tables_than_gmeta_writes_is_refused(tmp_pa
 def test_a_row_that_is_not_finite_is_refused_by_its_id_unless_it_is_asked_for(tmp_path):
     tables = collection()
     tables.lookup({"user": [7, 8], "item": [8, 9], "tag": ["a", "b"]})
-    key = tables.merged[0].keys.prefix_of("item") | 8
+    key = tables.tables[0].merged_keys.prefix_of("item") | 8
     tables.tables[0].apply_gradients([key], np.full([1, DIM], np.nan, "f"), 1.0, finite=False)
     told = "table 'item': the row of id 8 holds NaN or infinity: export an earlier checkpoint"
     checkpoint.save(tmp_path / "ck", tables_by_name(tables))

@@ -381,9 +381,9 @@ def test_hashes_of_another_fold_are_refused(tmp_path):
     before = collection("tag", fold="xor")
     before.lookup({"tag": ["red"]})
     checkpoint.export_table(before, "tag", tmp_path / "t")
-    noted = json.loads((tmp_path / "t" / "table.json").read_text())
+    noted = json.loads((tmp_path / "t" / "_table.json").read_text())
     del noted["fold"]  # as files have it from before there were two
-    (tmp_path / "t" / "table.json").write_text(json.dumps(noted))
+    (tmp_path / "t" / "_table.json").write_text(json.dumps(noted))
     with pytest.raises(ConfigError) as refused:
         checkpoint.import_table(collection("tag"), "tag", tmp_path / "t")
     assert str(refused.value) == (

@@ -64,11 +64,12 @@ def test_a_trained_run_is_exported_to_the_next_version(folder, trained):
     for version in (1, 2):
         result = gmeta("export", "--run", "run", "--out", "models/melu", folder=folder)
         assert result.returncode == 0, result.stderr
-        *signatures, last = result.stdout.splitlines()
+        *signatures, note, last = result.stdout.splitlines()
         assert [line.partition(": ")[0] for line in signatures] == ["predict", "adapt", "predict_with"]
         assert signatures[0].startswith("predict: year int64 [null], genre int64 [null, null], ")
         assert signatures[1].endswith(", label float32 [null] -> weights_bytes string []")
         assert signatures[2].endswith(", weights_bytes string [] -> rating float32 [null]")
+        assert note.startswith("note: `predict` answers by the shared weights, which maml teaches to adapt")
         assert last.startswith(f"exported: models/melu/{version}, ")
     samples = {name: np.arange(3) for name in ("year", "gender", "age", "occupation", "area")}
     samples["genre"] = np.array([[1, 2], [3, -1], [-1, -1]])

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -23,7 +22,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients
 from gmeta.layers.exchange.sample_counts import current_graph
-from gmeta.ops.table.finite import NamedGradient, name_row, refuse_bad
+from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.hash_table import HashTable
 
 _active: ContextVar[RecordedLookups | None] = ContextVar("recorded_lookups", default=None)
@@ -151,7 +150,7 @@ class RecordedLookups:
     def named(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[NamedGradient]:
         """Return this rank's gradients of ``rows``, except those that are None, with their keys."""
         return [
-            NamedGradient(partial(name_row, table), *_values_and_keys(keys, gradient))
+            NamedGradient(table, *_values_and_keys(keys, gradient))
             for each, own in zip(self._lookups, self._split(gradients), strict=True)
             for table, keys, gradient in zip(each.tables, each.lookup.keys, own, strict=True)
             if gradient is not None

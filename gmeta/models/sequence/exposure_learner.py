@@ -86,11 +86,11 @@ class ExposureLearner(TaskLearner):
     def _build(self, network: Any) -> None:
         return None  # the heads have their weights, and their input is the trunk's output
 
-    def use(self, inner: meta.InnerLoop) -> None:
+    def _adapt_by(self, inner: meta.InnerLoop) -> None:
         """Adapt by another inner loop from now on.
 
         Raises:
-          ConfigError: As `TaskLearner.use`; or the inner loop adapts rows, or is Reptile or ridge.
+          ConfigError: As in `TaskLearner.use`; or the inner loop adapts rows, or is Reptile or ridge.
         """
         refused = ("reptile", "ridge")
         if isinstance(inner, meta.InnerLoop) and (inner.adapts_embeddings or inner.algorithm in refused):
@@ -99,7 +99,7 @@ class ExposureLearner(TaskLearner):
                 "heads; Reptile doesn't differentiate the trunk, and ridge needs outputs whose losses don't "
                 f"mix. Name layers in adapt, and take another algorithm, in {inner}"
             )
-        super().use(inner)
+        super()._adapt_by(inner)
 
     @property
     def layers(self) -> list[tf.keras.layers.Layer]:

@@ -74,13 +74,13 @@ class ClusterLearner(TaskLearner):
         self.soft_clusters(tf.zeros([1, 2 * dim]))
         super().__init__(collection, network, inner, **options)
 
-    def use(self, inner: meta.InnerLoop) -> None:
+    def _adapt_by(self, inner: meta.InnerLoop) -> None:
         """Adapt by another inner loop from now on; newly adapted weights get gates.
 
         Raises:
-          ConfigError: As `TaskLearner.use`; or the algorithm is Reptile.
+          ConfigError: As in `TaskLearner.use`; or the algorithm is Reptile.
         """
-        super().use(inner)
+        super()._adapt_by(inner)
         if inner.algorithm == "reptile":
             raise ConfigError(
                 "CBML learns what tasks start from, which Reptile doesn't differentiate: choose maml, "

@@ -51,7 +51,7 @@ class GeneratedRowLearner(TaskLearner):
         self._widths, self._cold_weight = list(widths), cold_weight
         generator(tf.zeros([1, sum(dim for name, dim in widths if name in attributes)]))
 
-    def use(self, inner: meta.InnerLoop) -> None:
+    def _adapt_by(self, inner: meta.InnerLoop) -> None:
         """Adapt by another inner loop from now on.
 
         Raises:
@@ -63,7 +63,7 @@ class GeneratedRowLearner(TaskLearner):
                 "MetaEmb: a task adapts its generated row alone, by maml, fomaml or meta-sgd: leave adapt "
                 f"out of {inner}"
             )
-        super().use(inner)
+        super()._adapt_by(inner)
 
     @property
     def layers(self) -> list[tf.keras.layers.Layer]:

@@ -7,8 +7,8 @@ all sums are finite, all numbers are. Otherwise, also where a square overflows, 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,12 +40,12 @@ class NamedGradient(NamedTuple):
     """A gradient, and what it belongs to.
 
     Attributes:
-      name_of: A function that returns the name of what a key belongs to, for errors.
+      of: The `gmeta.ops.HashTable`, or the name of the dense weight.
       values: (n, dim) the gradient of a table's rows, or of any shape that of a dense weight.
       keys: A function that returns the rows' keys, (n,) int64; None for a dense weight.
     """
 
-    name_of: Callable[[int], str]
+    of: Any
     values: tf.Tensor
     keys: Callable[[], tf.Tensor] | None = None
 
@@ -53,7 +53,7 @@ class NamedGradient(NamedTuple):
     def of_weights(cls, gradients: Iterable[Any], variables: Iterable[tf.Variable]) -> list[NamedGradient]:
         """Name the gradients of dense weights; those that are None are left out."""
         return [
-            cls(partial(_given_name, variable.name), getattr(gradient, "values", gradient))
+            cls(variable.name, getattr(gradient, "values", gradient))
             for gradient, variable in zip(gradients, variables, strict=True)
             if gradient is not None
         ]
@@ -148,12 +148,14 @@ def _sum_of_squares(values: Any) -> tf.Tensor:
 def _search(gradients: Sequence[NamedGradient], samples: tf.Tensor | float) -> tf.Tensor:
     with tf.device("CPU:0"):  # only a gradient that isn't finite comes here from a GPU
         found = tf.stack([_first_bad(each, samples) for each in gradients])
-    names = [each.name_of for each in gradients]
+    # TensorFlow keeps `describe` for good, so it may not hold the tables.
+    owners = [each.of if isinstance(each.of, str) else weakref.ref(each.of) for each in gradients]
 
     def describe(counts_and_keys: tf.Tensor) -> str:
         parts = [
-            name(key) + (f" and {count - 1} more" if count > 1 else "")
-            for name, (count, key) in zip(names, counts_and_keys.numpy().tolist(), strict=True)
+            (owner if isinstance(owner, str) else name_row(owner(), key))
+            + (f" and {count - 1} more" if count > 1 else "")
+            for owner, (count, key) in zip(owners, counts_and_keys.numpy().tolist(), strict=True)
             if count
         ]
         return _list(parts[:_NAMED], len(parts))
@@ -169,10 +171,6 @@ def _first_bad(gradient: NamedGradient, samples: tf.Tensor | float) -> tf.Tensor
         return tf.stack([tf.cast(tf.reduce_any(bad), tf.int64), tf.constant(0, tf.int64)])
     keys, _ = tf.unique(tf.gather(gradient.keys(), tf.where(tf.reduce_any(bad, axis=1))[:, 0]))
     return tf.stack([tf.size(keys, tf.int64), tf.concat([keys, [0]], axis=0)[0]])
-
-
-def _given_name(name: str, _: int) -> str:
-    return name
 
 
 def _list(names: Sequence[str], count: int) -> str:

@@ -5,7 +5,6 @@ The engine is native: ``ops/table/host/table.h`` describes how it works and why 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +17,7 @@ from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
 from gmeta.ops.keys.key_merge import HoldsMergedKeys
 from gmeta.ops.portable import freeze
-from gmeta.ops.table.finite import NamedGradient, name_row, refuse_bad
+from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.followed_optimizer import FollowsModels
 from gmeta.ops.table.journal import NotesRemovals
 from gmeta.ops.table.lookup import Lookup
@@ -292,8 +291,7 @@ class HashTable(
             raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: {advice}")
         grads = float_matrix(grads, self._owner, "grads", keys, self._dim)
         if finite:
-            name_of = functools.partial(name_row, self)
-            grads = refuse_bad([NamedGradient(name_of, grads, lambda: keys)], grads)
+            grads = refuse_bad([NamedGradient(self, grads, lambda: keys)], grads)
         return _native.gmeta_hash_table_update(
             table=self.resource_handle,
             keys=keys,

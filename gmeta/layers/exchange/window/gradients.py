@@ -24,7 +24,7 @@ from gmeta.layers.exchange.owned_gradients import OwnedGradient, by_key, present
 from gmeta.layers.exchange.pieces import exchange_gradients
 from gmeta.layers.exchange.recorded_lookups import TableGradient, by_table
 from gmeta.layers.exchange.window.keys import KeyClass, WindowKeys, key_classes
-from gmeta.ops.table.finite import NamedGradient, name_row
+from gmeta.ops.table.finite import NamedGradient
 
 _Table = tuple[int, int]  # the numbers of a lookup, and of one of its tables
 
@@ -115,7 +115,7 @@ class WindowGradients:
         """Return this rank's gradients, which are made of `sums`, with their keys."""
         return [
             NamedGradient(
-                partial(name_row, self._fetches[lookup].tables[place]),
+                self._fetches[lookup].tables[place],
                 gradient,
                 partial(_keys_of, parts),
             )

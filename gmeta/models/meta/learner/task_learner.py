@@ -149,6 +149,7 @@ class TaskLearner:
             )
 
     def _adapt_by(self, inner: meta.InnerLoop) -> None:
+        """Take the inner loop, whether weights adapt by it or not; learners refuse what they can't do."""
         check_inner(inner)
         if inner.learns_variance and self.outer_samples == "all":
             raise ConfigError(
