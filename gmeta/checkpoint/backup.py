@@ -19,6 +19,7 @@ from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core import collectives
 from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
 
 _FOLDER = "sharded"
 
@@ -120,7 +121,7 @@ class TableBackup(WorkerTrainingState):
             epoch, step = self._restored
             if step and step == steps_per_epoch:
                 epoch, step = epoch + 1, 0
-        if step and not any(isinstance(part, Position) for part in self._model.submodules):
+        if step and not any(isinstance(part, Position) for part in submodules(self._model)):
             warnings.warn(
                 f"BackupAndRestore: the backup was made after {step} steps of epoch {epoch + 1}, and Keras "
                 "trains the rest of the epoch's steps on the first batches of the data: let the model have a "
@@ -150,7 +151,7 @@ class _Saver(ShardedCheckpoint):
         epochs = self.restore(self.model, checkpoint)
         self.model._train_counter.assign(self.batches)
         stages, ranks = self.stages_of_epoch, collectives.world().shares.total
-        reads_on = any(getattr(part, "counts_groups", False) for part in self.model.submodules)
+        reads_on = any(getattr(part, "counts_groups", False) for part in submodules(self.model))
         if not reads_on and any(before != ranks for before, _ in stages):
             raise ConfigError(
                 f"{checkpoint}: the backup was made by {stages[0][0]} ranks within epoch {epochs + 1}, and "
