@@ -68,6 +68,8 @@ def print_summary(summary: PrepareSummary, console: Console | None = None) -> No
     console.print(_table(summary))
     least, _, median, _, most = summary.size_quantiles()
     console.print(f"rows a task: {least:,} to {most:,}, median {median:,}", highlight=False)
+    for note in summary.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     for kind in summary.bad:
         for example in kind.examples:
             console.print(f"skipped: {example}", highlight=False, markup=False, soft_wrap=True)

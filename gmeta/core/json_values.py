@@ -1,4 +1,4 @@
-"""Checks values of a JSON file that somebody else may have written.
+"""Reads a JSON or TOML file that somebody else may have written, and checks its values.
 
 Each value must have its type and lie within its bounds; otherwise the error names it. A manifest says which
 files to open, and whoever receives its folder reads it. So every value is checked before it is used, and a
@@ -7,11 +7,57 @@ name in it never leads out of the folder.
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from pathlib import PurePosixPath
 from typing import Any
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 MOST = 2**63 - 1
+_TOO_DEEP = "its values are nested too deeply"
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON, as ``json.loads`` does.
+
+    Raises:
+      ValueError: It isn't JSON, isn't UTF-8, or is nested too deeply.
+    """
+    try:
+        value = json.loads(content)
+        _check_depth(value)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    return value
+
+
+def parse_toml(content: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+      ValueError: It isn't TOML, or is nested too deeply.
+    """
+    try:
+        value = tomllib.loads(content)
+        _check_depth(value)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    return value
+
+
+def _check_depth(value: Any, left: int = 64) -> None:
+    """Raise an error for values that are nested so deeply that other functions would fail at them."""
+    if not left:
+        raise RecursionError
+    inner = value.values() if type(value) is dict else value if type(value) is list else ()
+    for one in inner:
+        if type(one) in (dict, list):
+            _check_depth(one, left - 1)
 
 
 def whole(value: Any, what: str, least: int = 0, most: int = MOST) -> int:

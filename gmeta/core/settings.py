@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -14,11 +13,7 @@ from cattrs import cols
 from cattrs.gen import make_dict_structure_fn
 
 from gmeta.core.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from gmeta.core.json_values import parse_toml
 
 T = TypeVar("T")
 
@@ -157,10 +152,10 @@ def read_toml(path: Path) -> dict[str, Any]:
       ConfigError: The file can't be read or isn't TOML.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return parse_toml(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
@@ -182,8 +177,8 @@ def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[st
     found = dict(settings)
     for line in assignments:
         try:
-            given = tomllib.loads(line)
-        except tomllib.TOMLDecodeError as error:
+            given = parse_toml(line)
+        except ValueError as error:
             raise ConfigError(
                 f"{line!r} isn't KEY=VALUE in TOML, where a text has quotes: {error}"
             ) from error

@@ -38,6 +38,8 @@ class Reason(Enum):
 
 WHOLE_NUMBER = "a whole number"
 """The expected content of an int64 column, in messages; text in such a column is most often an id."""
+TIME = "a time, as a whole number or a date"
+"""The expected content of an int64 column that is the time."""
 _TEXT_ID = re.compile(rf"{WHOLE_NUMBER}, got (?!'-?[0-9.]+')")
 
 
@@ -86,7 +88,10 @@ class BadRecords:
         if self.on_bad == "raise":
             advice = "mend it, or leave such records out with --on-bad skip"
             if error.of_table and error.reason is Reason.NULL:
-                advice = f'say a default for its column in --spec, default = "unknown" for text, {advice}'
+                advice = (
+                    "set a default for its column in --spec, such as default = 0, or "
+                    f'default = "unknown" for text, {advice}'
+                )
             if error.of_table and error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
                 advice = (
                     "if it is an id, say hash = true for its column in --spec, which stores text and numbers "

@@ -103,6 +103,9 @@ def _check(config: PrepareConfig | PlanConfig) -> None:
     least, most = config.min_rows, config.max_rows
     if not 0 <= config.seed < 1 << 63:
         raise ConfigError(f"seed must be in 0..2^63-1, got {config.seed}")
+    for name in ("cold_modulus", "min_rows", "max_rows", "batch_rows"):
+        if (getattr(config, name) or 0) >= 1 << 63:
+            raise ConfigError(f"{name} must be below 2^63, got {getattr(config, name)}")
     if config.cold_modulus is not None and (config.cold_modulus < 0 or config.cold_modulus == 1):
         raise ConfigError(f"cold_modulus must be at least 2, or 0 for one split, got {config.cold_modulus}")
     if isinstance(config, PlanConfig) and config.partitions and config.cold_modulus:

@@ -64,6 +64,9 @@ class Source(Named, Protocol):
     def stamps(self) -> Mapping[str, Any]:
         """Return file name -> JSON values that change when the file does, found without reading it."""
 
+    def count(self) -> int:
+        """Return how many records there are at most, bad ones included, without parsing them."""
+
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield parts of some ten thousand rows: the spec's columns, without the batch, and `NUMBER`."""
 

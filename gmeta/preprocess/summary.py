@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gmeta.core.data.manifest import Shard
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.json_values import parse_json
 
 FILE_NAME = "summary.json"
 
@@ -76,6 +77,7 @@ class PrepareSummary:
       columns: The number of the table's columns; 0: not counted.
       columns_left_out: The table's columns that aren't stored.
       columns_hashed: The columns of the data set whose text is hashed.
+      notes: What the values have decided of the columns and may surprise (`TableSpec.notes`).
       seconds: Wall time, from reading to renaming; 0 if there was nothing to do.
       reused: Whether ``out`` existed already, made from the same input by the same plan.
     """
@@ -92,6 +94,7 @@ class PrepareSummary:
     columns: int = 0
     columns_left_out: tuple[str, ...] = ()
     columns_hashed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     seconds: float = 0.0
     reused: bool = False
 
@@ -148,13 +151,13 @@ class PrepareSummary:
         path = folder / FILE_NAME
         advice = "make the folder again with --overwrite"
         try:
-            value: dict[str, Any] = json.loads(path.read_text())
+            value: dict[str, Any] = parse_json(path.read_text())
             value["splits"] = {name: SplitCount(**split) for name, split in value["splits"].items()}
             value["left_out"] = tuple(LeftOut(**entry) for entry in value["left_out"])
             value["bad"] = tuple(
                 BadKind(**{**kind, "examples": tuple(kind["examples"])}) for kind in value["bad"]
             )
-            for name in ("columns_left_out", "columns_hashed"):
+            for name in ("columns_left_out", "columns_hashed", "notes"):
                 value[name] = tuple(value.get(name, ()))
             value["task_sizes"] = {int(size): count for size, count in value["task_sizes"].items()}
             return replace(cls(out=folder, **value), reused=True)

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from gmeta.core.data.schema import Column, DType, Schema
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import load_toml
+
+_EXACT = 2.0**53
+_MOST_FLOAT32 = 3.4028234663852886e38
+Role = Literal["feature", "task", "time", "label"]
+"""What a column is."""
 
 RESERVED = "_gmeta_"
 """The prefix of the names of columns that engines add to rows."""
@@ -55,7 +60,11 @@ class ColumnSpec:
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ConfigError(f"min={self.min:g} is more than max={self.max:g}")
         if isinstance(self.default, int) and not isinstance(self.default, bool):
+            if abs(self.default) > _EXACT:
+                raise ConfigError(f"default={self.default} must lie in [-2^53, 2^53]")
             object.__setattr__(self, "default", float(self.default))  # one number, one manifest
+        if isinstance(self.default, float) and not abs(self.default) <= _MOST_FLOAT32:
+            raise ConfigError(f"default={self.default:g} must be finite, in float32")
         if isinstance(self.default, float) and (self.hash or self.dtype == "int64"):
             _check_whole(self.default)
         if isinstance(self.default, str) and self.dtype is not None and not self.hash:
@@ -102,6 +111,7 @@ class TableSpec:
         above are stored in any case.
       csv: The format of CSV files.
       unused: The table's columns that aren't stored; `resolve` finds them.
+      notes: What was decided by the values and may surprise the user, each in a sentence.
 
     Example:
       >>> spec = TableSpec("user", time="ts", label="click", columns={"item": ColumnSpec(hash=True)})
@@ -116,6 +126,7 @@ class TableSpec:
     columns: Mapping[str, ColumnSpec] = field(default_factory=dict)
     csv: CsvForm = field(default_factory=CsvForm)
     unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch in self.columns or self.batch in self.roles:
@@ -124,6 +135,13 @@ class TableSpec:
             if self.columns[name or ""].is_list:
                 raise ConfigError(
                     f"column {name!r} must have one value a row to be the task, time, label or key"
+                )
+        for role, name in (("time", self.time), ("label", self.label)):
+            if name is not None and name in self.columns and self.columns[name].hash:
+                what = "a whole number or a date" if role == "time" else "a number"
+                raise ConfigError(
+                    f"column {name!r} is the {role}, and a hash of it has no meaning: leave out hash = true, "
+                    f"and write {what} into the file where there is text"
                 )
         if self.task in self.columns and self.columns[self.task].dtype == "float32":
             raise ConfigError(
@@ -144,6 +162,11 @@ class TableSpec:
         """The columns that have a role, each once."""
         named = (self.task, self.time, *self.unique, self.label)
         return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    def role_of(self, name: str) -> Role:
+        """Return what a column is."""
+        roles: dict[str | None, Role] = {self.label: "label", self.time: "time", self.task: "task"}
+        return roles.get(name, "feature")
 
     @property
     def schema(self) -> Schema:
@@ -197,15 +220,16 @@ class TableSpec:
         names = list(dict.fromkeys((*self.roles, *given)))
         check_names(table.names, "the table has")
         check_names([*names, self.batch], "the spec stores")
-        columns = {name: self._resolve(name, given.get(name, ColumnSpec()), table) for name in names}
+        types = {column.name: column.type for column in table}
+        columns = {name: self._resolve(name, given.get(name, ColumnSpec()), types) for name in names}
         used = {column.source for column in columns.values()}
         return replace(self, columns=columns, unused=tuple(n for n in table.names if n not in used))
 
-    def _resolve(self, name: str, column: ColumnSpec, table: pa.Schema) -> ColumnSpec:
+    def _resolve(self, name: str, column: ColumnSpec, types: Mapping[str, pa.DataType]) -> ColumnSpec:
         source = column.source or name
-        if source not in table.names:
-            raise ConfigError(f"no column {source!r} in the table; it has {_show(table.names)}")
-        kind = table.field(source).type
+        if source not in types:
+            raise ConfigError(f"no column {source!r} in the table; it has {_show([*types]) or 'none'}")
+        kind = types[source]
         is_list = _is_list(kind) if column.is_list is None else column.is_list
         if is_list and name in self.roles:
             raise ConfigError(
@@ -220,7 +244,9 @@ class TableSpec:
                 dtype = "int64"
             elif name == self.label or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
                 dtype = "float32"
-            elif _numbers(kind) or pa.types.is_null(kind):
+            elif pa.types.is_null(kind):
+                dtype, hashes = self._without_value(name, column.default)
+            elif _numbers(kind):
                 dtype = "int64"
             else:
                 raise ConfigError(f"column {name!r} is {kind}: neither numbers nor text can be made of it")
@@ -237,6 +263,15 @@ class TableSpec:
             _check_whole(column.default)
         return replace(column, source=source, dtype=dtype, is_list=is_list, hash=hashes)
 
+    def _without_value(self, name: str, default: float | str | None) -> tuple[DType, bool]:
+        """Return the type of a column without a value, and whether it is hashed: its default decides."""
+        if default is None and name not in self.unique:
+            raise ConfigError(
+                f"column {name!r} has no value: leave it out, or set a default for it in --spec"
+            )
+        is_float = isinstance(default, float) and not default.is_integer()
+        return "float32" if is_float else "int64", isinstance(default, str)
+
     def to_json(self) -> dict[str, Any]:
         """Return what the manifest keeps of the spec, as JSON values."""
         return {
@@ -246,14 +281,16 @@ class TableSpec:
 
 
 def _check_whole(default: float) -> None:
-    if default != default or default in (float("inf"), float("-inf")) or default != int(default):
-        raise ConfigError(f"default={default:g} isn't an int64")
+    if not default.is_integer() or abs(default) > _EXACT:
+        raise ConfigError(f"default={default:g} isn't an int64, or not exact as a floating-point number")
 
 
 def check_names(names: Sequence[str], what: str) -> None:
     """Refuse names that an engine would confuse with one another, or with its own names."""
     seen: dict[str, str] = {}
     for name in names:
+        if name.lower() in seen and seen[name.lower()] == name:
+            raise ConfigError(f"{what} two columns {name!r}: rename one")
         other = seen.setdefault(name.lower(), name)
         if other != name:
             raise ConfigError(
@@ -281,7 +318,8 @@ def _numbers(kind: pa.DataType) -> bool:
         or types.is_floating(kind)
         or types.is_boolean(kind)
         or types.is_decimal(kind)
-        or types.is_temporal(kind)
+        or types.is_timestamp(kind)
+        or types.is_date(kind)
     )
 
 

@@ -194,7 +194,8 @@ def test_a_method_that_would_leave_the_run_is_refused_by_name(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "held", [{"data": 3, "experiment": {}}, {"data": "x", "experiment": []}, "[" * 100_000]
+    "held",
+    [{"data": 3, "experiment": {}}, {"data": "x", "experiment": []}, "[" * 100_000, "[" * 3000 + "]" * 3000],
 )
 def test_a_crafted_run_is_refused(tmp_path: Path, held: Any) -> None:
     (tmp_path / "config.json").write_text(held if isinstance(held, str) else json.dumps(held))

@@ -158,6 +158,11 @@ def test_a_table_by_a_spec_and_options_that_count_more(table, tmp_path):
         ([], "say which of its columns is the task, with --task COLUMN or --spec FILE"),
         (["--task", "user", "--compress", "gzip"], "a compressed file can't be entered in the middle"),
         (["--task", "user", "--memory-limit", "much"], "memory limit must be a size such as 2GB"),
+        (["--task", "user", "--min-rows", str(2**63)], "min_rows must be below 2^63"),
+        (
+            ["--task", "user", "--memory-limit", "9999999999GB"],
+            "memory limit must be at least 512MiB and below",
+        ),
         (["--task", "user", "--memory-limit", "1MB"], "memory limit must be at least 512MiB"),
         (["--task", "uid"], "no column 'uid' in the table; it has user, ts, item"),
         (["--spec", "/nowhere.toml"], "/nowhere.toml: can't be read: No such file"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from gmeta.cli import main
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.preprocess import semantic_ids
+from gmeta.preprocess.plan.column_values import hash_text
 
 VECTORS = np.random.default_rng(0).normal(size=(300, 6)).astype(np.float32)
 
@@ -61,6 +63,11 @@ def test_columns_of_files_give_ids_and_vectors(tmp_path: Path) -> None:
     one, other = SemanticIds.read(tmp_path / "parquet"), SemanticIds.read(tmp_path / "arrow")
     assert one.digest == other.digest
     np.testing.assert_array_equal(one.items, np.arange(300) * 7)
+    names = [f"item-{number}" for number in range(300)]
+    pq.write_table(pa.table({"asin": names, "text": list(VECTORS)}), tmp_path / "names.parquet")
+    done = call(tmp_path / "names.parquet", tmp_path / "names", *named)
+    assert done.exit_code == 0, done.output
+    assert set(SemanticIds.read(tmp_path / "names").items) == {hash_text(name) for name in names}
 
 
 def test_new_items_are_added(tmp_path: Path) -> None:
@@ -95,6 +102,23 @@ def test_new_items_are_added(tmp_path: Path) -> None:
             "v.parquet",
             lambda path: pq.write_table(pa.table({"keys": [1], "values": [1.0]}), path),
             "must hold lists of numbers, but holds double",
+        ),
+        (
+            "v.parquet",
+            lambda path: pq.write_table(pa.table({"keys": ["a", None], "values": [[1.0], [2.0]]}), path),
+            "row 2: keys must be given, got None",
+        ),
+        (
+            "v.arrow",
+            lambda path: pa.feather.write_feather(
+                pa.table({"keys": ["a", "b", "a"], "values": [[1.0], [2.0], [3.0]]}), path
+            ),
+            "rows 1 and 3 are both of keys 'a'",
+        ),
+        (
+            "v.parquet",
+            lambda path: pq.write_table(pa.table({"keys": [1, 2], "values": [["x"], ["y"]]}), path),
+            "its vectors aren't lists of numbers",
         ),
         ("absent", lambda path: None, "no such file or folder"),
     ],

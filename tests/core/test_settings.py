@@ -63,6 +63,10 @@ def test_toml(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('[part]\nnames = ["b"]\n')
     assert load_toml(Whole, file) == Whole(Part(names=("b",)))
+    for deep in ("x = " + "[" * 3000 + "]" * 3000, ".".join(3000 * "x") + " = 1"):
+        file.write_text(deep)
+        with pytest.raises(ConfigError, match=r"run\.toml: not TOML: its values are nested too deeply"):
+            load_toml(Whole, file)
     file.write_text("[part\n")
     with pytest.raises(ConfigError, match=r"run\.toml: not TOML"):
         load_toml(Whole, file)

@@ -34,6 +34,7 @@ from pathlib import Path
 
 from gmeta.core.collectives.driver.elastic import job
 from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.json_values import parse_json
 
 FILE_NAME = ".lock"
 
@@ -258,7 +259,7 @@ def _is_alive(writer: Writer, descriptor: int, folder: Path) -> bool:
 
 def _read_owner(descriptor: int) -> Writer | None:
     try:
-        writer = Writer(**json.loads(os.pread(descriptor, 1 << 16, 0)))
+        writer = Writer(**parse_json(os.pread(descriptor, 1 << 16, 0)))
     except (ValueError, TypeError):  # still empty, or not written by gmeta
         return None
     return writer

@@ -28,7 +28,17 @@ from gmeta.checkpoint.files.record_file import Segment
 from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
-from gmeta.core.json_values import folder_name, inner_path, items, mapping, short, text, whole, wholes
+from gmeta.core.json_values import (
+    folder_name,
+    inner_path,
+    items,
+    mapping,
+    parse_json,
+    short,
+    text,
+    whole,
+    wholes,
+)
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 
 FILE_NAME = "manifest.json"
@@ -337,10 +347,10 @@ class Manifest:
         path = folder / FILE_NAME
         advice = "name the folder of a whole checkpoint"
         try:
-            value = json.loads(path.read_bytes())
+            value = parse_json(path.read_bytes())
         except OSError as error:
             raise DataError(f"no checkpoint here: {error.strerror}", path=path, advice=advice) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise DataError(f"damaged: {error}", path=path, advice=advice) from error
         if not isinstance(value, dict) or (value.get("format"), value.get("version")) != (FORMAT, VERSION):
             raise DataError(f"not a {FORMAT} manifest of version {VERSION}", path=path, advice=advice)

@@ -14,7 +14,7 @@ from gmeta.checkpoint.vocabulary.table_names import FoundTable
 from gmeta.core.data.merged_keys import Fold, fold_of
 from gmeta.core.errors import DataError
 from gmeta.core.files import beside_data
-from gmeta.core.json_values import items, mapping, text, whole
+from gmeta.core.json_values import items, mapping, parse_json, text, whole
 
 _NAME, ARROW_NAME = "table.json", "table.arrow"
 FORMAT, VERSION = "gmeta-table", 1
@@ -110,7 +110,7 @@ class TableDescription:
         """
         path = description_path(folder)
         try:
-            value = mapping(json.loads(path.read_bytes()), path.name)
+            value = mapping(parse_json(path.read_bytes()), path.name)
             if (value.pop("format", None), value.pop("version", None)) != (FORMAT, VERSION):
                 raise ValueError(f"it isn't a {FORMAT} of version {VERSION}")
             return cls._from_json(value)
@@ -118,7 +118,7 @@ class TableDescription:
             return None
         except OSError as error:
             raise DataError(f"can't be read: {error.strerror}", path=path) from error
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise DataError(
                 f"not what gmeta writes: {reason}",

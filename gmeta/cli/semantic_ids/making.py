@@ -57,7 +57,8 @@ def command(
     """Write semantic ids of the items in VECTORS into the folder OUT, which appears whole or not at all.
 
     VECTORS is a .npy file with a row for each of items 0, 1, …; a Parquet or Arrow file with a column of ids
-    and one of lists; or a folder of `gmeta tables export`. Items that are alike share their first digits. OUT
+    (numbers, or text, which is hashed as by `gmeta prepare`) and one of lists; or a folder of `gmeta tables
+    export`. Items that are alike share their first digits. OUT
     also gets report.json and report.png, which say how well the codes are used.
     """
     from gmeta.cli.semantic_ids.item_vectors import read_vectors

@@ -10,7 +10,7 @@ from typing import Any
 
 from gmeta.core.errors import DataError
 from gmeta.core.files import ReadablePath, write_atomically
-from gmeta.core.json_values import short
+from gmeta.core.json_values import parse_json, short
 
 FILE_NAME = "manifest.json"
 
@@ -49,10 +49,10 @@ def load_manifest_file(
       DataError: It is missing, isn't JSON, or is of another kind or version.
     """
     try:
-        value = json.loads(path.read_text())
+        value = parse_json(path.read_text())
     except OSError as error:
         raise DataError(f"no manifest: {error.strerror}", path=path, advice=advice) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"not JSON: {error}", path=path, advice=advice) from error
     if not isinstance(value, dict) or value.get("format") != kind:
         raise DataError(f"not a {kind} manifest", path=path, advice=advice)

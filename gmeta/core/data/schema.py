@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from gmeta.core.errors import ConfigError
@@ -46,27 +48,27 @@ class Schema:
     batch: str = "batch_id"
 
     def __post_init__(self) -> None:
-        names = [column.name for column in self.columns]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        names = Counter(column.name for column in self.columns)
+        if twice := sorted(name for name, times in names.items() if times > 1):
             raise ConfigError(f"schema names a column twice: {', '.join(twice)}")
         for role in (self.task, self.batch):
             if self[role] != Column(role):
                 raise ConfigError(f"schema: column {role!r} must be a single int64, got {self[role]}")
 
+    @cached_property
+    def _by_name(self) -> Mapping[str, Column]:
+        return {column.name: column for column in self.columns}
+
     def __getitem__(self, name: str) -> Column:
-        for column in self.columns:
-            if column.name == name:
-                return column
-        raise ConfigError(
-            f"schema has no column {name!r}; it has {', '.join(column.name for column in self.columns)}"
-        )
+        if name not in self._by_name:
+            raise ConfigError(f"schema has no column {name!r}; it has {', '.join(self._by_name)}")
+        return self._by_name[name]
 
     def __iter__(self) -> Iterator[Column]:
         return iter(self.columns)
 
     def __contains__(self, name: object) -> bool:
-        return any(column.name == name for column in self.columns)
+        return name in self._by_name
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON objects, in the manifest's form."""

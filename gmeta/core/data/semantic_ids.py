@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gmeta.core.data.codebooks import Codebooks, Vectors, places_in_groups
 from gmeta.core.data.splitmix import splitmix64
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.json_values import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -213,7 +214,7 @@ def _read_table(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             table = reader.read_all()
-        note = json.loads((table.schema.metadata or {})[_NOTE])
+        note = parse_json((table.schema.metadata or {})[_NOTE])
     except (OSError, KeyError, ValueError) as error:
         absent = isinstance(error, FileNotFoundError)
         reason = "no such file" if absent else "it is damaged, or something else"

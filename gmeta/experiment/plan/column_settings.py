@@ -9,6 +9,9 @@ from typing import ClassVar
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import Combiner
 
+MAX_WIDTH = 1 << 16
+"""The most units of a layer, and numbers of an embedding."""
+
 
 @dataclass(frozen=True)
 class FeatureSettings:
@@ -30,6 +33,12 @@ class FeatureSettings:
     combiner: Combiner | None = None
     table: str | None = None
     max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and not 1 <= self.dim <= MAX_WIDTH:
+            raise ConfigError(f"dim must lie in [1, {MAX_WIDTH}], got {self.dim}")
+        if self.max_length is not None and not 1 <= self.max_length < 2**31:
+            raise ConfigError(f"max_length must lie in [1, {2**31 - 1}], got {self.max_length}")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from typing import Literal
 from gmeta.core.errors import ConfigError
 from gmeta.core.json_values import folder_name
 from gmeta.experiment.baselines import NAMES as BASELINES
-from gmeta.experiment.plan.column_settings import FeatureSettings, NumberScale
+from gmeta.experiment.plan.column_settings import MAX_WIDTH, FeatureSettings, NumberScale
 from gmeta.experiment.plan.label_facts import LabelFacts
 from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
 from gmeta.io.cuts.task_choice import By, check_bounds
 
+MAX_STEPS = 1 << 20
 Loss = Literal["mse", "binary_crossentropy"]
 NamedFeatures = Literal["movielens", "melu", "melu+year", "melu+year+writer"]
 HELD_OUT = "held-out"
@@ -113,10 +114,13 @@ class ExperimentConfig:
         if not self.test_splits or len(set(self.test_splits)) != len(self.test_splits):
             raise ConfigError(f"test_splits must be given, each once, got {list(self.test_splits)}")
         check_share("query", self.query)
-        if min(self.tasks_per_batch, self.embedding_dim, *self.hidden, *self.support_sizes) < 1:
-            raise ConfigError("tasks_per_batch, embedding_dim, hidden and support_sizes must be at least 1")
-        if not self.evaluation_steps or min(*self.evaluation_steps, self.support_steps) < 0:
-            raise ConfigError(f"evaluation_steps must be given and not negative, got {self.evaluation_steps}")
+        if not self.evaluation_steps:
+            raise ConfigError("evaluation_steps must be given, got []")
+        for name, (least, most) in _BOUNDS.items():
+            given = getattr(self, name)
+            for value in given if isinstance(given, tuple) else (given,):
+                if not least <= value <= most:
+                    raise ConfigError(f"{name} must lie in [{least}, {most}], got {value}")
         if not (self.held_out > 1 if HELD_OUT in self.test_splits else self.held_out == 0):
             raise ConfigError(
                 f"held_out={self.held_out} keeps one of so many tasks for the test split {HELD_OUT!r}: give "
@@ -179,4 +183,13 @@ class ExperimentConfig:
         return [] if isinstance(self.features, str) else [*self.features, *self.numbers]
 
 
+_BOUNDS = {
+    "seeds": (-(2**62), 2**62),
+    "tasks_per_batch": (1, 2**31 - 1),
+    "embedding_dim": (1, MAX_WIDTH),
+    "hidden": (1, MAX_WIDTH),
+    "evaluation_steps": (0, MAX_STEPS),
+    "support_sizes": (1, 2**31 - 1),
+    "support_steps": (0, MAX_STEPS),
+}
 _TAKEN = ("data", "figures", "config.json", "evaluation.json", "report.html")

@@ -129,6 +129,11 @@ class _Plan(ColumnPlan):
                 f'--config, label = "COLUMN"; its columns are {self.names}'
             )
         self.check("label", [label], lists=False)
+        if (self.table.get("columns") or {}).get(label, {}).get("hash"):
+            raise ConfigError(
+                f"{self.data}: label {label!r} is hashed text, and its numbers have no meaning: prepare the "
+                "data set with a number as the label"
+            )
         return str(label)
 
     def _splits(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from typing import Any, NewType
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.json_values import parse_json
 from gmeta.core.settings import copy_converter, from_mapping, to_mapping
 from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.calibration import Calibration
@@ -297,7 +298,7 @@ def load(path: Path) -> Evaluation:
     """
     advice = "run `gmeta evaluate --json FILE` to make one"
     try:
-        return from_json(json.loads(path.read_text("utf-8")))
+        return from_json(parse_json(path.read_text("utf-8")))
     except OSError as error:
         raise DataError(f"can't be read: {error.strerror}", path=path, advice=advice) from error
     except DataError as error:

@@ -15,6 +15,7 @@ from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.files import write_atomically
+from gmeta.core.json_values import parse_json
 from gmeta.experiment.results.evaluation import TrainingRun
 
 
@@ -119,7 +120,7 @@ class EpochCheckpoints(ShardedCheckpoint):
 
     def _read_history(self) -> Any:
         try:
-            return json.loads(self._file.read_text())
+            return parse_json(self._file.read_text())
         except (OSError, ValueError) as error:
             raise DataError(f"the run's curves can't be read: {error}", path=self._file) from error
 

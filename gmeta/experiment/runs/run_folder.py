@@ -20,6 +20,7 @@ from gmeta.checkpoint.files.lock import FILE_NAME, FolderLock
 from gmeta.core.data.manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.staging import explain_write_errors
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
@@ -87,8 +88,8 @@ class RunFolder:
     @staticmethod
     def _read(file: Path) -> dict[str, Any]:
         try:
-            held = json.loads(file.read_text())
-        except (ValueError, RecursionError) as error:
+            held = parse_json(file.read_text())
+        except ValueError as error:
             raise DataError(f"not JSON: {error}", path=file, advice="delete it to begin anew") from error
         if not isinstance(held, dict) or not {"data", "experiment"} <= held.keys():
             raise DataError("incomplete", path=file, advice="delete it to begin anew")

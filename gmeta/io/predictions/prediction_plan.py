@@ -22,7 +22,7 @@ from typing import Any
 from gmeta.core.data.manifest_file import SealedManifest, load_manifest_file
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import beside_data, write_atomically
-from gmeta.core.json_values import folder_name, items, mapping, text, whole
+from gmeta.core.json_values import folder_name, items, mapping, parse_json, text, whole
 from gmeta.core.settings import from_mapping
 
 _PLAN, _MANIFEST = "plan.json", "manifest.json"
@@ -83,8 +83,8 @@ class PredictionPlan(SealedManifest):
             write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
             return
         try:
-            there = from_mapping(PredictionPlan, json.loads(path.read_text()), where="plan")
-        except (ValueError, RecursionError) as error:
+            there = from_mapping(PredictionPlan, parse_json(path.read_text()), where="plan")
+        except ValueError as error:
             raise DataError(f"no plan of predictions: {error}", path=path, advice=_ADVICE) from error
         for field in fields(self):
             here, before = getattr(self, field.name), getattr(there, field.name)

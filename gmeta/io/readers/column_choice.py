@@ -36,6 +36,11 @@ def choose_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[
             raise ConfigError(
                 f"{what}: label={name!r} must be a column of one value a record, and not the key's"
             )
+        if name in roles.hashed:
+            raise ConfigError(
+                f"{what}: label={name!r} is hashed text, and its numbers have no meaning: prepare the data "
+                "set with a number as the label"
+            )
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{what}: label must name a column, or several, each once; got {list(names)}")
     return label if isinstance(label, str) else names

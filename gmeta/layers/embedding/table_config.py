@@ -11,6 +11,9 @@ from gmeta.layers.embedding.keras_initializer import table_initializer
 from gmeta.optimizers import SparseOptimizer
 from gmeta.policies import Admission, Always, Eviction, TwoPrecisions
 
+MAX_DIM = 1 << 20
+"""The most numbers of a row."""
+
 
 class RowPolicy(NamedTuple):
     """The policy of a table's rows. Tables of equal policy are merged."""
@@ -29,7 +32,7 @@ class TableConfig:
 
     Attributes:
       name: The table's name.
-      dim: Width of a row.
+      dim: Width of a row, at most 1,048,576.
       initializer: Distribution of a new row's values: one of `gmeta.initializers`, or a Keras initializer,
         or its name, that has an equal in `gmeta.initializers`.
       admission: Which ids get a row of their own when they are first seen; all of them by default.
@@ -73,8 +76,8 @@ class TableConfig:
         if not isinstance(self.name, str):
             raise ConfigError(f"a TableConfig's name must be text, got {self.name!r}")
         object.__setattr__(self, "initializer", table_initializer(self.initializer, where))
-        if not isinstance(self.dim, int) or self.dim < 1:
-            raise ConfigError(f"{where}: dim must be a whole number of at least 1, got {self.dim!r}")
+        if not isinstance(self.dim, int) or not 1 <= self.dim <= MAX_DIM:
+            raise ConfigError(f"{where}: dim must be a whole number from 1 to {MAX_DIM}, got {self.dim!r}")
         check_optimizer(self.optimizer, where)
 
     @property

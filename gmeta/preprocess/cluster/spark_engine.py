@@ -34,8 +34,8 @@ from gmeta.core.staging import stage_folder
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.cluster import spark_rows as work
 from gmeta.preprocess.cluster.attempts import collect
-from gmeta.preprocess.cluster.file_splits import FileSplit
 from gmeta.preprocess.cluster.spark_connection import FEW_CELLS, spark_errors, spark_session
+from gmeta.preprocess.cluster.spark_records import FileSplit
 from gmeta.preprocess.cluster.spark_tables import open_job, read_table
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.tally import Tally
@@ -99,8 +99,8 @@ def prepare_on_spark(
     """
     started, out = time.perf_counter(), Path(out)
     paths = [data] if isinstance(data, str | os.PathLike) else list(data)
-    if ranges is not None and ranges < 1:
-        raise ConfigError(f"ranges must be at least 1, got {ranges}")
+    if ranges is not None and not 1 <= ranges <= 999_999:
+        raise ConfigError(f"ranges must be in 1..999999, got {ranges}")
     with spark_session(master, conf) as spark, spark_errors():
         job = open_job(spark, paths, out, spec, config or PrepareConfig(), on_bad, overwrite=overwrite)
         if job.is_done():

@@ -1,14 +1,22 @@
-"""Conversion of the records that Spark reads, lines of text with their files or columns, to good rows."""
+"""The records of a partition: from pieces of files that workers read by themselves, or as Spark reads them.
+
+A piece is a byte range of a text file, or row groups of a Parquet file. Spark reads what only it can read:
+lines of text with their files, or columns. Either becomes good rows.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from gmeta.preprocess.cluster.file_splits import FileSplit, read_split
+from gmeta.core.errors import DataError
+from gmeta.preprocess.cluster.row_text import blocks
 from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.tally import Tally, good_rows
 from gmeta.preprocess.cluster.text_records import parse_lines
@@ -18,6 +26,98 @@ FILE, LINE = "_gmeta_file", "_gmeta_line"
 """Columns of the input: the file's path and, for a text file, a line."""
 
 Batches = Iterator[pa.RecordBatch]
+
+_LEAST, _MOST = 4 << 20, 64 << 20
+_BLOCK = 8 << 20
+_ROWS = 65_536
+_COMPRESSED = (".gz", ".zst")
+
+
+class FileSplit(NamedTuple):
+    """A piece of a file: the lines that begin in a byte range, or row groups; ``stop`` 0: the whole file."""
+
+    file: int
+    start: int
+    stop: int
+
+
+def cut_files(job: TableInput, workers: int) -> list[FileSplit]:
+    """Cut a job's files into pieces, some for each worker.
+
+    Raises:
+      DataError: A file can't be read.
+    """
+    sizes = [job.path_of(number).stat().st_size for number in range(len(job.files))]
+    aim = min(max(sum(sizes) // (3 * workers), _LEAST), _MOST)
+    found: list[FileSplit] = []
+    for number, size in enumerate(sizes):
+        path = job.path_of(number)
+        if job.files[number].form is None:
+            found += _row_groups(path, number, aim)
+        elif path.suffix in _COMPRESSED:
+            found.append(FileSplit(number, 0, 0))
+        else:
+            edges = [*range(0, size, aim), size]
+            found += [FileSplit(number, a, b) for a, b in itertools.pairwise(edges)]
+    return found
+
+
+def _row_groups(path: Path, number: int, aim: int) -> Iterator[FileSplit]:
+    try:
+        metadata = pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    start = size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= aim:
+            yield FileSplit(number, start, group + 1)
+            start, size = group + 1, 0
+    if size:
+        yield FileSplit(number, start, metadata.num_row_groups)
+
+
+def read_split(job: TableInput, split: FileSplit) -> Iterator[bytes | pa.RecordBatch]:
+    """Yield blocks of lines, or records with those of the job's columns that the file has.
+
+    Raises:
+      DataError: The file can't be read.
+    """
+    path = job.path_of(split.file)
+    try:
+        if job.files[split.file].form is None:
+            yield from _parquet(path, split, list(dict.fromkeys(job.spec.sources.values())))
+        elif not split.stop:
+            with pa.input_stream(str(path), compression="detect") as stream:
+                yield from blocks(stream)
+        else:
+            yield from _lines(path, split)
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+
+
+def _parquet(path: Path, split: FileSplit, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path) as file:
+        there = [name for name in wanted if name in file.schema_arrow.names]
+        groups = list(range(split.start, split.stop))
+        yield from file.iter_batches(_ROWS, row_groups=groups, columns=there)
+
+
+def _lines(path: Path, split: FileSplit) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if split.start:
+            file.seek(split.start - 1)
+            file.readline()  # skips the rest of a line that begins in the previous piece
+        while (place := file.tell()) < split.stop:
+            block = file.read(min(_BLOCK, split.stop - place))
+            if not block:
+                return
+            yield block if block.endswith(b"\n") else block + file.readline()
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return DataError(f"can't be read: {said}", path=path, advice="mend it, fetch it again, or leave it out")
 
 
 def good_rows_of(
@@ -55,11 +155,12 @@ def _split_parts(job: TableInput, splits: Sequence[FileSplit], batches: Batches)
 
 def _parts(job: TableInput, batches: Batches) -> Iterator[tuple[int, Any]]:
     for batch in batches:
-        for file, records in _by_file(job, batch):
-            yield file, records if job.files[file].form is None else _lines(records)
+        for file, records in by_file(job, batch):
+            yield file, records if job.files[file].form is None else join_lines(records)
 
 
-def _by_file(job: TableInput, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def by_file(job: TableInput, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of each file, with its number."""
     if FILE not in batch.schema.names:
         yield 0, batch
         return
@@ -69,7 +170,8 @@ def _by_file(job: TableInput, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.R
         yield job.file_of(one), batch if len(different) == 1 else batch.filter(pc.equal(path, one))
 
 
-def _lines(batch: pa.RecordBatch) -> bytes:
+def join_lines(batch: pa.RecordBatch) -> bytes:
+    """Return the lines of a batch as one text."""
     lines = batch.column(LINE)
     whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
     return pc.binary_join(whole, "\n")[0].as_buffer().to_pybytes()

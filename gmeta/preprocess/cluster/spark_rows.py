@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from gmeta.core.settings import to_mapping
 from gmeta.preprocess.cluster.attempts import write_attempt
-from gmeta.preprocess.cluster.file_splits import FileSplit
-from gmeta.preprocess.cluster.spark_records import Batches, good_rows_of
+from gmeta.preprocess.cluster.spark_records import Batches, FileSplit, good_rows_of
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.tally import Tally
 from gmeta.preprocess.columns import (

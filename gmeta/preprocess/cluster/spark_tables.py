@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from gmeta.core.data.on_bad import check_on_bad
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.preprocess.cluster.file_splits import FileSplit, cut_files
-from gmeta.preprocess.cluster.spark_records import FILE, LINE
+from gmeta.preprocess.cluster.spark_records import FILE, LINE, FileSplit, cut_files
+from gmeta.preprocess.cluster.spark_survey import resolve_on_spark
 from gmeta.preprocess.cluster.table_input import FoundTable, InputFile, TableInput, find_table
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.cluster.text_records import TextForm
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.local.preparation import describe_plan
 from gmeta.preprocess.table_spec import TableSpec
-from gmeta.preprocess.tables.table_files import format_of
+from gmeta.preprocess.tables.table_files import format_of, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -92,8 +91,8 @@ def kind_of(data: Sequence[str | os.PathLike[str]]) -> str:
 def open_table(spark: SparkSession, data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> FoundTable:
     """Find a table, and decide what its spec leaves open.
 
-    For data that only the cluster can read, Spark gives the columns and types, and the files' sizes and times
-    of change identify the content.
+    For data that only the cluster can read, workers survey the values, and the files' sizes and times of
+    change identify the content.
 
     Args:
       spark: The session.
@@ -109,21 +108,19 @@ def open_table(spark: SparkSession, data: Sequence[str | os.PathLike[str]], spec
     if kind == "file":
         return find_table(data, spec)
     name = given[0].removeprefix(HIVE) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
-    form = None
     if kind == "hive":
-        table = spark.table(name)
-        files, stamps = [name], _stamps(spark, table.inputFiles())
+        table, files = spark.table(name), [InputFile(name)]
+        stamps = _stamps(spark, table.inputFiles())
     else:
         stamps = _stamps(spark, given)
-        files = sorted(stamps)
-        table = _describe(spark, files, spec)
-        form = _form(files[0], table.columns, spec)
+        files = [InputFile(file, _form(spark, file, spec)) for file in sorted(stamps)]
+        table = _read(spark, files)
     try:
-        decided = spec.resolve(_types(table))
+        decided = resolve_on_spark(table, spec, files)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     inputs = {file: repr(stamp) for file, stamp in stamps.items()}
-    return FoundTable(name, decided, tuple(InputFile(file, form) for file in files), inputs)
+    return FoundTable(name, decided, tuple(files), inputs)
 
 
 def read_table(
@@ -139,8 +136,6 @@ def read_table(
       job: The job.
       data: The first of the given files, addresses or tables.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
     given = os.fspath(data)
     if given.startswith(HIVE):
         table = spark.table(job.files[0].path)
@@ -148,12 +143,30 @@ def read_table(
     if "://" not in given:
         splits = cut_files(job, spark.sparkContext.defaultParallelism)
         return spark.range(0, len(splits), 1, max(len(splits), 1)), splits
-    paths = [_address(file.path) for file in job.files]
-    file = F.col("_metadata.file_path").alias(FILE)
+    table = _read(spark, job.files)
     if job.files[0].form is not None:
-        return spark.read.text(paths).select(F.col("value").alias(LINE), file), []
-    table = spark.read.parquet(*paths)
-    return table.select(*[_column(name) for name in _columns_to_read(job, table)], file), []
+        return table, []
+    return table.select(*[_column(name) for name in _columns_to_read(job, table)], FILE), []
+
+
+def _read(spark: SparkSession, files: Sequence[InputFile]) -> DataFrame:
+    """Return the lines of text files, or the columns of Parquet files, and the files' addresses.
+
+    Raises:
+      ConfigError: There are files of both kinds.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+    paths = [_address(file.path) for file in files]
+    kinds = {file.form and file.form.format for file in files}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{files[0].path}: files of other formats are beside it: prepare one format at a time"
+        )
+    file = F.col("_metadata.file_path").alias(FILE)
+    if files[0].form is not None:
+        return spark.read.text(paths).select(F.col("value").alias(LINE), file)
+    return spark.read.option("mergeSchema", True).parquet(*paths).select("*", file)
 
 
 def _columns_to_read(job: TableInput, table: DataFrame) -> list[str]:
@@ -167,33 +180,35 @@ def _column(name: str) -> Any:
     return F.col(f"`{quoted}`")
 
 
-def _types(table: DataFrame) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    return to_arrow_schema(table.schema)
-
-
-def _describe(spark: SparkSession, files: Sequence[str], spec: TableSpec) -> DataFrame:
-    """Return a table with the columns and types of the first file."""
-    kind = format_of(PurePosixPath(files[0]))
-    if kind == "parquet":
-        return spark.read.parquet(_address(files[0]))
-    if kind == "json":
-        return spark.read.json(_address(files[0]))
-    form = spec.csv
-    reader = spark.read.option("header", form.header).option("quote", form.quote).option("escape", form.quote)
-    reader = reader.option("sep", _delimiter(files[0], spec)).option("inferSchema", True)
-    table = reader.csv(_address(files[0]))
-    return table if form.header else table.toDF(*form.names)
-
-
-def _form(file: str, names: Sequence[str], spec: TableSpec) -> TextForm | None:
+def _form(spark: SparkSession, file: str, spec: TableSpec) -> TextForm | None:
     kind = format_of(PurePosixPath(file))
     if kind == "json":
         return TextForm("json")
     if kind == "csv":
-        return TextForm("csv", tuple(names), _delimiter(file, spec), spec.csv.quote, spec.csv.header)
+        delimiter, header = _delimiter(file, spec), spec.csv.header
+        names = (
+            names_of(io.StringIO(_first_line(spark, file)), file, spec.csv, delimiter)
+            if header
+            else spec.csv.names
+        )
+        return TextForm("csv", tuple(names), delimiter, spec.csv.quote, header)
     return None
+
+
+def _first_line(spark: SparkSession, file: str) -> str:
+    """Return the first line of a file that may be compressed."""
+    context: Any = spark.sparkContext
+    jvm, conf = context._jvm, context._jsc.hadoopConfiguration()
+    path = jvm.org.apache.hadoop.fs.Path(file)
+    stream = path.getFileSystem(conf).open(path)
+    try:
+        codec = jvm.org.apache.hadoop.io.compress.CompressionCodecFactory(conf).getCodec(path)
+        text = stream if codec is None else codec.createInputStream(stream)
+        return str(
+            jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(text, "UTF-8")).readLine() or ""
+        ).removeprefix("\ufeff")
+    finally:
+        stream.close()
 
 
 def _delimiter(file: str, spec: TableSpec) -> str:

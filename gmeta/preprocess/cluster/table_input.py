@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from gmeta.core.data.on_bad import OnBad
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.cluster.tally import Tally
@@ -107,7 +108,7 @@ class TableInput:
         """
         path = folder / _FILE
         try:
-            return from_mapping(cls, json.loads(path.read_text()), where=str(path))
+            return from_mapping(cls, parse_json(path.read_text()), where=str(path))
         except (OSError, ValueError) as error:
             raise DataError(
                 f"no description of a job: {error}", path=path, advice="make one first"

@@ -29,6 +29,7 @@ from gmeta.preprocess.history.files.shard_writer import read_earlier, write_shar
 from gmeta.preprocess.history.files.stripe import as_words
 from gmeta.preprocess.history.files.stripe_layout import find_joined
 from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.plan.column_types import unit_of
 from gmeta.preprocess.table_spec import CsvForm, TableSpec
 from gmeta.preprocess.tables.table_files import holds_records
 
@@ -113,6 +114,8 @@ def plan_append(store: Path, spec: HistorySpec, table: TableSpec, watermark: int
       ConfigError: The store was made with another spec, or the watermark would go back.
     """
     own, before = spec.resolve(table), current_generation(store)
+    if watermark is not None and not -(2**63) <= watermark <= MAX_TIME:
+        raise ConfigError(f"watermark must be an int64, got {watermark}")
     if before:
         manifest = HistoryManifest.load(store, before)
         here, there = own.to_json(), manifest.spec
@@ -215,13 +218,19 @@ def finish_append(
       folder: The generation's folder.
       shards: What was written of each shard, in order.
       inputs: The files that were read -> their digests.
+
+    Raises:
+      DataError: The events' times are of another unit than the store's.
     """
     before = plan.open_before()
+    latest = [each.latest for each in shards if each.latest is not None]
+    if before is not None:
+        _refuse_other_unit(before.manifest.watermark, max(latest, default=0))
     manifest = HistoryManifest(
         plan.generation,
         plan.spec.group_columns(),
         tuple(each.shard for each in shards),
-        _watermark(plan, before, [each.latest for each in shards if each.latest is not None]),
+        _watermark(plan, before, latest),
         before.manifest.start if before else None,
         inputs,
         tuple(sorted({number for each in shards for number in each.reads})),
@@ -229,6 +238,15 @@ def finish_append(
     )
     manifest.save(folder)
     return manifest
+
+
+def _refuse_other_unit(watermark: int, latest: int) -> None:
+    there, here = unit_of(watermark), unit_of(latest)
+    if there and here and there != here:
+        raise DataError(
+            f"the store's times are {there} such as {watermark}, and the new events' {here} such as {latest}",
+            advice=f"write them in {there}",
+        )
 
 
 def _watermark(plan: AppendPlan, before: Generation | None, latest: Sequence[int]) -> int:

@@ -158,6 +158,10 @@ class ExposureSource:
         """Return file name -> size and time of the last change, and what tells the histories from others."""
         return {**self._table.stamps(), "histories": self._pointers.describe()}
 
+    def count(self) -> int:
+        """Return the number of the table's records."""
+        return self._table.count()
+
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield the good rows of all files, in parts, with the added columns."""
         spec, generation = self.spec, self._pointers.generation

@@ -7,18 +7,23 @@
 DuckDB holds the rows by column and sorts them; beyond its memory limit it writes to a temporary folder. It
 sorts by task and time only: the plan breaks ties, among the few rows that tie. The second sort, of batches,
 works on encoded bytes (`group_sorter`).
+
+Sorting takes DuckDB time with the square of the number of columns, so the columns of a wide table that it
+doesn't look at are one column of bytes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from gmeta.core.errors import GmetaError
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.columns import Columns, Ints, from_arrow, row_count, single, to_arrow
 from gmeta.preprocess.config import PlanConfig
@@ -29,13 +34,18 @@ from gmeta.preprocess.plan.cutter import Cutter
 from gmeta.preprocess.plan.outcome import refuse_empty_splits, refuse_repeated
 from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.table_spec import RESERVED, TableSpec
 from gmeta.preprocess.tables.duckdb_text import arrow_batches, explain_errors, sql_name
+from gmeta.preprocess.tables.table_scan import batch_rows
 
 if TYPE_CHECKING:
     import duckdb
 
 _A_THREAD = 144 << 20  # bytes that a thread of DuckDB needs to sort beyond memory
 _ROWS = 122_880  # rows that are sorted, cut and encoded at once
+_COMPRESSION = 4
+_WIDE = 256  # columns of a wide table
+_PACKED = f"{RESERVED}packed"
 
 
 def connect(memory_limit: int) -> duckdb.DuckDBPyConnection:
@@ -80,6 +90,7 @@ def sort_groups(
       GmetaError: The disk is full, or there is too little memory.
     """
     spec = source.spec
+    _refuse_no_room(source, folder, memory_limit)
     with explain_errors(source.path):
         rows = _load(source, bad, progress, connection)
         tasks, sizes = _task_sizes(source, connection) if rows else (np.zeros(0, np.int64),) * 2
@@ -108,20 +119,75 @@ def sort_groups(
     return tasks, sizes
 
 
+def _refuse_no_room(source: Source, folder: Path, memory_limit: int) -> None:
+    """Refuse rows that can't be held in memory and on disk together, even if DuckDB compresses them well."""
+    count, free = source.count(), shutil.disk_usage(folder).free
+    size = count * sum(
+        4 if c.dtype == "float32" else 8 for c in source.spec.columns.values() if not c.is_list
+    )
+    if size > _COMPRESSION * (memory_limit + free):
+        raise GmetaError(
+            f"{source.path}: {count:,} rows take {size:,} bytes to sort, and there are {memory_limit:,} of "
+            f"memory and {free:,} of disk: name fewer columns in --spec, or prepare on a cluster"
+        )
+
+
 def _load(source: Source, bad: BadRecords, progress: Progress, connection: duckdb.DuckDBPyConnection) -> int:
     """Load the rows into DuckDB's table ``rows``, and return their number."""
-    insert, count = connection.cursor(), 0
+    insert, count, wide = connection.cursor(), 0, _packed_columns(source.spec)
     for columns in source.chunks(bad, progress):
         stored = {name: columns[name] for name in (*source.spec.columns, NUMBER)}
         if not source.spec.unique:
             del stored[NUMBER]
-        insert.register("chunk", to_arrow(stored))
+        insert.register("chunk", _pack(stored, wide))
         insert.execute(
             "INSERT INTO rows SELECT * FROM chunk" if count else "CREATE TABLE rows AS SELECT * FROM chunk"
         )
         insert.unregister("chunk")
         count += row_count(columns)
     return count
+
+
+def _packed_columns(spec: TableSpec) -> Mapping[str, Sequence[str]]:
+    """Return dtype -> the columns that are stored as bytes: none, unless the table is wide."""
+    if len(spec.columns) <= _WIDE:
+        return {}
+    seen, found = {spec.task, *spec.presort, *spec.unique}, dict[str, list[str]]()
+    for name, column in spec.columns.items():
+        if name not in seen and not column.is_list:
+            found.setdefault(column.dtype or "int64", []).append(name)
+    return found
+
+
+def _pack(rows: Columns, wide: Mapping[str, Sequence[str]]) -> pa.Table:
+    """Convert rows to a table that has some columns as the bytes of their values, row by row."""
+    if not wide:
+        return to_arrow(rows)
+    names = {name for own in wide.values() for name in own}
+    rest = [
+        np.stack([single(rows, name).astype(dtype, copy=False) for name in own], axis=1).view(np.uint8)
+        for dtype, own in wide.items()
+    ]
+    data = np.concatenate(rest, axis=1)
+    kind = pa.binary(data.shape[1])
+    packed = pa.FixedSizeBinaryArray.from_buffers(kind, len(data), [None, pa.py_buffer(data)])
+    plain = to_arrow({name: values for name, values in rows.items() if name not in names})
+    return plain.append_column(_PACKED, packed.cast(pa.binary()))
+
+
+def _unpack(batch: pa.RecordBatch, wide: Mapping[str, Sequence[str]]) -> Columns:
+    """Convert a batch to rows: the inverse of `_pack`."""
+    if not wide:
+        return from_arrow(batch)
+    found = from_arrow(batch.drop_columns([_PACKED]))
+    data = np.frombuffer(b"".join(batch.column(_PACKED).to_pylist()), np.uint8).reshape(batch.num_rows, -1)
+    place = 0
+    for dtype, names in wide.items():
+        stop = place + np.dtype(dtype).itemsize * len(names)
+        values = np.ascontiguousarray(data[:, place:stop]).view(dtype)
+        found |= zip(names, np.ascontiguousarray(values.T), strict=True)
+        place = stop
+    return found
 
 
 def _task_sizes(source: Source, connection: duckdb.DuckDBPyConnection) -> tuple[Ints, Ints]:
@@ -143,8 +209,9 @@ def _sort(source: Source, connection: duckdb.DuckDBPyConnection, tasks: Ints | N
         connection.register("kept", pa.table({"kept": tasks}))
         where = f"WHERE {_names((spec.task,))} IN (SELECT kept FROM kept)"
     query = f"SELECT * FROM rows {where} ORDER BY {_names(spec.presort)}"
-    for batch in arrow_batches(connection.sql(query), _ROWS):
-        yield from_arrow(batch)
+    wide = _packed_columns(spec)
+    for batch in arrow_batches(connection.sql(query), min(_ROWS, batch_rows(len(spec.columns)))):
+        yield _unpack(batch, wide)
 
 
 def _names(columns: tuple[str, ...]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from gmeta.core.data.group_index import GroupIndex
 from gmeta.core.data.manifest import Shard
 from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.json_values import parse_json
 from gmeta.core.staging import clear
 
 FILE_NAME = "journal.jsonl"
@@ -67,7 +68,7 @@ class Journal:
         entries = []
         for line in self._path.read_bytes().split(b"\n")[:-1]:
             try:
-                entries.append(json.loads(line))
+                entries.append(parse_json(line))
             except ValueError:
                 break
         # Remove an incomplete last line; otherwise the next entry would be appended to it.

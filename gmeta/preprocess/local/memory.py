@@ -35,10 +35,10 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise ConfigError(f"memory limit must be a size such as 2GB or 512MiB, got {text!r}")
     unit = (match[2] or "").capitalize()
-    size = int(float(match[1]) * {**_UNITS, **_BINARY}[unit])
-    if size < LEAST:
-        raise ConfigError(f"memory limit must be at least {LEAST >> 20}MiB, got {text!r}")
-    return size
+    size = float(match[1]) * {**_UNITS, **_BINARY}[unit]
+    if not LEAST <= size < 1 << 62:
+        raise ConfigError(f"memory limit must be at least {LEAST >> 20}MiB and below 4EiB, got {text!r}")
+    return int(size)
 
 
 def share(limit: int, part: float) -> int:

@@ -309,6 +309,7 @@ def summarise(
         columns=len({*spec.sources.values()}) + len(spec.unused),
         columns_left_out=spec.unused,
         columns_hashed=tuple(name for name, column in spec.columns.items() if column.hash),
+        notes=spec.notes,
     )
 
 

@@ -109,6 +109,10 @@ class MovieLensSource:
         """Return the digests."""
         return self._folder.digests
 
+    def count(self) -> int:
+        """Return the number of lines."""
+        return self._folder.ratings.line_count
+
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield the ratings with their attributes."""
         ratings, total = self._folder.ratings, self._folder.ratings.line_count

@@ -5,15 +5,17 @@ text in a text file and a double in a Parquet file become the same number. Numbe
 doubles before they become float32, like the numbers of other formats.
 
 ==============  ==================================================================================
-int64 from      whole numbers of any type and text (7, 7.0); floats and decimals that are whole;
-                booleans (0, 1; true, false in text); dates and times, as such or as ISO 8601 text
-                (microseconds since 1970, UTC); ids of uint64 from 2^63 on are the int64 of the same bits
+int64 from      whole numbers of any type and text (7, 7.0); floats and decimals that are whole, up
+                to 2^53; booleans (0, 1; true, false in text); dates and times, as such or as ISO 8601
+                text (microseconds since 1970, UTC; without a zone, they are UTC); ids of uint64 from
+                2^63 on are the int64 of the same bits
 float32 from    floats, whole numbers, decimals, booleans; text
 hash            of text, or of whole numbers as text: `column_values.hash_text`
 list            of these; a text is cut at the separator; null and "" are the empty list
 ==============  ==================================================================================
 
-A record that doesn't fit is bad, with a reason: null, NaN, not a number, out of range (of the type, or of the
+In a column of numbers or times, words such as ``-`` and ``NULL`` (`column_values.MISSING`) are null. A record
+that doesn't fit is bad, with a reason: null, NaN, not a number, out of range (of the type, or of the
 column's bounds), or a type that this table doesn't list. A ``default`` takes the place of null and NaN.
 """
 
@@ -30,7 +32,7 @@ import pyarrow.compute as pc
 from gmeta.preprocess.bad_records import Reason
 from gmeta.preprocess.columns import Columns, Ints, Ragged, Values, take
 from gmeta.preprocess.plan.column_values import ColumnFault, is_text, numbers
-from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,18 @@ def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str]
     """
     count = batch.num_rows
     bad, faults, found = np.zeros(count, np.bool_), [], {}
+    places = {name: place for place, name in enumerate(batch.schema.names)}
     for name, column in spec.columns.items():
         source = column.source or name
-        if source not in batch.schema.names:
+        if source not in places:
             if column.default is None and not column.is_list:
                 message = f"there is no column {source!r}"
                 faults.append(Fault(Reason.MISSING_COLUMN, np.flatnonzero(~bad), message))
                 return Normalised({}, np.zeros(0, np.int64), tuple(faults))
             given: pa.Array = pa.nulls(count)
         else:
-            given = batch.column(source)
-        values, broken = _column(given, column, name in hashed, name not in (spec.time, spec.label))
+            given = batch.column(places[source])
+        values, broken = _column(given, column, name in hashed, spec.role_of(name))
         found[name] = values
         for reason, mask, expected in broken:
             rows = np.flatnonzero(mask & ~bad)
@@ -109,14 +112,14 @@ def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str]
 
 
 def _column(
-    given: pa.Array, column: ColumnSpec, hashed: bool, is_id: bool
+    given: pa.Array, column: ColumnSpec, hashed: bool, role: Role
 ) -> tuple[Values, list[ColumnFault]]:
     if isinstance(given, pa.ChunkedArray):
         given = given.combine_chunks()
     if pa.types.is_dictionary(given.type):
         given = given.dictionary_decode()
     if not column.is_list:
-        parsed = numbers(given, column, hashed, is_id=is_id)
+        parsed = numbers(given, column, hashed, role)
         return parsed.values, parsed.faults
     lists = _lists(given, column)
     if lists is None:
@@ -124,7 +127,7 @@ def _column(
         empty: Ragged = (np.zeros(0, column.dtype), np.zeros(len(given) + 1, np.int64))
         return empty, [(Reason.WRONG_TYPE, wrong, f"a list of {column.dtype}, not {given.type}")]
     flat, splits = lists
-    parsed = numbers(flat, column, hashed, is_id=is_id)
+    parsed = numbers(flat, column, hashed, role)
     row = np.repeat(np.arange(len(given)), np.diff(splits))
     faults = []
     for reason, mask, expected in parsed.faults:

@@ -2,58 +2,76 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-from collections.abc import Collection, Generator, Sequence
-from typing import Any
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import pyarrow as pa
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess.bad_records import Reason
-from gmeta.preprocess.table_spec import ColumnSpec, TableSpec, check_names
+from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec
 from gmeta.preprocess.tables.duckdb_text import sql_text
-from gmeta.preprocess.tables.table_scan import Lines, Scan, estimate_lines, open_text
-
-_HEAD = 100  # number of lines whose keys are checked
+from gmeta.preprocess.tables.record_count import Records, count_lines
+from gmeta.preprocess.tables.table_files import open_text
+from gmeta.preprocess.tables.table_scan import Lines, Scan
+from gmeta.preprocess.tables.type_survey import JSON, Probe
 
 
 class JsonScan(Scan):
     """A file of JSON lines."""
 
-    def table(self, spec: TableSpec | None, *, skip: bool) -> str:
-        """Return the table in SQL, values as text: `normalise` makes each a number, or a fault."""
-        options = "format='newline_delimited', hive_partitioning=false"
-        if spec is None:
-            return f"read_json({sql_text(str(self._plain))}, {options}, ignore_errors=true)"
-        kinds = {source: spec.columns[name].is_list for name, source in spec.sources.items()}
+    def _table(self, lists: Mapping[str, bool], *, skip: bool) -> str:
+        """Return the table in SQL; values that may be lists as JSON, others as text."""
         columns = ", ".join(
-            f"{sql_text(name)}: '{'JSON' if many else 'VARCHAR'}'" for name, many in kinds.items()
+            f"{sql_text(name)}: '{'JSON' if many else 'VARCHAR'}'" for name, many in lists.items()
         )
-        options += f", columns={{{columns}}}, ignore_errors={str(skip).lower()}"
-        return f"read_json({sql_text(str(self._plain))}, {options})"
+        return (
+            f"read_json({sql_text(str(self._plain))}, format='newline_delimited', hive_partitioning=false, "
+            f"columns={{{columns}}}, ignore_errors={str(skip).lower()})"
+        )
 
-    def _describe(self) -> pa.Schema:
-        names: dict[str, None] = {}
-        with open_text(self.file.path) as text, contextlib.suppress(ValueError, OSError):
-            for line in itertools.islice(text, _HEAD):
-                record = json.loads(line) if line.strip() else {}
-                names.update(dict.fromkeys(record if isinstance(record, dict) else ()))
-        check_names(list(names), "the file has")
-        return super()._describe()
+    def headers(self) -> Sequence[tuple[str, ...]]:
+        """Return the keys of the longest object, and all other keys."""
+        objects = f"read_ndjson_objects({sql_text(str(self._plain))}, ignore_errors=true)"
+        query = (
+            f"WITH found AS MATERIALIZED (SELECT DISTINCT json_keys(json) AS keys FROM {objects}) "
+            "SELECT (SELECT keys FROM found ORDER BY len(keys) DESC, keys LIMIT 1), "
+            "(SELECT list(DISTINCT key) FROM (SELECT unnest(keys) AS key FROM found))"
+        )
+        with self._surveying() as cursor:
+            longest, all_ = cursor.execute(query).fetchall()[0]
+        return [tuple(longest or ()), *((key,) for key in all_ or ())]
 
-    def estimate(self) -> int | None:
-        """Estimate the number of records by the length of the first lines."""
-        return estimate_lines(self.file.path)
+    def type_of(self, source: str) -> str:
+        """Return `JSON`."""
+        return JSON
 
-    def names(self) -> Sequence[str]:
+    def probe(self, source: str, role: Role, column: ColumnSpec) -> Probe:
+        """Return what `survey` and `find` need of a column."""
+        return replace(super().probe(source, role, column), value=f"{self._value(source)}::VARCHAR")
+
+    def has(self, source: str) -> bool:
         """Accept any name: a column that a line lacks is null."""
-        return _Everything()
+        return True
 
-    def column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
+    @cached_property
+    def _records(self) -> Records:
+        return count_lines(self.file.path)
+
+    def count(self) -> int:
+        """Count the lines that aren't blank."""
+        return self._records.full
+
+    def _check_count(self, rows: int) -> None:
+        if rows != self.count():
+            self._records = count_lines(self.file.path, spaces=True)
+        super()._check_count(rows)
+
+    def _column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
         """Return a column's value in SQL; a value that should be a list becomes [null], which is bad."""
-        name = super().column(source, column, hashed=hashed)
+        name = super()._column(source, column, hashed=hashed)
         if not column.is_list:
             return name
         return (
@@ -77,6 +95,8 @@ class JsonScan(Scan):
                 try:
                     value = json.loads(line) if line.strip() else {}
                     fault = "" if isinstance(value, dict) else "a JSON object was expected"
+                except RecursionError:  # DuckDB reads it
+                    continue
                 except ValueError as error:
                     fault = f"not JSON: {error}"
                 if fault:
@@ -96,16 +116,3 @@ class JsonScan(Scan):
                 if len(found) == len(records):
                     break
         return found, {}
-
-
-class _Everything(Sequence[str]):
-    """A sequence that contains every name."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __getitem__(self, place: Any) -> Any:
-        raise IndexError(place)
-
-    def __len__(self) -> int:
-        return 0

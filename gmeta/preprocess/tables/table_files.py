@@ -7,6 +7,7 @@ import glob
 import io
 import itertools
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -28,6 +29,7 @@ _SUFFIXES: dict[str, Format] = {
     ".ndjson": "json",
 }
 _COMPRESSED = (".gz", ".zst")
+_LONGEST_HEADER = 32 << 20
 _LINE = 1 << 20  # bytes of a line that are read at once
 _KNOWN = ", ".join([*_SUFFIXES, *(f".csv{end}" for end in _COMPRESSED)])
 
@@ -74,8 +76,8 @@ def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
         if not paths:
             raise DataError(nothing, path=path)
         found += [_file(p) for p in paths]
-    real = [file.path.resolve() for file in found]
-    if twice := [file.path for file, path in zip(found, real, strict=True) if real.count(path) > 1]:
+    real = Counter(file.path.resolve() for file in found)
+    if twice := [file.path for file in found if real[file.path.resolve()] > 1]:
         raise ConfigError(f"{twice[0]} is given twice: its rows would be too")
     return found
 
@@ -133,7 +135,7 @@ def csv_delimiter(path: Path, form: CsvForm) -> str:
 
 
 def csv_names(path: Path, form: CsvForm) -> list[str]:
-    """Return the columns of a CSV file, from its first line or from the form.
+    """Return the columns of a CSV file, from its first line or from the form; ``""`` for one without a name.
 
     Raises:
       DataError: The line can't be read, or names a column twice.
@@ -141,15 +143,35 @@ def csv_names(path: Path, form: CsvForm) -> list[str]:
     if not form.header:
         return list(form.names)
     try:
-        with pa.input_stream(str(path), compression="detect") as stream:
-            head = stream.read(1 << 20)
+        with open_text(path) as text:
+            head = io.StringIO(text.read(_LONGEST_HEADER), newline="")
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"can't read it: {first_line(error)}", path=path) from error
-    line = head.decode("utf-8-sig", errors="replace").splitlines()[:1]
-    fields = next(csv.reader(line, delimiter=csv_delimiter(path, form), quotechar=form.quote), [])
+    names = names_of(head, path, form, csv_delimiter(path, form))
+    if head.tell() == _LONGEST_HEADER:
+        raise DataError(f"the first line has more than {_LONGEST_HEADER:,} characters", path=path, line=1)
+    return names
+
+
+def names_of(head: io.StringIO, path: str | os.PathLike[str], form: CsvForm, delimiter: str) -> list[str]:
+    """Return the columns that the first record of a CSV file names; it may span lines.
+
+    Raises:
+      DataError: It names no column, or one twice.
+    """
+    try:
+        fields = next(csv.reader(head, delimiter=delimiter, quotechar=form.quote), [])
+    except csv.Error as error:
+        raise DataError(f"can't read it: {error}", path=path, line=1) from error
     names = [field.strip() for field in fields]
     if not any(names):
         raise DataError("the first line names no columns", path=path, line=1)
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1 and name):
         raise DataError(f"the first line names {twice[0]!r} twice", path=path, line=1)
     return names
+
+
+def open_text(path: Path) -> io.TextIOWrapper:
+    """Open a text file, compressed or not, and keep its line ends."""
+    stream = pa.input_stream(str(path), compression="detect")
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")

@@ -24,14 +24,16 @@ from gmeta.preprocess.table_spec import TableSpec
 from gmeta.preprocess.tables.csv_scan import CsvScan
 from gmeta.preprocess.tables.file_digests import FileDigests
 from gmeta.preprocess.tables.json_scan import JsonScan
-from gmeta.preprocess.tables.table_files import TableFile, find_files
+from gmeta.preprocess.tables.parquet_scan import ParquetScan
+from gmeta.preprocess.tables.table_files import Format, TableFile, find_files
 from gmeta.preprocess.tables.table_scan import Scan
+from gmeta.preprocess.tables.table_survey import resolve_spec
 
 if TYPE_CHECKING:
     import duckdb
 
 
-_SCANS = {"parquet": Scan, "csv": CsvScan, "json": JsonScan}
+_SCANS: Mapping[Format, type[Scan]] = {"parquet": ParquetScan, "csv": CsvScan, "json": JsonScan}
 
 
 class TableSource:
@@ -39,14 +41,14 @@ class TableSource:
 
     Args:
       data: Files, folders and patterns (`table_files.find_files`).
-      spec: The columns; the first file decides what it leaves open.
+      spec: The columns; the values of all files decide what it leaves open (`table_survey`).
       connection: DuckDB, with its limits set.
 
     Attributes:
       files: The table's files, in the order in which they are read.
 
     Raises:
-      ConfigError: The spec doesn't fit the first file.
+      ConfigError: The spec doesn't fit the files, or values don't decide what it leaves open.
       DataError: A file is missing, empty, or not of the format that its ending names.
     """
 
@@ -60,7 +62,7 @@ class TableSource:
         self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
         self._scans = [_SCANS[file.format](file, spec.csv, connection) for file in self.files]
         try:
-            self.spec = spec.resolve(self._scans[0].schema)
+            self.spec = resolve_spec(self._scans, spec)
         except ConfigError as error:
             raise ConfigError(f"{self.files[0].path}: {error}") from error
         self._starts: list[int] = []  # the number of each file's first record
@@ -93,10 +95,14 @@ class TableSource:
         """Return file name -> size and time of the last change, which quickly show whether it has changed."""
         return self._digests.stamps()
 
+    def count(self) -> int:
+        """Return the number of records of all files."""
+        return sum(scan.count() for scan in self._scans)
+
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield the good rows of all files, in parts."""
         skip = bad.on_bad == "skip"
-        total = self._estimate()
+        total = self.count()
         progress("read", 0, total)
         for scan in self._scans:
             hashed = scan.hashed_columns(self.spec)
@@ -113,7 +119,7 @@ class TableSource:
                     if len(found.rows):
                         yield {**found.columns, NUMBER: self._rows + found.rows}
                     self._rows += batch.num_rows
-                    if total is None or self._rows < total:
+                    if self._rows < total:
                         progress("read", self._rows, total)
             self._report(scan, examples, bad)
         if not self._rows:
@@ -136,11 +142,6 @@ class TableSource:
             found.sort(key=lambda one: one[1] or 0)
         for reason, line, message, count in found:
             bad.add(BadRecord(reason, message, of_table=True), scan.file.path, line, count)
-
-    def _estimate(self) -> int | None:
-        """Estimate the rows of all files: known for Parquet, guessed from the first lines for text."""
-        counts = [scan.estimate() for scan in self._scans]
-        return None if None in counts else sum(count or 0 for count in counts)
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
         """Return the file that a record is from, and its line or row."""

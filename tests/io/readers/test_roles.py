@@ -59,6 +59,10 @@ def test_without_a_label_one_has_to_be_named(table):
     for reader in (tasks, rows):
         with pytest.raises(ConfigError, match=r"prepared without a label: say label=COLUMN, .*it has user, "):
             reader(path)
+        with pytest.raises(
+            ConfigError, match=r"label='item' is hashed text, and its numbers have no meaning"
+        ):
+            reader(path, label="item")
     assert rows(path, label="click").element_spec[1].shape.as_list() == [None]
 
 

@@ -110,7 +110,8 @@ def test_contradictions_are_refused(features, message):
     ("wrong", "said"),
     [
         ({}, "table=TableConfig"),
-        ({"dim": -1}, "table 'x': dim must be a whole number of at least 1, got -1"),
+        ({"dim": -1}, "table 'x': dim must be a whole number from 1 to 1048576, got -1"),
+        ({"dim": 10**12}, "table 'x': dim must be a whole number from 1 to 1048576, got 1000000000000"),
         ({"dim": 4, "combiner": "max"}, "feature 'x': combiner must be"),
         ({"table": 16}, r"table must be a gmeta.layers.TableConfig, a name, .* got 16; .* give dim=16"),
         ({"table": TableConfig("t", 4), "dim": 8}, "dim=8, but its table 't' is 4 wide"),

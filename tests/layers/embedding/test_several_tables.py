@@ -187,7 +187,7 @@ def test_the_plan_shows_the_tables():
         ({"table": ("a", 5), "dim": 4}, r"must be a gmeta.layers.TableConfig, a name, .* got 5"),
         ({"table": ("a", TableConfig("b", 8)), "dim": 4}, "dim=4, but its table 'b' is 8 wide"),
         ({"table": "a", "dim": 4, "join": "sum"}, "join='sum' is for several tables, and .* reads one"),
-        ({"dim": (4, 4)}, r"table 'x': dim must be a whole number of at least 1, got \(4, 4\)"),
+        ({"dim": (4, 4)}, r"table 'x': dim must be a whole number from 1 to 1048576, got \(4, 4\)"),
     ],
 )
 def test_tables_that_make_no_sense_are_refused(wrong, said):

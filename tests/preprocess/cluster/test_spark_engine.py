@@ -16,7 +16,7 @@ from gmeta.cli import main
 from gmeta.core.data.manifest import Manifest
 from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.preprocess import ColumnSpec, PrepareConfig, prepare
+from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
 from gmeta.preprocess.cluster import spark_engine, spark_rows
 from gmeta.preprocess.cluster.spark_connection import spark_errors, spark_session
 from gmeta.preprocess.cluster.table_job import TableJob
@@ -166,6 +166,39 @@ def test_addresses_and_bad_records(spark, tmp_path):
     assert {**ours, "manifest": None} == {**expected, "manifest": None}
     with pytest.raises(DataError, match="no file has such a name"):
         spark_engine.prepare_on_spark(f"file://{tmp_path}/none/*.csv", tmp_path / "out", CONFIG, spec=SPEC)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_types_are_decided_by_all_values_on_a_cluster_too(spark, tmp_path, form):
+    """Odd values in the last rows of the last file; then times of two units, of which each has a file."""
+    rows = 300
+    table = pa.table(
+        {
+            "user": [number % 7 for number in range(rows)],
+            "ts": [f"2014-02-27 10:{number // 60:02}:{number % 60:02} UTC" for number in range(rows)],
+            "id": [123456701.0 + number for number in range(rows)],
+            "mixed": ["7"] * (rows - 1) + ["x"],
+            "share": [1.0] * (rows - 1) + [0.5],
+            "none": pa.nulls(rows, pa.float64()),
+        }
+    )
+    for number, part in enumerate(parts(table, [200])):
+        write_table(part, tmp_path / "t" / f"{number}.{form}")
+    address, spec = f"file://{tmp_path}/t/*.{form}", TableSpec("user", time="ts")
+    prepare([tmp_path / "t"], tmp_path / "a", CONFIG, spec=spec)
+    summary = spark_engine.prepare_on_spark(address, tmp_path / "b", CONFIG, spec=spec, ranges=2)
+    ours, expected = contents(tmp_path / "b"), contents(tmp_path / "a")
+    assert {**ours, "manifest": None} == {**expected, "manifest": None}
+    assert ours["manifest"]["schema"] == expected["manifest"]["schema"]
+    dtypes = {column.name: column.dtype for column in Manifest.load(tmp_path / "b").schema}
+    assert (dtypes["id"], dtypes["share"], "none" in dtypes) == ("int64", "float32", False)
+    assert any("'none' has no value" in note for note in summary.notes)
+    for number, time in enumerate((1393545600, 1393804800000)):
+        write_table(pa.table({"user": [1], "ts": [time]}), tmp_path / "u" / f"{number}.{form}")
+    with pytest.raises(
+        ConfigError, match=r"'ts', the time, holds seconds such as .* and milliseconds such as"
+    ):
+        spark_engine.prepare_on_spark(f"file://{tmp_path}/u/*.{form}", tmp_path / "c", CONFIG, spec=spec)
 
 
 def test_errors_of_workers_are_one_line(spark):

@@ -163,6 +163,18 @@ def test_the_watermark_follows_the_latest_event_and_never_goes_back(tmp_path):
     with pytest.raises(ConfigError, match="watermark 50 is earlier than 51"):
         append_history(store, day, watermark=50)
     assert append_history(store, day, watermark=55).watermark == 55
+    with pytest.raises(ConfigError, match="watermark must be an int64, got 9223372036854775808"):
+        append_history(store, day, watermark=2**63)
+
+
+def test_events_in_another_unit_than_the_stores_are_refused(tmp_path):
+    store = append_days(tmp_path, [[Event(1, 1393545600, 1, 0.0)]])
+    day = write_day(tmp_path / "day.parquet", [Event(1, 1393804800000, 1, 0.0)])
+    with pytest.raises(DataError, match=r"times are seconds such as 1393545601, and .* milliseconds such as"):
+        append_history(store, day)
+    assert not generation_folder(store, 2).exists()
+    day = write_day(tmp_path / "day.parquet", [Event(1, 1393804800, 1, 0.0)])
+    assert append_history(store, day).watermark == 1393804801
 
 
 def test_what_does_not_fit_the_store_is_refused(tmp_path):
@@ -289,9 +301,13 @@ def test_a_spec_says_what_is_wrong_with_it(change, message):
 
 def test_columns_of_lists_and_times_that_are_no_int64_are_refused(tmp_path):
     path = tmp_path / "day.jsonl"
-    path.write_text('{"user": 1, "ts": 1.5, "items": [1, 2]}\n')
-    with pytest.raises(ConfigError, match="'items' holds lists"):
-        append_history(tmp_path / "store", path, HistorySpec("user", "ts"))
+    for row, said in (
+        ('{"user": 1, "ts": 1, "items": [1, 2]}', "'items' holds lists"),
+        ('{"user": 1, "ts": 1.5}', r"'ts', the time, holds fractions such as '1.5' \(.*day.jsonl:1\)"),
+    ):
+        path.write_text(f"{row}\n")
+        with pytest.raises(ConfigError, match=said):
+            append_history(tmp_path / "store", path, HistorySpec("user", "ts"))
     assert not generation_folder(tmp_path / "store", 1).exists()
 
 

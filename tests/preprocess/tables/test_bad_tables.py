@@ -4,11 +4,14 @@ import json
 import os
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from gmeta.core.data.manifest import Manifest
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
+from gmeta.preprocess.local import duckdb_engine
+from gmeta.preprocess.tables import csv_scan
 from gmeta.testing.data.event_tables import write_table
 from gmeta.testing.data.written_records import read_split
 
@@ -149,6 +152,70 @@ def test_a_line_that_is_not_json(tmp_path, number):
         prepare(data, tmp_path / "out", spec=SPEC)
     (example,) = assert_counted(data, tmp_path / "out", "malformed line")
     assert example.startswith(f"{data}:{number}: ")
+
+
+@pytest.mark.parametrize("deep", ["[" * 3000 + "]" * 3000, '{"a":' * 3000 + "1" + "}" * 3000])
+def test_a_column_of_json_that_is_nested_deeply_is_left_out(tmp_path, deep):
+    data = tmp_path / "t.jsonl"
+    data.write_text(f'{json.dumps(GOOD)[:-1]}, "x": {deep}}}\n{json.dumps(GOOD)}\n')
+    assert prepare(data, tmp_path / "out", spec=SPEC).rows == 2
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
+@pytest.mark.parametrize("bad", ["2014-02-30 10:00:00", "0000-00-00 00:00:00", "2014-02-28 24:00:00"])
+def test_an_impossible_date_takes_no_other_row_with_it(tmp_path, name, bad):
+    times = ["2014-02-27 10:00:00", bad, "2014-03-02"]
+    data = write_table(pa.table({"user": [1, 2, 3], "ts": times, "click": [1, 0, 1]}), tmp_path / name)
+    spec = TableSpec("user", time="ts", label="click")
+    with pytest.raises(DataError, match=rf"ts must be a date and time that exist, got '{bad}'"):
+        prepare(data, tmp_path / "out", spec=spec)
+    assert_counted(data, tmp_path / "out", "not a number", spec=spec)
+    found = sorted(row["ts"][0] // 10**6 for row in read_split(tmp_path / "out", "train"))
+    assert found == [1393495200, 1393718400]
+
+
+def test_a_line_of_more_than_the_parsers_buffer_is_counted(tmp_path, monkeypatch):
+    """DuckDB's rejects don't name such a line: with --on-bad skip it was not even counted."""
+    data = tmp_path / "t.csv"
+    data.write_text("user,item\n1,a\n2," + "x" * 33_000_000 + "\n3,5\n")
+    assert prepare(data, tmp_path / "text", spec=TableSpec("user")).rows == 3
+    spec = TableSpec("user", columns={"item": ColumnSpec(dtype="int64")})
+    data.write_text("user,item\n1,4\n2," + "x" * 33_000_000 + "\n3,5\n")
+    (example,) = assert_counted(data, tmp_path / "out", "not a number", spec=spec)
+    assert example.startswith(f"{data}:3: item must be a whole number, got 'xxx")
+    assert len(example) < 500
+    monkeypatch.setattr(csv_scan, "_LONGEST", 1 << 20)
+    with pytest.raises(
+        DataError, match=r"it has a record of 33,000,00\d bytes, and at most 1,048,576 can be"
+    ):
+        prepare(data, tmp_path / "long", "skip", spec=spec)
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+def test_records_that_an_engine_loses_are_missed(tmp_path, monkeypatch, on_bad):
+    data = text_file(tmp_path / "t.csv", {}, 0)
+    monkeypatch.setattr(csv_scan.CsvScan, "count", lambda scan: ROWS + 1)
+    with pytest.raises(
+        DataError, match=rf"t\.csv: it has {ROWS + 1} records, and {ROWS} were read; mend its"
+    ):
+        prepare(data, tmp_path / "out", on_bad=on_bad, spec=SPEC)
+
+
+def test_more_than_memory_and_disk_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    """A page of Parquet may hold as many equal values as it likes."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 70_000, pa.int32()), pa.array(["y" * 1_000_000]))
+    users = pa.array([1] * 70_000)
+    pa.parquet.write_table(pa.table({"user": users, "item": texts}), tmp_path / "bomb.parquet")
+    with pytest.raises(DataError, match=r"bytes unpack to 70,00\d,\d+,\d+, more than 1,000 times as many"):
+        prepare(tmp_path / "bomb.parquet", tmp_path / "out", spec=TableSpec("user"))
+    # A column that isn't read takes no room.
+    number = TableSpec("user", columns={"user": ColumnSpec()})
+    assert prepare(tmp_path / "bomb.parquet", tmp_path / "out", spec=number).rows == 70_000
+    monkeypatch.setattr(duckdb_engine, "_COMPRESSION", 0)
+    with pytest.raises(
+        GmetaError, match=r"70,000 rows take .* bytes to sort, and there are .* of disk: name"
+    ):
+        prepare(tmp_path / "bomb.parquet", tmp_path / "other", spec=number)
 
 
 def test_many_bad_rows_are_counted_and_the_first_named(tmp_path):

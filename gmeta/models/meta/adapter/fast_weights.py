@@ -7,7 +7,6 @@ little. Only the embedding rows that the task's samples have moved are included.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ import tensorflow as tf
 from safetensors import SafetensorError
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
+from gmeta.core.json_values import parse_json
 from gmeta.models.meta.adapter import checksum
 from gmeta.models.meta.adapter.origin import fingerprint
 from gmeta.models.meta.learner.task_learner import TaskLearner
@@ -152,7 +152,7 @@ class FastWeights:
         data = bytes(data)
         try:
             tensors = safetensors.numpy.load(data)
-            about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+            about = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{len(data):,} bytes aren't fast weights ({error})", advice=f"they are damaged: {_ADVICE}"

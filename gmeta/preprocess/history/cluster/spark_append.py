@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.cluster.attempts import ATTEMPTS
-from gmeta.preprocess.cluster.file_splits import FileSplit
 from gmeta.preprocess.cluster.spark_connection import FEW_CELLS, spark_errors, spark_session
 from gmeta.preprocess.cluster.spark_engine import salts_of
-from gmeta.preprocess.cluster.spark_records import Batches, good_rows_of
+from gmeta.preprocess.cluster.spark_records import Batches, FileSplit, good_rows_of
 from gmeta.preprocess.cluster.spark_rows import (
     ROWS,
     SALT,

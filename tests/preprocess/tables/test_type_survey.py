@@ -1,0 +1,181 @@
+"""Types are decided by all values of all files, so that no value is lost, merged or misread."""
+
+import csv
+import io
+import json
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gmeta.core.errors import ConfigError
+from gmeta.preprocess import ColumnSpec, TableSpec
+from gmeta.preprocess.bad_records import Reason
+from gmeta.preprocess.plan.column_types import Doubt, decide
+from gmeta.preprocess.plan.column_values import numbers
+from gmeta.preprocess.tables import record_count, type_survey
+from gmeta.preprocess.tables.table_source import TableSource
+from gmeta.testing.data.event_tables import write_table
+
+CONNECTION = duckdb.connect()
+INT, FLOAT, HASH = ("int64", False), ("float32", False), ("int64", True)
+
+
+def decided(data, spec=None):
+    with duckdb.connect() as connection:
+        return TableSource([data], spec or TableSpec("user"), connection).spec
+
+
+def text_file(path, values, name="x"):
+    """Write a column of JSON values, beside the task."""
+    if path.suffix == ".jsonl":
+        lines = [json.dumps({"user": 1, name: value}) for value in values]
+    else:
+        lines = [f"user,{name}", *(f"1,{'' if value is None else value}" for value in values)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["7", "-8"], {"t.csv": INT, "t.jsonl": HASH}),
+        ([123456701.0, 123456702.0, None], INT),
+        ([1, 2.5, 1e-3], FLOAT),
+        ([True, False], INT),
+        (["2014-02-27", "2014-02-30 10:00:00"], INT),
+        (["a", "-", "7"], HASH),
+        (["007", "7"], HASH),
+        (["1e5", "1f5"], HASH),
+        ([16777217, 0.5], "fractions such as '0.5' .* and whole numbers that float32 would round such as"),
+        ([2**63], "an int64 can't hold such as '9223372036854775808'"),
+        ([float(2**53 + 2)], "a floating-point number may have rounded"),
+        (["2014-02-27", 7], r"dates such as '\"?2014-02-27\"?' .* and numbers such as '7'"),
+        (["2014-02-27", "noon"], 'dates such as .* and text such as .* dtype = "int64"'),
+    ],
+)
+def test_what_values_of_text_decide(tmp_path, name, values, expected):
+    data = text_file(tmp_path / name, values)
+    expected = expected[name] if isinstance(expected, dict) else expected
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=rf"{name}: column 'x' holds .*{expected}"):
+            decided(data)
+    else:
+        column = decided(data).columns["x"]
+        assert (column.dtype, column.hash) == expected
+
+
+@pytest.mark.parametrize("missing", ["-", "NULL", "n/a", "NaN", "\\N"])
+def test_a_word_for_a_missing_number_makes_no_text(tmp_path, missing):
+    assert decided(text_file(tmp_path / "t.csv", [0.5, missing])).columns["x"].dtype == "float32"
+
+
+def test_what_parquet_files_decide(tmp_path):
+    """A floating-point type remains one, unless float32 would merge ids."""
+    table = pa.table(
+        {
+            "user": [1.0, 2.0],
+            "price": [5.0, None],
+            "id": [123456701.0, 5.0],
+            "share": [123456701.0, 0.5],
+            "big": pa.array([1, 2**63], pa.uint64()),
+            "none": pa.nulls(2),
+            "__index_level_0__": [0, 1],
+        }
+    )
+    spec = decided(write_table(table, tmp_path / "t.parquet"))
+    assert {name: column.dtype for name, column in spec.columns.items()} == {
+        **{"user": "int64", "price": "float32", "id": "int64", "share": "float32", "big": "int64"}
+    }
+    assert spec.unused == ("none", "__index_level_0__")
+    assert [note.split(" holds ")[0].split(":")[0] for note in spec.notes] == [
+        "column 'id'",
+        "column 'none' has no value",
+        "column '__index_level_0__', which pandas made of a column without a name",
+    ]
+    with pytest.raises(ConfigError, match="'none' has no value: leave it out, or set a default"):
+        decided(tmp_path / "t.parquet", TableSpec("user", columns={"none": ColumnSpec()}))
+    given_ = TableSpec("user", columns={"none": ColumnSpec(default="unknown")})
+    assert decided(tmp_path / "t.parquet", given_).columns["none"].hash
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (["1393545600", "1393804800000"], "seconds such as '1393545600' .*t.csv:2. and milliseconds such as"),
+        (["1393545600", "2014-03-02"], r"dates such as '2014-03-02' .*t.csv:3\) and seconds"),
+        (["1.5"], "'ts', the time, holds fractions"),
+        (["noon"], "'ts', the time, holds text such as 'noon' .*2014-02-27T10:00:00"),
+    ],
+)
+def test_times_in_several_units_are_refused(tmp_path, times, said):
+    data = text_file(tmp_path / "t.csv", times, "ts")
+    with pytest.raises(ConfigError, match=said):
+        decided(data, TableSpec("user", time="ts"))
+    # What is outside of its bounds is bad, and so of no unit.
+    if times[0] == "1393545600" and len(times[1]) > 10:
+        decided(data, TableSpec("user", time="ts", columns={"ts": ColumnSpec(max=1e10)}))
+
+
+VALUE = st.one_of(
+    st.integers(-(2**64), 2**64).map(str),
+    st.floats(allow_nan=False).map(repr),
+    st.integers(0, 10**9).map(lambda n: f"{n}.0"),
+    st.sampled_from(["", "-", "NULL", "nan", "007", "true", "x", "2014-02-30", "1e3", " 5 ", "+7", "1e400"]),
+    st.datetimes().map(str),
+    st.text(max_size=3),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(VALUE, min_size=1, max_size=5))
+def test_a_decided_type_holds_each_value(values):
+    """In the type that they decide, values are neither bad nor, if they are numbers, another one's."""
+    array = pa.array(values, pa.string())
+    probe = type_survey.Probe("x", "feature", ColumnSpec(), "x", type_survey.TEXT)
+    with CONNECTION.cursor() as cursor:
+        cursor.register("t", pa.table({"x": array}))
+        found = type_survey.survey(cursor, "t", [probe])["x"]
+    kind = decide(found, "feature")
+    if isinstance(kind, Doubt) or pa.types.is_string(kind) or pa.types.is_null(kind):
+        return
+    whole = not pa.types.is_floating(kind)
+    parsed = numbers(array, ColumnSpec(dtype="int64" if whole else "float32", default=-1), hashed=False)
+    for reason, rows, expected in (fault for fault in parsed.faults if fault[1].any()):
+        large = reason is Reason.OUT_OF_RANGE and not whole
+        assert large or "exist" in expected, (reason, [values[row] for row in np.flatnonzero(rows)])
+
+
+FIELD = st.text('ab,"\n\r 7', max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(FIELD, FIELD), max_size=6), st.sampled_from(["\n", "\r\n"]), st.integers(1, 40))
+def test_records_are_counted_as_a_parser_of_csv_does(tmp_path_factory, rows, end, block):
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator=end).writerows(rows)
+    path = tmp_path_factory.mktemp("count") / "t.csv"
+    path.write_bytes(text.getvalue().encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_count, "_BLOCK", block)
+        found = record_count.count_csv(path, ",", '"')
+    assert found.full == len(rows)
+
+
+def test_many_columns_and_few_are_surveyed_alike(tmp_path, monkeypatch):
+    columns = {f"x{n}": [n, [0.5, "a", "2014-02-28", 7][n % 4]] for n in range(20)}
+    rows = [
+        ["user", *columns],
+        *(["1", *(str(column[row]) for column in columns.values())] for row in (0, 1)),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(map(",".join, rows)))
+    spec = TableSpec("user", columns={name: ColumnSpec() for n, name in enumerate(columns) if n % 4 != 2})
+    few = decided(tmp_path / "t.csv", spec)
+    monkeypatch.setattr(type_survey, "_FEW", 3)
+    assert decided(tmp_path / "t.csv", spec) == few
+    assert few.columns["x1"].hash
+    assert few.columns["x0"].dtype == "float32"
