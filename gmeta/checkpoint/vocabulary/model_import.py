@@ -70,10 +70,10 @@ def import_table(
     Args:
       model: As in `export_table`.
       table: As in `export_table`.
-      source: A folder with ``keys.npy``, ``values.npy`` and perhaps ``frequency.npy``; an Arrow IPC or
-        Feather file; or a folder of such files. ``keys`` are any integers that are ids of the table, or text
-        if its features have ``hash=True``; they are hashed as the features' ids are. ``values`` are float32
-        or float16, (n, dim), in Arrow lists of dim numbers.
+      source: A path: of a folder with ``keys.npy``, ``values.npy`` and perhaps ``frequency.npy``; of an Arrow
+        IPC or Feather file; or of a folder of such files. ``keys`` are any integers that are ids of the
+        table, or text if its features have ``hash=True``; they are hashed as the features' ids are.
+        ``values`` are float32 or float16, (n, dim), in Arrow lists of dim numbers.
       mode: ``"merge"`` adds the rows; an id that the table has gets the row of the files, in all its parts.
         ``"replace"`` removes the table's other rows first, and what admission remembers of ids without a row.
         Tables that are merged with it keep their rows; admission's memory of all of them then stays.
@@ -106,6 +106,11 @@ def import_table(
     started = time.perf_counter()
     if mode not in ("merge", "replace"):
         raise ConfigError(f"mode must be 'merge' or 'replace', got {mode!r}")
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(
+            f"source must be the path of files, got {type(source).__name__}: save ids and rows by numpy.save "
+            "as keys.npy and values.npy in a folder, and give its path"
+        )
     tables = tables_by_name(model)
     merged = {name: each.merged_keys for name, each in tables.items()}
     found = find_table(table, merged, f"{type(model).__name__} {getattr(model, 'name', '')!r}")

@@ -67,10 +67,11 @@ class RowsCheck:
             numbers = np.asarray(hash_text(tf.constant(ids)))
         elif ids.ndim != 1 or ids.dtype.kind not in "iu":
             takes = "whole numbers" + " or text" * self.found.hashed
+            advice = "cast them to int64" if ids.dtype.kind == "f" else "a feature with hash=True takes text"
             raise DataError(
                 f"keys are {_form(ids)}, but {name} takes {takes}, one for each row",
                 path=piece.path,
-                advice="" if self.found.hashed else "a feature with hash=True takes text",
+                advice="" if self.found.hashed and ids.dtype.kind != "f" else advice,
             )
         else:
             if ids.dtype == np.uint64:
@@ -89,8 +90,9 @@ class RowsCheck:
     def _vectors(self, piece: Piece, name: str, column: Array, width: int) -> Array:
         exact = column.dtype.kind == "f" and column.dtype.itemsize <= 4
         if not exact or column.ndim != 2 or column.shape[1] != width:
+            form = _form(column) + ", one number a row" * (column.ndim == 1)
             raise DataError(
-                f"{name} are {_form(column)}, but table {self.found.name!r} takes {width} float32 a row",
+                f"{name} are {form}, but table {self.found.name!r} takes {width} float32 a row",
                 path=piece.path,
                 advice="cast them" if column.shape[1:] == (width,) else "",
             )

@@ -24,7 +24,7 @@ def read_vectors(path: Path, keys: str, values: str) -> tuple[NDArray[np.int64],
       The ids, int64 (n,), and the vectors, (n, dim).
 
     Raises:
-      DataError: There is no such file or column, or vectors have different widths.
+      DataError: There is no such file or column, ids aren't whole numbers, or vectors have different widths.
     """
     if path.suffix == ".npy" and path.is_file():
         vectors = _load(path)
@@ -40,13 +40,24 @@ def read_vectors(path: Path, keys: str, values: str) -> tuple[NDArray[np.int64],
     if not pieces:
         raise DataError("it holds no rows", path=path)
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in ("keys", "values")}
-    return joined["keys"].astype(np.int64), joined["values"]
+    return _ids(joined["keys"], path), joined["values"]
+
+
+def _ids(keys: NDArray[Any], path: Path) -> NDArray[np.int64]:
+    if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys > np.iinfo(np.int64).max).any():
+        raise DataError(
+            "the items' ids must be whole numbers that fit int64, one a row, but are "
+            f"{keys.dtype} of shape {keys.shape}",
+            path=path,
+            advice="cast them; gmeta.ops.hash_text makes such numbers of texts",
+        )
+    return keys.astype(np.int64)
 
 
 def _load(path: Path) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise DataError(f"not a whole .npy file of numbers: {error}", path=path) from error
     if array.ndim != 2:
         raise DataError(f"it must hold (items, dim) numbers, but its shape is {array.shape}", path=path)
@@ -73,4 +84,4 @@ def _read_parquet(path: Path, keys: str, values: str) -> tuple[NDArray[np.int64]
         raise DataError(
             f"the lists of column {values!r} must have one length, and there must be some", path=path
         )
-    return np.asarray(table.column(keys), np.int64), flat.reshape(len(table), -1)
+    return _ids(np.asarray(table.column(keys)), path), flat.reshape(len(table), -1)
