@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gmeta.checkpoint.vocabulary.table_names import FoundTable
+from gmeta.core.data.named_tables import NamedTable
 from gmeta.core.errors import DataError
 from gmeta.core.json_values import items, mapping, text, whole
 
@@ -60,7 +60,7 @@ class TableDescription:
     hashed: bool
 
     @classmethod
-    def of(cls, found: FoundTable, layout: Mapping[str, Any], *, step: int, state: bool) -> TableDescription:
+    def of(cls, found: NamedTable, layout: Mapping[str, Any], *, step: int, state: bool) -> TableDescription:
         """Describe a table that is to be exported.
 
         Args:

@@ -20,11 +20,12 @@ from gmeta.checkpoint.vocabulary.column_source import ColumnSource, open_source
 from gmeta.checkpoint.vocabulary.description import VOCABULARY, TableDescription
 from gmeta.checkpoint.vocabulary.distinct_keys import Start, refuse_twins
 from gmeta.checkpoint.vocabulary.rows_check import RowsCheck
-from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
+from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
-from gmeta.ops.keys.distinct import unique_by_owner
+from gmeta.ops.keys.distinct import owned_by
 from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.moved_rows import clear_table
 from gmeta.ops.table.optimizer_change import with_fresh_slots
 from gmeta.ops.table.records import Records
 
@@ -129,7 +130,7 @@ def import_table(
     with ranks.together():
         fitted = _fit_slots(target, noted)
         if clears:
-            _clear(target, step)
+            clear_table(target, step)
         elif mode == "replace":
             _remove_rows(target, found)
         target.reserve(int(target.size()) + rows // ranks.owners)
@@ -143,7 +144,7 @@ def import_table(
 
 
 def _check_state(
-    files: ColumnSource, target: HashTable, found: FoundTable, path: Path
+    files: ColumnSource, target: HashTable, found: NamedTable, path: Path
 ) -> tuple[TableDescription, int]:
     """Refuse files whose slots and last steps can't be those of the table; return the width of the slots."""
     noted = files.description
@@ -164,7 +165,7 @@ def _check_state(
     return noted, floats
 
 
-def _check_hash(noted: TableDescription | None, found: FoundTable) -> None:
+def _check_hash(noted: TableDescription | None, found: NamedTable) -> None:
     """Refuse hashes that were folded into another number of bits than the table's."""
     if noted is not None and noted.hashed and found.id_bits not in (None, noted.id_bits):
         raise ConfigError(
@@ -200,15 +201,7 @@ def _fit_slots(target: HashTable, noted: TableDescription | None) -> Callable[[R
     return lambda records: records
 
 
-def _clear(target: HashTable, step: int) -> None:
-    """Remove all rows of a physical table, and set its step."""
-    nothing: Columns = {"keys": np.empty(0, np.int64)}
-    nothing["values"] = np.empty((0, target.dim), np.float32)
-    nothing["slots"] = np.empty((0, target.optimizer.slot_floats(target.dim)), np.float32)
-    target.import_(_records(nothing, step), replace=True)
-
-
-def _remove_rows(target: HashTable, found: FoundTable) -> None:
+def _remove_rows(target: HashTable, found: NamedTable) -> None:
     """Remove a table's rows from a physical table that has other tables' rows too."""
     for _, exported in export_ranges(target, range(LOGICAL_SHARDS)):
         target.remove(found.own({"keys": exported["keys"]})["keys"] | found.prefix)
@@ -218,11 +211,7 @@ def _owned(columns: Columns, ranks: Ranks) -> Columns:
     """Keep the rows of the keys that this rank owns."""
     if ranks.owners == 1:
         return columns
-    _, place, counts = (
-        np.asarray(each) for each in unique_by_owner(columns["keys"], world_size=ranks.owners)
-    )
-    ends = np.cumsum(counts)
-    own = (place < ends[ranks.owner]) & (place >= ends[ranks.owner] - counts[ranks.owner])
+    own = owned_by(columns["keys"], ranks.owner, ranks.owners).numpy()
     return {name: values[own] for name, values in columns.items()}
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gmeta.checkpoint.files.chain import Columns
 from gmeta.checkpoint.vocabulary.column_source import Piece
-from gmeta.checkpoint.vocabulary.table_names import FoundTable
+from gmeta.core.data.named_tables import NamedTable
 from gmeta.core.errors import DataError
 from gmeta.ops.keys.id_hash import fold_ids, hash_text
 
@@ -32,7 +32,7 @@ class RowsCheck:
       latest: The highest last step allowed.
     """
 
-    found: FoundTable
+    found: NamedTable
     dim: int
     slot_floats: int
     finite: bool

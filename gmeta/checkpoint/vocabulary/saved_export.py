@@ -13,8 +13,8 @@ from gmeta.checkpoint.files.contents import find_checkpoint
 from gmeta.checkpoint.files.manifest import FILE_NAME, TableEntry
 from gmeta.checkpoint.vocabulary.column_files import check_target, size_of, write_table
 from gmeta.checkpoint.vocabulary.description import Format, TableDescription
-from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
 from gmeta.core.data.merged_keys import MergedKeys
+from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.errors import DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.core.staging import resumable_folder
@@ -93,7 +93,7 @@ def _merged_keys_of(entry: TableEntry, folder: Path) -> MergedKeys | None:
         raise DataError(f"not what gmeta writes: {error}", path=folder / FILE_NAME) from error
 
 
-def _shards(reader: CheckpointReader, found: FoundTable) -> Iterator[Columns]:
+def _shards(reader: CheckpointReader, found: NamedTable) -> Iterator[Columns]:
     for shard in range(LOGICAL_SHARDS):
         read = reader.read_shard(found.physical, shard)
         yield found.own({"keys": read.pop("key"), "values": read.pop("weights"), **read})

@@ -18,12 +18,12 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph.step_marks import begin_span
 from gmeta.layers.embedding import keras_config as settings
 from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.feature_order import FeatureOrder
 from gmeta.layers.embedding.ids import Ids, feature_ids, flat_ids, like_ids, numbers_of_texts
 from gmeta.layers.embedding.merge_plan import MergedTable, merge_tables
-from gmeta.layers.embedding.plan_check import PlanCheck
 from gmeta.layers.embedding.plan_text import plan_table
 from gmeta.layers.embedding.pooling import join_vectors, pool
-from gmeta.layers.embedding.table_arrays import load_table, save_table
+from gmeta.layers.embedding.saved_tables import SavedTables
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.ahead import active_fetched, hear_samples, note
@@ -155,7 +155,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         optimizers = [each.policy.optimizer or optimizer or Adam(learning_rate=None) for each in self.merged]
         widths = [m.dim + own.slot_floats(m.dim) for m, own in zip(self.merged, optimizers, strict=True)]
         shares = [None] * len(widths) if tiers is None else tiers.divide([8 + 4 * width for width in widths])
-        self.tables = [
+        tables = [
             HashTable(
                 merged.dim,
                 optimizer=own,
@@ -170,12 +170,25 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             )
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
-        for merged, table in zip(self.merged, self.tables, strict=True):
+        for merged, table in zip(self.merged, tables, strict=True):
             table.merged_keys = merged.keys
             if optimizer is None and merged.policy.optimizer is None:
                 table.chosen_by, table.take_records_of = "nobody", take_records_of
-        self._plan_check = PlanCheck(self.name, self.merged)
+        self._hold(tables)
         self.fetch = Fetch(self.tables, tf.as_dtype(wire_dtype), self.name)
+
+    @tf.__internal__.tracking.no_automatic_dependency_tracking
+    def _hold(self, tables: list[HashTable]) -> None:
+        """Keep the tables, which checkpoints hold through one object (`SavedTables`)."""
+        self.tables = tables
+        self._order = FeatureOrder(self.name, self.features)
+        self._saved = SavedTables(self.name, tables, lambda: self._order.widths, self._order.follow)
+        self._track_trackable(self._saved, name="tables")
+
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "_plan_check":  # in checkpoints from before the tables were one object
+            return self._saved.earlier
+        return super()._lookup_dependency(name, *args, **kwargs)
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how features were merged into tables, one line for each physical table.
@@ -298,16 +311,29 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         """Make the vectors of features from those of their parts."""
         return {
             feature.name: join_vectors([vectors[part.name] for part in feature.parts], feature.join)
-            for feature in self.features
+            for feature in self._order.features
         }
 
+    def in_order(self, reader: str) -> tuple[FeatureConfig, ...]:
+        """Return the features in the order of `concat`, which stays as it is from then on.
+
+        Args:
+          reader: What computes positions from it, for the error that refuses weights of another order.
+        """
+        self._order.fix(reader)
+        return self._order.features
+
     def concat(self, lookup: CollectionLookup) -> tf.Tensor:
-        """Concatenate all features' vectors, in the features' order: (samples, sum of widths).
+        """Concatenate all features' vectors: (samples, sum of widths).
+
+        The vectors are in the order of the collection's features. If weights are loaded that were saved with
+        the features in another order, they are in that order from then on, so that dense weights fit.
 
         Raises:
           ConfigError: A feature has several vectors per sample.
         """
-        parts = [part for feature in self.features for part in feature.parts]
+        self._order.note_concat()
+        parts = [part for feature in self._order.features for part in feature.parts]
         single = [part.name for part in parts if _is_single(part, lookup.positions[part.name])]
         adds = any(feature.join == "sum" for feature in self.features)
         if len(self.merged) == 1 and len(single) == len(parts) and not adds:
@@ -367,6 +393,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         lookup = self.lookup(inputs, insert=train)
         if train is not False:
             self._record(lookup)
+        self._order.note_call()
         return {name: tf.cast(v, self.compute_dtype) for name, v in self.embed(lookup).items()}
 
     def _record(self, lookup: CollectionLookup) -> None:
@@ -412,15 +439,11 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
 
     def save_own_variables(self, store: Any) -> None:
         """Write the tables' complete records."""
-        store["plan"] = self._plan_check.as_array()
-        for index, table in enumerate(self.tables):
-            save_table(table, store, f"table{index}")
+        self._saved.write(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Replace the tables' contents by what `save_own_variables` wrote."""
-        self._plan_check.check_array(store["plan"])
-        for index, table in enumerate(self.tables):
-            load_table(table, store, f"table{index}")
+        self._saved.read(store)
 
 
 def _is_single(feature: FeatureConfig, positions: Ids) -> bool:

@@ -105,6 +105,29 @@ def unique_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> Uniq
         return UniqueByOwner(*_native.gmeta_unique(ids=ids, ranks=world_size))
 
 
+def owned_by(keys: Any, rank: int, world_size: int) -> tf.Tensor:
+    """Check which keys a rank owns.
+
+    Args:
+      keys: (n,) integers; any int64 is a valid key.
+      rank: The rank, from 0 to ``world_size - 1``.
+      world_size: As in `unique_by_owner`.
+
+    Returns:
+      (n,) bool.
+
+    Raises:
+      ConfigError: As in `unique_by_owner`.
+
+    Example:
+      >>> owned_by([1, 0, 1, 7], 0, world_size=2).numpy()
+      array([False,  True, False,  True])
+    """
+    _, place, counts = unique_by_owner(keys, world_size=world_size)
+    end = tf.reduce_sum(counts[: rank + 1])
+    return (place < end) & (place >= end - counts[rank])
+
+
 def order_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> UniqueByOwner:
     """Order the ids of a vector by the rank that owns them, and leave none out.
 

@@ -91,6 +91,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
     chosen_by: Literal["user", "nobody", "compile"] = "user"
     take_records_of: Callable[[HashTable, str], Callable[[Records], Records]] | None = None
     merged_keys: MergedKeys | None = None
+    imports = 0  # how often records were imported or restored
 
     def __init__(
         self,
@@ -399,6 +400,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         """
         keys = keys_vector(records.keys, self._owner)
         width = self._optimizer.slot_floats(self._dim)
+        self.imports += 1
         return _native.gmeta_hash_table_import(
             table=self.resource_handle,
             keys=keys,
@@ -463,6 +465,10 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         return json.dumps({"dim": self._dim, "optimizer": self._optimizer.kind})
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return self.saved_tensors()
+
+    def saved_tensors(self) -> dict[str, tf.Tensor]:
+        """Export what a file has of the table: name -> tensor; nothing within `tables_saved_elsewhere`."""
         if are_saved_elsewhere():
             return {}
         tensors = {f"-{name}": tensor for name, tensor in self.export()._asdict().items()}
