@@ -58,6 +58,7 @@ def next_item_signatures(
             k,
             leave_out_seen=leave_out_seen,
             vectors=tf.convert_to_tensor(vectors()),
+            popular=most_popular(model, k),
         )
         return {"items": items, "scores": scores}
 
@@ -73,6 +74,13 @@ def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSp
     if model.time is not None:
         inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
     return inputs
+
+
+def most_popular(model: HistoryModel, k: int, allow: Any = None) -> list[tf.Tensor]:
+    """Return the answer to a history without items, as constants of a graph."""
+    with tf.init_scope():
+        found = model.catalogue.most_popular(k, allow)
+    return [tf.constant(each.numpy()) for each in found]
 
 
 def histories(
