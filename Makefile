@@ -56,7 +56,7 @@ test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what el
 	GMETA_ALL_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'
 
 # An environment of its own, beside .venv; Horovod's tests are skipped there.
-test-tensorflow:  ## All tests on another TensorFlow, under build/tensorflow/ [TENSORFLOW=2.21.0] [PYTHON=...] [PYTEST_ARGS=...]
+test-tensorflow:  ## All tests on another TensorFlow, under build/tensorflow/ [TENSORFLOW=2.21.0, or lowest] [PYTHON=...] [PYTEST_ARGS=...]
 	@[ -n '$(TENSORFLOW)' ] || { echo 'name a version: make test-tensorflow TENSORFLOW=2.21.0' >&2; exit 1; }
 	@PYTHON='$(PYTHON)' TENSORFLOW='$(TENSORFLOW)' sh tools/dev/setup.sh
 	build/tensorflow/$(TENSORFLOW)/venv/bin/pytest $(IN_PARALLEL) $(PYTEST_ARGS)

@@ -39,6 +39,7 @@ collect_ignore = [] if HAS_HOROVOD else ["core/collectives/test_rendezvous.py"]
 # The files that take longest, longest first: a worker that began one of them last would let others wait.
 LONGEST = (
     "native/test_native_cores.py",  # which compiles, when nothing is built
+    "test_pages.py",
     "distributed/test_train_command.py",
     "distributed/test_windows_on_ranks.py",
     "models/training/test_pipeline.py",

@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "losses": frozenset({"core", "ops"}),
     "metrics": frozenset({"core"}),
     "layers": SETTINGS | {"core", "ops"},
-    "models": MODELS,
+    "models": MODELS | {"checkpoint"},
     "reinforcement": MODELS | {"models", "preprocess"},
     "checkpoint": frozenset({"core", "ops", "io", "policies"}),
     "export": frozenset({"core", "ops", "layers", "models"}),

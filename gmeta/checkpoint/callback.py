@@ -21,6 +21,7 @@ from gmeta.core import collectives
 from gmeta.core.data.position import position_of
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import whole
+from gmeta.core.keras import submodules
 from gmeta.core.step_callback import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
 from gmeta.io.readers.starts.position import ReadingPosition
@@ -54,14 +55,14 @@ class PartialRestore:
     Attributes:
       checkpoint: The checkpoint.
       tables_left: Table that the model doesn't have, or of another width -> its rows in the checkpoint.
-      tables_new: Tables that start without rows.
+      tables_new: Tables that start without rows, each with the reason.
       tables_without_slots: Tables whose rows were loaded, and whose optimizer's slots start anew.
       dense: The same of dense weights.
     """
 
     checkpoint: Path
     tables_left: Mapping[str, int]
-    tables_new: Sequence[str]
+    tables_new: Mapping[str, str]
     tables_without_slots: Sequence[str]
     dense: dense.DenseReport
 
@@ -70,7 +71,7 @@ class PartialRestore:
         lines = [
             *(f"left out: table {name}, {rows:,} rows" for name, rows in self.tables_left.items()),
             *(f"left out: weight {name}" for name in self.dense.left),
-            *(f"stays new: table {name}" for name in self.tables_new),
+            *(f"stays new: table {name} ({why})" for name, why in self.tables_new.items()),
             *(f"stays new: weight {name}" for name in self.dense.new),
             *(f"starts anew: the optimizer's slots of table {name}" for name in self.tables_without_slots),
         ]
@@ -299,7 +300,7 @@ class ShardedCheckpoint(StepCallback):
         self._goes_on = True
         shares, passed = collectives.world().shares, self.batches_of_epoch
         position, model = position_of(data), self._restored or self.model
-        held = position is not None and any(part is position for part in model.submodules)
+        held = position is not None and any(part is position for part in submodules(model))
         if _counts_groups(position):
             if not held:
                 raise ConfigError(

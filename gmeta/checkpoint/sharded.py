@@ -82,7 +82,7 @@ class CheckpointInfo:
       metadata: The caller's metadata.
       forgotten: Table -> why its admission state couldn't be loaded.
       left: Of a load: the tables that users name, by their full names, whose rows weren't loaded.
-      new: Of a load: those that start without rows, because nothing could be loaded.
+      new: Of a load: those that start without rows, each with the reason.
       without_slots: Of a load: those whose optimizer's slots start anew, because it is of another kind now.
     """
 
@@ -97,7 +97,7 @@ class CheckpointInfo:
     metadata: Mapping[str, Any]
     forgotten: Mapping[str, str] = field(default_factory=dict)
     left: tuple[str, ...] = ()
-    new: tuple[str, ...] = ()
+    new: Mapping[str, str] = field(default_factory=dict)
     without_slots: tuple[str, ...] = ()
 
 
@@ -163,7 +163,7 @@ def save(
         )
     with _stage(target, ranks) as staging:
         with _together(target, ranks):
-            base_manifest = _check(target, tables, base, dense is not None)
+            base_manifest = _check(target, tables, base, dense)
             if ranks.rank == 0:
                 folders.begin(target)
         with _together(target, ranks):
@@ -280,7 +280,7 @@ def load(
         metadata=reader.manifest.metadata,
         forgotten=forgotten,
         left=tuple(loader.moves.left),
-        new=tuple(loader.moves.fresh),
+        new=loader.moves.fresh,
         without_slots=loader.moves.without_slots,
     )
 
@@ -308,10 +308,15 @@ def _stage(target: Path, ranks: Ranks) -> Iterator[Path]:
         lock.release()
 
 
-def _check(target: Path, tables: Tables, base: str | os.PathLike[str] | None, dense: bool) -> Manifest | None:
+def _check(
+    target: Path,
+    tables: Tables,
+    base: str | os.PathLike[str] | None,
+    dense: Callable[[Path], None] | None,
+) -> Manifest | None:
     if target.exists():
         raise ConfigError(f"{target} is there already: a checkpoint isn't written over; choose another name")
-    if not tables and not dense:
+    if not tables and dense is None:
         raise ConfigError("no tables to save")
     if base is None:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -149,6 +150,20 @@ class CheckpointStore:
                 self._retire()
         after_save(ranks.from_first)
         return info
+
+    def delete(self) -> None:
+        """Delete the folder with all its checkpoints, and release it; all ranks call this together.
+
+        Raises:
+          ConfigError: Another job saves here.
+        """
+
+        def remove() -> None:
+            self._lock.take()
+            shutil.rmtree(self.root, ignore_errors=True)
+            self._lock.release()
+
+        self.ranks.from_first(remove)
 
     def describe(self, metadata: Mapping[str, Any]) -> None:
         """Replace the latest checkpoint's metadata, and nothing else. Rank 0 does so.

@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from gmeta.checkpoint.admission import load_admission, read_waiting
 from gmeta.checkpoint.files.chain import CheckpointReader
-from gmeta.checkpoint.files.manifest import FILE_NAME, TableEntry
+from gmeta.checkpoint.files.manifest import TableEntry
 from gmeta.checkpoint.table_part import layout
-from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.ops.keys.distinct import owned_by
@@ -77,6 +76,7 @@ class TableLoader:
         self.moves = plan_moves(tables, self._saved)
         if not partial:
             self._check()
+        self.moves.follow_folds(tables)
 
     def load(self, name: str, shards: range, owner: int, owners: int) -> Loaded:
         """Replace a table's content by this rank's part of what was saved of it.
@@ -107,18 +107,12 @@ class TableLoader:
         return sum(len(table.own({"keys": np.asarray(batch.keys)})["keys"]) for batch in batches)
 
     def _describe(self, name: str, entry: TableEntry) -> SavedTable:
-        try:
-            merged = MergedKeys.from_json(entry.settings) if "tables" in entry.settings else None
-        except ValueError as error:
-            folder = self._reader.links[-1].folder
-            raise DataError(f"not what gmeta writes: {error}", path=folder / FILE_NAME) from error
-
         def waiting() -> Iterator[AdmissionState]:
             for keys, counts in read_waiting(self._reader, name, _ALL_SHARDS):
                 yield AdmissionState(keys, counts, np.empty(0, np.uint8))
 
         return SavedTable(
-            merged,
+            entry.merged_keys,
             entry.dim,
             entry.optimizer,
             entry.step,
@@ -135,7 +129,8 @@ class TableLoader:
                 raise DataError(
                     f"no table {full!r} in this checkpoint",
                     path=path,
-                    advice=f"it has {', '.join(map(repr, moves.saved)) or 'none'}; {advice}",
+                    advice=f"it has {', '.join(map(repr, moves.saved)) or 'none'}; give the table its "
+                    f"name there, or {advice}",
                 )
             mine = layout(self._tables[own.physical])
             entry = self._reader.manifest.tables[moves.saved[full].physical]

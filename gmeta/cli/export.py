@@ -84,6 +84,8 @@ def command(
     )
     for signature, inputs in exported.signatures.items():
         click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
+    for note in exported.notes:
+        click.echo(f"note: {note}")
     click.echo(f"exported: {exported.folder}, {exported.rows:,} embedding rows")
 
 

@@ -9,7 +9,7 @@ import click
 from gmeta.cli.rank_options import elastic_of, elastic_options, run_ranks
 from gmeta.core.collectives.launcher.hosts import parse_hosts
 from gmeta.core.collectives.launcher.rank_processes import SSH
-from gmeta.core.collectives.place import launched_size, under_launcher
+from gmeta.core.collectives.place import check_alone, launched_size, under_launcher
 from gmeta.core.errors import ConfigError
 
 
@@ -50,6 +50,7 @@ def command(
     Ranks of this machine meet through Horovod if it is installed, unless GMETA_RANKS=gmeta. Those of --hosts
     do without it.
     """
+    check_alone("start a job of its own")
     if under_launcher():
         raise ConfigError(
             f"this is one of {launched_size()} ranks already; call gmeta launch outside of them"

@@ -13,7 +13,8 @@ import click
 
 from gmeta.core.collectives.launcher.elastic_ranks import launch_elastic
 from gmeta.core.collectives.launcher.local_ranks import Write, launch
-from gmeta.core.collectives.place import launched_size, under_launcher
+from gmeta.core.collectives.launcher.rank_processes import module_command
+from gmeta.core.collectives.place import check_alone, launched_size, under_launcher
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import total_shares
 
@@ -110,7 +111,8 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
         if size is not None and size != launched:
             raise ConfigError(f"--np {size}, but the launcher started {launched} ranks; leave --np out")
     elif size is not None and (size > 1 or elastic is not None):
-        run_ranks([sys.executable, "-m", "gmeta", *sys.argv[1:]], size, elastic=elastic, write=write)
+        check_alone("start a job of its own")
+        run_ranks(module_command("gmeta", *sys.argv[1:]), size, elastic=elastic, write=write)
         return True
     from gmeta.core.collectives import init  # TensorFlow only if there are other ranks
 

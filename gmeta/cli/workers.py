@@ -15,9 +15,10 @@ from gmeta.core.errors import ConfigError
 @click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--host",
-    default="0.0.0.0",
+    default="127.0.0.1",
     show_default=True,
-    help="Where to listen; 0.0.0.0: at all addresses of this machine, which is announced by its name.",
+    help="Where to listen; 127.0.0.1: for processes of this machine; 0.0.0.0: at all its addresses, and it "
+    "is announced by its name.",
 )
 @click.option(
     "--port",
@@ -31,14 +32,22 @@ from gmeta.core.errors import ConfigError
     type=click.FloatRange(min=0, min_open=True),
     help="End after so many seconds without readers.",
 )
-def command(folder: Path | None, host: str, port: int, idle: float | None) -> None:
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="A folder with modules that the function imports, searched after those installed; may be repeated.",
+)
+def command(folder: Path | None, host: str, port: int, idle: float | None, paths: tuple[str, ...]) -> None:
     """Read data for processes that train with gmeta.io.distribute, until Ctrl-C.
 
     The worker announces itself in FOLDER, which it shares with those who train: there they find the workers,
     and the key that lets them in. Start as many as you like, on any machine, at any time. Without FOLDER, set
     GMETA_WORKERS_KEY to the same long random text here and there, and name the printed address.
 
-    Whoever has the key can run programs here: keep it, and the folder, from others.
+    Whoever has the key can run programs here: keep it, and the folder, from others. Nobody else can, as both
+    sides prove that they know it, and sign what they send; but nothing is encrypted.
     """
     import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 
@@ -47,9 +56,10 @@ def command(folder: Path | None, host: str, port: int, idle: float | None) -> No
     from gmeta.io.service.announcements import key_of
     from gmeta.io.service.worker_server import WorkerServer
 
+    key = key_of(folder)
+    sys.path += paths
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     tf.config.set_visible_devices([], "GPU")  # they are for training
-    key = key_of(folder)
     try:
         server = WorkerServer(host, port, key, folder)
     except OSError as error:

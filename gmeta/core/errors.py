@@ -61,7 +61,7 @@ class StoreUnavailableError(StoreError):
 
 
 class NotFiniteError(GmetaError, ArithmeticError):
-    """A gradient that holds NaN or infinity."""
+    """A loss, a gradient, weights or rows that hold NaN or infinity."""
 
 
 class NativeLibraryError(GmetaError, ImportError):

@@ -70,6 +70,21 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def beside_data(folder: Path, name: str) -> Path:
+    """Return the path of a file that describes the data files in its folder.
+
+    Its name begins with ``_``: `pyarrow.dataset`, pandas, Spark and others that read a folder as one table
+    skip such files. Earlier versions of gmeta wrote ``name`` itself, whose path is returned if that is the
+    file that the folder has.
+
+    Example:
+      >>> beside_data(Path("scores"), "manifest.json").name
+      '_manifest.json'
+    """
+    path, earlier = folder / f"_{name}", folder / name
+    return earlier if earlier.exists() and not path.exists() else path
+
+
 def sync(path: Path) -> None:
     """Flush a file's content, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

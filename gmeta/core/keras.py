@@ -1,4 +1,4 @@
-"""Selects Keras 2 (tf-keras) before TensorFlow can choose Keras 3, and refuses objects of Keras 3.
+"""Selects Keras 2 (tf-keras) before TensorFlow can choose Keras 3, refuses objects of Keras 3, walks models.
 
 Horovod 0.28 and custom train steps need Keras 2. TensorFlow reads ``TF_USE_LEGACY_KERAS`` once, during
 its import. If the variable isn't set by then, ``tensorflow.keras`` is Keras 3 for the rest of the process.
@@ -91,6 +91,33 @@ def refuse_keras_3(receiver: str, *given: Any) -> None:
         if kind is not base:
             what, remedy = f"{kind.__qualname__}, a {name},", f"derive it from {counterpart}"
         raise KerasError(f"{receiver}: {what} is of Keras 3, but gmeta needs Keras 2: {remedy}")
+
+
+def submodules(module: Any) -> list[Any]:
+    """Find the modules in the attributes of a ``tf.Module``, and in theirs, each once.
+
+    They are those of ``module.submodules``, which fails with wrapt 1.16 to 2.1 on Python 3.12 or newer if a
+    layer has a tuple of layers: ``tf.nest`` asks whether a value has the methods of a protocol, and Python
+    looks for them in a ``__dict__`` that the wrapper around the tuple doesn't give.
+    """
+    import tensorflow as tf
+
+    seen = {id(module)}
+
+    def inside(part: Any) -> Iterator[Any]:
+        own = []
+        for name in sorted(vars(part)):
+            if name in part._TF_MODULE_IGNORED_PROPERTIES:
+                continue
+            for leaf in _leaves(vars(part)[name]):
+                if isinstance(leaf, tf.Module) and id(leaf) not in seen:
+                    seen.add(id(leaf))
+                    own.append(leaf)
+        yield from own
+        for each in own:
+            yield from inside(each)
+
+    return list(inside(module))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

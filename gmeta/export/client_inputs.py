@@ -32,24 +32,30 @@ def receive(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:
     if isinstance(spec, tf.RaggedTensorSpec):
         padding = tf.constant(TEXT_PADDING if is_text else PADDING, value.dtype)
         wanted = tf.ragged.boolean_mask(value, tf.not_equal(value, padding))
-    if not is_text or spec.dtype == tf.string:
-        return wanted
-    if isinstance(wanted, tf.RaggedTensor):
-        return wanted.with_flat_values(hash_text(wanted.flat_values))
-    numbers = hash_text(wanted)
-    if wanted.shape.rank is None or wanted.shape.rank < 2:
+    if is_text and spec.dtype != tf.string:
+        wanted = _numbers(wanted)
+    return tf.cast(wanted, tf.uint64) if spec.dtype == tf.uint64 else wanted
+
+
+def _numbers(texts: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
+    if isinstance(texts, tf.RaggedTensor):
+        return texts.with_flat_values(hash_text(texts.flat_values))
+    numbers = hash_text(texts)
+    if texts.shape.rank is None or texts.shape.rank < 2:
         return numbers
-    return tf.where(tf.equal(wanted, TEXT_PADDING), tf.constant(PADDING, tf.int64), numbers)
+    return tf.where(tf.equal(texts, TEXT_PADDING), tf.constant(PADDING, tf.int64), numbers)
 
 
 def _wire_spec(name: str, spec: tf.TypeSpec, text: bool) -> tf.TensorSpec:
     ragged = isinstance(spec, tf.RaggedTensorSpec)
-    if ragged and (spec.dtype not in (tf.int64, tf.string) or spec.shape.rank != 2):
+    # A model that takes uint64 takes the int64 of the same bits, among which -1 is the padding.
+    kind = tf.int64 if spec.dtype == tf.uint64 else spec.dtype
+    if ragged and (kind not in (tf.int64, tf.string) or spec.shape.rank != 2):
         raise ConfigError(
             f"input {name!r} must be a TensorSpec or a RaggedTensorSpec of ids, int64 or string, with shape "
             f"(samples, None), got {spec}"
         )
     if not ragged and not isinstance(spec, tf.TensorSpec):
         raise ConfigError(f"input {name!r} must be a TensorSpec or a RaggedTensorSpec, got {spec}")
-    dtype = tf.string if text and spec.dtype == tf.int64 else spec.dtype
+    dtype = tf.string if text and kind == tf.int64 else kind
     return tf.TensorSpec([spec.shape[0], None] if ragged else spec.shape, dtype, name)

@@ -47,7 +47,9 @@ def meta_signatures(
     ``FastWeights.to_bytes`` of either dtype.
 
     ``adapt`` runs the inner steps in the graph, like `MetaModel.adapt`, with the same values up to rounding.
-    ``predict`` uses the shared weights, from which adaptation starts.
+    If the steps diverge on the samples, it answers with an error that shows the range of the labels.
+    ``predict`` uses the shared weights, from which adaptation starts. Only ``InnerLoop("ridge")`` and
+    training with ``steps=0`` teach them to predict without adaptation.
 
     Args:
       model: The model, compiled.
@@ -82,7 +84,8 @@ def meta_signatures(
         given = _check(given)
         features = {name: given[name] for name in inputs}
         deltas = task_deltas(model.learner, support_only(features, given[LABEL]), strings.steps)
-        return {WEIGHTS: strings.encode(deltas)}
+        numbers = {name: given[name] for name in (LABEL, *inputs) if given[name].dtype.is_floating}
+        return {WEIGHTS: strings.encode(deltas, numbers)}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = strings.decode(given[WEIGHTS])

@@ -58,9 +58,9 @@ def meta_sequence_signatures(
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         batch, here = wire.batch(given)
         here = _of_one_user(here)
-        columns = [_labels(given[name], name, here) for name in labels.values()]
-        task = _task(model, batch, tf.stack(columns, axis=-1), "support")
-        return {WEIGHTS: strings.encode(task_deltas(learner, task, strings.steps))}
+        columns = {name: _labels(given[name], name, here) for name in labels.values()}
+        task = _task(model, batch, tf.stack(list(columns.values()), axis=-1), "support")
+        return {WEIGHTS: strings.encode(task_deltas(learner, task, strings.steps), columns)}
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = strings.decode(given[WEIGHTS])
@@ -69,7 +69,7 @@ def meta_sequence_signatures(
         exposures = tf.math.count_nonzero(here)
         task = _task(model, batch, tf.zeros([exposures, len(labels)]), "query")
         towers = query_outputs(learner, task, deltas, rows)[0]
-        return answers(ranker, learner.by_task(towers), here)
+        return answers(ranker, batch, learner.by_task(towers), here)
 
     of_labels = {name: tf.TensorSpec([None, None], tf.float32) for name in labels.values()}
     return {

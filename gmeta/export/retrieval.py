@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
-from gmeta.export.sequence_models import histories, history_inputs, most_popular
+from gmeta.export.sequence_models import UNKNOWN, histories, history_inputs, most_popular
 from gmeta.export.signature import Signature
 from gmeta.models import FlatRetriever, GenerativeRetriever
 
@@ -26,7 +26,8 @@ def retrieval_signatures(
     """Make the signature ``retrieve`` of a generative retriever.
 
     It takes histories, the item's column and the time's if the model has one, and answers with ``items``
-    (samples, k), ids of the likeliest first, and ``scores`` (samples, k), logs of their probabilities. The
+    (samples, k), ids of the likeliest first, ``scores`` (samples, k), logs of their probabilities, and
+    ``unknown_history`` (samples,) int64, how many items of a history aren't in the catalogue. The
     search is in TensorFlow's own ops; the rows of all items, if the model has any, are a weight of the
     exported model. Histories are matrices (samples, width) in the order of time, padded with -1 or with the
     empty text.
@@ -62,6 +63,6 @@ def retrieval_signatures(
         x = histories(inputs, model.item, given)
         popular = most_popular(model, k, allow)
         items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen, popular=popular)
-        return {"items": items, "scores": scores}
+        return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
     return {"retrieve": Signature(retrieve, inputs)}

@@ -32,6 +32,8 @@ from gmeta.export.signature import Signature as Signature
 from gmeta.export.signature import feature_inputs as feature_inputs
 from gmeta.export.unknown_ids import Unknown, unknown_rows
 from gmeta.layers import EmbeddingCollection
+from gmeta.models import MetaGRM, MetaModel
+from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import HashTable, portable_ops
 
 
@@ -44,12 +46,14 @@ class Exported:
       signatures: Signature -> name of an input -> its dtype and shape, as clients send it.
       answers: Signature -> name of an output -> its dtype and shape.
       rows: Number of embedding rows in all tables.
+      notes: What to know before the model is served.
     """
 
     folder: Path
     signatures: Mapping[str, Mapping[str, str]]
     answers: Mapping[str, Mapping[str, str]]
     rows: int
+    notes: tuple[str, ...] = ()
 
 
 def export_model(
@@ -78,7 +82,8 @@ def export_model(
         ``<label>_logit`` is a second answer.
 
     Raises:
-      NotFiniteError: Weights hold NaN or infinity.
+      NotFiniteError: Weights, or rows of the tables that are served, hold NaN or infinity. The message names
+        the weights, or the table and the ids.
       ConfigError: ``folder`` exists; the inputs can't be determined or sent; a signature inserts rows, or its
         graph still has an op of gmeta.
       GmetaError: The folder can't be written.
@@ -92,6 +97,7 @@ def export_model(
     if folder.exists():
         raise ConfigError(f"{folder} exists: name a new folder")
     parts = [model, *tf.train.TrackableView(model).descendants()]
+    parts += [held for part in parts if isinstance(part, Catalogue) for held in part.resources]
     collections = [part for part in parts if isinstance(part, EmbeddingCollection)]
     chosen = signatures or default_signatures(model, collections, label=label, text_ids=text_ids)
     _check_finite(model)
@@ -119,6 +125,16 @@ def export_model(
         {name: _describe(wire_specs(signature.inputs, texts)) for name, signature in chosen.items()},
         {name: _describe(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
+        _notes(model, chosen),
+    )
+
+
+def _notes(model: tf.keras.Model, signatures: Collection[str]) -> tuple[str, ...]:
+    if not isinstance(model, MetaModel | MetaGRM) or model.inner.teaches_start or "predict" not in signatures:
+        return ()
+    return (
+        f"`predict` answers by the shared weights, which {model.inner.algorithm} teaches to adapt and not to "
+        "predict: before you serve tasks without samples by it, measure it (AdaptationCurve with steps=0)",
     )
 
 

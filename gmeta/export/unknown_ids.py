@@ -27,7 +27,7 @@ def unknown_rows(
 
     Raises:
       ConfigError: ``unknown`` is another word, or names a table that doesn't exist, or has a row of another
-        width.
+        width, or one that isn't finite.
     """
     if unknown == "initial":
         return initial_rows_of
@@ -65,6 +65,8 @@ def _take_rows(unknown: Mapping[str, npt.ArrayLike], table: HashTable, merged: M
                 raise ConfigError(
                     f"unknown[{name!r}] must have shape ({merged.dim},), the table's width; got {row.shape}"
                 )
+            if not np.isfinite(row).all():
+                raise ConfigError(f"unknown[{name!r}] must hold finite numbers, got {row}")
             rows[number] = row
     given = np.array([name in unknown for name in merged.tables])
     initial = initial_rows_of(table)

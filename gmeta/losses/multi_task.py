@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import finite_number
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import refuse_numbers
 from gmeta.losses.means import mean_losses
 
 
@@ -96,7 +97,8 @@ class MultiTaskBCE:
           Task -> (), 0 if the task has no label.
 
         Raises:
-          ConfigError: A head's logits or a task's labels are missing, or ``known`` names no task.
+          ConfigError: A head's logits or a task's labels are missing, or ``known`` names no task; or a known
+            label is below 0 or above 1 (see `gmeta.core.graph.conditions.refuse_unless`).
         """
         absent = [f"logits of {h!r}" for heads in self.tasks.values() for h in heads if h not in logits]
         absent += [f"labels of {task!r}" for task in self.tasks if task not in labels]
@@ -111,7 +113,11 @@ class MultiTaskBCE:
             label = _flat(labels[task])
             there = every & tf.cast(_flat((known or {}).get(task, tf.ones_like(label))), tf.bool)
             outputs = [tf.where(there, _flat(logits[head]), 0) for head in heads]
-            losses.append(product_cross_entropy(tf.where(there, label, 0), outputs))
+            label = tf.where(there, label, 0)
+            # NaN makes the loss NaN, which ends training on all ranks together.
+            good = ~((label < 0) | (label > 1))
+            label = refuse_numbers(label, good, f"MultiTaskBCE: labels of {task!r} must lie between 0 and 1")
+            losses.append(product_cross_entropy(label, outputs))
             weight = tf.cast(there, losses[-1].dtype)
             weighed.append(weight if weights is None else weight * tf.cast(_flat(weights), weight.dtype))
         means = mean_losses(losses, weighed, over_ranks=over_ranks, name="loss/tasks")

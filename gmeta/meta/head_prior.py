@@ -25,9 +25,14 @@ class HeadPrior:
         variances are true to scale, which a squared error alone doesn't teach; what is predicted hardly
         changes. A logistic loss is a negative log-likelihood as it is, and stays. Training reports this loss,
         and evaluation the squared error.
+      unadapted: The weight, beside 1, that the outer loss gives to the same samples as predicted before
+        adaptation. The loss after adaptation alone hardly teaches the prior's mean: support samples correct
+        any mean whose variance is large. With a weight of 0, predictions for tasks without support samples
+        are therefore arbitrary. Training reports the loss after adaptation.
 
     Raises:
-      ConfigError: A number isn't above 0, or ``likelihood`` isn't True or False.
+      ConfigError: ``variance``, ``noise`` or ``pace`` isn't above 0, ``unadapted`` is below 0, or
+        ``likelihood`` isn't True or False.
 
     Example:
       >>> HeadPrior(variance=1.0, pace=0.2).noise
@@ -38,11 +43,14 @@ class HeadPrior:
     noise: float = 1.0
     pace: float = 1.0
     likelihood: bool = False
+    unadapted: float = 0.03
 
     def __post_init__(self) -> None:
         for name in ("variance", "noise", "pace"):
             value = getattr(self, name)
             if value is not None and finite_number(f"head prior: {name}", value) <= 0:
                 raise ConfigError(f"head prior: {name} must be above 0, got {value}")
+        if finite_number("head prior: unadapted", self.unadapted) < 0:
+            raise ConfigError(f"head prior: unadapted must be at least 0, got {self.unadapted}")
         if not isinstance(self.likelihood, bool):
             raise ConfigError(f"head prior: likelihood must be True or False, got {self.likelihood!r}")

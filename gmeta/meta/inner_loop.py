@@ -45,6 +45,10 @@ class InnerLoop:
     logistic loss a step is one of Newton's, and four are enough. Layers and rows that ``adapt`` names beside
     the head take a gradient step before each solution.
 
+    All algorithms train weights to adapt from. Only ``ridge`` (`HeadPrior.unadapted`) and training with
+    ``steps=0`` teach the shared weights to predict without adaptation too; those of the others may predict
+    anything until they have adapted.
+
     MAML and its first-order form: Finn et al., "Model-Agnostic Meta-Learning" (ICML 2017), section 2.2 and
     5.2. ANIL: Raghu et al., "Rapid Learning or Feature Reuse?" (ICLR 2020), section 4. BOIL: Oh et al. (ICLR
     2021), section 3. Meta-SGD: Li et al. (2017), algorithm 1. Reptile: Nichol et al., "On First-Order
@@ -228,6 +232,16 @@ class InnerLoop:
             return self.steps
         evaluation = self.steps if self.evaluation_steps is None else self.evaluation_steps
         return evaluation if use == "evaluation" or self.serving_steps is None else self.serving_steps
+
+    @property
+    def unadapted(self) -> float:
+        """The weight in the outer loss of samples as predicted before adaptation; see `HeadPrior`."""
+        return (self.prior or HeadPrior()).unadapted if self.algorithm == "ridge" and self.steps else 0.0
+
+    @property
+    def teaches_start(self) -> bool:
+        """Whether the outer loop teaches the shared weights to predict without adaptation."""
+        return not self.steps or bool(self.unadapted)
 
     @property
     def learns_variance(self) -> bool:

@@ -36,7 +36,7 @@ class AUC(_GroupedAUC):
     is that of all their samples.
 
     Args:
-      positive: A label from here on is positive: 0.5 suits clicks, 4 ratings.
+      positive: The least label that is positive, such as 4 for ratings of 1 to 5. None: labels are 0 or 1.
       name: What the logs call it.
       dtype: Of the result.
 
@@ -51,7 +51,7 @@ class AUC(_GroupedAUC):
       (Radiology, 1982).
     """
 
-    def __init__(self, positive: float = 0.5, name: str = "auc", dtype: Any = "float64") -> None:
+    def __init__(self, positive: float | None = None, name: str = "auc", dtype: Any = "float64") -> None:
         super().__init__(positive, name, dtype)
 
     @tf.autograph.experimental.do_not_convert
@@ -64,7 +64,8 @@ class AUC(_GroupedAUC):
           sample_weight: As many; 0 marks padding, in which nothing matters.
 
         Raises:
-          ConfigError: There aren't as many of each.
+          ConfigError: There aren't as many of each; a label is NaN, or without ``positive`` neither 0 nor 1;
+            or a weight is NaN or below 0.
         """
         self.add_samples(labels, predictions, None, sample_weight)
 
@@ -80,7 +81,7 @@ class UserGAUC(_GroupedAUC):
     both sums; :math:`n_u` is the weight of the user's samples. Every sample is kept, 20 bytes each.
 
     Args:
-      positive: A label from here on is positive.
+      positive: The least label that is positive, such as 4 for ratings of 1 to 5. None: labels are 0 or 1.
       name: What the logs call it.
       dtype: Of the result.
 
@@ -96,7 +97,9 @@ class UserGAUC(_GroupedAUC):
       impressions as weights.
     """
 
-    def __init__(self, positive: float = 0.5, name: str = "user_gauc", dtype: Any = "float64") -> None:
+    def __init__(
+        self, positive: float | None = None, name: str = "user_gauc", dtype: Any = "float64"
+    ) -> None:
         super().__init__(positive, name, dtype)
 
     @tf.autograph.experimental.do_not_convert
@@ -110,6 +113,7 @@ class UserGAUC(_GroupedAUC):
           sample_weight: As many; 0 marks padding, in which nothing matters.
 
         Raises:
-          ConfigError: There aren't as many of each.
+          ConfigError: There aren't as many of each; a label is NaN, or without ``positive`` neither 0 nor 1;
+            or a weight is NaN or below 0.
         """
         self.add_samples(labels, predictions, users, sample_weight)

@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.graph.conditions import refuse_unless
 from gmeta.metrics.order import below
-from gmeta.metrics.sample_metric import nan_labels
+from gmeta.metrics.sample_metric import are_positive
 from gmeta.metrics.task_metric import TaskMetric
 
 
@@ -28,13 +27,16 @@ class GAUC(TaskMetric):
     2018), section 6.3, there with impressions as weights.
 
     Args:
-      positive: A label from here on is positive: 0.5 suits clicks, 4 ratings.
+      positive: The least label that is positive, such as 4 for ratings of 1 to 5. None: labels are 0 or 1.
       name: What the logs call it.
       dtype: Of the sums.
 
     Shapes:
       ``update_state(labels (T, Q), predictions (T, Q), mask (T, Q))``; any score will do as a prediction,
       logits too.
+
+    Raises:
+      ConfigError: In `update_state`: a label is NaN, or without ``positive`` neither 0 nor 1.
 
     Example:
       >>> metric = GAUC()
@@ -43,7 +45,7 @@ class GAUC(TaskMetric):
       1.0
     """
 
-    def __init__(self, positive: float = 0.5, name: str = "gauc", dtype: Any = "float64") -> None:
+    def __init__(self, positive: float | None = None, name: str = "gauc", dtype: Any = "float64") -> None:
         super().__init__(name=name, dtype=dtype)
         self.positive = positive
 
@@ -51,8 +53,7 @@ class GAUC(TaskMetric):
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The tasks' AUC, and their numbers of samples, or 0 for a task of one class."""
-        labels = refuse_unless(labels, ~tf.math.is_nan(labels), nan_labels(self.name))
-        clicked = tf.cast(real & (labels >= self.positive), tf.float64)
+        clicked = tf.cast(real & are_positive(labels, self.positive, self.name), tf.float64)
         samples = tf.reduce_sum(tf.cast(real, tf.float64), axis=1)
         positives = tf.reduce_sum(clicked, axis=1)
         lower, not_higher = below(predictions, real)

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.graph.conditions import assert_first
+from gmeta.core.graph.conditions import refuse_numbers
 from gmeta.metrics.order import below
 from gmeta.metrics.task_metric import TaskMetric
 
@@ -37,8 +37,7 @@ class NDCG(TaskMetric):
       with gains 2^r - 1.
 
     Raises:
-      ConfigError: ``k`` is below 1.
-      tf.errors.InvalidArgumentError: In `update_state`: a label is negative, nan, or 1000 and more.
+      ConfigError: ``k`` is below 1; or in `update_state` a label is negative, NaN, or 1000 or more.
 
     Example:
       >>> metric = NDCG(1)
@@ -56,11 +55,9 @@ class NDCG(TaskMetric):
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """The tasks' nDCG, and 1 for those that have an order."""
-        labels = assert_first(
-            labels,
-            (labels >= 0) & (labels < 1000),
-            [f"{self.name}: ratings must be numbers from 0 to 1000, got", labels],
-        )
+        good = (labels >= 0) & (labels < 1000)
+        wanted = f"{self.name}: labels must be at least 0 and below 1000"
+        labels = refuse_numbers(labels, good, wanted, "the gain of a label r is 2^r - 1")
         gains = tf.pow(tf.constant(2.0, labels.dtype), labels) - 1
         sizes = tf.reduce_sum(tf.cast(real, tf.int32), axis=1, keepdims=True)
         lower, not_higher = below(predictions, real)

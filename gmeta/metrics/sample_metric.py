@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import refuse_unless
+from gmeta.core.graph.conditions import refuse_numbers, refuse_unless
 
 _COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "negative": tf.float32}
 
@@ -25,12 +25,12 @@ class SampleMetric(tf.keras.metrics.Metric):
     every step of ``fit`` and ``evaluate``: for many samples, update it in a loop of your own, and ask once.
 
     Args:
-      positive: A label from here on is positive.
+      positive: The least label that is positive; None: labels are 0 or 1.
       name: What the logs call it.
       dtype: Of the result.
     """
 
-    def __init__(self, positive: float, name: str, dtype: Any) -> None:
+    def __init__(self, positive: float | None, name: str, dtype: Any) -> None:
         super().__init__(name=name, dtype=dtype)
         self.positive = positive
         with tf.device("CPU:0"):
@@ -56,10 +56,10 @@ class SampleMetric(tf.keras.metrics.Metric):
                 f"{self.name}: labels, predictions, groups and weights must have as many elements each, got "
                 f"{', '.join(map(str, sizes))}"
             )
+        weight = refuse_numbers(weight, weight >= 0, f"{self.name}: weights must be at least 0")
         real = tf.where(weight > 0)[:, 0]
         label, score, group, weight = (tf.gather(x, real) for x in (label, score, group, weight))
-        label = refuse_unless(label, ~tf.math.is_nan(label), nan_labels(self.name))
-        clicked = label >= self.positive
+        clicked = are_positive(label, self.positive, self.name)
         with tf.device("CPU:0"):
             self._append([group, score, tf.where(clicked, weight, 0), tf.where(clicked, 0.0, weight)])
 
@@ -103,9 +103,24 @@ class SampleMetric(tf.keras.metrics.Metric):
         self.count.assign(end)
 
 
-def nan_labels(name: str) -> str:
-    """What a metric says of labels that are NaN."""
-    return f"{name}: labels hold NaN, which is of neither class: leave these samples out, or weigh them 0"
+def are_positive(labels: tf.Tensor, positive: float | None, name: str) -> tf.Tensor:
+    """Return which labels are positive, bool of their shape.
+
+    Args:
+      labels: Floats.
+      positive: The least positive label; None: labels are 0 or 1.
+      name: The metric's name in errors.
+
+    Raises:
+      ConfigError: A label is NaN, or without ``positive`` is neither 0 nor 1.
+    """
+    nan = f"{name}: labels hold NaN, which is of neither class: leave these samples out, or weigh them 0"
+    labels = refuse_unless(labels, ~tf.math.is_nan(labels), nan)
+    if positive is not None:
+        return labels >= positive
+    good = tf.equal(labels, 0) | tf.equal(labels, 1)
+    advice = "make the metric with positive=, the least label that is positive: 4 for ratings of 1 to 5"
+    return tf.equal(refuse_numbers(labels, good, f"{name}: labels must be 0 or 1", advice), 1)
 
 
 def auc_of_groups(

@@ -11,6 +11,7 @@ from gmeta.models.sequence.meta_grm import MetaGRM
 from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.models.training.memory.token_limit import max_tokens
 from gmeta.models.training.model import Model
+from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
 from gmeta.models.zoo.cbml_model import CBML, cbml
 from gmeta.models.zoo.dlrm_model import dlrm
 from gmeta.models.zoo.factor_model import FactorSettings, factor_ridge
@@ -25,6 +26,7 @@ __all__ = [
     "FastWeights",
     "FlatRetriever",
     "GenerativeRetriever",
+    "JointOptimizer",
     "MetaEmb",
     "MetaGRM",
     "MetaModel",

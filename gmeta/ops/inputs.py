@@ -8,21 +8,39 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 
-# Integer types whose values all fit int64.
-_INTEGERS = (tf.int64, tf.int32, tf.int16, tf.int8, tf.uint32, tf.uint16, tf.uint8)
-
 
 def ids_tensor(ids: Any, owner: str, argument: str = "ids") -> tf.Tensor:
-    """Convert ``ids`` to an int64 tensor of the same shape.
+    """Convert ``ids`` to an int64 tensor of the same shape; uint64 are taken as the int64 of the same bits.
 
     Raises:
-      ConfigError: The ids are not integers, or their type doesn't fit int64.
+      ConfigError: The ids are not integers.
     """
-    tensor = tf.convert_to_tensor(ids)  # without a dtype hint, which would turn booleans into integers
+    tensor = integers_of(ids)  # without a dtype hint, which would turn booleans into integers
     no_ids = not tf.is_tensor(ids) and tensor.shape.num_elements() == 0  # [] is float32 to TensorFlow
-    if tensor.dtype not in _INTEGERS and not no_ids:
+    if not tensor.dtype.is_integer and not no_ids:
         raise ConfigError(f"{owner}: {argument} must be integers (int64), got dtype {tensor.dtype.name}")
     return tf.cast(tensor, tf.int64)
+
+
+def integers_of(ids: Any) -> tf.Tensor:
+    """Convert ``ids`` to a tensor as TensorFlow does, but uint64 to int64 of the same bits.
+
+    Hashes of other systems are uint64. What is below 2^63 stays itself, so that a column of ids may come as
+    either.
+
+    Raises:
+      ConfigError: The ids are Python integers from 2^63 on, which TensorFlow doesn't convert.
+    """
+    try:
+        ids = tf.convert_to_tensor(ids)
+    except ValueError as error:
+        if "out-of-range integer" not in str(error):
+            raise
+        raise ConfigError(
+            "ids are Python integers that don't fit int64: pass them as numpy.array(ids, numpy.uint64), "
+            "which is taken as the int64 of the same bits"
+        ) from error
+    return tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else ids
 
 
 def keys_vector(keys: Any, owner: str) -> tf.Tensor:

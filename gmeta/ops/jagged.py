@@ -237,6 +237,13 @@ def last(sequences: Jagged) -> tf.Tensor:
     return take(_and_one_more(sequences.values, 0), tokens)
 
 
+def sums(sequences: Jagged) -> tf.Tensor:
+    """Return the sum of each sequence's values, (batch, ...); 0 of an empty one."""
+    return tf.math.unsorted_segment_sum(
+        sequences.values, row_ids(sequences), tf.size(sequences.offsets, tf.int64) - 1
+    )
+
+
 def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     """Gather rows with a dense gradient; `tf.gather` gives slices, about which TensorFlow warns.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.arguments import finite_number, whole_number
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
 from gmeta.losses import mean_loss
 from gmeta.models import Model
 from gmeta.models.training.compile_settings import only_columns, refuse_settings
@@ -281,7 +282,7 @@ def _mask(name: str, allow: Any, least: int) -> NDArray[np.bool_]:
 
 def _frozen_copy(policy: Any) -> Any:
     """Copy the dense weights, not to be trained; what both share stays trainable elsewhere as it was."""
-    layers = [part for part in policy.submodules if isinstance(part, tf.keras.layers.Layer)]
+    layers = [part for part in submodules(policy) if isinstance(part, tf.keras.layers.Layer)]
     before = [layer.trainable for layer in layers]
     copy = policy.copy_dense(f"{policy.name}_reference")
     copy.trainable = False

@@ -1,22 +1,27 @@
-"""Asks an exported model in a process that has TensorFlow and nothing of gmeta."""
+"""Asks an exported model in a process that has TensorFlow and nothing of gmeta; also over REST."""
 
 from __future__ import annotations
 
 import atexit
+import base64
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
 
 from gmeta.export.client_inputs import PADDING, TEXT_PADDING
 
@@ -153,3 +158,62 @@ def padded(features: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
         )
         for name, value in features.items()
     }
+
+
+@contextmanager
+def rest_server(base: Path) -> Iterator[int]:
+    """Serve the models below ``base`` as TensorFlow Serving does over REST; yield the port.
+
+    ``POST /v1/models/NAME:predict`` goes to the newest version in ``base/NAME``. Only the columnar form of
+    requests is known (https://www.tensorflow.org/tfx/serving/api_rest): strings of bytes are ``{"b64": ...}``
+    in both directions, and a signature's only output comes without its name.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            try:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                name = re.fullmatch("/v1/models/([^:/]+):predict", self.path)
+                assert name is not None, self.path
+                code, said = 200, {"outputs": _answer_rest(base / name[1], **asked)}
+            except Exception as error:  # a client is told, whatever it is
+                code, said = 400, {"error": f"{type(error).__name__}: {error}"}
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(said, sort_keys=True).encode() + b"\n")
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def _answer_rest(versions: Path, inputs: Mapping[str, Any], signature_name: str = "serving_default") -> Any:
+    newest = max(versions.iterdir(), key=lambda path: int(path.name))
+    saved = saved_model_pb2.SavedModel.FromString((newest / "saved_model.pb").read_bytes())
+    signature = saved.meta_graphs[0].signature_def[signature_name]
+    given = {
+        name: _from_json(value, tf.as_dtype(signature.inputs[name].dtype)) for name, value in inputs.items()
+    }
+    found = {name: _to_json(name, value) for name, value in ask(newest, signature_name, given).items()}
+    return found if len(found) > 1 else next(iter(found.values()))
+
+
+def _from_json(value: Any, dtype: tf.DType) -> npt.NDArray[np.generic]:
+    if isinstance(value, dict):
+        return np.array(base64.b64decode(value["b64"]), object)
+    if dtype != tf.string:
+        return np.array(value, dtype.as_numpy_dtype)
+    return np.vectorize(str.encode, otypes=[object])(np.array(value, object))
+
+
+def _to_json(name: str, value: npt.NDArray[np.generic]) -> Any:
+    """As TensorFlow Serving does: a name that ends in ``_bytes`` is one of bytes."""
+    if value.dtype != object:
+        return value.tolist()
+    if name.endswith("_bytes"):
+        return {"b64": base64.b64encode(value.item()).decode()}
+    return np.vectorize(bytes.decode, otypes=[object])(value).tolist()

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "io/records/splitmix.h"
+#include "ops/common/splitmix.h"
 
 namespace gmeta::group_batch {
 
@@ -27,13 +27,12 @@ class Draws {
  public:
   // `stream` separates different uses of one seed.
   Draws(Seed seed, uint64_t stream)
-      : key_(records::SplitMix64(static_cast<uint64_t>(seed.first) +
-                                 records::SplitMix64(static_cast<uint64_t>(seed.second) +
-                                                     records::SplitMix64(stream)))) {}
+      : key_(SplitMix64(static_cast<uint64_t>(seed.first) +
+                        SplitMix64(static_cast<uint64_t>(seed.second) + SplitMix64(stream)))) {}
 
   // Returns the next draw, uniform in [0, n).
   size_t Below(size_t n) {
-    const uint64_t draw = records::SplitMix64(key_ + ++count_ * records::kSplitMixOdd);
+    const uint64_t draw = SplitMix64(key_ + ++count_ * kSplitMixOdd);
     return static_cast<size_t>((static_cast<unsigned __int128>(draw) * n) >> 64);
   }
 

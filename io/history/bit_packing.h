@@ -56,7 +56,7 @@ inline void Pack(const uint64_t* numbers, size_t count, int width, char* out) {
     bits -= 64;
     waiting = number >> (width - bits);
   }
-  std::memcpy(out, &waiting, static_cast<size_t>(bits + 7) / 8);
+  if (bits > 0) std::memcpy(out, &waiting, static_cast<size_t>(bits + 7) / 8);
 }
 
 inline uint64_t LoadWord(const char* from) {

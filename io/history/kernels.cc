@@ -51,10 +51,7 @@ class ReadHistoriesOp : public tf::OpKernel {
   explicit ReadHistoriesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
     std::vector<int64_t> columns;
     std::string on_bad;
-    OP_REQUIRES_OK(c, c->GetAttr("store", &store_));
-    OP_REQUIRES_OK(c, c->GetAttr("digest", &digest_));
-    OP_REQUIRES_OK(c, c->GetAttr("opened", &opened_));
-    OP_REQUIRES_OK(c, c->GetAttr("shards", &shards_));
+    OP_REQUIRES_OK(c, opened_.Read(c));
     OP_REQUIRES_OK(c, c->GetAttr("group", &group_));
     OP_REQUIRES_OK(c, c->GetAttr("columns", &columns));
     OP_REQUIRES_OK(c, c->GetAttr("column_types", &types_));
@@ -95,9 +92,9 @@ class ReadHistoriesOp : public tf::OpKernel {
   absl::Status CheckGenerations(const Tensor& users, const Tensor& generations) const {
     for (int64_t i = 0; i < users.NumElements(); ++i) {
       const int64_t generation = generations.vec<int64_t>()(i);
-      if (generation <= opened_) continue;
-      return Invalid("gmeta: ", store_, ": user ", users.vec<int64_t>()(i), ": generation ",
-                     generation, " is asked for, and this is ", opened_,
+      if (generation <= opened_.generation) continue;
+      return Invalid("gmeta: ", opened_.store, ": user ", users.vec<int64_t>()(i), ": generation ",
+                     generation, " is asked for, and this is ", opened_.generation,
                      "; open a newer generation");
     }
     return absl::OkStatus();
@@ -105,7 +102,7 @@ class ReadHistoriesOp : public tf::OpKernel {
 
   std::vector<Piece> Cut(const int64_t* users, int64_t count) const {
     std::vector<int64_t> shard(static_cast<size_t>(count));
-    for (size_t i = 0; i < shard.size(); ++i) shard[i] = UserShard(users[i], shards_);
+    for (size_t i = 0; i < shard.size(); ++i) shard[i] = UserShard(users[i], opened_.shards());
     std::vector<size_t> order(shard.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -126,7 +123,7 @@ class ReadHistoriesOp : public tf::OpKernel {
 
   void ScanPiece(OpKernelContext* c, Piece* piece) const {
     std::shared_ptr<OpenShard> shard;
-    piece->status = OpenShards::Of()->Get(store_, digest_, opened_, piece->shard, &shard);
+    piece->status = OpenShards::Of()->Get(opened_, piece->shard, &shard);
     if (!piece->status.ok()) return;
     std::vector<Request> requests;
     requests.reserve(piece->numbers.size());
@@ -164,7 +161,7 @@ class ReadHistoriesOp : public tf::OpKernel {
                           " has events in it: ", source.status().message());
     }
     return absl::StrCat(path, " at byte ", fault.place.offset, ": user ", request.user,
-                        ", generation ", opened_, ", stripe of ", fault.place.bytes,
+                        ", generation ", opened_.generation, ", stripe of ", fault.place.bytes,
                         " bytes: ", Describe(fault.fault),
                         "; `gmeta history verify` finds all damage");
   }
@@ -231,8 +228,8 @@ class ReadHistoriesOp : public tf::OpKernel {
     }
   }
 
-  std::string store_, digest_;
-  int64_t opened_ = 0, shards_ = 0, group_ = 0, longest_ = 0, stats_ = 0;
+  Opened opened_;
+  int64_t group_ = 0, longest_ = 0, stats_ = 0;
   std::vector<size_t> columns_;
   tf::DataTypeVector types_;
   bool skip_ = false;

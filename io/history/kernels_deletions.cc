@@ -21,10 +21,7 @@ using tf::Tensor;
 class DeletedHistoriesOp : public tf::OpKernel {
  public:
   explicit DeletedHistoriesOp(tf::OpKernelConstruction* c) : OpKernel(c) {
-    OP_REQUIRES_OK(c, c->GetAttr("store", &store_));
-    OP_REQUIRES_OK(c, c->GetAttr("digest", &digest_));
-    OP_REQUIRES_OK(c, c->GetAttr("opened", &opened_));
-    OP_REQUIRES_OK(c, c->GetAttr("shards", &shards_));
+    OP_REQUIRES_OK(c, opened_.Read(c));
   }
 
   void Compute(OpKernelContext* c) override {
@@ -35,21 +32,20 @@ class DeletedHistoriesOp : public tf::OpKernel {
                         users.shape().DebugString(), " and ", generations.shape().DebugString()));
     Tensor* deleted = nullptr;
     OP_REQUIRES_OK(c, c->allocate_output(0, users.shape(), &deleted));
-    std::vector<std::shared_ptr<OpenShard>> opened(static_cast<size_t>(shards_));
+    std::vector<std::shared_ptr<OpenShard>> shards(opened_.indexes.size());
     for (int64_t i = 0; i < users.NumElements(); ++i) {
       const int64_t user = users.vec<int64_t>()(i);
-      const int64_t number = UserShard(user, shards_);
-      std::shared_ptr<OpenShard>& shard = opened[static_cast<size_t>(number)];
+      const int64_t number = UserShard(user, opened_.shards());
+      std::shared_ptr<OpenShard>& shard = shards[static_cast<size_t>(number)];
       if (shard == nullptr) {
-        OP_REQUIRES_OK(c, OpenShards::Of()->Get(store_, digest_, opened_, number, &shard));
+        OP_REQUIRES_OK(c, OpenShards::Of()->Get(opened_, number, &shard));
       }
       deleted->vec<bool>()(i) = shard->index().IsDeleted(user, generations.vec<int64_t>()(i));
     }
   }
 
  private:
-  std::string store_, digest_;
-  int64_t opened_ = 0, shards_ = 0;
+  Opened opened_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaDeletedHistories").Device(tf::DEVICE_CPU), DeletedHistoriesOp);

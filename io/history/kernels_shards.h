@@ -1,6 +1,8 @@
 // Shards of stores that this process has open, through TensorFlow's file systems.
 //
-// A shard's index is loaded whole, and its files are opened when a stripe in them is wanted. Files
+// A shard's index is loaded whole and compared with the digest that the manifest has of it: an
+// index of another generation is sound by itself, and would give other histories. Its files are
+// opened when a stripe in them is wanted; a stripe is compared with its place (snapshot.h). Files
 // of a generation never change, so what is open is shared by all ops of the process. The indexes
 // stay in memory up to a limit; the one that was not used for longest goes first.
 
@@ -15,6 +17,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -22,6 +25,8 @@
 #include "io/history/shard_index.h"
 #include "io/history/snapshot.h"
 #include "ops/common/kernels_versions.h"
+#include "ops/common/sha256.h"
+#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/errors.h"
 
@@ -29,19 +34,35 @@ namespace gmeta::history {
 
 namespace tf = tensorflow;
 
+// The generation that an op reads, as its attributes describe it.
+struct Opened {
+  std::string store, digest;
+  int64_t generation = 0;
+  std::vector<std::string> indexes;  // by shard the SHA-256 of its index
+
+  absl::Status Read(tf::OpKernelConstruction* context) {
+    TF_RETURN_IF_ERROR(context->GetAttr("store", &store));
+    TF_RETURN_IF_ERROR(context->GetAttr("digest", &digest));
+    TF_RETURN_IF_ERROR(context->GetAttr("opened", &generation));
+    return context->GetAttr("indexes", &indexes);
+  }
+
+  int64_t shards() const { return static_cast<int64_t>(indexes.size()); }
+};
+
 // A shard of a generation. Its paths are those of gmeta/core/data/history_manifest.py.
 class OpenShard {
  public:
   OpenShard(std::string store, int64_t generation, int64_t shard)
       : store_(std::move(store)), generation_(generation), shard_(shard) {}
 
-  absl::Status Load() {
+  // Loads the index, whose SHA-256 must be this one.
+  absl::Status Load(const std::string& sha256) {
     std::string bytes;
     TF_RETURN_IF_ERROR(tf::ReadFileToString(tf::Env::Default(), IndexPath(), &bytes));
+    if (HexSha256(bytes) != sha256) return Damaged("its SHA-256 isn't the one in the manifest");
     const IndexFault fault = index_.Decode(bytes);
-    if (fault == IndexFault::kNone) return absl::OkStatus();
-    return absl::DataLossError(absl::StrCat("gmeta: ", IndexPath(), ": ", Describe(fault),
-                                            "; restore the file, or take another generation"));
+    return fault == IndexFault::kNone ? absl::OkStatus() : Damaged(Describe(fault));
   }
 
   const ShardIndex& index() const { return index_; }
@@ -70,6 +91,11 @@ class OpenShard {
   }
 
  private:
+  absl::Status Damaged(const char* how) const {
+    return absl::DataLossError(absl::StrCat("gmeta: ", IndexPath(), ": ", how,
+                                            "; restore the file, or take another generation"));
+  }
+
   std::string Path(int64_t generation, const char* kind) const {
     return absl::StrFormat("%s/generations/%08d/shard-%05d.%s", store_, generation, shard_, kind);
   }
@@ -118,12 +144,11 @@ class OpenShards {
     return shards;
   }
 
-  // Returns a shard. `digest` is that of the generation's manifest: another store may be made in
-  // the same folder.
-  absl::Status Get(const std::string& store, const std::string& digest, int64_t generation,
-                   int64_t shard, std::shared_ptr<OpenShard>* found) {
-    auto made = std::make_shared<OpenShard>(store, generation, shard);
-    const std::string path = absl::StrCat(digest, " ", made->IndexPath());
+  // Returns a shard of the opened generation. Another store may be made in the same folder, so the
+  // manifest's digest tells one from the other.
+  absl::Status Get(const Opened& opened, int64_t shard, std::shared_ptr<OpenShard>* found) {
+    auto made = std::make_shared<OpenShard>(opened.store, opened.generation, shard);
+    const std::string path = absl::StrCat(opened.digest, " ", made->IndexPath());
     std::shared_ptr<Entry> entry;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -141,7 +166,7 @@ class OpenShards {
     // The first one loads it, and others wait for it alone.
     const std::lock_guard<std::mutex> lock(entry->mutex);
     if (entry->shard == nullptr) {
-      const absl::Status loaded = made->Load();
+      const absl::Status loaded = made->Load(opened.indexes[static_cast<size_t>(shard)]);
       if (!loaded.ok()) {
         Forget(path, entry);
         return loaded;

@@ -20,7 +20,7 @@ REGISTER_OP("GmetaReadHistories")
     .Attr("store: string")
     .Attr("digest: string")
     .Attr("opened: int >= 1")
-    .Attr("shards: int >= 1")
+    .Attr("indexes: list(string) >= 1")
     .Attr("group: int >= 0")
     .Attr("columns: list(int)")
     .Attr("column_types: list({int64, float}) >= 1")
@@ -59,7 +59,7 @@ values: For each column its values.
 store: The store's folder.
 digest: That of the manifest of the generation `opened`.
 opened: The generation whose indexes are used.
-shards: How many shards the store has.
+indexes: For each shard of the generation the SHA-256 of its index, in hexadecimal.
 group: The number of the group of columns.
 columns: The numbers of the columns in its stripes.
 column_types: Their types.
@@ -113,7 +113,7 @@ REGISTER_OP("GmetaDeletedHistories")
     .Attr("store: string")
     .Attr("digest: string")
     .Attr("opened: int >= 1")
-    .Attr("shards: int >= 1")
+    .Attr("indexes: list(string) >= 1")
     .SetDoNotOptimize()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle users;
@@ -131,7 +131,7 @@ deleted: (R) whether events of the user that this generation held were deleted l
 store: The store's folder.
 digest: That of the manifest of the generation `opened`.
 opened: The generation whose indexes are used.
-shards: How many shards the store has.
+indexes: For each shard of the generation the SHA-256 of its index, in hexadecimal.
 )doc");
 
 REGISTER_OP("GmetaHistoryCrc")

@@ -196,7 +196,7 @@ class Snapshot {
     Stripe stripe;
     StripeFault fault = stripe.Open(bytes);
     if (fault != StripeFault::kNone) return fault;
-    if (stripe.events() != static_cast<size_t>(place.events)) return StripeFault::kDirectoryCrc;
+    if (stripe.events() != static_cast<size_t>(place.events)) return StripeFault::kOther;
     const auto add = [&](size_t column, std::vector<int64_t>* to) {
       if (fault != StripeFault::kNone) return;
       if (column >= stripe.columns()) {
@@ -208,8 +208,21 @@ class Snapshot {
     };
     add(kTime, &times_);
     add(kBirth, &births_);
+    const bool is_meant = fault != StripeFault::kNone ||
+                          (HasBounds(times_, place.events, place.first, place.last) &&
+                           HasBounds(births_, place.events, place.born_first, place.born_last));
+    if (!is_meant) return StripeFault::kOther;
     for (size_t c = 0; c < columns.size(); ++c) add(columns[c], &values_[c]);
     return fault;
+  }
+
+  // Whether the last `count` values have these bounds. So a stripe of another file or generation,
+  // which is sound by itself, isn't taken for the one that the index means.
+  static bool HasBounds(const std::vector<int64_t>& values, int64_t count, int64_t first,
+                        int64_t last) {
+    const auto [low, high] =
+        std::minmax_element(values.end() - static_cast<ptrdiff_t>(count), values.end());
+    return *low == first && *high == last;
   }
 
   // Finds the events to be kept. Most often the chosen stripes lie one after another in memory,

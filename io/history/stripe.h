@@ -40,6 +40,7 @@ enum class StripeFault : int {
   kDirectoryCrc,  // the header or the directory doesn't match its checksum
   kColumnCrc,     // a column doesn't match its checksum
   kBadColumn,     // a column matches its checksum and isn't well-formed
+  kOther,         // it is sound, but not the stripe that the index means
 };
 
 // Words for a fault, behind "it" or a stripe's place.
@@ -52,6 +53,7 @@ inline const char* Describe(StripeFault fault) {
       "its directory doesn't match its checksum",
       "a column doesn't match its checksum",
       "a column is malformed",
+      "it isn't the stripe that the index means: its events have other times or births",
   };
   return kWords[static_cast<int>(fault)];
 }

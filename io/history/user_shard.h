@@ -5,13 +5,13 @@
 
 #include <cstdint>
 
-#include "io/records/splitmix.h"
+#include "ops/common/splitmix.h"
 
 namespace gmeta::history {
 
 // Returns the shard of a user: shards are equal ranges of the users' hashes.
 inline int64_t UserShard(int64_t user, int64_t shards) {
-  const uint64_t high = records::SplitMix64(static_cast<uint64_t>(user)) >> 32;
+  const uint64_t high = SplitMix64(static_cast<uint64_t>(user)) >> 32;
   return static_cast<int64_t>((high * static_cast<uint64_t>(shards)) >> 32);
 }
 

@@ -165,7 +165,7 @@ REGISTER_KERNEL_BUILDER(GMETA_GPU("GmetaLaneConnect")
                             .HostMemory("rank")
                             .HostMemory("hosts")
                             .HostMemory("ports")
-                            .HostMemory("token")
+                            .HostMemory("key")
                             .HostMemory("start")
                             .HostMemory("patience")
                             .HostMemory("id"),

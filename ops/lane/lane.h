@@ -64,11 +64,11 @@ class Lane {
   std::string Listen(Address* address) { return lane::Listen(address, &listener_); }
 
   // The last argument is the id of a communicator, which TCP doesn't have.
-  std::string Connect(int rank, const std::vector<Address>& addresses, const std::string& token,
+  std::string Connect(int rank, const std::vector<Address>& addresses, const std::string& key,
                       milliseconds start, milliseconds patience, const std::string&) {
     if (!listener_) return "it doesn't listen, or was connected before";
     Mesh mesh;
-    std::string why = mesh.Make(listener_, rank, addresses, token, start);
+    std::string why = mesh.Make(listener_, rank, addresses, key, start);
     listener_ = Socket();
     if (why.empty()) channel_ = std::make_unique<Channel>(mesh.Take(), rank, patience);
     return why;

@@ -93,14 +93,14 @@ class NcclLane {
   std::string Listen(Address* address) { return lane_.Listen(address); }
 
   // Connects the ranks' channels, then their communicators; `id` is the one that rank 0 has made.
-  std::string Connect(int rank, const std::vector<Address>& addresses, const std::string& token,
+  std::string Connect(int rank, const std::vector<Address>& addresses, const std::string& key,
                       milliseconds start, milliseconds patience, const std::string& id) {
     std::string why;
     if (id.size() != sizeof(Nccl::Id)) return "the id of its communicator is no id of NCCL";
     if (why.empty()) why = Cuda(gmeta_gpu_lane_device(&device_, nullptr, 0));
     if (why.empty()) why = Cuda(gmeta_gpu_lane_create(&stream_, &ready_));
     if (why.empty()) why = Cuda(gmeta_gpu_lane_create(nullptr, &ended_));
-    if (why.empty()) why = lane_.Connect(rank, addresses, token, start, patience, "");
+    if (why.empty()) why = lane_.Connect(rank, addresses, key, start, patience, "");
     if (why.empty()) why = OpenComm(rank, static_cast<int>(addresses.size()), id, start);
     patience_ = patience;
     is_open_ = why.empty();

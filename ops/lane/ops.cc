@@ -40,14 +40,15 @@ REGISTER_OP("GmetaLane")
     });
 
 // Connects a lane with those of the other ranks, which `hosts` and `ports` name in the order of
-// ranks. It waits `start` seconds for them, and later `patience` seconds (0: for ever) for a rank
-// that doesn't come to a collective. `id` is empty, or on a GPU what GmetaLaneFind made on rank 0.
+// ranks. All have the same `key`, prove it to each other, and don't send it. It waits `start`
+// seconds for them, and later `patience` seconds (0: for ever) for a rank that doesn't come to a
+// collective. `id` is empty, or on a GPU what GmetaLaneFind made on rank 0.
 REGISTER_OP("GmetaLaneConnect")
     .Input("lane: resource")
     .Input("rank: int32")
     .Input("hosts: string")
     .Input("ports: int32")
-    .Input("token: string")
+    .Input("key: string")
     .Input("start: int32")
     .Input("patience: int32")
     .Input("id: string")

@@ -50,13 +50,6 @@ struct NextBeams {
   float* ranks = nullptr;  // or null
 };
 
-GMETA_HOST_DEVICE inline uint64_t SplitMix64(uint64_t x) {
-  x += 0x9E3779B97F4A7C15u;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
-
 }  // namespace gmeta::trie
 
 #endif  // GMETA_OPS_TRIE_LEVEL_H_

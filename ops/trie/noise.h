@@ -23,6 +23,7 @@
 
 #include "ops/common/host_device.h"
 #include "ops/common/philox.h"
+#include "ops/common/splitmix.h"
 #include "ops/trie/level.h"
 
 namespace gmeta::trie {

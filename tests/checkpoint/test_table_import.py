@@ -30,9 +30,12 @@ NONE = np.array([], np.int64)
 VALUES = np.array([[0.5, 1], [2, 3], [4, -5]], np.float32)
 
 
-def collection(*names: str, optimizer: optimizers.SparseOptimizer | None = None) -> EmbeddingCollection:
+def collection(
+    *names: str, optimizer: optimizers.SparseOptimizer | None = None, **settings: Any
+) -> EmbeddingCollection:
     features = [FeatureConfig(each, dim=DIM, hash=each == "tag") for each in names]
-    return EmbeddingCollection(features, optimizer=optimizer or optimizers.Adam(0.1), name="tables")
+    optimizer = optimizer or optimizers.Adam(0.1)
+    return EmbeddingCollection(features, optimizer=optimizer, name="tables", **settings)
 
 
 def write(folder: Path, form: str, **columns: Any) -> Path:
@@ -229,6 +232,11 @@ def test_the_places_of_a_key_that_is_there_twice_are_files_and_rows(tmp_path):
     )
 
 
+OUTSIDE = (
+    "isn't an id of table 'item', whose ids are in [0, 2^61); "
+    "a feature with hash=True takes any 64-bit integer"
+)
+_NAN = "row 1: the values of key 1 of table 'item' hold NaN or infinity; finite=False takes them"
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "width": (
         {"values": VALUES[:, :1]},
@@ -238,7 +246,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"values": VALUES.astype(np.float64)},
         "values are float64 of shape (rows, 2), but table 'item' takes 2 float32 a row; cast them",
     ),
-    "nan": ({"values": [[0, 1], [2, np.nan], [3, 4]]}, "row 1: the values of key 1 aren't all finite"),
+    "nan": ({"values": [[0, 1], [2, np.nan], [3, 4]]}, _NAN),
     "keys' dtype": (
         {"keys": [5.0, 1.0, 9.0]},
         "keys are float64, but table 'item' takes whole numbers, one for each row; cast them to int64",
@@ -250,15 +258,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "negative": (
         {"keys": [5, 1, -9]},
-        "row 2: key -9 isn't an id of table 'item', whose ids are in [0, 2^61)",
+        f"row 2: key -9 {OUTSIDE}",
     ),
     "large": (
         {"keys": [5, 2**61, 9]},
-        f"row 1: key {2**61} isn't an id of table 'item', whose ids are in [0, 2^61)",
+        f"row 1: key {2**61} {OUTSIDE}",
     ),
     "unsigned": (
         {"keys": np.array([5, 2**63, 9], np.uint64)},
-        f"row 1: key {2**63} doesn't fit int64",
+        f"row 1: key {2**63} {OUTSIDE}",
     ),
     "frequency": ({"frequency": [1, 2, -3]}, f"row 2: frequency -3 isn't in [0, {2**32 - 1}]"),
     "frequency's dtype": (
@@ -360,15 +368,18 @@ def test_damaged_files_are_refused(tmp_path, form):
     tables, out = collection("item"), tmp_path / "t"
     tables.lookup({"item": KEYS})
     checkpoint.export_table(tables, "item", out, format=form)
-    noted = json.loads((out / "table.json").read_text())
-    (out / "table.json").write_text(json.dumps({**noted, "rows": 4}))
-    with pytest.raises(DataError, match=r"3 rows, but table\.json says 4"):
+    note = out / ("_table.json" if form == "npy" else "table.json")  # which an earlier version wrote
+    (out / "_table.json").rename(note)
+    noted = json.loads(note.read_text())
+    note.write_text(json.dumps({**noted, "rows": 4}))
+    with pytest.raises(DataError, match=r"3 rows, but the JSON file there says 4"):
         checkpoint.import_table(tables, "item", out)
     for value in ({"format": "else"}, {**noted, "rows": -1}, {**noted, "more": 1}, {**noted, "hashed": 1}):
-        (out / "table.json").write_text(json.dumps(value))
-        with pytest.raises(DataError, match=r"table.json: not what gmeta writes: .*; export the table again"):
+        note.write_text(json.dumps(value))
+        says = rf"/{note.name}: not what gmeta writes: .*; export the table again"
+        with pytest.raises(DataError, match=says):
             checkpoint.import_table(tables, "item", out)
-    (out / "table.json").unlink()
+    note.unlink()
     assert checkpoint.import_table(tables, "item", out).rows == 3
     path = out / ("values.npy" if form == "npy" else "table.arrow")
     path.write_bytes(path.read_bytes()[:-9])
@@ -387,16 +398,30 @@ def test_a_header_that_numpy_cannot_read_is_refused(tmp_path, header):
         checkpoint.import_table(collection("item"), "item", source)
 
 
-def test_hashes_of_another_number_of_bits_are_refused(tmp_path):
+def test_hashes_go_into_a_table_of_the_same_name_whatever_is_merged_with_it(tmp_path):
     one, other = collection("tag"), collection("tag", "user", "item", "shop")
     one.lookup({"tag": ["red"]})
-    checkpoint.export_table(one, "tag", tmp_path / "t")
+    checkpoint.export_table(one, "tag", tmp_path / "t", format="npy")
+    assert np.load(tmp_path / "t" / "keys.npy").tolist() == [int(ops.hash_ids("red"))]
+    checkpoint.import_table(other, "tag", tmp_path / "t")
+    assert rows_of(other, "tag", ["red"]).tolist() == rows_of(one, "tag", ["red"]).tolist()
+
+
+def test_hashes_of_another_fold_are_refused(tmp_path):
+    before = collection("tag", fold="xor")
+    before.lookup({"tag": ["red"]})
+    checkpoint.export_table(before, "tag", tmp_path / "t")
+    noted = json.loads((tmp_path / "t" / "_table.json").read_text())
+    del noted["fold"]  # as files have it from before there were two
+    (tmp_path / "t" / "_table.json").write_text(json.dumps(noted))
     with pytest.raises(ConfigError) as refused:
-        checkpoint.import_table(other, "tag", tmp_path / "t")
+        checkpoint.import_table(collection("tag"), "tag", tmp_path / "t")
     assert str(refused.value) == (
-        "the keys were hashed to 62 bits, but table 'tag' hashes to 60, as other tables are merged with it: "
-        "make the collection with the tables that it was exported with, or import the texts"
+        "the keys are hashes of 62 bits, folded by 'xor', but table 'tag' has hashes of 56 bits, folded by "
+        "'mix': import the texts, or make the collection as it was when the keys were exported, with the "
+        "same tables, hash=True and fold='xor'"
     )
+    assert checkpoint.import_table(collection("tag", fold="xor"), "tag", tmp_path / "t").rows == 1
 
 
 def test_an_unknown_table_is_answered_by_those_that_there_are(tmp_path):

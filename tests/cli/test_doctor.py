@@ -64,6 +64,16 @@ def test_horovods_backends_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gloo yes" in find("ranks").value
 
 
+def test_a_launcher_that_gmeta_does_not_join_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    found = doctor._ranks()
+    assert found.status is Status.BROKEN
+    assert "one of 4 by torchrun (WORLD_SIZE=4, RANK=0)" in found.value
+    monkeypatch.setenv("GMETA_RANKS", "one")
+    assert doctor._ranks() == Finding("ranks", "this process alone, as GMETA_RANKS says")
+
+
 def test_no_horovod_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GMETA_RANKS", raising=False)
     for module in (collectives, backend):

@@ -54,6 +54,15 @@ def test_what_is_said_of_a_full_checkpoint(store):
     assert "table empty\n  0 rows of 4, step 0, sgd, " in text
 
 
+def test_rows_that_are_not_finite_stand_before_the_largest(tmp_path):
+    table = ops.HashTable(2, optimizers.SGD(0.1), initializers.Constant(1.0), name="t")
+    table.lookup(np.arange(100))
+    table.apply_gradients([7, 8], np.array([[np.nan, 0], [-1e9, 0]], np.float32), finite=False)
+    save(tmp_path / "ck", {"t": table})
+    listed = [line.split(",")[0].split() for line in inspect(tmp_path / "ck", "--top", 2).splitlines()[-2:]]
+    assert [(words[0], words[-1]) for words in listed] == [("nan", "7"), ("1e+08", "8")]
+
+
 def test_the_tables_that_are_merged_in_one_are_listed(tmp_path):
     features = [FeatureConfig(name, dim=2, hash=name == "b") for name in ("a", "b")]
     save(tmp_path / "ck", tables_by_name(EmbeddingCollection(features, name="c")))

@@ -92,3 +92,15 @@ def test_ranks_start_no_ranks(monkeypatch: pytest.MonkeyPatch, launched: list[An
     said = CliRunner().invoke(main, ["launch", "--np", "2", "true"])
     assert (said.exit_code, launched) == (2, [])
     assert "one of 3 ranks already" in said.stderr
+
+
+@pytest.mark.parametrize("words", [["launch", "--np", "2", "true"], ["train", "--np", "2"], ["evaluate"]])
+def test_a_command_that_several_processes_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, launched: list[Any], words: list[str]
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "one of 2 by srun (SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1)" in done.output
+    assert launched == []

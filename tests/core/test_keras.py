@@ -95,3 +95,32 @@ def test_the_variable_makes_any_order_right() -> None:
 def test_a_chosen_log_level_stays() -> None:
     done = run("import gmeta, os; print(os.environ['TF_CPP_MIN_LOG_LEVEL'])", TF_CPP_MIN_LOG_LEVEL="0")
     assert done.stdout.strip() == "0"
+
+
+def test_submodules_are_those_that_tensorflow_finds() -> None:
+    import tensorflow as tf
+
+    shared, outer, inner = (tf.keras.layers.Dense(1, name=name) for name in ("shared", "outer", "inner"))
+    circle = tf.Module()
+    circle.next = tf.Module()
+    circle.next.next = circle
+    outer.parts = {"a": [inner, shared], "b": circle}
+    whole = tf.keras.Sequential([outer, shared])
+    whole.metric = tf.keras.metrics.Mean()
+    assert keras.submodules(whole) == list(whole.submodules)
+    assert {shared, inner, circle, circle.next, whole.metric} <= set(keras.submodules(whole))
+
+
+def test_a_tuple_of_layers_is_walked_with_every_wrapt() -> None:
+    import tensorflow as tf
+    import wrapt
+
+    class Closed(wrapt.ObjectProxy):  # as Keras wraps tuples with wrapt 1.16 to 2.1, for Python from 3.12 on
+        @property
+        def __dict__(self) -> None:  # type: ignore[override]
+            raise TypeError("this __dict__ descriptor does not support '_TupleWrapper' objects")
+
+    pair = tf.Module(), tf.Module()
+    layer, module = tf.keras.layers.Layer(), tf.Module()
+    layer.pair, module.pair = pair, Closed(pair)
+    assert keras.submodules(layer) == keras.submodules(module) == list(pair)

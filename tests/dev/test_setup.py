@@ -132,7 +132,7 @@ def test_the_python_of_another_tensorflow_stays(machine: Machine) -> None:
 
 def test_a_tensorflow_that_is_no_version(machine: Machine) -> None:
     line = machine.refusal(REAL_PYTHON, tensorflow="newest")
-    assert line == "TENSORFLOW=newest is no version such as 2.21.0"
+    assert line == "TENSORFLOW=newest is neither a version such as 2.21.0 nor lowest"
 
 
 def test_no_compiler(machine: Machine) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ from gmeta.checkpoint.files import rank_group as ranks
 from gmeta.checkpoint.files.chain import read_links
 from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.core import collectives
-from gmeta.core.errors import GmetaError
+from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
+from gmeta.ops import tables_saved_elsewhere
 from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.tracing import leave_keras_as_it_is
@@ -32,7 +35,7 @@ SAMPLES, STEPS = 24, 3  # of a global batch, and of an epoch
 STAGES = (4, 2, 3, 1)  # ranks of one epoch after another
 
 
-def model() -> Model:
+def model(**options: Any) -> Model:
     leave_keras_as_it_is()
     start = Normal(0.0, 0.3)
     features = [
@@ -44,7 +47,7 @@ def model() -> Model:
     hidden = tf.keras.layers.Concatenate()(list(vectors.values()))
     kernel = tf.keras.initializers.GlorotUniform(seed=1)
     made = Model(x, tf.keras.layers.Dense(1, kernel_initializer=kernel)(hidden))
-    made.compile(tf.keras.optimizers.Adam(0.02), "mse")
+    made.compile(tf.keras.optimizers.Adam(0.02), "mse", **options)
     return made
 
 
@@ -69,7 +72,7 @@ def stage(folder: Path, epoch: int) -> dict[str, Any]:
     made, checkpoints = model(), ShardedCheckpoint(folder)
     loaded = []
     load = checkpoints.store.load
-    checkpoints.store.load = lambda *a: loaded.append(load(*a)) or loaded[-1]
+    checkpoints.store.load = lambda *a, **k: loaded.append(load(*a, **k)) or loaded[-1]
     first = checkpoints.restore(made)
     saved = checkpoints.store.latest()
     held = [int(table.size()) for table in tables_by_name(made).values()]
@@ -193,6 +196,139 @@ def test_what_fails_on_one_rank_is_raised_by_all_with_its_number(tmp_path: Path)
     assert not at_last
     assert said["load"].startswith("DataError: rank 1 of 2: ")
     assert "rows-00001-of-00002.arrow" in said["load"]
+
+
+class Killed(tf.keras.callbacks.Callback):
+    """Ends training as a signal would, in the third epoch, after some of its batches."""
+
+    def __init__(self, batches: int = 0) -> None:
+        super().__init__()
+        self.batches, self.third = batches, False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.third = epoch == 2
+        if self.third and not self.batches:
+            raise KeyboardInterrupt
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.third and batch + 1 == self.batches:
+            raise KeyboardInterrupt
+
+
+def backed_up(folder: Path, callbacks: Any = (), **options: Any) -> dict[str, Any]:
+    """Train for four epochs with Keras' callback, or go on with them."""
+    made = model(run_eagerly=True)  # so few steps take less time than to trace one
+    backup = tf.keras.callbacks.BackupAndRestore(folder, **{"delete_checkpoint": False, **options})
+    with contextlib.suppress(KeyboardInterrupt):
+        batches = data(0, collectives.world().size)
+        made.fit(batches, epochs=4, verbose=0, callbacks=[backup, *callbacks])
+    return state(made)
+
+
+def written_by_one(folder: Path) -> dict[str, Any]:
+    """What `keras_saves` reads: a model that one rank has trained, in all forms that Keras has."""
+    made = model(run_eagerly=True)
+    made.fit(data(0, 1), verbose=0)
+    made.save_weights(folder / "tensorflow")
+    made.save_weights(folder / "keras.weights.h5")
+    tf.train.Checkpoint(model=made, optimizer=made.optimizer).write(str(folder / "object"))
+    backed_up(folder / "of one", [Killed()])
+    return state(made)
+
+
+def keras_saves(folder: Path) -> dict[str, Any]:
+    """Keras' and TensorFlow's ways to save and load, on several ranks."""
+    here = collectives.world()
+    found = {"whole": backed_up(folder / "whole")}
+    backed_up(folder / "killed", [Killed()])
+    if here.rank == 0:
+        shutil.copytree(folder / "killed", folder / "killed for others")
+    found["resumed"] = backed_up(folder / "killed")
+    found["of one"] = backed_up(folder / "of one")
+    backed_up(folder / "within", [Killed(2)], save_freq=1)
+    if here.rank == 0:
+        shutil.copytree(folder / "within", folder / "within for others")
+    with pytest.warns(UserWarning, match=r"after 2 steps of epoch 3, and Keras .* the first batches of"):
+        found["within"] = backed_up(folder / "within", save_freq=1, delete_checkpoint=True)
+    found["left"] = sorted(each.name for each in (folder / "within").iterdir())
+
+    loaded = {}
+    for name in ("tensorflow", "keras.weights.h5", "object"):
+        made = model()
+        made.optimizer.build(made.trainable_variables)
+        if name == "object":
+            tf.train.Checkpoint(model=made, optimizer=made.optimizer).read(str(folder / name))
+        else:
+            made.load_weights(folder / name)
+        loaded[name] = state(made)
+    found["loaded"] = loaded
+
+    checkpoint = tf.train.Checkpoint(model=made)
+    saves = {
+        "save": lambda: checkpoint.save(str(folder / "refused")),
+        "write": lambda: checkpoint.write(str(folder / "refused")),
+        "manager": tf.train.CheckpointManager(checkpoint, folder / "manager", 1).save,
+        "weights": lambda: made.save_weights(folder / "refused"),
+        "h5": lambda: made.save_weights(folder / "refused.weights.h5"),
+        "keras": lambda: made.save(folder / "refused.keras"),
+        "callback": lambda: made.fit(
+            data(0, here.size), callbacks=[tf.keras.callbacks.ModelCheckpoint(str(folder / "refused"))]
+        ),
+        "layer": lambda: made.get_layer("tables").save_own_variables({}),
+    }
+    found["refused"] = {name: caught(save) for name, save in saves.items()}
+    some = model()
+    if here.rank == 0:
+        some.load_weights(folder / "tensorflow")
+    found["one alone"] = caught(lambda: some.fit(data(0, here.size), verbose=0))
+    with tables_saved_elsewhere():
+        checkpoint.write(str(folder / f"dense of {here.rank}"))
+    return found
+
+
+def assert_same_state(ranks: Any, expected: Any, *, exactly: bool = False) -> None:
+    """All ranks' rows together, and each rank's dense weights, are those of `expected`'s ranks."""
+
+    def rows(of: Any, name: str, field: str) -> Any:
+        parts = [each["tables"][name] for each in of]
+        keys = np.concatenate([part["keys"] for part in parts])
+        return np.concatenate([part[field] for part in parts])[np.argsort(keys, kind="stable")]
+
+    tolerance = {"rtol": 0, "atol": 0} if exactly else {"rtol": 1e-5, "atol": 1e-6}
+    for name in expected[0]["tables"]:
+        for field in ("keys", "rows", "slots", "frequency", "last_step"):
+            mine, other = rows(ranks, name, field), rows(expected, name, field)
+            np.testing.assert_allclose(mine, other, err_msg=f"{name} {field}", **tolerance)
+    for each in ranks:
+        for mine, other in zip(each["dense"], expected[0]["dense"], strict=True):
+            np.testing.assert_allclose(mine, other, **tolerance)
+
+
+def test_keras_saves_all_ranks_rows_or_refuses_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
+    expected = written_by_one(tmp_path)
+    both = run_ranks(keras_saves, 2, tmp_path)
+    whole = [rank["whole"] for rank in both]
+    assert all(table["keys"].size for rank in whole for table in rank["tables"].values())
+    assert_same_state(whole, [backed_up(tmp_path / "one's")])
+    assert_same_state([rank["resumed"] for rank in both], whole, exactly=True)
+    assert_same_state([rank["of one"] for rank in both], whole)  # two epochs on one rank, two on two
+    assert_same_state([backed_up(tmp_path / "killed for others")], whole)  # the other way round
+    with pytest.raises(ConfigError, match=r"by 2 ranks within epoch 3, .* continue with 2 ranks, or by "):
+        backed_up(tmp_path / "within for others", save_freq=1)
+    for rank in both:
+        assert rank["left"] == []
+        assert rank["one alone"].startswith("ConfigError: ranks disagree on the step of table")
+        for name, said in rank["refused"].items():
+            assert said.startswith("ConfigError: "), name
+            assert "has only the rows that it owns" in said, name
+            assert "BackupAndRestore or gmeta.checkpoint.ShardedCheckpoint, to which every" in said, name
+    for name in both[0]["loaded"]:
+        loaded = [rank["loaded"][name] for rank in both]
+        for each in loaded:  # a weights file has no optimizer
+            each["dense"] = each["dense"] if name == "object" else each["dense"][:2]
+        of_one = expected if name == "object" else {**expected, "dense": expected["dense"][:2]}
+        assert_same_state(loaded, [of_one], exactly=True)
+    assert not list(tmp_path.glob("refused*"))
 
 
 def middle(folder: Path, restored: bool) -> dict[str, Any]:

@@ -83,16 +83,9 @@ def arrays() -> dict[str, Any]:
     model = make()
     stop = tf.keras.callbacks.EarlyStopping("val_auc", mode="max", patience=3)
     slower = tf.keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.5, min_delta=0.02)
+    settings = {"batch_size": rate_of(12), "epochs": 8, "shuffle": False, "verbose": 0}
     history = model.fit(
-        x,
-        y,
-        sample_weight=weight,
-        batch_size=rate_of(12),
-        epochs=8,
-        shuffle=False,
-        verbose=0,
-        validation_data=(x, 1 - y),
-        callbacks=[stop, slower],
+        x, y, sample_weight=weight, validation_data=(x, 1 - y), callbacks=[stop, slower], **settings
     ).history
     return {
         **trained(model),
@@ -139,17 +132,29 @@ def mixed() -> dict[str, Any]:
         tf.keras.mixed_precision.set_global_policy("float32")
 
 
-def ignored() -> dict[str, Any]:
-    """A loss that depends on one of two features, which share ids and a table."""
+def fit_towers(features: Any, head: Callable[[Any], Any]) -> dict[str, Any]:
     x, y, _ = samples()
     inputs = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "item")}
-    features = [FeatureConfig(name, TableConfig("both", 4, initializer=Normal(0.0, 0.5))) for name in inputs]
     vectors = EmbeddingCollection(features, optimizer=Adam(None), name="collection")(inputs)
-    kernel = tf.keras.initializers.GlorotUniform(seed=1)
-    model = Model(inputs, tf.keras.layers.Dense(1, kernel_initializer=kernel)(vectors["user"]))
+    model = Model(inputs, head(vectors))
     model.compile(tf.keras.optimizers.Adam(0.05), "mse")
     model.fit(x, y, batch_size=rate_of(4), epochs=2, shuffle=False, verbose=0)
     return trained(model)
+
+
+def ignored() -> dict[str, Any]:
+    """A loss that depends on one of two features, which share ids and a table."""
+    table, kernel = FEATURES[0].table, tf.keras.initializers.GlorotUniform(seed=1)
+    head = tf.keras.layers.Dense(1, kernel_initializer=kernel)
+    return fit_towers([FeatureConfig(name, table) for name in ("user", "item")], lambda v: head(v["user"]))
+
+
+def rows_alone() -> dict[str, Any]:
+    """The product of two towers, behind a frozen dense layer and one of which the loss has no gradient."""
+    frozen, other = (tf.keras.layers.Dense(4, kernel_initializer="ones", trainable=t) for t in (False, True))
+    product = tf.keras.layers.Dot(axes=1)
+    item = tf.keras.layers.Lambda(lambda x: x[0] + tf.stop_gradient(x[1]))
+    return fit_towers(FEATURES, lambda v: product([frozen(v["user"]), item([v["item"], other(v["item"])])]))
 
 
 def eager() -> dict[str, Any]:
@@ -178,9 +183,7 @@ def message(error: type[Exception], call: Callable[[], Any]) -> str:
 class StopsIn(tf.keras.callbacks.Callback):
     """Wants to stop after a batch, on one rank alone."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches = 0
+    batches = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.batches += 1
@@ -199,14 +202,10 @@ class Averages(tf.keras.callbacks.Callback):
         super().__init__()
         self.by_batch: list[list[np.ndarray]] = []
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def note(self, *_: Any) -> None:
         self.by_batch.append(averages_of(self.model))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.by_batch.append(averages_of(self.model))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.by_batch.append(averages_of(self.model))
+    on_train_batch_begin = on_train_batch_end = on_epoch_end = note
 
 
 def only_ranks(folder: str) -> dict[str, Any]:
@@ -292,7 +291,7 @@ def checkpointed(folder: str) -> dict[str, Any]:
     return {"saved": trained(model), **continued(folder)}
 
 
-SAME = (arrays, accumulated, ignored)
+SAME = (arrays, accumulated, ignored, rows_alone)
 SLOWLY = (dataset, mixed, eager)
 
 
@@ -351,7 +350,7 @@ def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tol
             )
 
 
-@pytest.mark.parametrize("name", ["arrays", "accumulated"])
+@pytest.mark.parametrize("name", ["arrays", "accumulated", "rows_alone"])
 def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
     assert_trained_alike([rank[name] for rank in ranks], alone[name])
 

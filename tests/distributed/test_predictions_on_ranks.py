@@ -62,10 +62,10 @@ def test_ranks_that_are_killed_are_followed_by_others(tmp_path):
     work(prepared, tmp_path / "alone", None, 0, False)
     with pytest.raises(KeyboardInterrupt):  # one rank, by Ctrl-C
         work(prepared, out, 0, 3, False, stop=signal.SIGINT)
-    assert sorted(files(out)) == ["part-00000.arrow", "plan.json"]
+    assert sorted(files(out)) == ["_plan.json", "part-00000.arrow"]
     with pytest.raises(RanksError):
         run_ranks(work, 3, prepared, out, 1, 0, False, grace=20.0)
-    assert "manifest.json" not in files(out)
+    assert "_manifest.json" not in files(out)
     assert run_ranks(work, 2, prepared, out, None, 0, False) == [len(SIZES)] * 2
     assert files(out) == files(tmp_path / "alone")
     assert run_ranks(work, 2, prepared, tmp_path / "step", None, 0, True) == [len(SIZES)] * 2

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
+from gmeta.core.errors import DataError
 from gmeta.experiment.measurement.answer_metrics import click_metrics, number_metrics
 from gmeta.metrics import GAUC
 
@@ -19,7 +20,7 @@ def test_clicks_are_measured_as_elsewhere(sizes, seed):
     splits = np.concatenate([[0], np.cumsum(sizes)])
     labels = rng.integers(0, 2, splits[-1]).astype(np.float64)
     logits = rng.integers(-3, 4, splits[-1]) / 2  # ties
-    found = click_metrics(labels, logits, splits)
+    found = click_metrics(labels, logits, splits, 0.5)
     if not len(labels):
         assert all(np.isnan(value) for value in found.values())
         return
@@ -38,6 +39,15 @@ def test_clicks_are_measured_as_elsewhere(sizes, seed):
     assert found["gauc"] == pytest.approx(expected) if both else np.isnan(found["gauc"])
 
 
+def test_labels_that_are_nan_are_refused():
+    for measure in (
+        lambda labels: click_metrics(labels, [0.5, 0.0], [0, 2], 0.5),
+        lambda labels: number_metrics(labels, [0.5, 0.0]),
+    ):
+        with pytest.raises(DataError, match="row 1: the label is NaN"):
+            measure([1.0, np.nan])
+
+
 def test_a_diverged_model_has_no_metrics():
-    assert all(np.isnan(value) for value in click_metrics([1, 0], [np.nan, 0.0], [0, 2]).values())
+    assert all(np.isnan(value) for value in click_metrics([1, 0], [np.nan, 0.0], [0, 2], 0.5).values())
     assert all(np.isnan(value) for value in number_metrics([1.0], [np.inf]).values())

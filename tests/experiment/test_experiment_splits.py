@@ -120,6 +120,7 @@ def test_the_loss_of_a_yes_or_no_and_its_area():
     )
     draw = np.random.default_rng(0)
     ratings, logits = draw.integers(1, 6, 500).astype(np.float32), draw.normal(size=500).astype(np.float32)
+    assert np.isnan(RatedAtLeast(4.0).call(tf.constant([[np.nan]]), tf.constant([[0.5]])))
     metric = RatedAtLeastAUC(4.0)
     metric.update_state(tf.constant(ratings[:, None]), tf.constant((logits + ratings)[:, None]))
     assert float(metric.result()) == pytest.approx(auc(ratings, logits + ratings), abs=0.02)

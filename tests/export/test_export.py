@@ -1,11 +1,14 @@
 """Exported models answer, in a process without gmeta, what the trained model answers."""
 
+import ctypes
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from gmeta import initializers, optimizers
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.export.saved_model import PADDING, Signature, export_model, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.testing.serving import ask
@@ -228,3 +231,80 @@ def test_what_cannot_be_exported_says_why(model, tmp_path):
     (tmp_path / "1").mkdir()
     with pytest.raises(ConfigError, match="1 exists: name a new folder"):
         export_model(model, tmp_path / "1")
+
+
+class Mallinfo(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in "abcdefghij")
+
+
+def bytes_in_use():
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Mallinfo
+    found = libc.mallinfo2()
+    return found.e + found.h  # mapped, and in the heap
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+def test_exports_and_loads_keep_no_bytes(model, tmp_path):
+    rows = 100_000  # a static hash table of them takes over 4 MB
+
+    class Reads(tf.Module):
+        def __init__(self):
+            self.collection = EmbeddingCollection([FeatureConfig("user", dim=1)])
+            self.collection.lookup({"user": np.arange(rows)})
+
+        def __call__(self, inputs, training=False):
+            return self.collection(inputs)["user"]
+
+    reads, used = Reads(), []
+    wanted = np.array([rows - 1, rows + 1])
+    for number in range(4):
+        signature = Signature(reads, feature_inputs(reads.collection.features))
+        export_model(model, tmp_path / str(number), signatures={"rows": signature})
+        used.append(bytes_in_use())
+    assert max(used[1:]) - used[0] < 2e6
+    used = []
+    for number in range(4):
+        found = ask_here(str(tmp_path / str(number)), "rows", {"user": wanted})
+        np.testing.assert_array_equal(found["output"], reads({"user": wanted}))
+        used.append(bytes_in_use())
+    assert max(used[1:]) - used[0] < 2e6
+
+
+def test_a_load_outlives_another_of_the_same_folder_and_sessions_find_their_table(model, tmp_path):
+    export_model(model, tmp_path / "1")
+    kept, gone = (tf.saved_model.load(str(tmp_path / "1")) for _ in range(2))
+    del gone
+    gc.collect()
+    inputs = ids(6, 5)
+    expected = model(ragged(inputs)).numpy()
+    served = kept.signatures["serving_default"](**{name: tf.constant(v) for name, v in inputs.items()})
+    np.testing.assert_allclose(served["output"], expected, rtol=1e-6)
+    with tf.compat.v1.Session(graph=tf.Graph()) as session:  # as TensorFlow Serving runs it
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "1"))
+        signature = meta.signature_def["serving_default"]
+        fed = {signature.inputs[name].name: value for name, value in inputs.items()}
+        for _ in range(2):
+            found = session.run(signature.outputs["output"].name, fed)
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_rows_that_are_not_finite_are_refused_and_named(tmp_path):
+    collection = EmbeddingCollection(FEATURES[:2], optimizer=optimizers.SGD(1.0))
+    lookup = collection.lookup({"user": [7, 8, 9], "item": [7, 8, 9]})
+    gradient = np.zeros(lookup.rows[0].shape, np.float32)
+    gradient[[1, 5]] = np.inf
+    lookups = collection.recording_of(lookup)
+    lookups.apply_gradients([tf.constant(gradient)], finite=False)
+    user = tf.keras.Input([], name="user", dtype=tf.int64)
+    item = tf.keras.Input([], name="item", dtype=tf.int64)
+    model = tf.keras.Model([user, item], collection({"user": user, "item": item}))
+    told = "the rows of id 8 of table 'user', id 9 of table 'item' hold NaN or infinity: load an earlier"
+    with pytest.raises(NotFiniteError, match=told):
+        export_model(model, tmp_path / "1")
+    assert list(tmp_path.iterdir()) == []
+    collection.tables[0].remove(tf.gather(lookup.keys[0], [1, 5]))
+    assert export_model(model, tmp_path / "1", unknown={"user": [1.0, 0, 0, 0]}).rows == 4
+    with pytest.raises(ConfigError, match=r"unknown\['user'\] must hold finite numbers, got \[nan"):
+        export_model(model, tmp_path / "2", unknown={"user": [np.nan, 0, 0, 0]})

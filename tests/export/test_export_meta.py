@@ -116,7 +116,8 @@ def serve(folder, names):
         )
         label = np.random.default_rng(3).random((6, 2) if own else 6).astype(np.float32)
         fast = model.adapt(features(support), label)
-        export_model(model, str(folder / name))
+        notes = export_model(model, str(folder / name)).notes
+        assert bool(notes) == (name not in ("ridge", "ridge rows", "joint", "factors"))
         models[name] = model, fast, features(query)
         requests += [
             (folder / name, "predict", query),
@@ -341,6 +342,58 @@ def test_samples_that_do_not_go_together_are_refused_by_the_server(served, chang
     given = {**samples(6, 1), "label": np.ones(6, np.float32), **changed}
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         here(served[0] / "maml", "adapt", given)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("label", 1e6, r"\[label\] \[from\] \[0.0.*\] \[to\] \[1e\+06\]"),
+        ("label", -1e19, r"\[label\] \[from\] \[-1e\+19\] \[to\]"),
+        ("price", np.nan, r"\[price\] \[from\] .*nan"),
+    ],
+)
+def test_samples_on_which_the_steps_diverge_are_refused(served, column, value, told):
+    folder, models = served
+    model = models["keras"][0]
+    given = {name: each for name, each in samples(6, 1, more=True).items() if name in sample_inputs(model)}
+    given["label"] = np.random.default_rng(3).random((6, 2)).astype(np.float32)
+    given[column][4] = value
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"adapt: the 2 inner steps diverge on .*{told}"):
+        here(folder / "keras", "adapt", given)
+    label = given.pop("label")
+    error, told = (
+        (ConfigError, "'price'.* holds nan in sample 4")
+        if column == "price"
+        else (
+            NotFiniteError,
+            r"the 2 inner steps diverge on 6 samples with labels from .*1e\+\d+.*: their predictions",
+        )
+    )
+    with pytest.raises(error, match=told):
+        model.adapt(features(given), label)
+
+
+def test_deltas_that_are_not_finite_are_refused(served, tmp_path):
+    folder, models = served
+    model, fast, query = models["all"][:3]
+    bad = {**fast.deltas, "fc/bias": np.full(6, np.nan, np.float32)}
+    sent = of_an_earlier_gmeta(replace(fast, deltas=bad))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"weights_bytes holds NaN, infinity.*: adapt the"
+    ):
+        here(folder / "all", "predict_with", {**samples(9, 2), "weights_bytes": sent})
+    with pytest.raises(DataError, match="fast weights: fc/bias holds NaN or infinity; adapt the task again"):
+        FastWeights.from_bytes(sent)
+    for use in (lambda each: each.to_bytes(), lambda each: model.predict(query, weights=each)):
+        with pytest.raises(
+            NotFiniteError, match="fast weights: fc/bias holds NaN or infinity: adapt the task"
+        ):
+            use(replace(fast, deltas=bad))
+    model = made("ridge")
+    export_model(model, tmp_path / "1", signatures=meta_signatures(model, dtype="float16"))
+    given = {**samples(6, 1), "label": np.full(6, 1e6, np.float32)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="float16 ends at 65,504, and a delta is larger"):
+        here(tmp_path / "1", "adapt", given)
 
 
 def test_a_model_that_has_diverged_is_not_exported(tmp_path):

@@ -34,7 +34,7 @@ def model():
 
 
 def test_it_answers_as_here(model, tmp_path):
-    batch = {"item": tf.ragged.constant([[3, 8, 1], [], [9, 4, 5, 6, 7, 20, 21, 22]], tf.int64)}
+    batch = {"item": tf.ragged.constant([[3, 8, 99], [], [99, 4, 98, 99, 7, 20, 21, 22]], tf.int64)}
     sent = {"item": np.asarray(batch["item"].to_tensor(PADDING))}
     exported = export_model(model, tmp_path / "1")
     assert list(exported.signatures) == ["retrieve"]
@@ -49,6 +49,7 @@ def test_it_answers_as_here(model, tmp_path):
     ):
         np.testing.assert_array_equal(answer["items"], items)
         np.testing.assert_allclose(answer["scores"], scores, rtol=2e-5, atol=2e-6)
+        np.testing.assert_array_equal(answer["unknown_history"], [1, 0, 2])
 
 
 def test_what_makes_no_sense_is_named(model):

@@ -56,6 +56,16 @@ def histories(items, seed=0):
     return {name: tf.RaggedTensor.from_row_lengths(column, lengths) for name, column in found.items()}
 
 
+def with_strangers(batch, stranger):
+    """With another id in place of every third, and how many of them each user's last six items have."""
+    items = batch["item"]
+    values = np.where(np.arange(items.values.shape[0]) % 3 == 1, stranger, items.values.numpy())
+    items = items.with_values(tf.constant(values, items.dtype))
+    unknown = [sum(item == stranger for item in row[-6:]) for row in items.to_list()]
+    assert 0 < sum(unknown) < sum(item == stranger for row in items.to_list() for item in row)
+    return {**batch, "item": items}, unknown
+
+
 def matrices(columns, prefix=""):
     """As a client sends them: filled up on the left, where the model isn't to look."""
     found = {}
@@ -72,6 +82,7 @@ def matrices(columns, prefix=""):
 def test_what_comes_next_is_answered_as_here(kind, tmp_path):
     items = ITEMS[kind]
     model, batch = next_item(items, FuXi if kind == "hashes" else HSTU), histories(items)
+    batch, unknown = with_strangers(batch, 10**6)
     exported = export_model(model, tmp_path / "1", text_ids=False)
     assert list(exported.signatures) == ["recommend", "query"]
     sent = matrices(batch)
@@ -80,18 +91,20 @@ def test_what_comes_next_is_answered_as_here(kind, tmp_path):
     items, scores = model.recommend(batch, 10)
     np.testing.assert_array_equal(best["items"], items)
     np.testing.assert_allclose(best["scores"], scores, **CLOSE)
+    np.testing.assert_array_equal(best["unknown_history"], unknown)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("hashes", marks=pytest.mark.slow), "texts"])
 def test_clients_send_texts_and_what_they_had_is_left_out(kind, tmp_path):
     texts = ITEMS["texts"]
     items = texts if kind == "texts" else np.array([hash_text(text.decode()) for text in texts])
-    model, batch = next_item(items), histories(texts)
+    model, (batch, unknown) = next_item(items), with_strangers(histories(texts), b"sku/new")
     export_model(model, tmp_path / "1", signatures=next_item_signatures(model, k=12, leave_out_seen=True))
     (answer,) = ask_all([(tmp_path / "1", "recommend", matrices(batch))])
     items, scores = model.recommend(batch, 12, leave_out_seen=True)
     np.testing.assert_array_equal(answer["items"], items)
     np.testing.assert_allclose(answer["scores"], scores, **CLOSE)
+    np.testing.assert_array_equal(answer["unknown_history"], unknown)
     for row, found in zip(batch["item"][:, -6:].to_list(), answer["items"].tolist(), strict=True):
         had = set(row) if kind == "texts" else {hash_text(text.decode()) for text in row}
         assert not had & set(found)
@@ -161,10 +174,18 @@ def sent_of(model, batch, labels=()):
 def test_exposures_are_ranked_as_here(settings, tmp_path):
     model = ranker(**settings)
     batch = draw_exposures(3, [4, 0, 6, 1], [3, 2, 4, 0], tags=True)
+    strange = {"item": [0, 2], "category": [0, 1]}
+    for name, users in strange.items():  # an id that has no row, at the end of these users' histories
+        rows = [
+            [*row[:-1], 900] if user in users and row else row
+            for user, row in enumerate(batch["history"][name].to_list())
+        ]
+        batch["history"][name] = tf.ragged.constant(rows, batch["history"][name].dtype)
     batch = as_texts(batch) if settings.get("text") else batch
     export_model(model, tmp_path / "1")
     (answer,) = ask_all([(tmp_path / "1", "serving_default", sent_of(model, batch))])
     logits = model(batch)
+    np.testing.assert_array_equal(answer.pop("unknown_history"), [2, 0, 1, 0])
     assert set(answer) == {f"{name}{end}" for name in ("click", "cvr", "buy") for end in ("", "_logit")}
     for task, name in (("ctr", "click"), ("cvr", "cvr"), ("ctcvr", "buy")):
         expected = tf.reverse(tf.reverse(logits[task], [1]).to_tensor(0), [1])

@@ -142,6 +142,10 @@ def test_a_mean_leaves_padding_out_and_is_0_of_nothing():
             lambda: MultiTaskBCE({"ctr": ["a"]})({"a": [0.0]}, {"ctr": [1.0]}, known={"cvr": [1]}),
             "missing are none",
         ),
+        (
+            lambda: MultiTaskBCE({"ctr": ["a"]})({"a": [0.0, 0.0]}, {"ctr": [1.0, 5.0]}),
+            "labels of 'ctr' must lie between 0 and 1, got 5$",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, said):

@@ -135,6 +135,30 @@ def test_numbers_of_elements_that_differ_are_refused():
 NAN = [1.0, float("nan"), 0.0]
 
 
+@pytest.mark.parametrize("make", [AUC, UserGAUC, GAUC])
+@pytest.mark.parametrize("wrong", [3.0, -1.0, 0.5])
+def test_without_a_threshold_labels_are_zero_or_one(make, wrong):
+    labels, scores = [[1.0, 0.0, wrong]], [[0.1, 0.2, 0.3]]
+    others = {"users": [1, 1, 1]} if make is UserGAUC else {}
+    advice = "make the metric with positive=, the least label that is positive: 4 for ratings of 1 to 5"
+    with pytest.raises(ConfigError, match=f"^own: labels must be 0 or 1, got {wrong:g}: {advice}$"):
+        make(name="own").update_state(labels, scores, **others)
+    metric = make(positive=wrong)
+    metric.update_state(labels, scores, **others)
+    assert metric.get_config()["positive"] == wrong
+    again = make(name="own")
+    again.update_state(
+        labels, scores, **others, **({"mask" if make is GAUC else "sample_weight": [[1, 1, 0]]})
+    )
+    assert float(again.result()) == 0.0
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan])
+def test_weights_that_are_negative_or_nan_are_refused(weight):
+    with pytest.raises(ConfigError, match=f"auc: weights must be at least 0, got {weight:g}"):
+        AUC().update_state([1.0, 0.0], [0.1, 0.2], sample_weight=[1.0, weight])
+
+
 @pytest.mark.parametrize("make", [AUC, UserGAUC])
 def test_labels_that_are_nan_are_no_negatives(make):
     metric = make()
@@ -151,10 +175,17 @@ def test_gauc_of_tasks_refuses_labels_that_are_nan_outside_of_the_padding():
     GAUC().update_state([NAN], [[0.1, 0.2, 0.3]], [[1.0, 0.0, 1.0]])
 
 
-def test_evaluate_says_in_one_line_that_labels_are_nan():
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (NAN, "labels hold NaN, which is of neither class"),
+        ([1.0, 5.0, 0.0], "labels must be 0 or 1, got 5: m"),
+    ],
+)
+def test_evaluate_names_in_one_line_labels_of_neither_class(labels, told):
     x = tf.keras.Input([1])
     model = Model(x, tf.keras.layers.Dense(1)(x))
     model.compile("sgd", "mse", metrics=[AUC()])
-    with pytest.raises(ConfigError, match=r"^auc: labels hold NaN, which is of neither class") as raised:
-        model.evaluate(np.zeros([3, 1]), np.array(NAN), verbose=0)
+    with pytest.raises(ConfigError, match=f"^auc: {told}") as raised:
+        model.evaluate(np.zeros([3, 1]), np.array(labels), verbose=0)
     assert "\n" not in str(raised.value)

@@ -134,7 +134,9 @@ def test_a_prediction_that_is_not_finite_is_not_hidden(make, bad):
 
 @pytest.mark.parametrize("rating", [-1.0, 1000.0, math.nan])
 def test_ndcg_refuses_what_is_no_rating(rating):
-    with pytest.raises(tf.errors.InvalidArgumentError, match="ndcg@2: ratings must be numbers"):
+    with pytest.raises(
+        ConfigError, match=f"ndcg@2: labels must be at least 0 and below 1000, got {rating:g}: "
+    ):
         of_tasks(NDCG(2), [[(5.0, 1.0), (rating, 2.0)]])
 
 

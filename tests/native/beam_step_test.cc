@@ -13,15 +13,16 @@
 #include <tuple>
 #include <vector>
 
+#include "ops/common/splitmix.h"
 #include "ops/trie/host/log_probs.h"
 #include "tests/native/check.h"
 
+using gmeta::SplitMix64;
 using gmeta::trie::BeamStep;
 using gmeta::trie::ByScore;
 using gmeta::trie::Level;
 using gmeta::trie::Problem;
 using gmeta::trie::Siblings;
-using gmeta::trie::SplitMix64;
 
 namespace {
 

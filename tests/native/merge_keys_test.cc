@@ -1,5 +1,7 @@
 #include "ops/merge_keys/merge_keys.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <vector>
@@ -36,6 +38,30 @@ int main() {
   CHECK_EQ(Merge<int32_t>({INT32_MAX, INT32_MIN}, int64_t{1} << 61, 61, &keys), size_t{1});
   CHECK_EQ(Merge<int32_t>({INT32_MAX, 5}, int64_t{1} << 61, 61, &keys), size_t{2});
   CHECK_EQ(keys[0], (int64_t{1} << 61) + INT32_MAX);
+
+  // A number of few bits is its own id; others are mixed. SplitMix64 of 0 is the published one.
+  CHECK_EQ(gmeta::SplitMix64(0), uint64_t{0xe220a8397b1dcdaf});
+  const int64_t most = (int64_t{1} << 56) - 1;
+  for (const int64_t id : {int64_t{0}, int64_t{7}, most}) CHECK_EQ(gmeta::MixFold(id, 56), id);
+  CHECK_EQ(gmeta::MixFold(most + 1, 56), int64_t{66877949675812449});
+  CHECK_EQ(gmeta::MixFold(-1, 56), int64_t{61204826320874528});
+  CHECK_EQ(gmeta::MixFold(INT64_MIN, 56), int64_t{8656051631682523});
+  CHECK_EQ(gmeta::XorFold(int64_t{5} << 58 | 6, 58), int64_t{3});
+
+  // Ids that count in their upper and in their lower bits: the one fold keeps all of them apart.
+  std::vector<int64_t> slots;
+  for (int64_t slot = 0; slot < 1024; ++slot) {
+    for (int64_t n = 0; n < 64; ++n) slots.push_back(slot << 54 | n);
+  }
+  const auto distinct = [&](auto fold) {
+    keys.resize(slots.size());
+    gmeta::HashKeys(slots.data(), slots.size(), int64_t{1} << 58, fold, keys.data());
+    for (const int64_t key : keys) CHECK_EQ(key >> 58, int64_t{1});
+    std::sort(keys.begin(), keys.end());
+    return std::unique(keys.begin(), keys.end()) - keys.begin();
+  };
+  CHECK_EQ(distinct([](int64_t x) { return gmeta::MixFold(x, 56); }), std::ptrdiff_t{65536});
+  CHECK_EQ(distinct([](int64_t x) { return gmeta::XorFold(x, 58); }), std::ptrdiff_t{1024});
 
   // The first offender, wherever it stands.
   std::mt19937_64 random(5);

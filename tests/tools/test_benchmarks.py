@@ -41,6 +41,14 @@ def test_a_smoke_run(subject, tmp_path):
             assert result["ratio"] == pytest.approx(better if result["unit"].endswith("/s") else 1 / better)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_benchmark_lists_its_options(subject):
+    run = warm.run([sys.executable, FOLDER / f"{subject}.py", "--help"])
+    assert run.returncode == 0, run.stderr
+    assert "--rounds ROUNDS" in run.stdout
+
+
 @pytest.mark.parametrize("subject", ["prepare", "next-item"])  # a hyphen does for an underscore
 def test_the_command_ends_as_the_benchmark_does(subject):
     words = [sys.executable, "-m", "gmeta", "bench", subject, "--rounds", "many"]
@@ -49,8 +57,9 @@ def test_the_command_ends_as_the_benchmark_does(subject):
     assert "argument --rounds: invalid int value: 'many'" in run.stderr
 
 
-def test_without_a_subject_it_names_them():
-    done = CliRunner().invoke(main, ["bench"])
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_without_a_subject_it_names_them(words):
+    done = CliRunner().invoke(main, ["bench", *words])
     assert done.exit_code == 0
     assert done.output.splitlines()[-1] == f"Subjects: {', '.join(SUBJECTS)}"
 

@@ -122,7 +122,7 @@ def main() -> None:
     options.add_argument("--dim", type=int, default=64, help="(default: %(default)s)")
     options.add_argument("--batch", type=int, default=65_536, help="ids drawn (default: %(default)s)")
     options.add_argument("--warm", type=int, default=40, help="steps that fill caches (default: %(default)s)")
-    options.add_argument("--caches", type=int, nargs="+", default=[1, 10, 20], help="% of the rows")
+    options.add_argument("--caches", type=int, nargs="+", default=[1, 10, 20], help="%% of the rows")
     options.add_argument("--skews", type=float, nargs="+", default=[0.9, 1.05, 1.2], help="of Zipf's law")
     options.add_argument("--folder", type=Path, help="on the drive to be measured (default: a temporary one)")
     options.add_argument("--plot", type=Path, help="draw hits and steps into this PNG")

@@ -7,8 +7,8 @@ writes ``part-0.parquet``, ``part-1.parquet`` and ``new_user.json`` into FOLDER.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from gmeta.testing.data.clicks import click_log, write_parts
@@ -26,4 +26,8 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    main(parser.parse_args().folder)

@@ -6,7 +6,7 @@ can't be asked for a project's dependencies without building the project, and ou
 they are installed.
 
 `--tensorflow VERSION` puts that TensorFlow and its tf-keras in place of the range, and leaves NumPy to what
-this TensorFlow asks for.
+this TensorFlow asks for. `--tensorflow lowest` asks for the lowest version of everything.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ else:
     import tomli as tomllib
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
+LOWEST = "lowest"
+# What TensorFlow asks for and gmeta doesn't, where an old version behaves otherwise: pip keeps what is there.
+OLD_BESIDE = ("wrapt==1.16.0",)  # the first with wheels for Python 3.12; TensorFlow itself takes 1.11
 
 
 def groups() -> dict[str, list[str]]:
@@ -44,6 +47,11 @@ def with_tensorflow(lines: list[str], version: str) -> list[str]:
     return [*given, *(line for line in lines if not pinned.match(line))]
 
 
+def at_lowest(lines: list[str]) -> list[str]:
+    """Return the requirements with the lower bound of each as its version."""
+    return [*(re.sub(r">=\s*([\w.]+)[^;]*", r"==\1", line) for line in lines), *OLD_BESIDE]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("file", type=Path)
@@ -52,7 +60,9 @@ def main() -> None:
     asked = parser.parse_intermixed_args()
     every = groups()
     lines = [line for name in ("", *asked.groups) for line in every[name]]
-    if asked.tensorflow:
+    if asked.tensorflow == LOWEST:
+        lines = at_lowest(lines)
+    elif asked.tensorflow:
         lines = with_tensorflow(lines, asked.tensorflow)
     asked.file.write_text("\n".join(lines) + "\n")
 

@@ -1,4 +1,4 @@
-"""Makes an environment with another TensorFlow than the pinned one: `setup_tensorflow.py VERSION`.
+"""Makes an environment with other packages than the pinned ones: `setup_tensorflow.py VERSION`.
 
     build/tensorflow/VERSION/venv         that TensorFlow, its tf-keras and NumPy, and gmeta itself, editable
     build/tensorflow/VERSION/libraries    the native libraries, compiled against it
@@ -9,8 +9,9 @@ sets when Python starts. So the checkout's own libraries stay the pins', and wha
 any folder and with any environment variables, has the right ones.
 
 Packages are the newest that pyproject.toml and that TensorFlow take: what somebody who installs today gets.
-Horovod isn't among them. With `--packages` gmeta isn't either, which `make wheel` compiles in another way.
-Standard library alone, as setup_env.py.
+With `lowest` as the version they are the oldest that pyproject.toml takes, TensorFlow among them: what pip
+leaves in an environment that was made before. Horovod isn't installed. With `--packages` gmeta isn't either,
+which `make wheel` compiles in another way. Standard library alone, as setup_env.py.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from environment import Environment
 from steps import Steps, digest, set_up
 
 ROOT = Path(__file__).resolve().parents[2]
+LOWEST = "lowest"  # of requirements.py
 PYPROJECT, REQUIREMENTS = ROOT / "pyproject.toml", ROOT / "tools/dev/requirements.py"
 NATIVE_SOURCES = tuple(ROOT / name for name in ("setup.py", "CMakeLists.txt", "cmake", "ops", "io"))
 NATIVE_LIBRARIES = ("_gmeta_ops.so", "_gmeta_io.so", "_gmeta_records.so")
@@ -38,6 +40,7 @@ class OtherTensorFlow:
 
     def __init__(self, version: str, packages_only: bool = False) -> None:
         self.version, self.packages_only = version, packages_only
+        self.title = "the lowest versions" if version == LOWEST else f"TensorFlow {version}"
         self.folder = ROOT / "build" / "tensorflow" / version
         self.libraries = self.folder / "libraries"
         self.venv = Environment(self.folder / "venv")
@@ -52,10 +55,10 @@ class OtherTensorFlow:
         packages = digest([self.version, PYPROJECT, REQUIREMENTS])
         cuda = os.environ.get("GMETA_CUDA", "")
         gmeta = digest([self.version, compiler, cuda, PYPROJECT, *NATIVE_SOURCES])
-        self.venv.make(steps, f"an environment for TensorFlow {self.version}")
+        self.venv.make(steps, f"an environment for {self.title}")
         if steps.due("packages", packages):
             machine.check_disk(ROOT)
-        title = f"TensorFlow {self.version} and what else gmeta needs"
+        title = f"{self.title}{' of' if self.version == LOWEST else ' and'} what else gmeta needs"
         steps.step("packages", title, packages, lambda: self.install_packages(steps))
         if self.packages_only:
             return
@@ -63,7 +66,7 @@ class OtherTensorFlow:
         if not all((self.libraries / name).exists() for name in NATIVE_LIBRARIES):
             steps.forget("gmeta")
         # setup.py compiles them and installs the checkout in one go.
-        title = f"gmeta, compiled against TensorFlow {self.version}"
+        title = f"gmeta, compiled against {self.title}"
         steps.step("gmeta", title, gmeta, lambda: self.install_gmeta(steps))
 
     def install_packages(self, steps: Steps) -> None:
@@ -71,7 +74,7 @@ class OtherTensorFlow:
         if sys.version_info < (3, 11):
             self.venv.install(steps, "tomli")  # what reads pyproject.toml
         wanted = self.folder / "requirements.txt"
-        groups = ("build", "dev", "stores", "wheels")
+        groups = ("build", "dev", "stores", "wheels", *(["spark"] if self.version == LOWEST else []))
         steps.run(self.venv.python, REQUIREMENTS, wanted, "--tensorflow", self.version, *groups)
         self.venv.install(steps, "-r", wanted)
 
@@ -90,12 +93,13 @@ def main() -> int:
     """Make it, and return the exit status."""
     os.chdir(ROOT)
     version = sys.argv[1]
-    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
-        print(f"setup: error: TENSORFLOW={version} is no version such as 2.21.0", file=sys.stderr)
+    if not re.fullmatch(rf"\d+\.\d+\.\d+|{LOWEST}", version):
+        error = f"TENSORFLOW={version} is neither a version such as 2.21.0 nor {LOWEST}"
+        print(f"setup: error: {error}", file=sys.stderr)
         return 1
     other = OtherTensorFlow(version, "--packages" in sys.argv)
     place, python = other.venv.folder.relative_to(ROOT), platform.python_version()
-    ready = f"{place} has TensorFlow {version} and Python {python}"
+    ready = f"{place} has {other.title} and Python {python}"
     return set_up(other.folder / "setup.lock", other.steps, other.make, ready)
 
 

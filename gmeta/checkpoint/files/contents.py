@@ -190,7 +190,8 @@ def _norms(reader: CheckpointReader, table: str, top: int) -> tuple[float | None
         for place in np.argpartition(norms, len(norms) - few)[len(norms) - few :]:
             numbers = (columns[name][place] for name in ("key", "frequency", "last_step"))
             best.append(LargeRow(float(norms[place]), *map(int, numbers)))
-        best = sorted(best, key=lambda row: (-row.norm, row.key))[:top]
+        # A norm that is NaN stands before all others.
+        best = sorted(best, key=lambda row: (-np.nan_to_num(row.norm, nan=np.inf), row.key))[:top]
     return total / count if count else None, tuple(best)
 
 

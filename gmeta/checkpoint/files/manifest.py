@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.checkpoint.files.record_file import Segment
+from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.json_values import folder_name, inner_path, items, mapping, short, text, whole, wholes
@@ -211,6 +212,11 @@ class TableEntry:
         """Number of rows that the table had."""
         return sum(sum(part.live) for part in self.parts)
 
+    @property
+    def merged_keys(self) -> MergedKeys | None:
+        """How ids became its keys, if it was a collection's and gmeta noted that by then."""
+        return MergedKeys.from_json(self.settings) if "tables" in self.settings else None
+
     def live_in(self, shards: range) -> int:
         """Count the rows that the table had in some logical shards."""
         return sum(
@@ -246,6 +252,7 @@ class TableEntry:
         whole(table.slot_floats, "slot_floats", 0, 2**31 - 1)
         text(table.optimizer, "optimizer")
         mapping(table.settings, "settings")
+        _ = table.merged_keys
         return table
 
     def check_whole(self) -> None:

@@ -14,8 +14,15 @@ import pyarrow as pa
 
 from gmeta.checkpoint.files.chain import Columns
 from gmeta.checkpoint.files.record_file import RecordFileWriter
-from gmeta.checkpoint.vocabulary.description import ARROW_NAME, DTYPES, FILE_NAME, Format, TableDescription
-from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.checkpoint.vocabulary.description import (
+    ARROW_NAME,
+    DTYPES,
+    Format,
+    TableDescription,
+    description_path,
+)
+from gmeta.core.arguments import rows_not_finite
+from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import sync
 
 
@@ -110,22 +117,38 @@ WRITERS: dict[str, type[NpyWriter] | type[ArrowWriter]] = {"npy": NpyWriter, "ar
 
 
 def write_table(
-    folder: Path, form: Format, description: TableDescription, batches: Iterable[Columns]
+    folder: Path, form: Format, description: TableDescription, batches: Iterable[Columns], *, finite: bool
 ) -> TableDescription:
-    """Write batches of a table into an empty folder, and ``table.json`` after them.
+    """Write batches of a table into an empty folder, and ``_table.json`` after them.
+
+    Args:
+      folder: The folder.
+      form: The format.
+      description: Which columns there are, and their widths.
+      batches: The rows.
+      finite: Whether to refuse rows that hold NaN or infinity.
 
     Returns:
       The description with the number of rows that were written.
+
+    Raises:
+      NotFiniteError: A row isn't finite; the message names the table and the id.
     """
     rows = 0
     with WRITERS[form](folder, description) as writer:
         for columns in batches:
+            bad = rows_not_finite(columns["values"]) if finite else np.zeros(0, np.int64)
+            if len(bad):
+                raise NotFiniteError(
+                    f"table {description.table!r}: the row of id {columns['keys'][bad[0]]} holds NaN or "
+                    "infinity: export an earlier checkpoint, or write it by finite=False (--no-finite)"
+                )
             if len(columns["keys"]):
                 writer.write(columns)
                 rows += len(columns["keys"])
     written = replace(description, rows=rows)
     written.save(folder)
-    sync(folder / FILE_NAME)
+    sync(description_path(folder))
     sync(folder)
     return written
 
@@ -142,7 +165,7 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
         raise ConfigError(f"format must be one of {', '.join(WRITERS)}, got {form!r}")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not (out / FILE_NAME).is_file():
+    if not description_path(out).is_file():
         raise GmetaError(
             f"{out} exists already and isn't an exported table: name a folder that is to be made"
         )

@@ -1,20 +1,22 @@
-"""``table.json``, which says what the columns in an exported folder are."""
+"""``_table.json``, which says what the columns in an exported folder are."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from gmeta.core.data.merged_keys import Fold, fold_of
 from gmeta.core.data.named_tables import NamedTable
 from gmeta.core.errors import DataError
+from gmeta.core.files import beside_data
 from gmeta.core.json_values import items, mapping, text, whole
 
-FILE_NAME, ARROW_NAME = "table.json", "table.arrow"
+_NAME, ARROW_NAME = "table.json", "table.arrow"
 FORMAT, VERSION = "gmeta-table", 1
 
 Format = Literal["arrow", "npy"]
@@ -29,6 +31,11 @@ DTYPES: Mapping[str, type[np.generic]] = {
     "last_step": np.uint32,
 }
 """Column -> its dtype in exported files; ``values`` and ``slots`` have a row for each key."""
+
+
+def description_path(folder: Path) -> Path:
+    """Return where the description of a folder is."""
+    return beside_data(folder, _NAME)
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class TableDescription:
       step: The table's step.
       id_bits: How many bits an id may have; None in a table of its own, whose keys are any int64.
       hashed: Whether the keys are hashes, of text or of larger numbers.
+      fold: How they were folded into ``id_bits`` (`gmeta.core.data.merged_keys`); None without hashes.
     """
 
     table: str
@@ -58,6 +66,7 @@ class TableDescription:
     step: int
     id_bits: int | None
     hashed: bool
+    fold: Fold | None = None
 
     @classmethod
     def of(cls, found: NamedTable, layout: Mapping[str, Any], *, step: int, state: bool) -> TableDescription:
@@ -79,6 +88,7 @@ class TableDescription:
             step=step,
             id_bits=found.id_bits,
             hashed=found.hashed,
+            fold=found.fold,
             **layout,
         )
 
@@ -87,9 +97,9 @@ class TableDescription:
         return {"values": self.dim, "slots": self.slot_floats}.get(column)
 
     def save(self, folder: Path) -> None:
-        """Write ``table.json`` into a folder."""
+        """Write ``_table.json`` into a folder."""
         value = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        (folder / FILE_NAME).write_text(json.dumps(value, indent=1) + "\n")
+        description_path(folder).write_text(json.dumps(value, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> TableDescription | None:
@@ -98,9 +108,9 @@ class TableDescription:
         Raises:
           DataError: It is damaged.
         """
-        path = folder / FILE_NAME
+        path = description_path(folder)
         try:
-            value = mapping(json.loads(path.read_bytes()), FILE_NAME)
+            value = mapping(json.loads(path.read_bytes()), path.name)
             if (value.pop("format", None), value.pop("version", None)) != (FORMAT, VERSION):
                 raise ValueError(f"it isn't a {FORMAT} of version {VERSION}")
             return cls._from_json(value)
@@ -130,4 +140,4 @@ class TableDescription:
             whole(made.id_bits, "id_bits", 0, 63)
         if type(made.hashed) is not bool:
             raise ValueError(f"hashed must be true or false, got {made.hashed!r}")
-        return made
+        return replace(made, fold=fold_of(value) if made.hashed else None)

@@ -38,6 +38,7 @@ def export_table(
     format: Format = "arrow",
     state: bool = False,
     overwrite: bool = False,
+    finite: bool = True,
     rank: int | None = None,
     world_size: int | None = None,
     gather: Gather | None = None,
@@ -54,7 +55,7 @@ def export_table(
     ``last_step``, with state (n,) uint32                    the table's step when the row was last used
     ========================  =============================  ================================================
 
-    The folder has a file ``<column>.npy`` for each, or ``table.arrow`` with all of them, and ``table.json``
+    The folder has a file ``<column>.npy`` for each, or ``table.arrow`` with all of them, and ``_table.json``
     with the width, the optimizer, the names of its slots, and the table's step. Rows are ordered by logical
     shard, then by id, so the bytes are the same for any number of ranks. Memory stays near a
     thirty-second of the table, as in a save. On several ranks each writes its rows, and rank 0 joins them
@@ -69,6 +70,7 @@ def export_table(
       format: ``"arrow"`` or ``"npy"``.
       state: Whether slots and last steps travel too, so that training can go on with them.
       overwrite: Whether to replace an exported table.
+      finite: Whether to refuse rows that hold NaN or infinity.
       rank: As in `gmeta.checkpoint.save`.
       world_size: As in `gmeta.checkpoint.save`.
       gather: As in `gmeta.checkpoint.save`.
@@ -79,6 +81,7 @@ def export_table(
     Raises:
       ConfigError: There is no such table or format; or the table holds keys of shards that this rank doesn't
         own.
+      NotFiniteError: A row holds NaN or infinity; the message names its id.
       GmetaError: ``out`` exists, or can't be written. An error on one rank is raised by all ranks.
 
     Example:
@@ -116,7 +119,8 @@ def export_table(
                 folder = staging / _PARTS / f"{ranks.owner:05d}" if ranks.owners > 1 else staging
                 folder.mkdir(parents=True, exist_ok=True)
                 shards = owned_shards(ranks.owner, ranks.owners)
-                written = write_table(folder, format, description, _shards(source, found, shards))
+                batches = _shards(source, found, shards)
+                written = write_table(folder, format, description, batches, finite=finite)
                 refuse_foreign(found.physical, source, ranks.owner, shards)
         rows, size = ranks.from_first(finish)
     return TableExport(out, replace(description, rows=rows), size, time.perf_counter() - started)
@@ -135,6 +139,6 @@ def _join(staging: Path, form: Format, description: TableDescription) -> TableDe
     """Join the ranks' files into one, batch by batch, so that the bytes are those of one rank."""
     parts = sorted((staging / _PARTS).iterdir())
     batches = (piece.columns for part in parts for piece in open_source(part).pieces(description.columns))
-    written = write_table(staging, form, description, batches)
+    written = write_table(staging, form, description, batches, finite=False)  # each rank has checked
     shutil.rmtree(staging / _PARTS)
     return written

@@ -24,9 +24,9 @@ from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.ops.keys.distinct import owned_by
+from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.moved_rows import clear_table
-from gmeta.ops.table.optimizer_change import with_fresh_slots
 from gmeta.ops.table.records import Records
 
 Mode = Literal["merge", "replace"]
@@ -153,7 +153,7 @@ def _check_state(
             "no slots and last steps of an optimizer are here", path=path, advice="export with state=True"
         )
     kind = target.optimizer.kind
-    if noted.optimizer != kind and target.take_records_of is None:
+    if noted.optimizer != kind and not target.follows:
         raise ConfigError(
             f"{path} was exported with optimizer {noted.optimizer}, but table {found.name!r} has {kind}: "
             "make it with that optimizer, or import without state"
@@ -166,13 +166,17 @@ def _check_state(
 
 
 def _check_hash(noted: TableDescription | None, found: NamedTable) -> None:
-    """Refuse hashes that were folded into another number of bits than the table's."""
-    if noted is not None and noted.hashed and found.id_bits not in (None, noted.id_bits):
-        raise ConfigError(
-            f"the keys were hashed to {noted.id_bits} bits, but table {found.name!r} hashes to "
-            f"{found.id_bits}, as other tables are merged with it: make the collection with the tables that "
-            "it was exported with, or import the texts"
-        )
+    """Refuse hashes that were folded otherwise than the table folds them."""
+    if noted is None or not noted.hashed or found.merged is None:
+        return
+    if (noted.fold, noted.id_bits) == (found.fold, found.id_bits):
+        return
+    own = "no hashes" if found.fold is None else f"hashes of {found.id_bits} bits, folded by {found.fold!r}"
+    raise ConfigError(
+        f"the keys are hashes of {noted.id_bits} bits, folded by {noted.fold!r}, but table {found.name!r} "
+        f"has {own}: import the texts, or make the collection as it was when the keys were exported, with "
+        f"the same tables, hash=True and fold={noted.fold!r}"
+    )
 
 
 def _check_rows(files: ColumnSource, names: list[str], check: RowsCheck, path: Path) -> int:
@@ -182,7 +186,7 @@ def _check_rows(files: ColumnSource, names: list[str], check: RowsCheck, path: P
         starts.append((rows, piece.path, piece.first))
         rows += len(check.read(piece)["keys"])
     if files.description is not None and files.description.rows != rows:
-        raise DataError(f"{rows} rows, but table.json says {files.description.rows}", path=path)
+        raise DataError(f"{rows} rows, but the JSON file there says {files.description.rows}", path=path)
 
     def keys() -> Iterator[npt.NDArray[np.int64]]:
         for piece in files.short_pieces(["keys"]):
@@ -196,8 +200,8 @@ def _fit_slots(target: HashTable, noted: TableDescription | None) -> Callable[[R
     """Return what gives records the slots of the table."""
     if noted is None:
         return lambda records: with_fresh_slots(records, target.optimizer, target.dim)
-    if noted.optimizer != target.optimizer.kind and target.take_records_of is not None:
-        return target.take_records_of(target, noted.optimizer)
+    if noted.optimizer != target.optimizer.kind and target.follows:
+        return target.take_records_of(noted.optimizer)
     return lambda records: records
 
 

@@ -11,9 +11,11 @@ import tensorflow as tf
 
 from gmeta.checkpoint.files.chain import Columns
 from gmeta.checkpoint.vocabulary.column_source import Piece
+from gmeta.core.arguments import rows_not_finite
+from gmeta.core.data.merged_keys import fold_numbers
 from gmeta.core.data.named_tables import NamedTable
 from gmeta.core.errors import DataError
-from gmeta.ops.keys.id_hash import fold_ids, hash_text
+from gmeta.ops.keys.id_hash import hash_text
 
 Array = npt.NDArray[Any]
 
@@ -74,17 +76,21 @@ class RowsCheck:
                 advice="" if self.found.hashed and ids.dtype.kind != "f" else advice,
             )
         else:
-            if ids.dtype == np.uint64:
-                _refuse(piece, ids > np.uint64(2**63 - 1), ids, "key {} doesn't fit int64")
-            numbers = ids.astype(np.int64)
+            numbers = ids.astype(np.int64)  # uint64 as the int64 of the same bits, as in batches
         bits = self.found.id_bits
         if bits is None:
             return numbers
-        if self.found.hashed:
-            numbers = np.asarray(fold_ids(numbers, bits))
+        if self.found.fold is not None:
+            numbers = fold_numbers(numbers, bits, self.found.fold)
         else:
             outside = (numbers < 0) | (numbers >= 1 << bits)
-            _refuse(piece, outside, ids, f"key {{}} isn't an id of {name}, whose ids are in [0, 2^{bits})")
+            _refuse(
+                piece,
+                outside,
+                ids,
+                f"key {{}} isn't an id of {name}, whose ids are in [0, 2^{bits}); a feature with hash=True "
+                "takes any 64-bit integer",
+            )
         return numbers | self.found.prefix
 
     def _vectors(self, piece: Piece, name: str, column: Array, width: int) -> Array:
@@ -97,8 +103,10 @@ class RowsCheck:
                 advice="cast them" if column.shape[1:] == (width,) else "",
             )
         if self.finite:
-            wrong = ~np.isfinite(column).all(axis=1)
-            _refuse(piece, wrong, piece.columns["keys"], f"the {name} of key {{}} aren't all finite")
+            wrong = np.zeros(len(column), np.bool_)
+            wrong[rows_not_finite(column)] = True
+            told = f"the {name} of key {{}} of table {self.found.name!r} hold NaN or infinity"
+            _refuse(piece, wrong, piece.columns["keys"], f"{told}; finite=False takes them")
         return np.ascontiguousarray(column, np.float32)
 
     def _counts(self, piece: Piece, name: str, column: Array, most: int) -> Array:

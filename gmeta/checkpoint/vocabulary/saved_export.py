@@ -10,12 +10,9 @@ from pathlib import Path
 
 from gmeta.checkpoint.files.chain import CheckpointReader, Columns
 from gmeta.checkpoint.files.contents import find_checkpoint
-from gmeta.checkpoint.files.manifest import FILE_NAME, TableEntry
 from gmeta.checkpoint.vocabulary.column_files import check_target, size_of, write_table
 from gmeta.checkpoint.vocabulary.description import Format, TableDescription
-from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.data.named_tables import NamedTable, find_table
-from gmeta.core.errors import DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.core.staging import resumable_folder
 
@@ -26,7 +23,7 @@ class TableExport:
 
     Attributes:
       folder: The folder that was made.
-      description: What ``table.json`` says.
+      description: What ``_table.json`` says.
       bytes: Size of the files.
       seconds: How long it took.
     """
@@ -45,6 +42,7 @@ def export_saved_table(
     format: Format = "arrow",
     state: bool = False,
     overwrite: bool = False,
+    finite: bool = True,
 ) -> TableExport:
     """Export a table of a checkpoint. The files are those that `export_table` writes, to the same bytes.
 
@@ -57,6 +55,7 @@ def export_saved_table(
       format: As in `export_table`.
       state: As in `export_table`.
       overwrite: As in `export_table`.
+      finite: As in `export_table`.
 
     Returns:
       What was written.
@@ -64,6 +63,7 @@ def export_saved_table(
     Raises:
       ConfigError: There is no such table or format.
       DataError: The checkpoint is missing or damaged.
+      NotFiniteError: A row holds NaN or infinity; the message names its id.
       GmetaError: ``out`` exists, or can't be written.
 
     Example:
@@ -75,22 +75,15 @@ def export_saved_table(
     folder = find_checkpoint(Path(checkpoint))
     with CheckpointReader(folder) as reader:
         entries = reader.manifest.tables
-        merged = {name: _merged_keys_of(entry, folder) for name, entry in entries.items()}
+        merged = {name: entry.merged_keys for name, entry in entries.items()}
         found = find_table(table, merged, f"checkpoint {folder}")
         entry = entries[found.physical]
         layout = {name: getattr(entry, name) for name in ("dim", "optimizer", "slots", "slot_floats")}
         description = TableDescription.of(found, layout, step=entry.step, state=state)
         check_target(out, format, overwrite=overwrite)
         with resumable_folder(out, resume=False) as staging:
-            written = write_table(staging, format, description, _shards(reader, found))
+            written = write_table(staging, format, description, _shards(reader, found), finite=finite)
     return TableExport(out, written, size_of(out), time.perf_counter() - started)
-
-
-def _merged_keys_of(entry: TableEntry, folder: Path) -> MergedKeys | None:
-    try:
-        return MergedKeys.from_json(entry.settings) if "tables" in entry.settings else None
-    except ValueError as error:
-        raise DataError(f"not what gmeta writes: {error}", path=folder / FILE_NAME) from error
 
 
 def _shards(reader: CheckpointReader, found: NamedTable) -> Iterator[Columns]:

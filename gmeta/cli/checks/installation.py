@@ -17,7 +17,8 @@ from types import ModuleType
 from packaging.requirements import Requirement
 
 from gmeta.core import collectives, native
-from gmeta.core.collectives.backend import RANKS, uses_horovod
+from gmeta.core.collectives.backend import ONE, RANKS, choice, uses_horovod
+from gmeta.core.collectives.place import check_alone
 from gmeta.core.errors import ConfigError, NativeLibraryError
 from gmeta.core.version import DISTRIBUTIONS, WANTED, __version__, find_tensorflow
 
@@ -158,6 +159,9 @@ def _records_library() -> Finding:
 def _ranks() -> Finding:
     version = collectives.horovod_version()
     try:
+        if choice() == ONE:
+            return Finding("ranks", f"this process alone, as {RANKS} says")
+        check_alone("do the same work")
         used = uses_horovod()
     except ConfigError as error:  # its message ends with the remedy
         return Finding("ranks", str(error), Status.BROKEN)

@@ -23,8 +23,9 @@ from gmeta.core.errors import ConfigError
 def verify(store: Path, generation: int | None) -> None:
     """Read all of a generation and compare it with its checksums; exit with 1 if it is damaged.
 
-    The registered sets of examples are looked at too: whether they are there, as they were registered, and
-    the generations that they read.
+    A deletion that a killed process has begun is finished first. What can't be removed is named, as is what
+    isn't of the store; it exits with 1 then too. The registered sets of examples are looked at too: whether
+    they are there, as they were registered, and the generations that they read.
     """
     from gmeta.preprocess.history.example_sets import find_faults
     from gmeta.preprocess.history.verify import verify_history
@@ -37,9 +38,11 @@ def verify(store: Path, generation: int | None) -> None:
         f"generation {found.generation}: {found.stripes:,} stripes with {found.events:,} events, "
         f"{len(found.faults):,} of them damaged"
     )
+    for line in (*found.left, *found.uncommitted):
+        click.echo(f"left: {line}")
     for fault in examples:
         click.echo(f"not as registered: {fault}")
-    click.get_current_context().exit(1 if found.faults or examples else 0)
+    click.get_current_context().exit(1 if found.faults or found.left or examples else 0)
 
 
 @click.command()
@@ -52,9 +55,10 @@ def show(store: Path, user: str, until: int | None, longest: int, generation: in
     """Print a user's history, oldest event first, as a store or one of its generations has it."""
     from gmeta.core.data.history_manifest import BIRTH
     from gmeta.preprocess import HistorySpec
-    from gmeta.preprocess.history.files.generation import Generation
+    from gmeta.preprocess.history.files.generation import Generation, settle_or_warn
     from gmeta.preprocess.history.named_histories import read_histories
 
+    settle_or_warn(store)
     opened = Generation(store)
     if longest < 0:
         raise ConfigError(f"--longest must be 0 or more, got {longest}")

@@ -23,8 +23,11 @@ from gmeta.checkpoint.vocabulary.description import Format
 )
 @click.option("--state", is_flag=True, help="Write the optimizer's slots and last steps too.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it is an exported table.")
+@click.option(
+    "--finite/--no-finite", default=True, show_default=True, help="Refuse rows that hold NaN or infinity."
+)
 def export_columns(
-    checkpoint: Path, out: Path, table: str | None, form: Format, state: bool, overwrite: bool
+    checkpoint: Path, out: Path, table: str | None, form: Format, state: bool, overwrite: bool, finite: bool
 ) -> None:
     """Write the ids, rows and frequencies of a table into the folder OUT, which appears whole or not at all.
 
@@ -33,7 +36,9 @@ def export_columns(
     """
     from gmeta.checkpoint.vocabulary.saved_export import export_saved_table
 
-    done = export_saved_table(checkpoint, table, out, format=form, state=state, overwrite=overwrite)
+    done = export_saved_table(
+        checkpoint, table, out, format=form, state=state, overwrite=overwrite, finite=finite
+    )
     noted = done.description
     rows = f"{noted.rows:,} rows of {noted.dim}"
     click.echo(f"table {noted.table}: {rows}, {done.bytes:,} bytes, in {done.seconds:.1f} s")

@@ -4,9 +4,10 @@ Horovod is optional: gmeta's launcher brings ranks together without it. ``GMETA_
 
 * ``auto``, the default: Horovod if it is installed, else gmeta's own store and lanes;
 * ``horovod``: Horovod;
-* ``gmeta``: gmeta's own, whether or not Horovod is installed.
+* ``gmeta``: gmeta's own, whether or not Horovod is installed;
+* ``one``: each process is a job of one rank, even if a launcher has started several.
 
-The launcher reads it. This module imports Horovod only when a function needs it.
+The launcher and its ranks read it. This module imports Horovod only when a function needs it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LAST_TENSORFLOW = (2, 18)
 """The last minor version of TensorFlow that Horovod 0.28.1 builds against."""
 
 RANKS = "GMETA_RANKS"
-CHOICES = ("auto", "horovod", "gmeta")
+ONE = "one"
+CHOICES = ("auto", "horovod", "gmeta", ONE)
 DEFAULT = "auto"
 
 _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
@@ -62,7 +64,9 @@ def uses_horovod(environment: Mapping[str, str] = os.environ) -> bool:
     Raises:
       ConfigError: It is none of the choices, or chooses Horovod, which isn't installed.
     """
-    name = _chosen(environment)
+    name = choice(environment)
+    if name == ONE:
+        raise ConfigError(f"{RANKS}={ONE} makes each process a job of one rank: unset it to start several")
     if name == "horovod" and horovod_version() is None:
         raise ConfigError(f"{RANKS}=horovod, but Horovod is not installed: unset it, or {horovod_advice()}")
     return name == "horovod" or (name == "auto" and horovod_version() is not None)
@@ -77,15 +81,20 @@ def check_launcher(*, own: bool) -> None:
     Raises:
       ConfigError: The choice doesn't fit, or is none.
     """
-    name = _chosen(os.environ)
-    if name == ("horovod" if own else "gmeta"):
+    name = choice()
+    if name in (ONE, "horovod" if own else "gmeta"):
         by = "gmeta's launcher without Horovod" if own else "a launcher of Horovod's or MPI's"
         raise ConfigError(
             f"{RANKS}={name}, but {by} started this rank: unset it, or start the job by `gmeta launch`"
         )
 
 
-def _chosen(environment: Mapping[str, str]) -> str:
+def choice(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the value of ``GMETA_RANKS``.
+
+    Raises:
+      ConfigError: It is none of the choices.
+    """
     name = environment.get(RANKS, DEFAULT)
     if name not in CHOICES:
         raise ConfigError(f"{RANKS}={name!r}: give one of {', '.join(CHOICES)}")

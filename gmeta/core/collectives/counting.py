@@ -10,7 +10,6 @@ all-to-alls, and `count_as` says what they were.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,21 +67,29 @@ def count_collectives() -> Iterator[CollectiveCounts]:
             counts.calls[kind], counts.bytes[kind] = calls, size
 
 
-@functools.cache
 def counter(kind: str) -> tf.Variable:
     """Return the variable that counts executed collectives and their bytes, int64 (2,)."""
-    with lift_variables(), tf.device("CPU:0"):
-        return tf.Variable([0, 0], dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_count")
+    return _variable(f"gmeta/{kind}_count", [0, 0])
 
 
-@functools.cache
 def starts(kind: str) -> tf.Variable:
     """Return the variable that counts started collectives, int64.
 
     It isn't part of `counter`, because then one collective would wait for the end of another.
     """
-    with lift_variables(), tf.device("CPU:0"):
-        return tf.Variable(0, dtype=tf.int64, trainable=False, name=f"gmeta/{kind}_starts")
+    return _variable(f"gmeta/{kind}_starts", 0)
+
+
+def _variable(name: str, first: int | list[int]) -> tf.Variable:
+    with _making:  # one for all threads: some of them count, and another compares the counts
+        if name not in _variables:
+            with lift_variables(), tf.device("CPU:0"):
+                _variables[name] = tf.Variable(first, dtype=tf.int64, trainable=False, name=name)
+        return _variables[name]
+
+
+_variables: dict[str, tf.Variable] = {}
+_making = threading.Lock()
 
 
 def count_start(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -171,6 +178,12 @@ def _ended_well(kind: str) -> npt.NDArray[np.int64]:
     with _renaming:
         lane, renamed = _more_counts()[kind], _renamed.get(kind, np.zeros(2, np.int64))
     return np.asarray(np.add(counter(kind).numpy(), [lane.calls, lane.bytes]) + renamed)
+
+
+def leave_out_alltoall() -> None:
+    """Leave an all-to-all of a lane, which has ended and sent nothing, out of the counts."""
+    with _renaming:
+        _renamed["alltoall"] = _renamed.get("alltoall", np.zeros(2, np.int64)) - [1, 0]
 
 
 def count(kind: str, size: tf.Tensor | int, after: tf.Tensor) -> None:

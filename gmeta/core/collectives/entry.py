@@ -10,13 +10,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from gmeta.core.collectives.backend import check_launcher
+from gmeta.core.collectives.backend import check_launcher, horovod_version
 from gmeta.core.collectives.driver import horovod_elastic
-from gmeta.core.collectives.driver.first_words import say_errors_first
 from gmeta.core.collectives.place import (
     GROUPS,
     LAUNCHER,
     World,
+    check_alone,
     choose_groups,
     enter,
     has_entered,
@@ -42,6 +42,8 @@ DEFAULTS = {
 }
 """Environment variables of Horovod that `init` sets unless the user has set them."""
 
+_ALONE = "train a model of its own"
+
 
 def init(groups: int | None = None) -> World:
     """Become a rank of the job that the launcher started; a user's script calls it as ``gmeta.init()``.
@@ -50,7 +52,8 @@ def init(groups: int | None = None) -> World:
     ``horovodrun`` or ``mpirun`` it reaches the other ranks, through Horovod or, if gmeta's launcher started
     them without it, by lanes alone. It takes the GPU of its local rank, and checks that all ranks run the
     same versions. Without a launcher it does nothing, so a script runs unchanged on one rank. A second call
-    returns the same world.
+    returns the same world. A process that another launcher has started with others is refused, unless
+    ``GMETA_RANKS=one`` declares that each is a job of its own.
 
     In G groups, N ranks keep the rows of tables G times: the N / G ranks of a group divide them among each
     other, ask only each other for rows, and the groups train on different data. The owners of the same rows
@@ -68,6 +71,8 @@ def init(groups: int | None = None) -> World:
 
     Raises:
       ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank;
+        the process is one of several of a launcher whose ranks gmeta can't join (mpirun with a Horovod
+        without MPI, srun, torchrun, TF_CONFIG);
         ``GMETA_LANE`` names no lane (`lane_start`); the number of ranks is no multiple of ``groups``, ranks
         differ in it, or another call has set another number.
       CollectiveError: The other ranks can't be reached.
@@ -92,22 +97,26 @@ def init(groups: int | None = None) -> World:
     groups = choose_groups(groups, launched_size())
     # Under Horovod's driver even a single rank must hear of new hosts.
     if launched_size() == 1 and not driven:
+        check_alone(_ALONE)
         return world()
     for variable, value in DEFAULTS.items():
         os.environ.setdefault(variable, value)
     peers = _find_peers()
     place = peers.start()
+    if place.size == 1:
+        check_alone(_ALONE)  # a Horovod that isn't built with MPI sees one rank of mpirun's
     here = World(place.rank, place.size, place.local_rank, groups)
     enter(here)
-    say_errors_first(here.rank, here.size)
-    # Before any computation or exchange, because NCCL refuses two ranks on one GPU.
-    _take_gpu(place.local_rank, place.local_size)
     # These import TensorFlow.
     from gmeta.core.collectives.agreement import check_agreement
+    from gmeta.core.collectives.failures import print_errors_first
     from gmeta.core.collectives.lane_start import open_lanes
     from gmeta.core.collectives.objects import use_peers
     from gmeta.core.collectives.stalls import watch_for_stalls
 
+    print_errors_first(here.rank, here.size)
+    # Before any computation or exchange, because NCCL refuses two ranks on one GPU.
+    _take_gpu(place.local_rank, place.local_size)
     watch_for_stalls(here, os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
     peers.connect(here)
     use_peers(peers)
@@ -120,6 +129,8 @@ def init(groups: int | None = None) -> World:
 def _find_peers() -> Peers:
     """Return what brings the ranks of this job together, as its launcher says."""
     check_launcher(own=told_place() is not None)
+    if horovod_version() is None:
+        check_alone(_ALONE)
     # These import TensorFlow.
     if told_place() is None:
         from gmeta.core.collectives.horovod_peers import HorovodPeers

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.collectives.backend import import_horovod
-from gmeta.core.collectives.counting import count, count_start
+from gmeta.core.collectives.counting import count, count_start, leave_out_alltoall
 from gmeta.core.collectives.driver import horovod_elastic, rendezvous
 from gmeta.core.collectives.driver.notes import LOST_PEERS, tell
-from gmeta.core.collectives.place import Place, World, launched_rank, launched_size
+from gmeta.core.collectives.lane import exchange, find_lane
+from gmeta.core.collectives.place import Place, World, launched_rank, launched_size, world
 from gmeta.core.errors import CollectiveError
 
 
@@ -48,6 +49,16 @@ class HorovodPeers:
 
     def connect(self, here: World) -> None:
         """Do nothing: Horovod has connected the ranks."""
+
+    def come(self, name: str) -> None:
+        """Wait for all ranks to come to this collective, in the order of the lane's, if there is a lane."""
+        lane = find_lane("cpu", name)
+        if lane is None:
+            return
+        with tf.device("CPU:0"):
+            nothing, splits = tf.zeros([0], tf.uint8), tf.zeros([world().size], tf.int32)
+            exchange(lane, nothing, splits, None, name)
+        leave_out_alltoall()
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Give every rank the bytes of all."""

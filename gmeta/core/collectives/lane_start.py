@@ -25,6 +25,8 @@ import tensorflow as tf
 
 from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.driver.addresses import choose_addresses, name_loopback, name_machine
+from gmeta.core.collectives.driver.greeting import sign
+from gmeta.core.collectives.driver.rendezvous import SECRET
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.lane import DEVICES, Lane, Place, find_lane, use_lanes
 from gmeta.core.collectives.objects import allgather_objects
@@ -135,14 +137,14 @@ def open_lane(
     native = load_op_library("ops")
     with tf.device(DEVICES[place]):
         handle, port = native.gmeta_lane(host=bound)
-    found = gather({"host": told, "port": int(port), "token": secrets.token_hex(32)})
+    found = gather({"host": told, "port": int(port), "lane": secrets.token_hex(32)})
     with tf.device(DEVICES[place]):
         native.gmeta_lane_connect(
             lane=handle,
             rank=here.rank,
             hosts=[rank["host"] for rank in found],
             ports=[rank["port"] for rank in found],
-            token=found[0]["token"],
+            key=lane_key(found[0]["lane"]),
             start=start_seconds() if start is None else start,
             patience=patience_seconds(),
             id=b"" if first is None else first.id,
@@ -151,6 +153,15 @@ def open_lane(
         return Lane(handle, place, "TCP, loopback" if local else f"TCP, {told}")
     major, minor = divmod(first.version // 100, 100)
     return Lane(handle, place, f"NCCL {major}.{minor}.{first.version % 100}")
+
+
+def lane_key(lane: str) -> bytes:
+    """Derive the key by which the ranks of a lane prove that they belong to the job (``ops/lane/mesh.h``).
+
+    It is made of the job's secret, which a launcher gives its ranks and no lane sends, and of the lane's
+    name. Plain ``horovodrun`` gives none: then the name is all, which Horovod carries between the ranks.
+    """
+    return sign(os.environ.get(SECRET, "").encode(), b"lane", lane.encode())
 
 
 def start_seconds() -> int:

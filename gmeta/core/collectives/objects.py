@@ -9,6 +9,8 @@ lanes (`lane_peers`). `gmeta.init` says which, by `use_peers`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from gmeta.core.collectives.driver.wire import pack, unpack
@@ -33,6 +35,9 @@ class Peers(Protocol):
 
     def connect(self, here: World) -> None:
         """Reach the other ranks; called once, when this rank has taken its GPU."""
+
+    def come(self, name: str) -> None:
+        """Wait for all ranks to be about to exchange objects, if it isn't known that they do the same."""
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Give every rank the bytes of all."""
@@ -76,7 +81,7 @@ def allgather_objects(obj: T) -> list[T]:
     if world().size == 1:
         return [obj]
     sent = pack(obj)
-    with name_failures("allgather_objects"):
+    with _in_order("allgather_objects"):
         return [unpack(received) for received in _through().allgather(sent)]
 
 
@@ -108,7 +113,7 @@ def broadcast_bytes(data: bytes, root: int, *, doing: str) -> bytes:
     Raises:
       CollectiveError: A rank has ended, or called something else.
     """
-    with name_failures(doing):
+    with _in_order(doing):
         return _through().broadcast(data, root)
 
 
@@ -120,8 +125,20 @@ def barrier() -> None:
     """
     if world().size == 1:
         return
-    with name_failures("barrier"):
+    with _in_order("barrier"):
         _through().barrier()
+
+
+@contextmanager
+def _in_order(doing: str) -> Iterator[None]:
+    """Exchange objects in a ``with`` block, when all ranks have come to it.
+
+    Horovod waits for a rank that is in a collective of a lane instead, while that rank waits there for this
+    one. So this rank first comes to the lane, where both find out.
+    """
+    with name_failures(doing):
+        _through().come(doing)
+        yield
 
 
 def check_root(root: int) -> None:

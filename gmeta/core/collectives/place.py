@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gmeta.core.collectives.backend import ONE, RANKS, choice
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares, total_shares
 
@@ -21,8 +23,25 @@ OWN = "GMETA_"
 PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 """Their rest, in the order of `Place`; Horovod's are the same behind ``HOROVOD_``."""
 
-# gmeta's launcher, horovodrun, Open MPI, other MPIs
-_SIZES = (f"{OWN}SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_MEET = (f"{OWN}SIZE", "HOROVOD_SIZE")
+"""The variables by which gmeta's launcher and horovodrun state how many ranks they have started."""
+
+_MPI = {
+    "OMPI_COMM_WORLD_SIZE": ("mpirun of Open MPI", "OMPI_COMM_WORLD_RANK"),
+    "PMI_SIZE": ("an MPI's mpirun", "PMI_RANK"),
+    "MV2_COMM_WORLD_SIZE": ("mpirun of MVAPICH", "MV2_COMM_WORLD_RANK"),
+}
+"""The same of MPIs, whose ranks a Horovod that is built with MPI joins -> (launcher, the rank's variable)."""
+
+_STRANGERS = {
+    "SLURM_STEP_NUM_TASKS": ("srun", "SLURM_PROCID"),
+    "JSM_NAMESPACE_SIZE": ("jsrun", "JSM_NAMESPACE_RANK"),
+    "WORLD_SIZE": ("torchrun", "RANK"),
+}
+"""The same for launchers whose ranks gmeta can't join.
+
+A shell of salloc or a script of sbatch has SLURM_NTASKS too, but only what srun starts has the other one.
+"""
 
 
 class Place(NamedTuple):
@@ -120,8 +139,8 @@ def has_entered() -> bool:
 
 
 def under_launcher() -> bool:
-    """Return whether a launcher started this process as a rank, perhaps the only one."""
-    return any(variable in os.environ for variable in _SIZES)
+    """Return whether a launcher whose ranks gmeta joins started this process, perhaps as the only rank."""
+    return any(variable in os.environ for variable in (*_MEET, *_joined_mpi()))
 
 
 def told_place() -> Place | None:
@@ -145,18 +164,75 @@ def launched_rank() -> str:
 
 
 def launched_size() -> int:
-    """Return how many ranks the launcher of this process states; 1 without a launcher.
+    """Return how many ranks the launcher of this process states; 1 without one whose ranks gmeta joins.
 
     Raises:
       ConfigError: The launcher's environment holds no number.
     """
-    for variable in _SIZES:
-        text = os.environ.get(variable)
-        if text is not None:
-            if not text.isdecimal() or int(text) < 1:
-                raise ConfigError(f"{variable}={text!r} is no number of ranks; unset it, or use a launcher")
-            return int(text)
-    return 1
+    return next((_number(name) for name in (*_MEET, *_joined_mpi()) if name in os.environ), 1)
+
+
+def _joined_mpi() -> tuple[str, ...]:
+    return () if choice() == ONE else tuple(_MPI)
+
+
+def _number(variable: str) -> int:
+    text = os.environ[variable]
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{variable}={text!r} is no number of ranks; unset it, or use a launcher")
+    return int(text)
+
+
+def started_with() -> str:
+    """Describe how a launcher has started this process with others that gmeta doesn't join.
+
+    Returns:
+      A phrase such as ``one of 2 by srun (SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1)``; "" if the process is
+      alone, if gmeta's launcher or horovodrun started it, or with ``GMETA_RANKS=one``.
+
+    Raises:
+      ConfigError: A variable isn't what its launcher writes.
+    """
+    if choice() == ONE or any(variable in os.environ for variable in _MEET):
+        return ""
+    for size, (launcher, rank) in {**_MPI, **_STRANGERS}.items():
+        if size in os.environ and rank in os.environ and _number(size) > 1:
+            variables = f"{size}={os.environ[size]}, {rank}={os.environ[rank]}"
+            return f"one of {os.environ[size]} by {launcher} ({variables})"
+    if os.environ.get("PMIX_RANK", "0") != "0":  # PMIx states no number
+        return f"one of several by a launcher of PMIx (PMIX_RANK={os.environ['PMIX_RANK']})"
+    tasks = _tasks_of_cluster()
+    return f"one of {tasks} tasks of a cluster (TF_CONFIG)" if tasks > 1 else ""
+
+
+def _tasks_of_cluster() -> int:
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        return 1
+    try:
+        return sum(len(tasks) for tasks in json.loads(text).get("cluster", {}).values())
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"TF_CONFIG={text!r} describes no cluster ({error}); unset it") from error
+
+
+def check_alone(what: str) -> None:
+    """Refuse to be a job of one rank in a process that was started with others.
+
+    Args:
+      what: What would be done by each of them, such as "train a model of its own".
+
+    Raises:
+      ConfigError: `started_with` names others. The message has the variables that it has seen.
+    """
+    found = started_with()
+    if found:
+        mpi = ", or build Horovod with HOROVOD_WITH_MPI=1 to join MPI's ranks" if "mpirun" in found else ""
+        raise ConfigError(
+            f"this process was started as {found}, and gmeta sees one rank: each of them would {what}. Start "
+            "the program once, by `gmeta launch --np 4 -- python train.py`, on several machines with "
+            f"`--hosts a:2,b:2`, or by horovodrun{mpi}; if each process is meant to be a job of its own, set "
+            f"{RANKS}={ONE}"
+        )
 
 
 def choose_groups(given: int | None, size: int) -> int:
@@ -190,11 +266,14 @@ def check_init() -> None:
     """Refuse to train alone in a process that a launcher has started as one of several ranks.
 
     Raises:
-      ConfigError: `init` wasn't called.
+      ConfigError: `init` wasn't called, or gmeta can't join the ranks of this launcher.
     """
+    if has_entered():
+        return
     size = launched_size()
-    if size > 1 and not has_entered():
+    if size > 1:
         raise ConfigError(
             f"a launcher started this process as one of {size} ranks, but gmeta.init() wasn't called, so "
             "each would train a model of its own: call gmeta.init() right after the imports"
         )
+    check_alone("train a model of its own")

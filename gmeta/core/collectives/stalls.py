@@ -17,6 +17,7 @@ import time
 from gmeta.core.collectives.counting import count_finished, waiting
 from gmeta.core.collectives.driver.horovod_elastic import start_again, start_again_at_exit
 from gmeta.core.collectives.driver.notes import LOST_PEERS, tell
+from gmeta.core.collectives.failures import user_place
 from gmeta.core.collectives.place import World
 from gmeta.core.errors import ConfigError
 
@@ -54,7 +55,8 @@ def _watch(world: World, limit: int) -> None:
             print(  # noqa: T201
                 f"gmeta: error: rank {world.rank} of {world.size} has waited {now - since:.0f} s in "
                 f"{', '.join(kinds)} for ranks that did not come; look at what they do (a long save or "
-                "evaluation of one rank alone?), or allow more with HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+                "evaluation of one rank alone?), or allow more with HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+                f"{user_place(sys._current_frames().get(threading.main_thread().ident or 0))}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -11,6 +11,7 @@ import tensorflow as tf
 from gmeta.core.collectives.agreement import check_agreement
 from gmeta.core.collectives.objects import broadcast_bytes, check_root
 from gmeta.core.collectives.place import world
+from gmeta.core.keras import submodules
 
 _PIECE = 64 << 20  # bytes of weights in one broadcast
 
@@ -64,6 +65,6 @@ def gather_states(model: tf.Module) -> None:
 
     Call this before one rank's variables are saved, or sent to the others.
     """
-    for part in (model, *model.submodules):
+    for part in (model, *submodules(model)):
         if isinstance(part, RankState):
             part.gather_ranks()

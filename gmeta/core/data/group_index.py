@@ -110,16 +110,17 @@ class GroupIndex:
         return body + _FOOTER.pack(zlib.crc32(body))
 
     @classmethod
-    def load(cls, shard: str | Path, *, check_shard: bool = True) -> GroupIndex:
+    def load(cls, shard: str | Path, *, check_shard: bool = True, checksum: int | None = None) -> GroupIndex:
         """Read the index of a shard.
 
         Args:
           shard: The shard; its index is ``<shard>.gidx``.
           check_shard: Whether the shard must exist, with the size that the index states.
+          checksum: The checksum that the manifest has of the index; None: it isn't compared.
 
         Raises:
-          DataError: The index is missing, is damaged, is of a newer version, or contradicts itself or the
-            shard. The error names the file, and the offset if there is one.
+          DataError: The index is missing, is damaged, is of a newer version, contradicts itself or the shard,
+            or isn't that of the manifest. The error names the file, and the offset if there is one.
         """
         path = index_path(shard)
         try:
@@ -129,7 +130,7 @@ class GroupIndex:
             raise DataError(
                 f"can't be read: {error.strerror}", path=error.filename or path, advice=_ADVICE
             ) from error
-        index = cls.parse(data, path)
+        index = cls.parse(data, path, checksum)
         if size is not None and size != index.shard_bytes:
             raise DataError(
                 f"the index is of a shard of {index.shard_bytes} bytes, {Path(shard).name} has {size}",
@@ -139,7 +140,7 @@ class GroupIndex:
         return index
 
     @classmethod
-    def parse(cls, data: bytes, path: str | os.PathLike[str]) -> GroupIndex:
+    def parse(cls, data: bytes, path: str | os.PathLike[str], checksum: int | None = None) -> GroupIndex:
         """Read the content of an index file, whose path errors name.
 
         Raises:
@@ -165,6 +166,8 @@ class GroupIndex:
         body, (crc,) = data[: -_FOOTER.size], _FOOTER.unpack(data[-_FOOTER.size :])
         if zlib.crc32(body) != crc:
             raise bad(f"its checksum is {zlib.crc32(body):08x}, {crc:08x} is stored", len(body))
+        if checksum not in (None, crc):
+            raise bad("it isn't the index that the manifest states: it is of another data set", len(body))
         if layout >= len(LAYOUTS) or reserved:
             raise bad(f"layout {layout}, {reserved} isn't known here", 8, "read it with a newer gmeta")
         groups = np.frombuffer(body, ENTRY, offset=_HEADER.size)

@@ -3,19 +3,28 @@
 ::
 
     store/
-      CURRENT                           the number of the newest generation that is whole
+      CURRENT                           the newest generation: its number and the digest of its manifest
+      NEXT                              the same of a generation that isn't committed yet
+      DROPPING                          the numbers of the generations whose deletion has begun
       generations/00000012/
         shard-00003.events              stripes that this generation wrote
         shard-00003.index               the places of all stripes of the shard's users, in any generation
         manifest.json                   this
 
-A generation appears by a rename, and CURRENT moves to it by another. Its files never change.
+A generation appears by a rename, and its files never change. It is committed when NEXT, which was written
+before, is renamed to CURRENT. So a generation after CURRENT that NEXT doesn't name was committed once, and
+CURRENT was set back: neither readers nor writers accept that. Older versions of gmeta wrote the number alone,
+and no NEXT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,13 +34,13 @@ from gmeta.core.data.manifest_file import FILE_NAME, SealedManifest, load_manife
 from gmeta.core.data.schema import Column, DType
 from gmeta.core.data.splitmix import range_of, splitmix64
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import ReadablePath
+from gmeta.core.files import ReadablePath, write_atomically
 from gmeta.core.json_values import MOST, items, mapping, short, text, whole, wholes
 
 BIRTH = "born"
 """The name by which readers ask for the generation that first held an event."""
 
-CURRENT, GENERATIONS = "CURRENT", "generations"
+CURRENT, NEXT, DROPPING, GENERATIONS = "CURRENT", "NEXT", "DROPPING", "generations"
 FORMAT, VERSION = "gmeta-histories", 2
 
 
@@ -158,7 +167,12 @@ class HistoryManifest(SealedManifest):
         Raises:
           DataError: There is no such generation, or its manifest was edited or is of another format.
         """
-        path = generation_folder(store, generation) / FILE_NAME
+        return cls.load_folder(generation_folder(store, generation), generation)
+
+    @classmethod
+    def load_folder(cls, folder: Any, generation: int) -> HistoryManifest:
+        """Read the manifest in the folder of a generation, which may have another name still; as `load`."""
+        path = folder / FILE_NAME
         advice = "restore the file, or take another generation"
         value = load_manifest_file(
             path, FORMAT, VERSION, advice=advice, older="read the store with the gmeta that wrote it"
@@ -185,26 +199,83 @@ class HistoryManifest(SealedManifest):
         return manifest
 
 
+class Pointer(NamedTuple):
+    """What CURRENT and NEXT hold.
+
+    Attributes:
+      generation: The number of a generation.
+      digest: The digest of its manifest; None: an older version of gmeta wrote the pointer.
+    """
+
+    generation: int
+    digest: str | None
+
+    @classmethod
+    def load(cls, path: ReadablePath) -> Pointer | None:
+        """Read a pointer; return None if the file doesn't exist.
+
+        Raises:
+          DataError: The file holds something else.
+        """
+        try:
+            content = path.read_bytes().decode(errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataError(f"can't read it: {error.strerror}", path=path) from error
+        found = _POINTER.fullmatch(content)
+        if found is None:
+            raise DataError(
+                f"it holds {short(content)} in place of a generation's number and digest",
+                path=path,
+                advice="restore the file, or write the number of the newest generation into it",
+            )
+        return cls(int(found[1]), found[2])
+
+    def __str__(self) -> str:
+        return f"{self.generation} {self.digest}\n"
+
+
+_POINTER = re.compile(r"([1-9][0-9]{0,8})(?: ([0-9a-f]{64}))?\s*", re.ASCII)
+_NAME = re.compile(r"[0-9]{8,9}", re.ASCII)
+
+
 def current_generation(store: ReadablePath) -> int:
     """Return the number of the newest generation; 0 if there is none yet.
 
     Raises:
-      DataError: CURRENT holds something else.
+      DataError: CURRENT holds something else, is missing beside generations, names an older generation than
+        the newest, or doesn't fit the generation's manifest.
     """
-    path = store / CURRENT
-    if not path.exists():
-        return 0
-    content = path.read_text()
-    if not content.strip().isdigit():
-        raise DataError(f"it holds {short(content)} in place of a number", path=path)
-    return int(content)
+    while True:
+        current, pending = Pointer.load(store / CURRENT), Pointer.load(store / NEXT)
+        number = current.generation if current else 0
+        later = _later(store, number)
+        is_pending = pending and later == [number + 1] and pending == (number + 1, _digest(store, number + 1))
+        if not later or is_pending:
+            break
+        if Pointer.load(store / CURRENT) == current:  # otherwise a generation was just committed
+            said = f"names generation {number}" if current else "is missing"
+            raise DataError(
+                f"it {said}, and {_names(later)} there, which a store doesn't lose",
+                path=store / CURRENT,
+                advice=f"restore the file, or write {later[-1]} into it; to go back instead, move the "
+                "folders of later generations out of the store",
+            )
+    if current and current.digest and _digest(store, number) not in (None, current.digest):
+        raise DataError(
+            f"it doesn't match the manifest of generation {number}",
+            path=store / CURRENT,
+            advice="restore both from the same copy, or write the number of the newest generation into it",
+        )
+    return number
 
 
 def newest_generation(store: ReadablePath) -> int:
     """Return the number of the newest generation.
 
     Raises:
-      DataError: There is no store here, or CURRENT holds something else.
+      DataError: There is no store here, or as for `current_generation`.
     """
     found = current_generation(store)
     if not found:
@@ -212,6 +283,69 @@ def newest_generation(store: ReadablePath) -> int:
             "there is no store of histories here", path=store, advice="make one with `gmeta history append`"
         )
     return found
+
+
+def dropping(store: ReadablePath) -> frozenset[int]:
+    """Return the numbers of the generations whose deletion has begun.
+
+    Raises:
+      DataError: DROPPING holds something else.
+    """
+    path = store / DROPPING
+    try:
+        content = path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        raise DataError(f"can't read it: {error.strerror}", path=path) from error
+    numbers, _, digest = content.strip().rpartition(" ")
+    if digest != hashlib.sha256(numbers.encode()).hexdigest():
+        raise DataError(
+            f"it holds {short(content)} in place of the numbers of generations and their digest",
+            path=path,
+            advice="remove the file, and drop the generations again",
+        )
+    return frozenset(map(int, numbers.split()))
+
+
+def begin_to_drop(store: Path, numbers: Collection[int]) -> None:
+    """Write down that the deletion of generations has begun; from now on they don't count."""
+    named = " ".join(map(str, sorted(numbers)))
+    write_atomically(store / DROPPING, f"{named} {hashlib.sha256(named.encode()).hexdigest()}\n")
+
+
+def folder_numbers(store: Path) -> list[int]:
+    """Return the numbers of the folders of generations, committed or not, ascending."""
+    folder = store / GENERATIONS
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    return sorted(int(name) for name in names if is_generation_name(name))
+
+
+def is_generation_name(name: str) -> bool:
+    """Return whether a name in the folder of generations is that of a generation."""
+    return _NAME.fullmatch(name) is not None and name == f"{int(name):08d}" and int(name) > 0
+
+
+def _later(store: ReadablePath, number: int) -> list[int]:
+    """Return the whole generations after one; in a remote store only the next one is looked for."""
+    numbers = folder_numbers(store) if isinstance(store, Path) else [number + 1]
+    return [n for n in numbers if n > number and (generation_folder(store, n) / FILE_NAME).exists()]
+
+
+def _digest(store: ReadablePath, number: int) -> str | None:
+    """Return the digest that a manifest claims; None if it can't be read, for which `load` has the error."""
+    try:
+        value = json.loads((generation_folder(store, number) / FILE_NAME).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    digest = value.get("digest") if isinstance(value, dict) else None
+    return digest if isinstance(digest, str) else None
+
+
+def _names(numbers: Sequence[int]) -> str:
+    if len(numbers) == 1:
+        return f"generation {numbers[0]} is"
+    return f"generations {', '.join(map(str, numbers))} are"
 
 
 def generation_folder(store: Any, generation: int) -> Any:

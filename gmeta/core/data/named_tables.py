@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.data.merged_keys import Ints, MergedKeys
+from gmeta.core.data.merged_keys import HASHED_BITS, MOST_HASHED, Fold, Ints, MergedKeys
 from gmeta.core.errors import ConfigError, DataError
 
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -45,12 +45,19 @@ class NamedTable:
     @property
     def id_bits(self) -> int | None:
         """How many bits an id may have; None: any int64 is an id."""
-        return None if self.merged is None else self.merged.id_bits
+        if self.merged is None:
+            return None
+        return self.merged.hashed_bits if self.hashed else self.merged.id_bits
 
     @property
     def hashed(self) -> bool:
         """Whether ids are hashed."""
         return self.merged is not None and self.name in self.merged.hashed
+
+    @property
+    def fold(self) -> Fold | None:
+        """How hashed ids are folded; None: ids aren't hashed."""
+        return self.merged.fold if self.merged is not None and self.hashed else None
 
     @property
     def prefix(self) -> int:
@@ -65,14 +72,26 @@ class NamedTable:
         return {name: ids if name == "keys" else values[own] for name, values in columns.items()}
 
     def why_not_from(self, saved: NamedTable) -> str:
-        """Explain why ids don't find the rows that were saved of a table; empty if they do."""
+        """Explain why ids don't find the rows that were saved of a table; empty if they do.
+
+        Hashed ids do, once this table folds them as the saved one did.
+        """
         if saved.hashed != self.hashed:
             return f"its features were saved with hash={saved.hashed}, and have hash={self.hashed} now"
-        if saved.hashed and saved.id_bits != self.id_bits:
+        if saved.merged is None or self.merged is None or not saved.hashed:
+            return ""
+        then, now, bits = len(saved.merged.tables), len(self.merged.tables), self.merged.id_bits
+        if saved.fold == "mix" and bits < HASHED_BITS:
             return (
-                f"its ids were hashed to {saved.id_bits} bits, and are hashed to {self.id_bits} with the "
-                "tables that are merged with it now: give some of these another width or policy, so that as "
-                "many are merged as before"
+                f"its ids were hashed to {HASHED_BITS} bits, and the {now} tables that are merged now leave "
+                f"{bits}: make the collection without fold='xor', which merges fewer"
+            )
+        if saved.fold == "xor" and saved.id_bits != bits:
+            few = "give some of these another width or policy, so that as many are merged as before"
+            return (
+                f"its ids were hashed to {saved.id_bits} bits by the fold 'xor' with {then} merged tables, "
+                f"and the {now} that are merged now leave {bits}: "
+                + ("make the collection with fold='xor'" if then > MOST_HASHED else few)
             )
         return ""
 
@@ -93,13 +112,13 @@ class NamedTable:
             own, ids = np.ones(len(keys), bool), keys
         else:
             own, ids = saved.merged.ids_of(saved.name, keys)
-        if self.id_bits is not None:
-            outside = (ids < 0) | (ids >> self.id_bits != 0)
+        if self.merged is not None:
+            outside = (ids < 0) | (ids >> self.merged.id_bits != 0)
             if outside.any():
                 raise DataError(
                     f"table {self.name!r} was saved with the id {ids[outside][0]}, but its ids are below "
-                    f"2^{self.id_bits} now that {len(self.merged.tables if self.merged else ())} tables are "
-                    "merged: give some of them another width or policy, so that fewer are"
+                    f"2^{self.merged.id_bits} now that {len(self.merged.tables)} tables are merged: give "
+                    "some of them another width or policy, so that fewer are"
                 )
         return own, ids | self.prefix
 
@@ -108,9 +127,10 @@ def tables_by_full_name(physical: Physical) -> dict[str, NamedTable]:
     """Return the tables by their full names: ``<collection>/<name>``, or the name of a physical table."""
     found: dict[str, NamedTable] = {}
     for name, merged in physical.items():
-        collection = "" if merged is None else name.removesuffix("+".join(merged.tables))
-        for table in (name,) if merged is None else merged.tables:
-            found[collection + table] = NamedTable(table, name, merged)
+        suffix = "" if merged is None else "+".join(merged.tables)
+        collection = name.removesuffix(suffix) if name.endswith(suffix) else f"{name}/"
+        for table in ("",) if merged is None else merged.tables:
+            found[collection + table] = NamedTable(table or name, name, merged)
     return found
 
 

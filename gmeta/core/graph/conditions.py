@@ -9,16 +9,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError
+from gmeta.core import errors
+from gmeta.core.errors import ConfigError, GmetaError
 
-_SENTENCE = re.compile(r"gmeta refuses: (.*?)\.\.\.")
+_SENTENCE = re.compile(r"gmeta raises (\w+): (.*?)\.\.\.")
 
 
 def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int | None = None) -> Any:
     """Check a condition before tensors are used.
 
     Args:
-      tensors: Any nested structure of tensors.
+      tensors: Any nested structure of tensors; it may contain None.
       holds: Booleans of any shape, all of which must be true.
       told: Texts and tensors that the error message shows.
       summarize: How many numbers of each of these tensors the message shows.
@@ -35,35 +36,80 @@ def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize:
       2.0
     """
     check = tf.debugging.Assert(tf.reduce_all(holds), list(told), summarize=summarize)
-    with tf.control_dependencies([] if check is None else [check]):
-        return tf.nest.map_structure(tf.identity, tensors, expand_composites=True)
+    return hold(tensors, [] if check is None else [check])
 
 
-def refuse_unless(tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor) -> Any:
+@tf.autograph.experimental.do_not_convert
+def hold(tensors: Any, until: Sequence[Any]) -> Any:
+    """Return the same tensors, available in a graph only once ``until``, tensors and operations, have run.
+
+    Args:
+      tensors: Any nested structure of tensors; it may contain None.
+      until: What must have run.
+    """
+    with tf.control_dependencies(list(until)):
+        return tf.nest.map_structure(
+            lambda tensor: None if tensor is None else tf.identity(tensor), tensors, expand_composites=True
+        )
+
+
+def refuse_unless(
+    tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor, error: type[GmetaError] = ConfigError
+) -> Any:
     """Check a condition like `assert_first`, but raise an error that the user can fix.
 
     Args:
       tensors: Any nested structure of tensors.
       holds: Booleans of any shape, all of which must be true.
       sentence: The error message, a text or () string.
+      error: The class of the error, one of `gmeta.core.errors`.
 
     Returns:
       The same tensors.
 
     Raises:
-      ConfigError: The condition doesn't hold. A graph raises this error only inside `name_refusals`.
+      GmetaError: The condition doesn't hold. A graph raises an error of the class ``error`` only inside
+        `name_refusals`, and elsewhere TensorFlow's `InvalidArgumentError` with the same message.
     """
     if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
-        raise ConfigError(sentence if isinstance(sentence, str) else sentence.numpy().decode())
-    return assert_first(tensors, holds, [tf.strings.join(["gmeta refuses: ", sentence, "..."])])
+        raise error(sentence if isinstance(sentence, str) else sentence.numpy().decode())
+    return assert_first(
+        tensors, holds, [tf.strings.join([f"gmeta raises {error.__name__}: ", sentence, "..."])]
+    )
+
+
+def refuse_numbers(numbers: tf.Tensor, good: tf.Tensor, wanted: str, advice: str = "") -> tf.Tensor:
+    """Refuse numbers that aren't in their domain.
+
+    Args:
+      numbers: Numbers of any shape.
+      good: bool of that shape, which numbers are in their domain.
+      wanted: What they must be, such as "labels must be at least 0".
+      advice: What to do next.
+
+    Returns:
+      The same numbers.
+
+    Raises:
+      ConfigError: Some aren't; the message shows the first of them. As in `refuse_unless`, a graph raises it
+        only inside `name_refusals`.
+
+    Example:
+      >>> refuse_numbers(tf.constant([1.0, 2.0]), tf.constant([True, True]), "rates must be above 0").numpy()
+      array([1., 2.], dtype=float32)
+    """
+    bad = tf.cast(tf.boolean_mask(numbers, ~good)[:1], tf.float64)
+    shown = tf.strings.reduce_join(tf.strings.as_string(bad, shortest=True))
+    sentence = tf.strings.join([f"{wanted}, got ", shown, f": {advice}" if advice else ""])
+    return refuse_unless(numbers, good, sentence)
 
 
 @contextmanager
 def name_refusals() -> Iterator[None]:
-    """Turn the error of a graph that `refuse_unless` stopped into a `ConfigError` with the sentence alone.
+    """Turn the error of a graph that `refuse_unless` stopped into the error that it names.
 
     Raises:
-      ConfigError: The sentence.
+      GmetaError: The error, with the sentence alone.
     """
     try:
         yield
@@ -71,4 +117,5 @@ def name_refusals() -> Iterator[None]:
         found = _SENTENCE.search(str(error.message))
         if found is None:
             raise
-        raise ConfigError(found[1]) from None
+        sentence = re.sub(r"\\(['\"\\])", r"\1", found[2])  # TensorFlow escapes quotes
+        raise getattr(errors, found[1])(sentence) from None

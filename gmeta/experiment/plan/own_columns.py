@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.core.data.manifest import Manifest
+from gmeta.core.data.merged_keys import HASHED_BITS
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.column_settings import FeatureSettings
 from gmeta.experiment.plan.column_survey import Survey, likeliest_item
 
 _MANY, _UNIQUE = 1000, 0.9  # if nearly all of so many rows have a distinct id, the ids number events
-_ID_LIMIT = 2**56
-"""Columns with ids of this size or larger are hashed: in merged tables an id has fewer than 62 bits."""
+_ID_LIMIT = 1 << HASHED_BITS
+"""Columns with ids of this size or larger are hashed. Smaller ids are their own hashes."""
 
 
 class ColumnPlan:

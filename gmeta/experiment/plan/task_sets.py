@@ -137,7 +137,8 @@ def _count(config: ExperimentConfig, data: Path, split: str, choice: io.TaskChoi
     if folder not in splits:
         raise ConfigError(f"{data}: no split {folder!r}; it has {', '.join(splits)}")
     for shard in splits[folder].shards:
-        groups = GroupIndex.load(data / shard.name, check_shard=False).groups
+        index = GroupIndex.load(data / shard.name, check_shard=False, checksum=shard.index)
+        groups = index.groups
         task, rows = (tf.constant(groups[name].copy()) for name in ("task", "rows"))
         found += int(tf.math.count_nonzero(choice.keeps(task, rows)))
     return found

@@ -103,13 +103,29 @@ def auc(labels: ArrayLike, predictions: ArrayLike, positive: float = POSITIVE) -
 
     Returns:
       A number from 0 to 1, pooled over all rows; nan if all rows or none are positive.
+
+    Raises:
+      DataError: A label is NaN.
     """
     from sklearn.metrics import roc_auc_score
 
-    is_positive = np.asarray(labels) >= positive
+    is_positive = refuse_nan(labels) >= positive
     if is_positive.all() or not is_positive.any():
         return np.nan
     return float(roc_auc_score(is_positive, np.asarray(predictions)))
+
+
+def refuse_nan(labels: ArrayLike) -> NDArray[np.float64]:
+    """Return labels as float64.
+
+    Raises:
+      DataError: A label is NaN.
+    """
+    found = np.asarray(labels, np.float64)
+    bad = np.isnan(found)
+    if bad.any():
+        raise DataError(f"row {int(np.argmax(bad))}: the label is NaN, so nothing can be measured")
+    return found
 
 
 def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -28,6 +29,8 @@ class RatedAtLeast(tf.keras.losses.Loss):
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Compute the loss of each sample."""
         liked = tf.cast(y_true >= self.rating, y_pred.dtype)
+        # A NaN is of neither class, so that the loss is NaN too.
+        liked = tf.where(tf.math.is_nan(tf.cast(y_true, tf.float32)), tf.constant(np.nan, liked.dtype), liked)
         return tf.keras.losses.binary_crossentropy(liked, y_pred, from_logits=True)
 
 

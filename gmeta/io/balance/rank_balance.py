@@ -41,6 +41,7 @@ from gmeta.io.balance.sequence_cost import SequenceCost
 
 Exchange = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 _KEYS = {"task", "batch_id", "row_splits", "columns"}
+_PLACE = {"cursor", "epoch"}  # of the rank that has read the groups
 
 
 def rank_of_each(costs: tf.Tensor, ranks: int) -> tf.Tensor:
@@ -73,31 +74,32 @@ def balance_over_ranks(
     tensors that the function captures.
 
     Args:
-      element: An element of `gmeta.io.group_batch`: ``task`` (G,), ``batch_id`` (G,), ``row_splits`` (G + 1,)
-        and ``columns``, (N,) or RaggedTensor (N, None), int64 or float32.
+      element: An element of `gmeta.io.groups` or `gmeta.io.group_batch`: ``task`` (G,), ``batch_id`` (G,),
+        ``row_splits`` (G + 1,) and ``columns``, (N,) or RaggedTensor (N, None), int64 or float32.
       cost: The cost of a group, by its number of tokens.
       length: The list column whose numbers are a group's tokens; None: its rows are.
       name: The name of the collectives; calls that may run at the same time need different names.
 
     Returns:
-      An element of the same form. The elements of all ranks together hold the same groups as before. A rank's
-      groups are in the order of the ranks that read them, and of their places there. A rank may have none.
+      An element of the same form, but without ``cursor`` and ``epoch``, which say where a rank's own reader
+      is. The elements of all ranks together hold the same groups as before. A rank's groups are in the order
+      of the ranks that read them, and of their places there. A rank may have none.
 
     Raises:
       ConfigError: The element is of another form, or has no such list column.
       CollectiveError: As `gmeta.core.collectives.alltoall`.
 
     Example:
-      >>> for element in group_batch(files, schema, groups_per_element=32):  # doctest: +SKIP
+      >>> for element in groups("data/train", groups_per_element=32):  # doctest: +SKIP
       ...     step(balance_over_ranks(element, SequenceCost.of_hstu(dim=512)))
 
     References:
       MTGenRec, section 3.4; Karmarkar and Karp, "The differencing method of set partitioning", 1982.
     """
     packing = _packing(element, length)
-    here = collectives.world()
+    element, here = _without_place(element), collectives.world()
     if here.size == 1:
-        return dict(element)
+        return element
     return _deal(element, cost, length, packing, here.rank, here.size, collectives.alltoall, name)[0]
 
 
@@ -114,7 +116,7 @@ def balanced_elements(
     elements.
 
     Args:
-      dataset: This rank's dataset, of `gmeta.io.group_batch`.
+      dataset: This rank's dataset, of `gmeta.io.groups` or `gmeta.io.group_batch`.
       cost: As for `balance_over_ranks`.
       length: As for `balance_over_ranks`.
       name: As for `balance_over_ranks`.
@@ -129,8 +131,9 @@ def balanced_elements(
       >>> for element in balanced_elements(dataset, SequenceCost.of_hstu(dim=512)):  # doctest: +SKIP
       ...     step(element)
     """
-    spec, here = dataset.element_spec, collectives.world()
-    packing = _packing(spec, length)
+    packing = _packing(dataset.element_spec, length)
+    dataset, here = dataset.map(_without_place), collectives.world()
+    spec = dataset.element_spec
     if here.size == 1:
         yield from dataset
         return
@@ -192,15 +195,19 @@ def _costs(element: Mapping[str, Any], cost: SequenceCost, length: str | None) -
 
 
 def _packing(element: Mapping[str, Any], length: str | None) -> GroupPacking:
-    if not isinstance(element, Mapping) or set(element) != _KEYS:
+    if not isinstance(element, Mapping) or set(element) - _PLACE != _KEYS:
         there = sorted(element) if isinstance(element, Mapping) else type(element).__name__
         raise ConfigError(
-            f"an element of groups has {', '.join(sorted(_KEYS))}, as group_batch makes it, not {there}"
+            f"an element of gmeta.io.groups or group_batch has {', '.join(sorted(_KEYS))}, not {there}"
         )
     columns = element["columns"]
     if length is not None and not isinstance(columns.get(length), (tf.RaggedTensor, tf.RaggedTensorSpec)):
         raise ConfigError(f"length={length!r} is no list column; there are {', '.join(columns)}")
     return GroupPacking(columns)
+
+
+def _without_place(element: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: element[name] for name in sorted(_KEYS)}
 
 
 def _nothing(spec: Mapping[str, Any]) -> dict[str, Any]:

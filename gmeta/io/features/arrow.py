@@ -82,7 +82,9 @@ class _Table:
         table = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
         self.columns = [column_of(f.name, f.type) for f in table.schema if f.name not in (key, version)]
         keys = _ints(name, table, key)
-        versions = np.zeros(len(keys), np.int64) if version is None else _ints(name, table, version)
+        versions = (
+            np.zeros(len(keys), np.int64) if version is None else _ints(name, table, version, times=True)
+        )
         if version is None and len(np.unique(keys)) < len(keys):
             twice = np.unique(keys, return_counts=True)
             raise DataError(
@@ -152,14 +154,19 @@ class _Order:
         return pa.array(self._rows[last], mask=~there)
 
 
-def _ints(name: str, table: Any, column: str) -> Ints:
+def _ints(name: str, table: Any, column: str, *, times: bool = False) -> Ints:
     array = _one_array(table[column])
     if not pa.types.is_integer(array.type) or array.null_count:
         raise DataError(
             f"ArrowSource: table {name!r}: column {column!r} must be integers without nulls, it is "
             f"{array.type} with {array.null_count} nulls"
         )
-    return array.cast(pa.int64()).to_numpy()
+    if pa.types.is_uint64(array.type) and not times:
+        return array.to_numpy().view(np.int64)  # the same bits, as of requested keys
+    try:
+        return array.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise DataError(f"ArrowSource: table {name!r}: column {column!r}: {error}") from error
 
 
 def _one_array(chunked: Any) -> Any:

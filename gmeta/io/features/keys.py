@@ -15,7 +15,7 @@ NEWEST = 2**63 - 2
 
 
 def int64_vector(what: str, values: npt.ArrayLike, name: str) -> Ints:
-    """Convert values to (n,) int64.
+    """Convert values to (n,) int64; uint64 are taken as the int64 of the same bits.
 
     Raises:
       ConfigError: They are of another form; the error begins with ``name``.
@@ -25,8 +25,6 @@ def int64_vector(what: str, values: npt.ArrayLike, name: str) -> Ints:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(f"{name}: {what} must be (n,) int64, got {array.dtype} of shape {array.shape}")
-    if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
-        raise ConfigError(f"{name}: {what} above 2**63 - 1 are no int64")
     return array.astype(np.int64)
 
 
@@ -41,10 +39,12 @@ def times(as_of: npt.ArrayLike | None, count: int, resolution: int, name: str) -
     when = np.asarray(as_of)
     if when.shape == (count,) == (0,):
         return np.zeros(0, np.int64)
-    if when.dtype.kind not in "iu" or when.shape not in ((), (count,)) or (when < 0).any():
+    whole = when.dtype.kind in "iu" and when.shape in ((), (count,))
+    if not whole or (when < 0).any() or (when > np.iinfo(np.int64).max).any():
+        seen = f", from {when.min()} to {when.max()}" if whole else ""
         raise ConfigError(
-            f"{name}: as_of must be one version from 0 on or one for each of {count} keys, got {when.dtype} "
-            f"of shape {when.shape}, at least {when.min() if when.size else 'nothing'}"
+            f"{name}: as_of must be one version, in [0, 2^63), or one for each of {count} keys, got "
+            f"{when.dtype} of shape {when.shape}{seen}"
         )
     return np.broadcast_to(when.astype(np.int64) // resolution * resolution, count)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
-from gmeta.core.data.history_manifest import HistoryManifest, newest_generation
+from gmeta.core.data.history_manifest import HistoryManifest, dropping, newest_generation
 from gmeta.core.data.on_bad import OnBad, check_on_bad
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.native import load_op_library
@@ -55,9 +56,15 @@ class HistoryStore:
     def __init__(self, path: str | os.PathLike[str], generation: int | None = None) -> None:
         store = locate(path)
         self.path = os.fspath(store)
-        newest = newest_generation(store)
-        if generation is not None and not 1 <= generation <= newest:
+        newest, gone = newest_generation(store), dropping(store)
+        if generation is not None and (not 1 <= generation <= newest or generation in gone):
             raise DataError(f"there is no generation {generation}; the newest is {newest}", path=path)
+        if gone:
+            warnings.warn(
+                f"{self.path}: the deletion of generations {', '.join(map(str, sorted(gone)))} was begun and "
+                f"isn't finished: run `gmeta history verify {self.path}` where the store can be written",
+                stacklevel=2,
+            )
         self._manifest = HistoryManifest.load(store, newest if generation is None else generation)
         self.generation = self._manifest.generation
         self.watermark = self._manifest.watermark
@@ -65,15 +72,11 @@ class HistoryStore:
         self.deletions = sum(shard.deleted for shard in self._manifest.shards)
         self.columns = {name: [c.name for c in own] for name, own in self._manifest.groups.items()}
         self.time: str = self._manifest.spec["time"]
-
-    @property
-    def _attributes(self) -> dict[str, Any]:
-        """What an op must know of the store."""
-        return {
+        self._attributes = {  # what an op must know of the store
             "store": self.path,
             "digest": self._manifest.digest,
             "opened": self.generation,
-            "shards": len(self._manifest.shards),
+            "indexes": [shard.index_sha256 for shard in self._manifest.shards],
         }
 
     def check(self, columns: Sequence[str]) -> None:

@@ -3,10 +3,12 @@
 ::
 
     out/
-      plan.json             which data in which parts, by which model: a run with another plan is refused
+      _plan.json            which data in which parts, by which model: a run with another plan is refused
       part-00000.arrow      the predictions for one part's groups; appears whole, by a rename
       part-00001.arrow
-      manifest.json         once all parts are there and read back: their rows and checksums
+      _manifest.json        once all parts are there and read back: their rows and checksums
+
+Readers of Arrow datasets skip names that begin with ``_``.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.data.manifest_file import FILE_NAME, SealedManifest, load_manifest_file
+from gmeta.core.data.manifest_file import SealedManifest, load_manifest_file
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import write_atomically
+from gmeta.core.files import beside_data, write_atomically
 from gmeta.core.json_values import folder_name, items, mapping, text, whole
 from gmeta.core.settings import from_mapping
 
-PLAN_NAME = "plan.json"
+_PLAN, _MANIFEST = "plan.json", "manifest.json"
 FORMAT, VERSION = "gmeta-predictions", 1
 _ADVICE = "give another folder, or remove this one to predict anew"
 
@@ -66,13 +68,15 @@ class PredictionPlan(SealedManifest):
     def agree_with(self, out: Path) -> None:
         """Write the plan into a folder, or check that the folder has the same plan.
 
+        A folder of an earlier version gets the names of files that this version has.
+
         Raises:
           ConfigError: The folder has another plan, or files without one.
           DataError: The plan there isn't one.
         """
-        path = out / PLAN_NAME
+        path = beside_data(out, _PLAN)
         if not path.exists():
-            if any(out.glob("*.arrow")) or (out / FILE_NAME).exists():
+            if any(out.glob("*.arrow")) or manifest_path(out).exists():
                 raise ConfigError(
                     f"{out} holds files that are no predictions of gmeta's: give another folder"
                 )
@@ -89,6 +93,14 @@ class PredictionPlan(SealedManifest):
                     f"{out} was begun with other predictions: {field.name} was {before!r}, and is {here!r}; "
                     f"{_ADVICE}"
                 )
+        for name in (_PLAN, _MANIFEST):
+            if (earlier := beside_data(out, name)).name == name:
+                earlier.rename(out / f"_{name}")
+
+
+def manifest_path(out: Path) -> Path:
+    """Return where the manifest of a folder is."""
+    return beside_data(out, _MANIFEST)
 
 
 @dataclass(frozen=True)
@@ -158,7 +170,7 @@ class Predictions(SealedManifest):
         Raises:
           DataError: There is none, or it isn't one that `write_predictions` wrote.
         """
-        path = folder / FILE_NAME
+        path = manifest_path(folder)
         value = load_manifest_file(path, FORMAT, VERSION, advice="predict again", older=_ADVICE)
         try:
             found = cls(

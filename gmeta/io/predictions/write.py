@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
-from gmeta.core.data.manifest_file import FILE_NAME
 from gmeta.core.errors import ConfigError
 from gmeta.core.files import sync
 from gmeta.core.staging import explain_write_errors, lock_file
@@ -22,7 +21,7 @@ from gmeta.io.error_lines import data_errors
 from gmeta.io.predictions.arrow_columns import record_batch
 from gmeta.io.predictions.calls import Calls, on_all_ranks, on_first_rank
 from gmeta.io.predictions.part_file import check_same, part_path, read_part, schema_of, write_part
-from gmeta.io.predictions.prediction_plan import Part, PredictionPlan, Predictions
+from gmeta.io.predictions.prediction_plan import Part, PredictionPlan, Predictions, manifest_path
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 from gmeta.io.readers.starts.part_start import PartStart
@@ -53,7 +52,7 @@ def write_predictions(
     which appears by a rename when all of it is on the disk. Ranks divide the parts that aren't there among
     them. So after Ctrl-C, ``kill -9`` or the loss of a rank, the same call goes on with the parts that are
     missing, on any number of ranks; each row is in one part, once, and the files have the same bytes if the
-    model gives the same numbers. At the end all parts are read back, and ``manifest.json`` is written with
+    model gives the same numbers. At the end all parts are read back, and ``_manifest.json`` is written with
     their rows and checksums. A call after that returns it, and predicts nothing.
 
     All ranks of a job call this together, with a folder that they share. A Keras model's calls are made by
@@ -134,7 +133,7 @@ def _begin(out: Path, plan: PredictionPlan, held: ExitStack) -> list[int] | None
     refusal = f"another job writes predictions to {out}: wait for it, or end it"
     held.enter_context(lock_file(out / ".lock", refusal))
     plan.agree_with(out)
-    if (out / FILE_NAME).exists():
+    if manifest_path(out).exists():
         return None
     for rest in out.glob(".*.tmp"):  # of killed processes
         rest.unlink()
@@ -199,7 +198,7 @@ def _finish(out: Path, plan: PredictionPlan) -> Predictions:
 
     def save() -> None:
         sync(out)  # the parts' names, before that of the manifest
-        done.save(out)
+        done.save(out, manifest_path(out).name)
 
     on_first_rank(save)
     return done

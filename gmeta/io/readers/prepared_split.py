@@ -70,7 +70,7 @@ class PreparedSplit:
         """Yield the numbers of rows of a shard's groups, from the index beside it, for each shard in order.
 
         Raises:
-          DataError: An index is missing, or damaged.
+          DataError: An index is missing, damaged, or of another data set.
         """
         for shard in self.shards:
             file = self.folder / f"{shard.name}{SUFFIX}"
@@ -80,7 +80,7 @@ class PreparedSplit:
                 raise DataError(
                     f"can't be read: {error.strerror}", path=file, advice="prepare the data set again"
                 ) from error
-            yield GroupIndex.parse(data, file).groups["rows"]
+            yield GroupIndex.parse(data, file, shard.index).groups["rows"]
 
 
 def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> PreparedSplit:

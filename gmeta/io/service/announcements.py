@@ -1,36 +1,71 @@
-"""A folder in which workers say where they are, and the key that they share with those who train."""
+"""A folder in which workers announce themselves, and the key that they share with those who train."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
+import stat
 from pathlib import Path
+from typing import NamedTuple
 
+from gmeta.core.collectives.driver.addresses import name_loopback
 from gmeta.core.errors import ConfigError
 
 KEY = "GMETA_WORKERS_KEY"
 """Environment variable: what workers and those who train must both know, if no folder holds it."""
 
+LEAST_KEY = 16
+"""The least characters of a key: a shorter one can be guessed from a greeting that was captured."""
+
 _SUFFIX = ".worker"
 _KEY_FILE = "key"
+_MAKE = 'make one with `python -c "import secrets; print(secrets.token_hex(32))"`'
 
 
-def announce(folder: Path, address: str) -> Path:
+class Announcement(NamedTuple):
+    """Where a worker is.
+
+    Attributes:
+      address: ``"host:port"``.
+      identity: 16 bytes by which the worker proves that it is this one.
+      unusable: Why it can't be reached from here; "" if it may be.
+    """
+
+    address: str
+    identity: bytes
+    unusable: str = ""
+
+
+def announce(folder: Path, address: str, identity: bytes, *, loopback: bool) -> Path:
     """Write down that a worker is at an address, ``"host:port"``; return the file, to remove at the end."""
-    path = folder / f"{address.replace(':', '-')}{_SUFFIX}"
+    path = folder / f"{address.replace(':', '-')}-{identity.hex()[:8]}{_SUFFIX}"
     beside = path.with_suffix(".new")
-    beside.write_text(address)
+    told = {"address": address, "identity": identity.hex(), "loopback": name_loopback() if loopback else []}
+    beside.write_text(json.dumps(told))
     beside.replace(path)
     return path
 
 
-def announced(folder: Path) -> list[str]:
-    """Return the addresses that were announced and not taken back, in order."""
-    found = []
+def announced(folder: Path) -> list[Announcement]:
+    """Return the workers that were announced and not taken back, in order."""
+    found, here = [], list(name_loopback())
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
         with contextlib.suppress(FileNotFoundError):  # just taken back
-            found.append(path.read_text().strip())
+            content = path.read_text(errors="replace")
+            try:
+                told = json.loads(content)
+                address, identity = str(told["address"]), bytes.fromhex(told["identity"])
+                machine = [str(name) for name in told["loopback"]]
+            except (KeyError, TypeError, ValueError, RecursionError):
+                found.append(Announcement(path.name, b"", "another version of gmeta announced it"))
+                continue
+            far = bool(machine) and machine != here
+            why = (
+                f"it listens for processes of {machine[0]} alone: start it with --host 0.0.0.0" if far else ""
+            )
+            found.append(Announcement(address, identity, why))
     return found
 
 
@@ -40,11 +75,12 @@ def key_of(folder: Path | None) -> bytes:
     Only the folder's owner can read a key that is made. Whoever knows it can run any program on workers.
 
     Raises:
-      ConfigError: There is no folder, and the variable isn't set.
+      ConfigError: There is no folder, and the variable isn't set; or the key is too short, or others than its
+        owner and its group can read or replace it.
     """
     given = os.environ.get(KEY)
     if given:
-        return given.encode()
+        return _long_enough(given.encode(), KEY, _MAKE)
     if folder is None:
         raise ConfigError(
             f"{KEY} isn't set: workers run programs for whoever knows their key, so give the same long "
@@ -60,4 +96,32 @@ def key_of(folder: Path | None) -> bytes:
         with contextlib.suppress(FileExistsError):  # another one was first
             os.link(beside, path)
         beside.unlink()
-    return path.read_bytes()
+    with path.open("rb") as file:
+        _refuse_open_to_others(folder, path, os.fstat(file.fileno()))
+        return _long_enough(file.read(), str(path), "remove it, and a worker makes a new one")
+
+
+def _refuse_open_to_others(folder: Path, path: Path, key: os.stat_result) -> None:
+    around = folder.stat()
+    if around.st_mode & stat.S_IWOTH and not around.st_mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"{folder} can be written by everybody, who could put another key there and run programs on "
+            f"workers: chmod o-w {folder}, or set {KEY}"
+        )
+    if key.st_uid not in (os.geteuid(), around.st_uid, 0):
+        raise ConfigError(
+            f"{path} belongs to user {key.st_uid}, and {folder} to user {around.st_uid}: workers run "
+            f"programs for whoever knows the key, so remove it, or set {KEY}"
+        )
+    if key.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise ConfigError(
+            f"{path} can be read or written by everybody, who could run programs on workers: remove it, and "
+            f"a worker makes a new one; or set {KEY}"
+        )
+
+
+def _long_enough(key: bytes, where: str, advice: str) -> bytes:
+    key = key.strip()
+    if len(key) < LEAST_KEY:
+        raise ConfigError(f"{where}: a key needs {LEAST_KEY} characters, and has {len(key)}: {advice}")
+    return key

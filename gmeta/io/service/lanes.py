@@ -11,14 +11,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from gmeta.core.version import __version__
 from gmeta.io.readers.read_options import EpochPiece
 from gmeta.io.service.channel import Channel
 from gmeta.io.service.worker_pool import WorkerPool
-from gmeta.io.service.worker_server import digest_of
+from gmeta.io.service.worker_server import decode, digest_of
 
 _LOSSES = 3
 """How many workers in a row may be lost at one element; then it is the element that ends them."""
@@ -126,14 +126,14 @@ class Lanes:
         """
         reached = False
         try:
-            channel = Channel.to(address, self._pool.key)
+            channel = self._pool.call(address)
             reached = True
             with self.news:
                 self._channels[lane] = channel
             try:
                 moved: str | None = None
                 while left and not self._ended.is_set() and moved is None:
-                    channel.send((__version__, "read", self._digest, left[0]))
+                    channel.send((__version__, "read", self._digest, asdict(left[0])))
                     moved = self._read_piece(lane, address, channel, left)
                 return moved, None
             finally:
@@ -157,9 +157,9 @@ class Lanes:
             if kind == "function":
                 channel.send(self._function)
                 continue
-            made, arrays = given
+            made, parts = given
             left[0] = replace(left[0], taken=left[0].taken + 1)
-            self._put(lane, (left[0].number, arrays), made)
+            self._put(lane, (left[0].number, [decode(part) for part in parts]), made)
             if (moved := self._pool.move(address)) is not None:
                 return moved
         return None

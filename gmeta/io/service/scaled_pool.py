@@ -6,7 +6,6 @@ import atexit
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gmeta.core.arguments import whole_number
+from gmeta.core.collectives.launcher.rank_processes import module_command
 from gmeta.core.errors import ConfigError
 from gmeta.io.readers.reading_time import Waiting
 from gmeta.io.service.announcements import announced
@@ -44,7 +44,7 @@ class ScaledPool(WorkerPool):
 
     Without ``command``, workers are processes of this machine, and end with this one, or when nobody has read
     for five minutes. With one, each start runs the command, which starts one worker that announces itself in
-    ``folder``, such as ``"srun -N1 gmeta workers /shared/workers"``.
+    ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
 
     Args:
       least: The fewest workers.
@@ -90,12 +90,12 @@ class ScaledPool(WorkerPool):
         place = Path(folder or self._temporary.name)  # type: ignore[union-attr]
         place.mkdir(parents=True, exist_ok=True)
         super().__init__(place, timeout=timeout)
-        local = [sys.executable, "-m", "gmeta", "workers", "{folder}", "--host", "127.0.0.1"]
-        words = shlex.split(command) if command else [*local, "--idle", str(_IDLE_SECONDS)]
+        local = ["gmeta", "workers", "{folder}", "--path", str(Path.cwd()), "--idle", str(_IDLE_SECONDS)]
+        words = shlex.split(command) if command else module_command(*local)
         self._command = [word.replace("{folder}", str(place)) for word in words]
         self._submits = command is not None
         self._started: list[_Start] = []
-        self._seen = set(announced(place))
+        self._seen = {worker.address for worker in announced(place)}
         self._waiting, self._made, self._streams = Waiting(), 0.0, 1
         self._decided = time.monotonic()
         self._closed = False

@@ -48,8 +48,8 @@ def distribute(
 
     ``dataset`` is sent to the workers, which call it for each piece. There it may do anything that Python
     does, such as joining features from a store that it opens (`gmeta.io.join_features`). A function of the
-    script that trains travels as it is; modules that it imports must be installed at the workers, and paths
-    must lead to the same data.
+    script that trains travels as it is; modules that it imports must be installed at the workers, or be in a
+    folder of their ``--path``, and paths must lead to the same data.
 
     Args:
       dataset: A function of a start, which returns the data set of that piece of an epoch, the same whenever

@@ -28,6 +28,7 @@ class _Worker:
     """One worker, as this process knows it."""
 
     order: float
+    identities: frozenset[bytes] = frozenset()  # of those announced at its address; none: it was given
     streams: int = 0
     answers: bool = False
     asking: bool = False
@@ -64,6 +65,7 @@ class WorkerPool:
         self.timeout = timeout
         self.key = key_of(self.folder)
         self._workers: dict[str, _Worker] = {}
+        self._unusable: dict[str, str] = {}
         self._draw = random.Random()  # processes that share workers begin with different ones
         self._lock = threading.RLock()
         self._looked = 0.0
@@ -123,9 +125,19 @@ class WorkerPool:
         with self._lock:
             self._workers[address].leaves = True
         with contextlib.suppress(OSError, EOFError):  # it is gone already
-            channel = Channel.to(address, self.key)
+            channel = self.call(address)
             channel.send((__version__, "leave"))
             channel.close()
+
+    def call(self, address: str) -> Channel:
+        """Connect to a worker.
+
+        Raises:
+          OSError: It can't be reached, or it isn't the worker that was announced there.
+        """
+        with self._lock:
+            worker = self._workers.get(address)
+        return Channel.to(address, self.key, worker.identities if worker else ())
 
     def _usable(self) -> dict[str, _Worker]:
         return {name: one for name, one in self._workers.items() if one.answers and not one.leaves}
@@ -140,11 +152,18 @@ class WorkerPool:
         if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        there = self._given if self.folder is None else announced(self.folder)
-        for address in there:
+        there: dict[str, frozenset[bytes]] = dict.fromkeys(self._given, frozenset())
+        self._unusable = {}
+        for address, identity, why in () if self.folder is None else announced(self.folder):
+            if why:
+                self._unusable[address] = why
+            else:  # one that was killed may have left its announcement at the address of another
+                there[address] = there.get(address, frozenset()) | {identity}
+        for address, identities in there.items():
             if address not in self._workers:
                 split_address(address)
                 self._workers[address] = _Worker(self._draw.random())
+            self._workers[address].identities = identities
         for address in set(self._workers) - set(there):  # it was taken back
             self._workers[address].leaves = True
             if not self._workers[address].streams and not self._workers[address].asking:
@@ -158,7 +177,7 @@ class WorkerPool:
         """Find out whether a worker answers."""
         failure: BaseException | None = None
         try:
-            channel = Channel.to(address, self.key)
+            channel = Channel.to(address, self.key, worker.identities)
             try:
                 channel.send((__version__, "hello"))
                 kind, *text = channel.receive(_ANSWER_SECONDS)
@@ -177,7 +196,8 @@ class WorkerPool:
 
     def _nobody(self) -> str:
         with self._lock:
-            known = [f"{address} ({worker.reason})" for address, worker in self._workers.items()]
+            reasons = {address: worker.reason for address, worker in self._workers.items()} | self._unusable
+            known = [f"{address} ({reason})" for address, reason in reasons.items()]
         start = f"`gmeta workers {self.folder}`" if self.folder else "`gmeta workers --port PORT`"
         which = f"no worker is announced in {self.folder}, and none came"
         if known:

@@ -3,12 +3,17 @@
 The one who trains sends its function from a piece to a dataset, and names a piece. The worker builds the
 dataset and sends its elements, as far as the connection takes them; a slow reader thus stops it. It keeps
 nothing: where its connection breaks, another worker goes on from the first element that didn't arrive.
+
+The function is a pickle, the only one that travels, and reading it runs code. It is read from a connection
+whose other side has proved to know the key, and signs what it sends. Elements travel as plain arrays.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import pickle
+import secrets
 import socket
 import threading
 import time
@@ -16,21 +21,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from gmeta.core.collectives.driver.greeting import Callers
 from gmeta.core.native import load_op_library
+from gmeta.core.settings import from_mapping
 from gmeta.core.version import __version__
+from gmeta.io.readers.read_options import EpochPiece
 from gmeta.io.service.announcements import announce
 from gmeta.io.service.channel import Channel
 
 _ASKING_SECONDS = 60.0
+_MOST_CALLERS = 64  # that haven't proved yet to know the key
 
 
 class WorkerServer:
     """A worker that listens.
 
     Args:
-      host: The address to listen at; ``"0.0.0.0"`` for all of this machine's.
+      host: The address to listen at; ``"0.0.0.0"`` or ``"::"`` for all of this machine's.
       port: The port; 0 for any that is free.
       key: What those who ask must know (`gmeta.io.service.announcements.key_of`).
       folder: Where the worker announces itself while it listens, if it does.
@@ -46,36 +56,45 @@ class WorkerServer:
 
     def __init__(self, host: str, port: int, key: bytes, folder: Path | None = None) -> None:
         load_op_library("io")
-        self._listener = socket.create_server((host, port))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family)
         self._listener.settimeout(0.2)
-        name = socket.gethostname() if host in ("", "0.0.0.0") else host
-        self.address = f"{name}:{self._listener.getsockname()[1]}"
+        bound, port = self._listener.getsockname()[:2]
+        where = ipaddress.ip_address(bound)
+        name = socket.gethostname() if where.is_unspecified else f"[{host}]" if ":" in host else host
+        self.address = f"{name}:{port}"
         self.pieces = self.elements = 0
         self._closed = False
-        self._key = key
+        self._key, self._identity = key, secrets.token_bytes(16)
         self._functions: dict[str, Any] = {}
+        self._callers = Callers(_MOST_CALLERS)
         self._channels: set[Channel] = set()
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
         self._leaves = threading.Event()
-        self._announcement = None if folder is None else announce(folder, self.address)
+        self._announcement = (
+            None
+            if folder is None
+            else announce(folder, self.address, self._identity, loopback=where.is_loopback)
+        )
 
     def serve(self, idle: float | None = None) -> None:
         """Serve until someone who trains sends this worker away, or nobody has read for ``idle`` seconds."""
         used = time.monotonic()
         while True:
+            if self._channels:
+                used = time.monotonic()
+            elif self._leaves.is_set() or (idle is not None and time.monotonic() - used > idle):
+                return
             try:
                 link, _ = self._listener.accept()
             except TimeoutError:
-                if self._threads:
-                    used = time.monotonic()
-                elif self._leaves.is_set() or (idle is not None and time.monotonic() - used > idle):
-                    return
                 continue
             except OSError:
                 if self._closed:
                     return
                 raise
+            self._callers.admit(link)
             thread = threading.Thread(target=self._answer, args=(link,), daemon=True)
             with self._lock:
                 self._threads.add(thread)
@@ -100,7 +119,10 @@ class WorkerServer:
 
     def _answer(self, link: socket.socket) -> None:
         try:
-            channel = Channel(link, self._key, server=True)
+            try:
+                channel = Channel(link, self._key, server=True, identity=self._identity)
+            finally:
+                self._callers.leave(link)
             with self._lock:
                 self._channels.add(channel)
             try:
@@ -123,7 +145,8 @@ class WorkerServer:
             if version != __version__:
                 channel.send(("error", f"the worker {self.address} runs gmeta {__version__}, not {version}"))
             elif what == "read":
-                for message in self._messages(self._function(channel, given[0]), given[1]):
+                start = from_mapping(EpochPiece, given[1])
+                for message in self._messages(self._function(channel, given[0]), start):
                     channel.send(message)
             elif what == "leave":
                 self._withdraw()
@@ -138,6 +161,8 @@ class WorkerServer:
             channel.send(("function",))
             sent = channel.receive(_ASKING_SECONDS)
             try:
+                if digest_of(sent) != digest:
+                    raise ValueError("another function came than the one that was named")
                 self._functions[digest] = pickle.loads(sent)
             except Exception as error:  # such as a module that isn't here
                 return error
@@ -151,8 +176,8 @@ class WorkerServer:
             if isinstance(function, Exception):
                 raise function
             for element in function(start):
-                arrays = [tensor.numpy() for tensor in tf.nest.flatten(element, expand_composites=True)]
-                yield "element", time.monotonic() - began, arrays
+                parts = [encode(tensor) for tensor in tf.nest.flatten(element, expand_composites=True)]
+                yield "element", time.monotonic() - began, parts
                 began = time.monotonic()
                 with self._lock:
                     self.elements += 1
@@ -160,6 +185,18 @@ class WorkerServer:
             yield "error", f"{type(error).__name__}: {getattr(error, 'message', error)}"
         else:
             yield ("end",)
+
+
+def encode(tensor: tf.Tensor) -> Any:
+    """Return a tensor as a message has it: an array of numbers, or for other types (type, TensorProto)."""
+    if np.dtype(tensor.dtype.as_numpy_dtype).kind in "biufc":
+        return np.asarray(tensor.numpy())
+    return tensor.dtype.name, tf.io.serialize_tensor(tensor).numpy()
+
+
+def decode(part: Any) -> Any:
+    """Return the array of a tensor that `encode` has encoded."""
+    return part if isinstance(part, np.ndarray) else tf.io.parse_tensor(part[1], part[0]).numpy()
 
 
 def digest_of(function: bytes) -> str:

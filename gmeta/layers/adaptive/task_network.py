@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
 from gmeta.layers.adaptive.task_map import map_tasks
 
 
@@ -193,7 +194,7 @@ def _over_samples(run: Any, x: Any) -> tf.Tensor:
 
 
 def _layers(network: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
-    return [part for part in (network, *network.submodules) if isinstance(part, tf.keras.layers.Layer)]
+    return [part for part in (network, *submodules(network)) if isinstance(part, tf.keras.layers.Layer)]
 
 
 def _own_layers(network: Any, path: Sequence[str] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.data.merged_keys import Fold, check_fold, fold_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.step_marks import begin_span
 from gmeta.layers.embedding import keras_config as settings
@@ -23,7 +24,7 @@ from gmeta.layers.embedding.ids import Ids, feature_ids, flat_ids, like_ids, num
 from gmeta.layers.embedding.merge_plan import MergedTable, merge_tables
 from gmeta.layers.embedding.plan_text import plan_table
 from gmeta.layers.embedding.pooling import join_vectors, pool
-from gmeta.layers.embedding.saved_tables import SavedTables
+from gmeta.layers.embedding.saved_tables import SavesItsTables
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.ahead import active_fetched, hear_samples, note
@@ -33,9 +34,8 @@ from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recor
 from gmeta.layers.exchange.sample_counts import active_step_samples
 from gmeta.ops.device import DEVICE_NAMES, Device
 from gmeta.ops.keys.key_merge import merge_keys
-from gmeta.ops.portable import is_portable
+from gmeta.ops.portable import freeze, is_portable
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.optimizer_change import take_records_of
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Tiers
 
@@ -60,7 +60,7 @@ class CollectionLookup(NamedTuple):
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
+class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
     r"""Dynamic embeddings of categorical features, as a layer for any Keras model.
 
     The layer maps a dict of ids to a dict of vectors:
@@ -79,9 +79,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
     ids, to the last bit, and their checkpoints load into it.
 
     Ids are integers from 0 on, below the limit that `plan` shows. With ``FeatureConfig(hash=True)`` they are
-    strings or any 64-bit integers. If samples have different numbers of ids, pass them ragged or sparse. A
-    feature with a combiner also accepts a dense Tensor padded with -1 (``""`` for strings), which stands for
-    no id. Rows are float32; under a ``mixed_float16`` policy ``call`` returns float16 vectors.
+    strings or any 64-bit integers; uint64 are taken as the int64 of the same bits. If samples have different
+    numbers of ids, pass them ragged or sparse. A feature with a combiner also accepts a dense Tensor padded
+    with -1 (``""`` for strings), which stands for no id. Rows are float32; under a ``mixed_float16`` policy
+    ``call`` returns float16 vectors.
 
     Training: inside a `gmeta.models.Model`, or within `record_lookups`, a step may call the layer any number
     of times and share it between towers. Gradients to the same key are summed before one update of each
@@ -108,6 +109,12 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         and the others are in host memory; all three arguments together make three tiers.
       device: Where the tables are, as in `gmeta.ops.HashTable`. On ``"gpu"``, a lookup's rows, its positions
         and the gradients that come back stay on the GPU.
+      name: The layer's name, with which the names of its tables begin. None: ``"embeddings"``; in a
+        functional `gmeta.models.Model` of several collections without names, the further ones are
+        ``"embeddings_1"``, ….
+      fold: How 64-bit numbers become the ids of features with ``hash=True`` (`gmeta.ops.fold_ids`). ``"xor"``
+        is for tables from before gmeta had ``"mix"``. It is rarely needed: a layer takes the fold of a
+        checkpoint that it loads, and of a config.
 
     On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
     owns. A lookup fetches the other rows from their owners: one exchange sends the ids of all tables, another
@@ -138,9 +145,12 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         wire_dtype: str = "float32",
         tiers: Tiers | None = None,
         device: Device = "auto",
-        name: str = "embeddings",
+        fold: Fold = "mix",
+        name: str | None = None,
         **kwargs: Any,
     ) -> None:
+        self.has_own_name = name is not None
+        name = name or "embeddings"
         super().__init__(name=name, **kwargs)
         check_optimizer(optimizer, name)
         if wire_dtype not in WIRE_DTYPES:
@@ -151,7 +161,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         self.wire_dtype = wire_dtype
         self.tiers = tiers
         self.device = device
-        self.merged: tuple[MergedTable, ...] = merge_tables(self.features)
+        self.merged: tuple[MergedTable, ...] = merge_tables(self.features, check_fold(f"{name!r}", fold))
         optimizers = [each.policy.optimizer or optimizer or Adam(learning_rate=None) for each in self.merged]
         widths = [m.dim + own.slot_floats(m.dim) for m, own in zip(self.merged, optimizers, strict=True)]
         shares = [None] * len(widths) if tiers is None else tiers.divide([8 + 4 * width for width in widths])
@@ -164,31 +174,32 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
                 eviction=merged.policy.eviction,
                 precision=merged.policy.precision,
                 seed=seed,
-                name=f"{name}/{'+'.join(merged.tables)}",
+                name=merged.name_in(name),
                 tiers=share,
                 device=device,
+                follows=optimizer is None and merged.policy.optimizer is None,
             )
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
         for merged, table in zip(self.merged, tables, strict=True):
-            table.merged_keys = merged.keys
-            if optimizer is None and merged.policy.optimizer is None:
-                table.chosen_by, table.take_records_of = "nobody", take_records_of
-        self._hold(tables)
+            table.merged_keys, table.divided = merged.keys(fold), True
+        self._order = FeatureOrder(self.name, self.features)
+        self._hold(tables, self._order)
         self.fetch = Fetch(self.tables, tf.as_dtype(wire_dtype), self.name)
 
-    @tf.__internal__.tracking.no_automatic_dependency_tracking
-    def _hold(self, tables: list[HashTable]) -> None:
-        """Keep the tables, which checkpoints hold through one object (`SavedTables`)."""
-        self.tables = tables
-        self._order = FeatureOrder(self.name, self.features)
-        self._saved = SavedTables(self.name, tables, lambda: self._order.widths, self._order.follow)
-        self._track_trackable(self._saved, name="tables")
+    @property
+    def fold(self) -> Fold:
+        """The fold of hashed ids, which is that of the rows that were loaded last."""
+        hashing = zip(self.merged, self.tables, strict=True)
+        return "xor" if any(merged.hashed and table.fold == "xor" for merged, table in hashing) else "mix"
 
-    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "_plan_check":  # in checkpoints from before the tables were one object
-            return self._saved.earlier
-        return super()._lookup_dependency(name, *args, **kwargs)
+    def rename(self, name: str) -> None:
+        """Give the layer another name, and its tables names that begin with it."""
+        self._name = name
+        for merged, table in zip(self.merged, self.tables, strict=True):
+            table.rename(merged.name_in(name))
+        self._saved.owner = self._order.owner = name
+        self.fetch.name = name
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
         """Print how features were merged into tables, one line for each physical table.
@@ -264,17 +275,59 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         """Compute for each merged table the keys, (n,) int64, that a `lookup` of these ids would look up."""
         return self._read(inputs)[1]
 
+    def has_rows(self, feature: str, ids: Any) -> Ids:
+        """Return which ids of a feature have a row of their own, bool in the shape of the ids.
+
+        Nothing is stored. On several ranks, only the rows that this rank owns count.
+
+        Args:
+          feature: The name of the feature.
+          ids: Ids, as for `lookup`. A feature of several tables must have a row in each of them.
+
+        Raises:
+          ConfigError: There is no such feature, or it doesn't take these ids.
+
+        Example:
+          >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)])
+          >>> _ = collection.lookup({"user": [7, 8]})
+          >>> collection.has_rows("user", [7, 9]).numpy().tolist()
+          [True, False]
+        """
+        names = [each.name for each in self.features]
+        if feature not in names:
+            raise ConfigError(f"{self.name!r} has no feature {feature!r}: it has {', '.join(names)}")
+        config = self.features[names.index(feature)]
+        given = numbers_of_texts({feature: feature_ids({feature: ids}, config)})[feature]
+        found = tf.ones_like(flat_ids(given), tf.bool)
+        for merged, table in zip(self.merged, self.tables, strict=True):
+            for part in (each for each in config.parts if each in merged.features):
+                keys = self._keys(merged, table, {part.name: given}, [part])
+                copy = freeze(table, insert=False)
+                found &= table.contains(keys) if copy is None else copy.contains(keys)
+        return like_ids(given, found)
+
     def _read(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Ids], list[tf.Tensor]]:
         read = numbers_of_texts({feature.name: feature_ids(inputs, feature) for feature in self.features})
         ids = {part.name: read[feature.name] for feature in self.features for part in feature.parts}
-        return ids, [self._keys(merged, ids) for merged in self.merged]
+        keys = [self._keys(*each, ids) for each in zip(self.merged, self.tables, strict=True)]
+        return ids, keys
 
-    def _keys(self, merged: MergedTable, ids: Mapping[str, Ids]) -> tf.Tensor:
+    def _keys(
+        self,
+        merged: MergedTable,
+        table: HashTable,
+        ids: Mapping[str, Ids],
+        features: Sequence[FeatureConfig] | None = None,
+    ) -> tf.Tensor:
+        """Return the keys of some features of a merged table, one feature after another; None: of all."""
+        features = merged.features if features is None else features
         return merge_keys(
-            [merged.ids_of(feature, flat_ids(ids[feature.name])) for feature in merged.features],
-            features=[feature.name for feature in merged.features],
-            prefixes=[merged.key_prefix(feature) for feature in merged.features],
+            [flat_ids(ids[feature.name]) for feature in features],
+            features=[feature.name for feature in features],
+            prefixes=[merged.key_prefix(feature) for feature in features],
             id_bits=merged.id_bits,
+            hashed=[feature.hash for feature in features],
+            mix=table.mixes_ids,
         )
 
     def _check_rows(self) -> None:
@@ -401,9 +454,12 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         if recording is None:
             raise ConfigError(
                 f"{self.name!r} is called with training=True where nothing records its lookups, so its rows "
-                "would not be trained: use gmeta.models.Model in place of tf.keras.Model, or in a loop of "
-                "your own `with gmeta.layers.record_lookups(tape) as lookups:`; to read, call it with "
-                "training=False"
+                "would not be trained. For fit, use gmeta.models.Model in place of tf.keras.Model. In a "
+                "loop or train_step of your own, compute the loss within `with tf.GradientTape() as tape, "
+                "gmeta.layers.record_lookups(tape) as lookups:` and call step(gradients, variables, "
+                "lookups) of a gmeta.models.JointOptimizer, which a gmeta.models.Model has as "
+                "joint_optimizer; instead of its train_step you can also override its learn(data). To read "
+                "rows, call it with training=False"
             )
         recording.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
 
@@ -417,6 +473,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             "wire_dtype": self.wire_dtype,
             "tiers": settings.to_config(self.tiers),
             "device": self.device,
+            "fold": self.fold,
         }
 
     @classmethod
@@ -430,20 +487,11 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             "features": [settings.from_config(feature) for feature in config["features"]],
             "optimizer": settings.from_config(config["optimizer"]),
             "tiers": settings.tiers_here(config),
+            "fold": fold_of(config),
         }
         layer = cls(**{**{key: value for key, value in config.items() if key != "device_rows"}, **made})
         layer.tiers = settings.tiers_of(config)  # as they are to be saved again
         return layer
-
-    # Keras' own formats, `.keras` and `.weights.h5`. tf.train.Checkpoint finds the tables by itself.
-
-    def save_own_variables(self, store: Any) -> None:
-        """Write the tables' complete records."""
-        self._saved.write(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Replace the tables' contents by what `save_own_variables` wrote."""
-        self._saved.read(store)
 
 
 def _is_single(feature: FeatureConfig, positions: Ids) -> bool:

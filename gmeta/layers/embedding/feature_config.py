@@ -29,10 +29,9 @@ class FeatureConfig:
         of several tables pools the rows of each table, then joins.
       max_length: Use only the last ``max_length`` ids of a sample (the latest, if ids are in order of time).
         None: use all.
-      hash: Accept strings and any 64-bit numbers as ids. `gmeta.ops.hash_ids` hashes them to the bits that
-        the table leaves (`gmeta.layers.EmbeddingCollection.plan` shows how many). A text reads the same row
-        as the number that ``gmeta prepare`` stores for it, in exported models too. Whole numbers that fit
-        read the same row with and without ``hash``.
+      hash: Accept strings and any 64-bit integers as ids, int64 or uint64. `gmeta.ops.hash_ids` hashes them
+        to 56 bits. A text reads the same row as the number that ``gmeta prepare`` stores for it, in exported
+        models too. Whole numbers below 2^56 read the same row with and without ``hash``.
       dim: Width of the table; give it unless the table is a `TableConfig`. Of several tables: a tuple with
         the width of each, or one number for all; the attribute is the tuple.
       join: How the vectors of several tables become one: ``"concat"`` puts them side by side in the order of

@@ -25,10 +25,14 @@ class FeatureOrder:
     Args:
       owner: The collection's name, for messages.
       features: Its features, in the order that it starts with.
+
+    Attributes:
+      owner: The collection's name.
+      features: The features in their order.
     """
 
     def __init__(self, owner: str, features: Sequence[FeatureConfig]) -> None:
-        self._owner, self.features = owner, tuple(features)
+        self.owner, self.features = owner, tuple(features)
         self._reader = ""  # what has put vectors side by side in this order, and can't change it
         self._called = False  # whether a graph has the vectors by name, in a dict of this order
 
@@ -62,7 +66,7 @@ class FeatureOrder:
         names, own = self._after(saved), [name for name, _ in self.widths]
         if names == own:
             return
-        said = f"{self._owner!r}: what is loaded was saved with the features in "
+        said = f"{self.owner!r}: what is loaded was saved with the features in "
         said += f"the order {', '.join(name for name, _ in saved)}" if saved else "an order that isn't noted"
         side_by_side = f"vectors side by side in the order {', '.join(own)}"
         if self._reader and names:

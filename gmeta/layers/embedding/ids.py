@@ -11,6 +11,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import refuse_unless
 from gmeta.core.keras import refuse_keras_3
 from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.ops.inputs import integers_of
 from gmeta.ops.keys.id_hash import hash_text
 
 Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor"
@@ -26,7 +27,8 @@ TEXT_PADDING = b""
 def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
     """Return one feature's ids, in a shape that fits its combiner, cut to its ``max_length``.
 
-    If the feature has a combiner, a dense matrix of ids becomes ragged ids without the padding.
+    If the feature has a combiner, a dense matrix of ids becomes ragged ids without the padding. uint64
+    becomes int64 of the same bits.
 
     Args:
       inputs: Feature name -> Tensor, RaggedTensor, SparseTensor (its columns give the order of a sample's
@@ -43,8 +45,10 @@ def feature_ids(inputs: Mapping[str, Any], feature: FeatureConfig) -> Ids:
     refuse_keras_3(f"feature {feature.name!r}", type(ids))
     if isinstance(ids, tf.SparseTensor):
         ids = _ragged_of_sparse(ids, feature)
-    elif not isinstance(ids, tf.RaggedTensor):
-        ids = tf.convert_to_tensor(ids)
+    if isinstance(ids, tf.RaggedTensor):
+        ids = ids.with_flat_values(integers_of(ids.flat_values))
+    else:
+        ids = integers_of(ids)
     _check_shape(ids, feature)
     _check_dtype(ids, feature)
     if isinstance(ids, tf.Tensor) and ids.shape.rank > 1:
@@ -111,7 +115,7 @@ def _check_dtype(ids: Ids, feature: FeatureConfig) -> None:
             f"feature {feature.name!r} got strings: FeatureConfig({feature.name!r}, ..., hash=True) takes"
             " them"
         )
-    if ids.dtype != tf.string and (not ids.dtype.is_integer or ids.dtype == tf.uint64):
+    if ids.dtype != tf.string and not ids.dtype.is_integer:
         raise ConfigError(
             f"feature {feature.name!r}: ids must be integers (int64){' or strings' * feature.hash}, got "
             f"{ids.dtype.name}: cast them, or give such numbers to the network beside the embeddings"

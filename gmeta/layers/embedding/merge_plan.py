@@ -1,7 +1,7 @@
 """Merges tables, and keeps the ids of different tables apart in the merged one.
 
 MTGenRec section 3.2: tables of equal width and policy become one physical table, so that a step makes one
-lookup instead of one per feature. `gmeta.core.data.merged_keys` says how ids become keys.
+lookup instead of one per feature. `gmeta.core.data.merged_keys` describes how ids become keys.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tensorflow as tf
-
-from gmeta.core.data.merged_keys import MergedKeys
+from gmeta.core.data.merged_keys import MOST_HASHED, Fold, MergedKeys
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.table_config import RowPolicy, TableConfig
-from gmeta.ops.keys.id_hash import fold_ids
 
 
 @dataclass(frozen=True)
@@ -38,15 +35,14 @@ class MergedTable:
         """Width of a row."""
         return self.policy.dim
 
-    @property
-    def keys(self) -> MergedKeys:
-        """How the tables' ids become keys."""
-        return MergedKeys(self.tables, self.hashed)
+    def keys(self, fold: Fold) -> MergedKeys:
+        """Describe how the tables' ids become keys, hashed ones by ``fold``."""
+        return MergedKeys(self.tables, self.hashed, fold)
 
     @property
     def id_bits(self) -> int:
         """The number of bits that a raw id may have."""
-        return self.keys.id_bits
+        return MergedKeys(self.tables).id_bits
 
     @property
     def id_limit(self) -> int:
@@ -59,17 +55,22 @@ class MergedTable:
         names = {_table_of(feature).name for feature in self.features if feature.hash}
         return tuple(table for table in self.tables if table in names)
 
-    def ids_of(self, feature: FeatureConfig, numbers: tf.Tensor) -> tf.Tensor:
-        """Return a feature's ids for its input numbers, folded into `id_bits` if the feature hashes."""
-        return fold_ids(numbers, self.id_bits) if feature.hash else numbers
+    def name_in(self, collection: str) -> str:
+        """Return the physical table's name in a collection of that name."""
+        return f"{collection}/{'+'.join(self.tables)}"
 
     def key_prefix(self, feature: FeatureConfig) -> int:
         """Return the table's bits of the key, which are or-ed into the feature's raw ids."""
-        return self.keys.prefix_of(_table_of(feature).name)
+        return MergedKeys(self.tables).prefix_of(_table_of(feature).name)
 
 
-def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
+def merge_tables(features: Sequence[FeatureConfig], fold: Fold = "mix") -> tuple[MergedTable, ...]:
     """Merge tables of equal policy.
+
+    Args:
+      features: The features.
+      fold: The fold of hashed ids. With "mix", at most `MOST_HASHED` tables become one if any of them is
+        hashed, so that each leaves an id its bits; more become several.
 
     Raises:
       ConfigError: There are no features, or something that isn't a feature; two features have one name, or
@@ -102,10 +103,15 @@ def merge_tables(features: Sequence[FeatureConfig]) -> tuple[MergedTable, ...]:
     groups: dict[RowPolicy, list[str]] = {}
     for table in shared.values():
         groups.setdefault(table.policy, []).append(table.name)
-    return tuple(
-        MergedTable(policy, tuple(tables), tuple(part for part in parts if _table_of(part).name in tables))
-        for policy, tables in groups.items()
-    )
+    merged = []
+    for policy, names in groups.items():
+        bounded = fold == "mix" and any(hashed[name] for name in names)
+        most = MOST_HASHED if bounded else len(names)
+        for first in range(0, len(names), most):
+            tables = tuple(names[first : first + most])
+            own = tuple(part for part in parts if _table_of(part).name in tables)
+            merged.append(MergedTable(policy, tables, own))
+    return tuple(merged)
 
 
 def _table_of(part: FeatureConfig) -> TableConfig:

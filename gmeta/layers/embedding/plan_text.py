@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gmeta.core.data.merged_keys import Fold
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.merge_plan import MergedTable
 from gmeta.ops.table.hash_table import HashTable
@@ -34,7 +35,7 @@ def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
     pace = "the Keras optimizer's rate" if rate is None else "a schedule" if callable(rate) else f"{rate:g}"
     return (
         table.name,
-        ", ".join(_feature(feature) for feature in merged.features),
+        ", ".join(_feature(feature, table.fold) for feature in merged.features),
         str(merged.dim),
         f"2^{merged.id_bits}",
         str(merged.policy.initializer),
@@ -45,9 +46,10 @@ def _cells(merged: MergedTable, table: HashTable) -> tuple[str, ...]:
     )
 
 
-def _feature(feature: FeatureConfig) -> str:
+def _feature(feature: FeatureConfig, fold: Fold) -> str:
     """Format a feature's name, its pooling, and its table if neither it nor its part has that name."""
-    how = [*([] if feature.combiner is None else [feature.combiner]), *(["hashed"] if feature.hash else [])]
+    hashed = ["hashed" if fold == "mix" else f"hashed, fold {fold}"] if feature.hash else []
+    how = [*([] if feature.combiner is None else [feature.combiner]), *hashed]
     pooled = f"{feature.name} ({', '.join(how)})" if how else feature.name
     (table,) = feature.tables
     return pooled if table.name == feature.name.rpartition("/")[2] else f"{pooled} -> {table.name}"

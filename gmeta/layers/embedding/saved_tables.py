@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -25,12 +25,13 @@ from tensorflow.python.checkpoint.tensor_callable import Callable as LateTensor
 from gmeta.core import collectives
 from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.keras import submodules
 from gmeta.ops.keys.distinct import owned_by
+from gmeta.ops.table.followed_optimizer import KINDS
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.moved_rows import Keep, SavedTable, fill_table, plan_moves, warn_of_filters
-from gmeta.ops.table.optimizer_change import KINDS
 from gmeta.ops.table.records import AdmissionState, Records
-from gmeta.ops.table.saving import are_saved_elsewhere
+from gmeta.ops.table.saving import are_saved_elsewhere, refuse_asynchronous, refuse_part
 
 Widths = tuple[tuple[str, int], ...]
 """Features in their order, with the widths of their vectors."""
@@ -109,14 +110,24 @@ class Plan:
             raise DataError(f"the plan of a collection's tables isn't what gmeta writes: {error}") from error
 
 
+class Order(Protocol):
+    """The order of a collection's features (`gmeta.layers.embedding.feature_order.FeatureOrder`)."""
+
+    @property
+    def widths(self) -> Widths:
+        """The features in the order in which the collection puts their vectors side by side."""
+
+    def follow(self, plan: Plan) -> None:
+        """Take over the order of what is loaded."""
+
+
 class SavedTables(tf.__internal__.tracking.Trackable):
     """What TensorFlow's checkpoints and Keras' files hold of a collection: its physical tables and its plan.
 
     Args:
       owner: The name of the collection.
       tables: The tables.
-      features: Returns the features in the order in which the collection puts their vectors side by side.
-      follow: Receives the plan of what is loaded, so that the collection keeps to its order of features.
+      order: The order of the features.
 
     Attributes:
       owner: The name of the collection.
@@ -124,15 +135,8 @@ class SavedTables(tf.__internal__.tracking.Trackable):
       restores: How often their content was loaded.
     """
 
-    def __init__(
-        self,
-        owner: str,
-        tables: Sequence[HashTable],
-        features: Callable[[], Widths],
-        follow: Callable[[Plan], None],
-    ) -> None:
-        self.owner, self.tables = owner, tuple(tables)
-        self._features, self.follow = features, follow
+    def __init__(self, owner: str, tables: Sequence[HashTable], order: Order) -> None:
+        self.owner, self.tables, self.order = owner, tuple(tables), order
         self.restores = 0
         self.earlier = EarlierTables(self)
 
@@ -140,7 +144,7 @@ class SavedTables(tf.__internal__.tracking.Trackable):
     def plan(self) -> Plan:
         """The plan of these tables."""
         keys = tuple(table.merged_keys or MergedKeys((table.name,)) for table in self.tables)
-        return Plan(self._features(), tuple(table.dim for table in self.tables), keys)
+        return Plan(self.order.widths, tuple(table.dim for table in self.tables), keys)
 
     def load(self, plan: Plan, saved: Sequence[Tensors]) -> None:
         """Replace the tables' content.
@@ -166,7 +170,11 @@ class SavedTables(tf.__internal__.tracking.Trackable):
             )
         if skipped is not None:
             skipped += moves.omissions
-        self.follow(plan)
+        if collectives.world().group_size > 1:
+            for name, part in tensors.items():
+                refuse_part(f"table {name!r}", json.loads(part[_LAYOUT].numpy()))
+        self.order.follow(plan)
+        moves.follow_folds({table.name: table for table in self.tables})
         self.restores += 1
         for table in self.tables:
             whole, sources = moves.whole(table.name, table, there), moves.sources[table.name]
@@ -244,18 +252,11 @@ class SavedTables(tf.__internal__.tracking.Trackable):
         if _SIZES in restored_tensors:
             self.load(plan, self._split(restored_tensors))
         else:  # the rows were saved elsewhere
-            self.follow(plan)
+            self.order.follow(plan)
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Refuse asynchronous checkpoints, which TensorFlow would write with the rows of a later step.
-
-        Raises:
-          ConfigError: Always.
-        """
-        raise ConfigError(
-            f"{self.owner!r}: an asynchronous checkpoint would save its rows at a later step than the dense "
-            "weights: save without CheckpointOptions(enable_async=True)"
-        )
+        """Refuse asynchronous checkpoints."""
+        refuse_asynchronous(repr(self.owner))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         children = super()._trackable_children(save_type, **kwargs)
@@ -267,6 +268,38 @@ class SavedTables(tf.__internal__.tracking.Trackable):
         if name.isdecimal():  # a physical table by its number
             return self.earlier.table(int(name))
         return super()._lookup_dependency(name, *args, **kwargs)
+
+
+class SavesItsTables:
+    """A mixin, placed before Keras' base class, for a collection, whose files hold its tables.
+
+    Attributes:
+      tables: The physical tables.
+    """
+
+    name: str
+    tables: list[HashTable]
+
+    @tf.__internal__.tracking.no_automatic_dependency_tracking
+    def _hold(self, tables: list[HashTable], order: Order) -> None:
+        """Keep tables, which checkpoints hold as one object."""
+        self.tables, self._saved = tables, SavedTables(self.name, tables, order)
+        self._track_trackable(self._saved, name="tables")  # type: ignore[attr-defined]
+
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "_plan_check":  # in checkpoints from before the tables were one object
+            return self._saved.earlier
+        return super()._lookup_dependency(name, *args, **kwargs)  # type: ignore[misc]
+
+    # Keras calls these for `.keras` and `.weights.h5`.
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write the tables' complete records."""
+        self._saved.write(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Replace the tables' contents by what `save_own_variables` wrote."""
+        self._saved.read(store)
 
 
 def _own_keys() -> Keep | None:
@@ -297,7 +330,7 @@ def _show(plan: Plan) -> str:
 
 def saved_tables_of(layer: Any) -> list[SavedTables]:
     """Return what is saved of the tables of each collection in a layer or model."""
-    parts = {id(part): part for part in (layer, *layer.submodules)}.values()
+    parts = {id(part): part for part in (layer, *submodules(layer))}.values()
     return [part._saved for part in parts if isinstance(getattr(part, "_saved", None), SavedTables)]
 
 
@@ -325,7 +358,7 @@ class EarlierTables(tf.train.experimental.PythonState):
         """Receive the plan."""
         self._plan, self._found = Plan.from_json(string_value), {}
         if are_saved_elsewhere():
-            self._tables.follow(self._plan)
+            self._tables.order.follow(self._plan)
 
     def receive(self, index: int, tensors: Tensors) -> None:
         """Receive the tensors of a physical table, and load all tables once they are complete."""

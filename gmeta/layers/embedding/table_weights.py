@@ -1,4 +1,4 @@
-"""Extends Keras' `get_weights` and `set_weights` to the rows of tables."""
+"""Extends Keras' `get_weights` and `set_weights` to the rows of tables, and refuses formats without them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, is_framework, warn_caller
+from gmeta.core.keras import submodules
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.moved_rows import SavedTable, fill_table, plan_moves, warn_of_filters
 from gmeta.ops.table.snapshot import TableSnapshot
@@ -123,14 +124,57 @@ class HoldsTables:
         if restore is not None:
             restore()
 
+    # Keras asks for these two first when it writes a SavedModel or its older HDF5, whichever function it is
+    # called by. A SavedModel's writer would replace methods of the layers and, if it fails, leave them
+    # replaced.
 
-def tables_of(layer: Any) -> list[HashTable]:
-    """Return the tables of all collections in a layer or model, each table once."""
+    @property
+    def _trackable_saved_model_saver(self) -> Any:
+        self._refuse_format("a SavedModel")
+        return super()._trackable_saved_model_saver  # type: ignore[misc]
+
+    @property
+    def use_legacy_config(self) -> bool:
+        """Whether Keras is writing the layer in its older HDF5 format.
+
+        Raises:
+          ConfigError: It begins to, and there are tables.
+        """
+        return bool(vars(self).get("use_legacy_config", False))
+
+    @use_legacy_config.setter
+    def use_legacy_config(self, value: bool) -> None:
+        self._refuse_format("Keras' older HDF5 format")
+        vars(self)["use_legacy_config"] = value
+
+    @use_legacy_config.deleter
+    def use_legacy_config(self) -> None:
+        vars(self).pop("use_legacy_config", None)
+
+    def _refuse_format(self, what: str) -> None:
+        if tables_of(self):
+            raise ConfigError(
+                f"{getattr(self, 'name', type(self).__name__)!r}: {what} can't hold dynamic tables, and "
+                "nothing was written: gmeta.export.export_model writes a SavedModel for serving; "
+                "model.save('….keras') of a gmeta.models.Model, save_weights and tf.train.Checkpoint keep "
+                "what is to be trained on"
+            )
+
+
+def tables_of(layer: Any, *, trained: bool = False) -> list[HashTable]:
+    """Return the tables of all collections in a layer or model, each table once.
+
+    Args:
+      layer: The layer or model.
+      trained: Whether to leave out tables of collections that are frozen (``trainable=False``).
+    """
     found = {
         id(table): table
-        for part in (layer, *layer.submodules)
+        for part in (layer, *submodules(layer))
         for table in getattr(part, "tables", ())
-        if isinstance(part, tf.keras.layers.Layer) and isinstance(table, HashTable)
+        if isinstance(part, tf.keras.layers.Layer)
+        and isinstance(table, HashTable)
+        and (part.trainable or not trained)
     }
     return list(found.values())
 
@@ -162,6 +206,7 @@ def _restorer(layer: Any, weights: Any, tables: Sequence[HashTable]) -> Callable
         )
 
     def copy() -> None:
+        moves.follow_folds(own)
         for key, table in own.items():
             sources, origin = moves.sources[key], moves.whole(key, table, saved)
             fill_table(table, [(saved[each], pairs) for each, pairs in sources])

@@ -11,16 +11,19 @@ lookups to the rows' owners.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients
 from gmeta.layers.exchange.sample_counts import current_graph
+from gmeta.ops.table.finite import NamedGradient, name_row, refuse_bad
 from gmeta.ops.table.hash_table import HashTable
 
 _active: ContextVar[RecordedLookups | None] = ContextVar("recorded_lookups", default=None)
@@ -44,9 +47,13 @@ class TableGradient(NamedTuple):
         return self._replace(values=self.values * factor)
 
     def apply(self, learning_rate: Any) -> None:
-        """Update the table once, at ``learning_rate`` unless the table's optimizer has its own rate."""
+        """Update the table once, at ``learning_rate`` unless the table's optimizer has its own rate.
+
+        The caller has checked that the gradient is finite, or allows that it isn't.
+        """
         own = self.table.optimizer.learning_rate is not None
-        self.table.apply_gradients(self.keys, self.values, learning_rate=None if own else learning_rate)
+        rate = None if own else learning_rate
+        self.table.apply_gradients(self.keys, self.values, learning_rate=rate, finite=False)
 
 
 class LookedUp(Protocol):
@@ -74,6 +81,9 @@ class RowGradients(Protocol):
     def by_table(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[TableGradient]:
         """Group gradients by physical table, at the rows' owners."""
 
+    def named(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[NamedGradient]:
+        """Return this rank's gradients with the keys that they belong to."""
+
 
 class _Recorded(NamedTuple):
     tables: tuple[HashTable, ...]
@@ -94,6 +104,11 @@ class RecordedLookups:
         self._tapes = tapes
         self._lookups: list[_Recorded] = []
         self._graph = current_graph()
+
+    @property
+    def tables(self) -> list[HashTable]:
+        """The tables that were looked up, each once."""
+        return list({id(table): table for each in self._lookups for table in each.tables}.values())
 
     def add(self, tables: Sequence[HashTable], lookup: LookedUp, wire_dtype: tf.DType = tf.float32) -> None:
         """Record one lookup and watch its rows.
@@ -126,22 +141,39 @@ class RecordedLookups:
         rank owns, and the table's update adds them up. All ranks must call it, with gradients for the same
         rows.
         """
-        if len(gradients) != len(self.rows):
-            raise ConfigError(
-                f"{len(self.rows)} rows were looked up, but there are {len(gradients)} gradients"
-            )
-        rest = iter(gradients)
-        split = [[next(rest) for _ in each.tables] for each in self._lookups]
+        split = self._split(gradients)
         return by_table(
             pair
             for each, found in zip(self._lookups, _at_owners(self._lookups, split), strict=True)
             for pair in zip(each.tables, found, strict=True)
         )
 
+    def named(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[NamedGradient]:
+        """Return this rank's gradients of ``rows``, except those that are None, with their keys."""
+        return [
+            NamedGradient(partial(name_row, table), *_values_and_keys(keys, gradient))
+            for each, own in zip(self._lookups, self._split(gradients), strict=True)
+            for table, keys, gradient in zip(each.tables, each.lookup.keys, own, strict=True)
+            if gradient is not None
+        ]
+
+    def _split(
+        self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]
+    ) -> list[list[tf.Tensor | tf.IndexedSlices | None]]:
+        """Divide the gradients of ``rows`` among the lookups."""
+        if len(gradients) != len(self.rows):
+            raise ConfigError(
+                f"{len(self.rows)} rows were looked up, but there are {len(gradients)} gradients"
+            )
+        rest = iter(gradients)
+        return [[next(rest) for _ in each.tables] for each in self._lookups]
+
     def apply_gradients(
         self,
         gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
         learning_rate: float | tf.Tensor | None = None,
+        *,
+        finite: bool = True,
     ) -> None:
         """Update each physical table once.
 
@@ -150,7 +182,14 @@ class RecordedLookups:
             Several ranks' gradients are added up: pass each rank's share of the gradient of the global loss.
           learning_rate: The rate for tables whose optimizer has none of its own, such as a Keras optimizer's
             current rate.
+          finite: Whether to refuse this rank's gradients that hold NaN or infinity, before any table changes.
+
+        Raises:
+          NotFiniteError: A gradient holds NaN or infinity; a graph raises `tf.errors.InvalidArgumentError`.
+            The message names the table and the id.
         """
+        if finite:
+            gradients = refuse_bad(self.named(gradients), list(gradients))
         for gradient in self.by_table(gradients):
             gradient.apply(learning_rate)
 
@@ -159,7 +198,9 @@ class RecordedLookups:
 def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
     """Record the lookups of all embedding collections that are called with ``training=True``.
 
-    `gmeta.models.Model` does this in its train step; in your own training loop, write:
+    `gmeta.models.Model` does this in its train step. In a training loop of your own,
+    `gmeta.models.JointOptimizer` makes the step of dense variables and rows. With a table optimizer that has
+    a rate of its own, the rows can also be updated without it:
 
     Example:
       >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)], optimizer=SGD(0.1))
@@ -177,7 +218,11 @@ def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
 
     Yields:
       The `RecordedLookups`. If recordings are nested, only the innermost records a lookup.
+
+    Raises:
+      ConfigError: A launcher started this process as one of several ranks, and `gmeta.init` wasn't called.
     """
+    collectives.check_init()
     lookups = RecordedLookups(*tapes)
     token = _active.set(lookups)
     try:
@@ -234,6 +279,14 @@ def _at_owners(
         for index, parts in zip(chosen, owned, strict=True):
             found[index] = list(parts)
     return found
+
+
+def _values_and_keys(
+    keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices
+) -> tuple[tf.Tensor, Callable[[], tf.Tensor]]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values, lambda: tf.gather(keys, gradient.indices)
+    return gradient, lambda: keys
 
 
 def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None) -> Part | None:

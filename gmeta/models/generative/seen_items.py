@@ -52,5 +52,4 @@ def history_keys(histories: Jagged) -> tf.Tensor:
     longest = tf.reduce_max(tf.concat([jagged.lengths(histories), [0]], 0))
     powers = tf.math.cumprod(tf.fill([longest], tf.constant(_ODD, tf.int64)))
     terms = (histories.values + 2) * tf.gather(powers, jagged.positions(histories))
-    users = tf.size(histories.offsets) - 1
-    return tf.math.unsorted_segment_sum(terms, jagged.row_ids(histories), users)
+    return jagged.sums(histories._replace(values=terms))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
+from tf_keras.src.engine.training_utils import RespectCompiledTrainableState
 from tf_keras.src.utils import tf_utils
 
 from gmeta.core.errors import ConfigError
@@ -30,7 +32,14 @@ def run_batch(
     if doing != "predict":
         model._assert_compile_was_called()
     model._check_call_args(f"{doing}_on_batch")
-    with model.distribute_strategy.scope(), model._name_failures(f"{doing}_on_batch"):
+    trains = doing == "train"
+    if trains:
+        model._warn_of_trainable()
+    with (
+        model.distribute_strategy.scope(),
+        model._name_failures(f"{doing}_on_batch"),
+        RespectCompiledTrainableState(model) if trains else nullcontext(),
+    ):
         make: Callable[[], Callable[[Any], Any]] = getattr(model, f"make_{doing}_function")
         results = make()(iter(tf.data.Dataset.from_tensors(model.learner.tasks_of(batch))))
     results = tf_utils.sync_to_numpy_or_python_type(results)

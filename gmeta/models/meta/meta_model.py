@@ -104,6 +104,7 @@ class MetaModel(TaskModel):
 
         Raises:
           ConfigError: The model isn't compiled, or columns are missing or don't go together.
+          NotFiniteError: The inner steps diverge on the samples; the message shows the range of the labels.
 
         Example:
           ::
@@ -147,6 +148,7 @@ class MetaModel(TaskModel):
         Raises:
           ConfigError: The weights belong to another network, or the model was trained since they were made;
             or the samples of one task come with arguments that are for task batches.
+          NotFiniteError: The weights hold NaN or infinity.
         """
         if not names_columns(x) or {"features", "support"} <= set(x):
             if weights is not None:

@@ -125,6 +125,8 @@ class TaskModel(Model):
         if inner is not None and inner != self.inner:
             self.learner.use(inner)
             self.inner_rates = self.learner.inner_rates
+        else:
+            self.learner.check_adapts()
         self._form = choose_form(self.learner, form)
         self._task_metrics, others = TaskMetrics.among(metrics)
         super().compile(optimizer, loss, others, accumulate_steps=accumulate_steps, nan=nan, **kwargs)

@@ -43,6 +43,8 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
     Attributes:
       size: V.
+      resources: What finds items, if they have ids of their own; an exported graph needs it, and checkpoints
+        don't hold it.
       marks: int64 (V,), a mark of what a model knows of each item besides its key. Weights are then loaded
         only if the items that they know have the same marks. None: there are none.
 
@@ -61,6 +63,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         self._owner, self._feature, self._hashes = owner, feature.name, feature.hash
         self._keys: tf.Variable | None = None
         self._texts: tf.Variable | None = None
+        self.resources: list[RowNumbers] = []
         self.marks: npt.NDArray[np.int64] | None = None
         if tf.is_tensor(items):
             items = items.numpy()
@@ -75,7 +78,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
                     keys = hash_text(ids).numpy()
                 self._check_keys(ids, keys)
                 self._keys = tf.Variable(keys, trainable=False, name="catalogue")
-            self._row_numbers = RowNumbers(self._keys)
+            self.resources = [RowNumbers(self._keys)]
         with tf.device("CPU:0"):
             none = tf.zeros([self.size], tf.int64)
             self._gathered = tf.Variable(none, trainable=False, name="counts")  # the same on all ranks
@@ -119,7 +122,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             )
         ids = hash_text(ids) if text else tf.cast(ids, tf.int64)
         if self._keys is not None:
-            return self._row_numbers(ids)
+            return self.resources[0](ids)
         return tf.where((ids >= 0) & (ids < self.size), ids, -1)
 
     def numbers(self, ids: tf.Tensor) -> tf.Tensor:
@@ -264,7 +267,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             some = ids[0] if ids.dtype == object else int(keys.min())
             raise ConfigError(
                 f"{self._owner}: items holds {some!r}: make the feature {self._feature!r} with hash=True, "
-                "which takes texts and any int64"
+                "which takes texts and any 64-bit integers"
             )
         values, counts = np.unique(keys, return_counts=True)
         if (counts > 1).any():
@@ -288,9 +291,7 @@ def _check(items: Items, owner: str) -> Any:
         )
     if texts:
         return np.array([each.encode() if isinstance(each, str) else each for each in ids.tolist()], object)
-    if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
-        raise ConfigError(f"{owner}: items must be int64 ids, got {ids.max()}")
-    return ids.astype(np.int64)
+    return ids.astype(np.int64)  # uint64 as the int64 of the same bits, as in batches
 
 
 @tf.autograph.experimental.do_not_convert

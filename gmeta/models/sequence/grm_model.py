@@ -20,7 +20,7 @@ from gmeta.models.sequence.sequence_columns import Batch, Layout, SequenceColumn
 from gmeta.models.training.compile_settings import only_columns, refuse_settings
 from gmeta.models.training.model import Model
 from gmeta.models.training.ranks.step import rank_step
-from gmeta.ops import AttentionMask
+from gmeta.ops import AttentionMask, jagged
 from gmeta.optimizers import SparseOptimizer
 
 _LAYERS = ("collection", "backbone", "mixture", "heads")
@@ -139,7 +139,9 @@ class GRM(Model):
         )
         self.mean = tf.keras.metrics.Mean(name="loss")
         self.means = {task: tf.keras.metrics.Mean(name=f"{task}_loss") for task in labels}
-        self.aucs = {task: (AUC(name=f"auc_{task}"), UserGAUC(name=f"gauc_{task}")) for task in labels}
+        self.aucs = {
+            task: (AUC(0.5, name=f"auc_{task}"), UserGAUC(0.5, name=f"gauc_{task}")) for task in labels
+        }
         self._of_compile = LabelMetrics(name, list(labels), None, [])
         self._build()
 
@@ -230,6 +232,19 @@ class GRM(Model):
     def ids(self, x: Batch) -> dict[str, Any]:
         """Return feature -> the ids of all parts of a batch, one after another, for one lookup."""
         return self.columns.ids(x, set(self.labels.values()))
+
+    def unknown_history(self, x: Batch) -> tf.Tensor:
+        """Count the ids in the features of each history that have no row of their own, (users,) int64.
+
+        Args:
+          x: A batch.
+        """
+        columns = self.columns.part_ids(x, "history", set(self.labels.values()))
+        absent = [
+            column._replace(values=tf.cast(~self.collection.has_rows(name, column.values), tf.int64))
+            for name, column in columns.items()
+        ]
+        return tf.add_n([jagged.sums(each) for each in absent])
 
     @tf.autograph.experimental.do_not_convert
     def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:

@@ -161,6 +161,16 @@ class HistoryModel(Model):
         """The training loss and the ranking metrics of evaluation, reset at each epoch."""
         return [self.mean, self.ranking]
 
+    def unknown_history(self, x: Mapping[str, Any]) -> tf.Tensor:
+        """Count the items of each history that aren't in the catalogue, (users,) int64.
+
+        Args:
+          x: A batch. Of a history that is longer than ``max_length``, only the items that are read count.
+        """
+        ids = self._sequences(x, self.max_length)[0]
+        unknown = ids._replace(values=tf.cast(self.catalogue.find(ids.values) < 0, tf.int64))
+        return jagged.sums(unknown)
+
     def _sequences(self, x: Mapping[str, Any], longest: int) -> tuple[Jagged, Jagged | None]:
         """Return ids and times, cut to the last ``longest`` of each user."""
         columns = [self.item] if self.time is None else [self.item, self.time]

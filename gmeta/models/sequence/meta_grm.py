@@ -84,7 +84,7 @@ class MetaGRM(TaskModel):
         )
         super().__init__(learner, name=name)
         self.ranker, self.trunk = ranker, ranker.trunk
-        self._gauc = {task: GAUC(name=f"gauc_{task}") for task in learner.labels}
+        self._gauc = {task: GAUC(0.5, name=f"gauc_{task}") for task in learner.labels}
 
     def compile(  # type: ignore[override]
         self, optimizer: Any = "adam", loss: Any = None, metrics: Any = None, **kwargs: Any

@@ -62,11 +62,11 @@ class NextItemModel(HistoryModel):
       collection: The embedding of ``item``, its only feature.
       backbone: A layer over jagged sequences, such as `gmeta.layers.HSTU` or `gmeta.layers.FuXi`.
       items: The catalogue: V, for the ids from 0 to V - 1; or, for a feature with ``hash=True``, a vector of
-        ids, any int64 or texts. A text and the hash that ``gmeta prepare`` writes for it are the same item,
-        whichever of them the catalogue and a batch contain. Negatives are drawn from the catalogue,
-        evaluation ranks all of it, and `fit` and `evaluate` refuse histories with other ids. Weights belong
-        to ids, so those of a model load into one with more items, or with fewer; new items start with their
-        initial rows.
+        ids, any int64 or uint64, or texts. A text and the hash that ``gmeta prepare`` writes for it are the
+        same item, whichever of them the catalogue and a batch contain. Negatives are drawn from the
+        catalogue, evaluation ranks all of it, and `fit` and `evaluate` refuse histories with other ids.
+        Weights belong to ids, so those of a model load into one with more items, or with fewer; new items
+        start with their initial rows.
       max_length: The longest history that is read, as for the backbone.
       item: The name of the item column and of its feature.
       time: The column of times; None: the backbone gets no times.

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import assert_first, refuse_unless
+from gmeta.core.graph.conditions import assert_first, refuse_numbers, refuse_unless
 from gmeta.layers import EmbeddingCollection
 from gmeta.ops import Jagged, jagged
 
@@ -149,11 +149,21 @@ class SequenceColumns:
         for name in self.contexts:
             ids = _column_of(batch, "contexts", name)
             found.setdefault(name, []).append(_as_ragged(ids))
-        for part in ("history", "targets"):
-            for name in getattr(self, part):
-                ids = self._column(batch, part, name).values
-                found.setdefault(name, []).append(_whole(ids, name) if name in labels else ids)
+        both: tuple[Literal["history", "targets"], ...] = ("history", "targets")
+        for part in both:
+            for name, column in self.part_ids(batch, part, labels).items():
+                found.setdefault(name, []).append(column.values)
         return {name: parts[0] if len(parts) == 1 else _join(name, parts) for name, parts in found.items()}
+
+    def part_ids(
+        self, batch: Batch, part: Literal["history", "targets"], labels: Collection[str] = ()
+    ) -> dict[str, Jagged]:
+        """Return feature -> the ids of one part of the sequences; see `ids`."""
+        found = {}
+        for name in getattr(self, part):
+            column = self._column(batch, part, name)
+            found[name] = column._replace(values=_whole(column.values, name)) if name in labels else column
+        return found
 
     def parts(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> dict[str, list[tf.Tensor]]:
         """Split the vectors of `ids` by part: contexts [(users, dim)], history [(events, dim)], targets.
@@ -186,12 +196,19 @@ class SequenceColumns:
         return layout.of_exposures(batch["task"])
 
     def labels(self, batch: Batch, columns: Mapping[str, str]) -> dict[str, tf.Tensor]:
-        """Return name -> label of each exposure, (exposures,) float32, read from the columns by name."""
+        """Return name -> label of each exposure, (exposures,) float32, read from the columns by name.
+
+        Raises:
+          ConfigError: A column is missing or has other lengths; or a label is below 0 or above 1 (in a graph,
+            raised as by `gmeta.core.graph.conditions.refuse_unless`).
+        """
         splits = self._column(batch, "targets", self.targets[0]).offsets
         found = {}
         for name, column in columns.items():
             of_column = _jagged(batch, "labels", column)
-            found[name] = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
+            label = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
+            good = ~((label < 0) | (label > 1))  # NaN makes the loss NaN, which all ranks notice together
+            found[name] = refuse_numbers(label, good, f"labels {column!r} must lie between 0 and 1")
         return found
 
     def _times(self, batch: Batch, part: str, name: str) -> tf.Tensor:

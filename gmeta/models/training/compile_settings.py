@@ -11,7 +11,7 @@ from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.variables import lift_variables
-from gmeta.core.keras import refuse_keras_3
+from gmeta.core.keras import refuse_keras_3, submodules
 
 
 def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any) -> None:
@@ -51,7 +51,7 @@ def check_keras(model: tf.keras.Model, *given: Any) -> None:
       KerasError: One of them is of Keras 3.
     """
     refuse_keras_3(f"{model.name}: compile", *given)
-    for part in (model, *model.submodules):
+    for part in (model, *submodules(model)):
         for name, value in vars(part).items():
             if name.startswith("_self_"):  # Keras' own lists of the other attributes
                 continue

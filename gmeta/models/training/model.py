@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
+from tf_keras.src.engine import functional
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
@@ -14,6 +16,7 @@ from gmeta.core.graph.host_ops import collect_ops
 from gmeta.core.graph.step_marks import mark_end, upstream_of
 from gmeta.core.keras import refuse_keras_3
 from gmeta.layers import EmbeddingCollection, record_lookups
+from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.models.training.compile_settings import check_compile, check_keras, make_metrics
 from gmeta.models.training.faults.batch_faults import fault_of_samples
 from gmeta.models.training.faults.nan_guard import NanGuard
@@ -21,7 +24,7 @@ from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
 from gmeta.models.training.optimizer.loss_scale import LossScale
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.step_gradients import StepGradients
-from gmeta.models.training.optimizer.table_rule import follow
+from gmeta.models.training.optimizer.table_rule import check_rule, follow
 from gmeta.models.training.own_step import OwnStep
 from gmeta.models.training.pipeline.clusters import column_keys
 from gmeta.models.training.pipeline.numbering import step_number
@@ -32,6 +35,7 @@ from gmeta.models.training.pipeline.windows import Windows
 from gmeta.models.training.ranks.loops import RunsOnRanks
 from gmeta.models.training.ranks.step import rank_step
 from gmeta.models.training.saves_tables import SavesTables
+from gmeta.ops.table.finite import NamedGradient
 
 _ACCUMULATE = "accumulate_steps"
 _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models
@@ -46,6 +50,23 @@ def _functional(cls: Any) -> Any:
     """
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (cls, _KeepsIds, _Functional), same)
+
+
+def _name_collections_apart(outputs: Any) -> None:
+    """Give collections without names of their own different names, as layers of a functional model must have.
+
+    The names follow from the model alone, so all ranks and all processes that make it have the same ones.
+    """
+    if not all(hasattr(output, "_keras_history") for output in tf.nest.flatten(outputs)):
+        return  # Keras says what is wrong
+    _, layers = functional._build_map(outputs)
+    unnamed = [each for each in layers if isinstance(each, EmbeddingCollection) and not each.has_own_name]
+    taken = {layer.name for layer in layers if layer not in unnamed}
+    for collection in unnamed:
+        if collection.name in taken:
+            free = (f"{collection.name}_{number}" for number in itertools.count(1))
+            collection.rename(next(name for name in free if name not in taken))
+        taken.add(collection.name)
 
 
 class _KeepsIds:
@@ -78,7 +99,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     Saving: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
     ``.keras`` save the complete tables, with optimizer slots. The older ``.h5`` and SavedModel are refused,
-    because they would leave the tables out.
+    because they would leave the tables out. So is, on several ranks, what one process writes;
+    ``BackupAndRestore`` and `gmeta.checkpoint.ShardedCheckpoint` save all ranks' rows.
 
     Example:
       >>> user = tf.keras.Input([], name="user", dtype=tf.int64)
@@ -111,6 +133,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         if not isinstance(self, _Functional):
             cls: Any = type(self)
             self.__class__ = _functional(cls)
+        _name_collections_apart(outputs)
         super().__init__(inputs=inputs, outputs=outputs, name=name, trainable=trainable, **kwargs)
 
     def compile(
@@ -133,8 +156,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             as large: the mean over all their samples. The loss must be a mean over samples, as Keras' losses
             are. The end of an epoch makes a step of the batches accumulated so far, even if there are fewer
             than k. Lookups count as uses of a row once per batch, not once per step.
-          nan: ``"raise"``: a loss that isn't finite ends training before its step, with an error that says
-            what is at fault. ``"allow"``: train on.
+          nan: ``"raise"``: a loss or a gradient that isn't finite ends training before its step, with an
+            error that names the cause. ``"allow"``: train on.
           pipeline: How `fit` fetches ahead of a batch, and in how many micro-batches a step computes it; see
             `gmeta.Pipeline`. None: no fetches ahead, and no micro-batches.
           **kwargs: As in Keras.
@@ -148,6 +171,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         """
         check_keras(self, optimizer, loss, args, kwargs)
         check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
+        trained = tables_of(self, trained=True)
+        check_rule(self, trained, tf.keras.optimizers.get(optimizer))
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()
         micro_batches = self._pipeline.micro_batches
         self._check_loss(loss, accumulate_steps)
@@ -156,10 +181,10 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
         self._accumulate_steps = accumulate_steps
-        follow(self, self.optimizer)
+        follow(self, trained, self.optimizer)
         self._loss_scale, self._notes = LossScale(self.optimizer), RankNotes()
         self._joint_optimizer = JointOptimizer(
-            self.optimizer, accumulate_steps, raises=self._guard.raises, notes=self._notes
+            self.optimizer, accumulate_steps, raises=self._guard.raises, notes=self._notes, trainer=self
         )
 
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
@@ -183,17 +208,14 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             found = self.compute_gradients(data) if windows is None else windows.compute_gradients(data)
             mark_end(self.gradients_part, found.dense, found.rows)
             gradients = step.end_forward([*found.dense, *found.rows])
+        count, variables = len(found.dense), self.trainable_variables
+        dense, rows = gradients[:count], gradients[count:]
+        named = [*NamedGradient.of_weights(dense, variables), *found.lookups.named(rows)]
         skips = self._loss_scale.skips_bad_steps
-        finite = self._guard.finite(found.loss, data, found.samples, skips)
-        count = len(found.dense)
+        finite = self._guard.finite(found.loss, named, data, found.samples, skips)
         with collect_ops() as updates:
             self._joint_optimizer.apply_gradients(
-                gradients[:count],
-                self.trainable_variables,
-                found.lookups,
-                gradients[count:],
-                found.samples,
-                finite,
+                dense, variables, found.lookups, rows, found.samples, finite
             )
         with tf.control_dependencies(updates):
             mark_end("update")
@@ -254,6 +276,12 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     def find_fault(self, data: Any) -> str:
         """Describe what in a batch is at fault if the loss isn't finite; return "" if nothing is."""
         return fault_of_samples(data)
+
+    @property
+    def joint_optimizer(self) -> JointOptimizer:
+        """The optimizer of a compiled model's dense weights and tables, for a ``train_step`` of your own."""
+        self._assert_compile_was_called()
+        return self._joint_optimizer
 
     @property
     def step_number(self) -> tf.Tensor:

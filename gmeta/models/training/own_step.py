@@ -23,9 +23,11 @@ class OwnStep:
         self._settings = {name: value for name, value in settings.items() if value > 1}
         self._noted = not self._settings
 
-    def note(self) -> None:
-        """Note that the train step of `gmeta.models.Model` is called."""
-        self._noted = True
+    def note(self, *obeyed: str) -> None:
+        """Note that a train step obeys some settings; without names, all, as `gmeta.models.Model`'s does."""
+        for name in obeyed:
+            self._settings.pop(name, None)
+        self._noted = not obeyed or not self._settings
 
     def watch(self, function: Function) -> Function:
         """Return a train function that checks the train step when it is traced, before it has any effect."""

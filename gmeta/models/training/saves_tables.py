@@ -18,15 +18,34 @@ from gmeta.layers.embedding.saved_tables import saved_tables_of, skip_mismatched
 from gmeta.layers.embedding.table_weights import HoldsTables, tables_of
 from gmeta.ops import HashTable
 
+_BACKUP = "_backup_of_fit"  # where a model keeps the state of `BackupAndRestore`
+
 
 class SavesTables(HoldsTables):
     """A mixin, placed before `tf.keras.Model`, for a model with dynamic tables.
 
     TensorFlow's checkpoints find the tables as trackable objects, and Keras' ``.keras`` and ``.weights.h5``
     request each layer's state. The older ``.h5`` lists variables, and a SavedModel would hold native ops:
-    these formats are refused rather than written without the tables. One of several ranks can't write files
-    either, because it has only the rows that it owns.
+    these formats are refused rather than written without the tables, whichever function writes them. One of
+    several ranks can't write files either, because it has only the rows that it owns.
     """
+
+    @property
+    def _training_state(self) -> Any:
+        """What Keras' `BackupAndRestore` does its work by; the callback sets it when training begins."""
+        return vars(self).get(_BACKUP)
+
+    @_training_state.setter
+    def _training_state(self, state: Any) -> None:
+        if state is not None:
+            from gmeta.checkpoint.backup import TableBackup
+
+            state = TableBackup(state, self)
+        vars(self)[_BACKUP] = state
+
+    @_training_state.deleter
+    def _training_state(self) -> None:
+        vars(self)[_BACKUP] = None
 
     def save_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
         """Save the weights as `tf.keras.Model.save_weights` does, in TensorFlow's format or ``.weights.h5``.
@@ -87,6 +106,12 @@ class SavesTables(HoldsTables):
             )
         super().save(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
+    def _refuse_format(self, what: str) -> None:
+        joint = getattr(self, "_joint_optimizer", None)
+        if joint is not None:  # include_optimizer=False has taken it off by now
+            self.optimizer = joint.optimizer
+        super()._refuse_format(what)
+
     def summary(self, *args: Any, **kwargs: Any) -> None:
         """Print `tf.keras.Model.summary`, and after it each table's rows, width and bytes."""
         super().summary(*args, **kwargs)  # type: ignore[misc]
@@ -126,8 +151,9 @@ def _refuse_a_part(filepath: str | Path) -> None:
     if here.size > 1:
         raise ConfigError(
             f"{filepath}: rank {here.rank} of {here.size} has only the rows that it owns, and so would the "
-            "file: save with the callback gmeta.checkpoint.ShardedCheckpoint, to which every "
-            "rank adds its part, and which any number of ranks can load"
+            "file: save with the callback tf.keras.callbacks.BackupAndRestore or "
+            "gmeta.checkpoint.ShardedCheckpoint, to which every rank adds its part, and which any number of "
+            "ranks can load"
         )
 
 

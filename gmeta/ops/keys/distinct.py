@@ -34,7 +34,7 @@ def unique(ids: Any, *, device: Place = "cpu") -> Unique:
     """Find the distinct ids of a tensor of any shape, and the inverse mapping.
 
     Args:
-      ids: Integers of any shape; any int64 is a valid id.
+      ids: Integers of any shape; any int64 is a valid id. uint64 are taken as the int64 of the same bits.
       device: Where to compute and keep the result: ``"cpu"``, where ids mostly are, or ``"gpu"``, the first
         GPU that this process sees.
 

@@ -8,9 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
+from gmeta.core.data.merged_keys import HASHED_BITS, Fold, check_fold
+from gmeta.core.data.splitmix import splitmix64_tensor
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.ops.inputs import ids_tensor
+from gmeta.ops.inputs import ids_tensor, integers_of
 from gmeta.ops.keys.portable_text_hash import portable_hash_text
 from gmeta.ops.portable import is_portable
 
@@ -18,38 +20,39 @@ _native = load_op_library("ops")
 tf.no_gradient("GmetaHashText")
 
 
-def hash_ids(values: Any, bits: int = 62) -> Any:
+def hash_ids(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> Any:
     """Map text and any 64-bit numbers to ids in [0, 2^bits).
 
     The id is ``fold(hash(value))``. ``hash`` is the last 8 bytes of a text's MD5 as a signed number
     (`hash_text`), which ``gmeta prepare`` stores; ``fold`` is `fold_ids`. A text and the number that
     ``gmeta prepare`` stored for it therefore have the same id. Whole numbers from 0 to 2^bits − 1 are their
-    own ids.
+    own ids. With the defaults, these are the ids of features with ``hash=True``.
 
-    Among n distinct texts, about n² / 2^(bits + 1) pairs share an id: with a million texts and 61 bits, one
-    in four million data sets has such a pair. `count_collisions` counts collisions.
+    Among n distinct values, about n² / 2^(bits + 1) pairs share an id: with a million values and 56 bits, one
+    in 144,000 data sets has such a pair. `count_collisions` counts collisions.
 
     Args:
       values: Strings (UTF-8, or any bytes) or integers: a Tensor of any shape, a RaggedTensor, or anything
-        that converts to a Tensor.
+        that converts to a Tensor. uint64 are taken as the int64 of the same bits.
       bits: 1 to 63.
+      fold: As in `fold_ids`.
 
     Returns:
       int64, in the form of ``values``.
 
     Raises:
-      ConfigError: The values have another dtype, or ``bits`` is out of range.
+      ConfigError: The values have another dtype, ``bits`` is out of range, or there is no such fold.
 
     Example:
       >>> hash_ids(["sku/7", "sku/8"]).numpy()
-      array([2980919199059177940, 4249099457959932085])
-      >>> hash_ids([7, -1], bits=61).numpy()
-      array([                  7, 2305843009213693944])
+      array([68390468141671386, 36276105243266274])
+      >>> hash_ids([7, -1]).numpy()
+      array([                7, 61204826320874528])
     """
     if isinstance(values, tf.RaggedTensor):
-        return values.with_flat_values(hash_ids(values.flat_values, bits))
-    tensor = tf.convert_to_tensor(values)
-    return fold_ids(hash_text(tensor) if tensor.dtype == tf.string else tensor, bits)
+        return values.with_flat_values(hash_ids(values.flat_values, bits, fold))
+    tensor = integers_of(values)
+    return fold_ids(hash_text(tensor) if tensor.dtype == tf.string else tensor, bits, fold)
 
 
 def hash_text(texts: Any) -> tf.Tensor:
@@ -69,44 +72,51 @@ def hash_text(texts: Any) -> tf.Tensor:
         return portable_hash_text(texts) if is_portable() else _native.gmeta_hash_text(texts=texts)
 
 
-def fold_ids(numbers: Any, bits: int) -> tf.Tensor:
-    """Fold 64 bits into fewer: combine the low bits by XOR with the bits above them.
-
-    The result is ``(x XOR (x >>> bits)) AND (2^bits − 1)``. A number in [0, 2^bits) doesn't change.
+def fold_ids(numbers: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> tf.Tensor:
+    """Fold 64-bit numbers x into ids in [0, 2^bits): `gmeta.core.data.merged_keys.fold_numbers` of tensors.
 
     Args:
-      numbers: Integers of any shape.
+      numbers: Integers of any shape; negative ones stand for their two's complement.
       bits: 1 to 63.
+      fold: ``"mix"``: the low bits of SplitMix64(x), and x itself where it is in [0, 2^bits). ``"xor"``: the
+        low bits of ``x XOR (x >> bits)``, as gmeta folded ids before it had "mix". Numbers that count in
+        their upper and in their lower bits then share ids.
 
     Returns:
       int64, of the same shape.
 
     Raises:
-      ConfigError: ``numbers`` aren't integers, or ``bits`` is out of range.
+      ConfigError: ``numbers`` aren't integers, ``bits`` is out of range, or there is no such fold.
     """
     bits = whole_number("hash_ids: bits", bits, least=1)
     if bits > 63:
         raise ConfigError(f"hash_ids: bits must be at most 63, got {bits}")
+    check_fold("hash_ids", fold)
     numbers = ids_tensor(numbers, "hash_ids", "values")
-    above = tf.bitwise.right_shift(numbers, tf.constant(bits, tf.int64))  # with copies of the sign
-    above = tf.bitwise.bitwise_and(above, tf.constant((1 << (64 - bits)) - 1, tf.int64))
-    folded = tf.bitwise.bitwise_xor(numbers, above)
-    return tf.bitwise.bitwise_and(folded, tf.constant((1 << bits) - 1, tf.int64))
+    x, most = tf.bitcast(numbers, tf.uint64), tf.constant((1 << bits) - 1, tf.uint64)
+    if fold == "xor":
+        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(bits, tf.uint64)))
+        return tf.bitcast(tf.bitwise.bitwise_and(x, most), tf.int64)
+    fits = tf.equal(tf.bitwise.right_shift(numbers, tf.constant(bits, tf.int64)), 0)  # no negative one does
+    return tf.where(fits, numbers, tf.bitcast(tf.bitwise.bitwise_and(splitmix64_tensor(x), most), tf.int64))
 
 
-def count_collisions(values: Any, bits: int = 62) -> int:
+def count_collisions(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> int:
     """Count collisions: the number of distinct values minus the number of distinct ids.
 
     Args:
       values: As in `hash_ids`.
       bits: As in `hash_ids`.
+      fold: As in `hash_ids`.
 
     Example:
-      >>> count_collisions([1, 2, 1 << 3 | 1, 2], bits=3)  # 9 folds to 0, 1 and 2 stay
-      0
-      >>> count_collisions([0, 9], bits=3)
-      1
+      Numbers with a slot in their upper bits, in a collection of 30 tables before and now:
+
+      >>> import numpy as np
+      >>> ids = (np.arange(64)[:, None] << 54 | np.arange(64)).reshape(-1)
+      >>> count_collisions(ids, bits=58, fold="xor"), count_collisions(ids)
+      (3072, 0)
     """
-    flat = values.flat_values if isinstance(values, tf.RaggedTensor) else tf.convert_to_tensor(values)
-    ids = hash_ids(tf.reshape(flat, [-1]), bits).numpy()
+    flat = values.flat_values if isinstance(values, tf.RaggedTensor) else integers_of(values)
+    ids = hash_ids(tf.reshape(flat, [-1]), bits, fold).numpy()
     return len(set(flat.numpy().reshape(-1).tolist())) - len(np.unique(ids))

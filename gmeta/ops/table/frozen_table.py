@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,19 +23,33 @@ class RowNumbers(tf.saved_model.experimental.TrackableResource):
     """Static hash table from the values of a variable to their positions; -1 for other keys.
 
     It isn't a ``tf.lookup.StaticHashTable``, because that one's initializers write the keys into the graph.
+    Nor is it found by a name while it serves in Python, as that one is: a table with a name stays in memory
+    until the process ends. Only the graph that TensorFlow Serving runs finds it by a name, because each
+    request runs the op that makes the table; a session's tables end with it.
     """
 
     def __init__(self, keys: tf.Variable) -> None:
         super().__init__(device="CPU")
         self._variable = keys
         self._track_trackable(keys, "keys")  # the loaded model needs it
-        self._shared_name = f"gmeta_frozen_{uuid.uuid4().hex}"
+        self._shared_name = ""
         with tf.init_scope():
             _ = self.resource_handle
             self._initialize()
 
     def _create_resource(self) -> tf.Tensor:
-        return tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name)
+        if self._shared_name:
+            return tf.raw_ops.HashTableV2(
+                key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name
+            )
+        return tf.raw_ops.AnonymousHashTable(key_dtype=tf.int64, value_dtype=tf.int64)
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        self._shared_name = f"gmeta_frozen_{uuid.uuid4().hex}"
+        try:
+            return super()._export_to_saved_model_graph(*args, **kwargs)
+        finally:
+            self._shared_name = ""
 
     def _initialize(self) -> None:
         """Fill the table. A SavedModel's loader calls it when the variables have been restored."""
@@ -85,6 +100,10 @@ class FrozenTable(tf.Module):
     def size(self) -> int:
         """Number of keys."""
         return int(self._keys.shape[0])
+
+    def contains(self, keys: tf.Tensor) -> tf.Tensor:
+        """Return which of (n,) int64 keys the table holds, (n,) bool."""
+        return tf.not_equal(self._index(keys), _ABSENT)
 
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
         """Look up the (n, dim) rows of (n,) int64 keys."""

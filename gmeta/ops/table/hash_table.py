@@ -5,25 +5,26 @@ The engine is native: ``ops/table/host/table.h`` describes how it works and why 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any, Literal
+import functools
+from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.initializers.distributions import Initializer, Normal
 from gmeta.ops.device import DEVICE_NAMES, Device, Place, asked_place, place_of, warn_once
 from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
 from gmeta.ops.keys.distinct import unique
+from gmeta.ops.keys.key_merge import HoldsMergedKeys
 from gmeta.ops.portable import freeze
+from gmeta.ops.table.finite import NamedGradient, name_row, refuse_bad
+from gmeta.ops.table.followed_optimizer import FollowsModels
 from gmeta.ops.table.journal import NotesRemovals
 from gmeta.ops.table.lookup import Lookup
 from gmeta.ops.table.read_ahead import ReadsAhead
 from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
-from gmeta.ops.table.saving import are_saved_elsewhere
+from gmeta.ops.table.saving import SavedByTensorFlow
 from gmeta.ops.table.statistics import Statistics
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Admission, Always, Eviction, Tiers, TwoPrecisions
@@ -38,7 +39,14 @@ for _name in (
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
-class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.TrackableResource):
+class HashTable(
+    SavedByTensorFlow,
+    ReadsAhead,
+    NotesRemovals,
+    HoldsMergedKeys,
+    FollowsModels,
+    tf.saved_model.experimental.TrackableResource,
+):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
     The first lookup of a key makes its row. The initial row is a pure function of (seed, key), never of
@@ -67,6 +75,8 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         the process sees. Rows, records and checkpoints mean the same on both devices, and can move between
         them. Without a GPU, or in a build without CUDA, a table is kept in host memory without tiers, with
         one warning. ``"auto"``: the value of the environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
+      follows: Whether the table takes over the optimizer of the models that train it, as tables of a
+        `gmeta.layers.EmbeddingCollection` without an optimizer do. ``optimizer`` is used until then.
       seed: Makes the initial rows of one table differ from another's; any int64.
       name: The table's name, which is used only in messages, unless the table is an attribute of something.
 
@@ -88,9 +98,6 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
       3
     """
 
-    chosen_by: Literal["user", "nobody", "compile"] = "user"
-    take_records_of: Callable[[HashTable, str], Callable[[Records], Records]] | None = None
-    merged_keys: MergedKeys | None = None
     imports = 0  # how often records were imported or restored
 
     def __init__(
@@ -106,6 +113,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         precision: TwoPrecisions | None = None,
         tiers: Tiers | None = None,
         device: Device = "auto",
+        follows: bool = False,
     ) -> None:
         if dim < 1:
             raise ConfigError(f"table {name!r}: dim must be at least 1, got {dim}")
@@ -119,6 +127,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         super().__init__(device=DEVICE_NAMES[self._place])
         self._dim, self._seed, self._name = int(dim), int(seed), name
         self._optimizer = optimizer if optimizer is not None else Adam()
+        self._start_following(follows)
         self._initializer = initializer if initializer is not None else Normal()
         self._admission = admission or Always()
         self._eviction = eviction
@@ -137,6 +146,10 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
     seed = property(lambda self: self._seed, doc="The seed of the initial rows.")
     name = property(lambda self: self._name, doc="The table's name.")
     device = property(lambda self: self._place, doc="Where it is: ``'cpu'`` or ``'gpu'``.")
+
+    def rename(self, name: str) -> None:
+        """Set the table's name."""
+        self._name = name
 
     def __repr__(self) -> str:
         return (
@@ -194,7 +207,8 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         """Look up the rows of the distinct ids.
 
         Args:
-          ids: Integers of any shape; any int64 is a valid id, and an id may occur any number of times.
+          ids: Integers of any shape; any int64 is a valid id, and an id may occur any number of times. uint64
+            are taken as the int64 of the same bits.
           insert: True (training) stores missing keys with their initial row, and counts the use in the
             records' frequency and last step. Rows may be evicted first, and a missing key that isn't admitted
             reads its initial row. False (evaluation): every missing key reads its initial row, and the table
@@ -238,7 +252,7 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
         )
 
     def apply_gradients(
-        self, keys: Any, grads: Any, learning_rate: float | tf.Tensor | None = None
+        self, keys: Any, grads: Any, learning_rate: float | tf.Tensor | None = None, *, finite: bool = True
     ) -> tf.Operation | None:
         """Make one optimizer step for the rows of ``keys``.
 
@@ -250,12 +264,15 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
           grads: (n, dim) float32, the gradient of ``Lookup.rows``: a tensor, or the ``tf.IndexedSlices`` of a
             gather, in which case only the rows in the slices are updated.
           learning_rate: Replaces the optimizer's learning rate for this call; required if that is None.
+          finite: Whether to refuse gradients that hold NaN or infinity, before any row changes.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
           ConfigError: Wrong dtypes or shapes; no rate; or no ``grads``: the loss doesn't depend on the rows.
+          NotFiniteError: A gradient holds NaN or infinity; a graph raises `tf.errors.InvalidArgumentError`.
+            The message names the id.
         """
         if grads is None:
             raise ConfigError(
@@ -267,11 +284,22 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
             keys, grads = tf.gather(keys, grads.indices), grads.values
         rate = self._optimizer.learning_rate if learning_rate is None else learning_rate
         if rate is None:
-            raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: give this call one")
+            advice = (
+                "gmeta.models.JointOptimizer(optimizer).step makes the step of a Keras optimizer in a loop "
+                "of your own, for dense variables and tables together; or give this call a learning_rate, "
+                f"with which the rows step by {type(self._optimizer).__name__}"
+                if self.follows
+                else "give this call one"
+            )
+            raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: {advice}")
+        grads = float_matrix(grads, self._owner, "grads", keys, self._dim)
+        if finite:
+            name_of = functools.partial(name_row, self)
+            grads = refuse_bad([NamedGradient(name_of, grads, lambda: keys)], grads)
         return _native.gmeta_hash_table_update(
             table=self.resource_handle,
             keys=keys,
-            gradients=float_matrix(grads, self._owner, "grads", keys, self._dim),
+            gradients=grads,
             learning_rate=tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32),
         )
 
@@ -458,34 +486,3 @@ class HashTable(ReadsAhead, NotesRemovals, tf.saved_model.experimental.Trackable
             first_filter=tf.cast(first_filter, tf.int64),
             replace=replace,
         )
-
-    # Checkpoints. TensorFlow calls these two; the names of the tensors are part of the file format.
-
-    def _layout(self) -> str:
-        return json.dumps({"dim": self._dim, "optimizer": self._optimizer.kind})
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return self.saved_tensors()
-
-    def saved_tensors(self) -> dict[str, tf.Tensor]:
-        """Export what a file has of the table: name -> tensor; nothing within `tables_saved_elsewhere`."""
-        if are_saved_elsewhere():
-            return {}
-        tensors = {f"-{name}": tensor for name, tensor in self.export()._asdict().items()}
-        tensors |= {f"-admission_{name}": t for name, t in self.export_admission()._asdict().items()}
-        return {**tensors, "-layout": tf.constant(self._layout())}
-
-    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> tf.Operation | None:
-        if not restored_tensors:  # saved elsewhere
-            return None
-        records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
-        layout = restored_tensors["-layout"]
-        if tf.executing_eagerly() and layout.numpy().decode() != self._layout():
-            if self.take_records_of is None:
-                held = f"but the checkpoint holds {layout.numpy().decode()}"
-                raise ConfigError(f"{self._owner} is {self._layout()}, {held}: restore it into one like that")
-            records = self.take_records_of(self, json.loads(layout.numpy())["optimizer"])(records)
-        admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
-        replaced = self.import_(records, replace=True)
-        with tf.control_dependencies([] if replaced is None else [replaced]):
-            return self.import_admission(admission)

@@ -9,16 +9,16 @@ because a filter has no ids.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.data.merged_keys import MergedKeys
+from gmeta.core.data.merged_keys import Fold, MergedKeys
 from gmeta.core.data.named_tables import NamedTable, tables_by_full_name
 from gmeta.core.errors import warn_caller
+from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.optimizer_change import with_fresh_slots
 from gmeta.ops.table.records import AdmissionState, Records
 
 Pair = tuple[NamedTable, NamedTable]
@@ -59,6 +59,7 @@ class Moves:
       misfits: Tables that were saved and can't be loaded, with the reason.
       without_slots: Tables whose rows come without slots, because their optimizer is of another kind now.
       sources: Physical table -> the saved physical tables that have rows of its tables, and these.
+      folds: Physical table -> how the hashed ids of what is loaded into it were folded, if there are any.
     """
 
     own: Mapping[str, NamedTable]
@@ -67,11 +68,13 @@ class Moves:
     misfits: Mapping[str, str]
     without_slots: tuple[str, ...]
     sources: Mapping[str, list[tuple[str, list[Pair]]]]
+    folds: Mapping[str, Fold]
 
     @property
-    def fresh(self) -> list[str]:
-        """The tables that get no rows, by their full names; misfits are among them."""
-        return [full for full in self.own if full not in self.matched]
+    def fresh(self) -> dict[str, str]:
+        """The tables that get no rows, by their full names, each with the reason; misfits are among them."""
+        fresh = (full for full in self.own if full not in self.matched)
+        return {full: self.misfits.get(full, "it was not saved") for full in fresh}
 
     @property
     def left(self) -> list[str]:
@@ -85,16 +88,20 @@ class Moves:
             return None
         ((origin, pairs),) = self.sources[name]
         merged = table.merged_keys
-        same = _merged(origin, saved[origin], {name: table}) == merged
+        same = _in_words(_merged(origin, saved[origin], {name: table})) == _in_words(merged)
         every = len(pairs) == (1 if merged is None else len(merged.tables))
         return origin if same and every and keeps_slots(table, saved[origin].optimizer) else None
+
+    def follow_folds(self, tables: Mapping[str, HashTable]) -> None:
+        """Let the tables fold hashed ids as those of the rows that they are to be filled with."""
+        for name, fold in self.folds.items():
+            tables[name].follow_fold(fold)
 
     @property
     def omissions(self) -> list[str]:
         """What isn't loaded, as clauses of a sentence."""
         return [
-            *(f"{full} starts anew: {why}" for full, why in self.misfits.items()),
-            *(f"{full} starts anew" for full in self.fresh if full not in self.misfits),
+            *(f"{full} starts anew: {why}" for full, why in self.fresh.items()),
             *(f"the rows of {full} are left out" for full in self.left if full not in self.misfits),
             *(
                 f"the optimizer's slots of {full} start anew, as the checkpoint holds those of another kind"
@@ -114,41 +121,54 @@ def plan_moves(tables: Mapping[str, HashTable], saved: Mapping[str, SavedTable])
     there = tables_by_full_name({name: _merged(name, each, tables) for name, each in saved.items()})
     matched, misfits, without_slots = dict[str, NamedTable](), dict[str, str](), list[str]()
     sources: dict[str, dict[str, list[Pair]]] = {name: {} for name in tables}
+    folds: dict[str, Fold] = {}
     for full in (name for name in own if name in there):
         mine, from_ = own[full], there[full]
         table, origin = tables[mine.physical], saved[from_.physical]
         why = mine.why_not_from(from_)
+        if not why and from_.fold and folds.get(mine.physical, from_.fold) != from_.fold:
+            why = (
+                f"its ids were hashed by the fold {from_.fold!r}, and those of tables that are merged with "
+                f"it now by {folds[mine.physical]!r}: give it another width or policy than these"
+            )
         if origin.dim != table.dim:
             why = f"its rows were {origin.dim} wide, and are {table.dim} wide now"
         if why:
             misfits[full] = why
             continue
         matched[full] = from_
+        if from_.fold:
+            folds[mine.physical] = from_.fold
         sources[mine.physical].setdefault(from_.physical, []).append((mine, from_))
         if not keeps_slots(table, origin.optimizer):
             without_slots.append(full)
     listed = {name: list(each.items()) for name, each in sources.items()}
-    return Moves(own, there, matched, misfits, tuple(without_slots), listed)
+    return Moves(own, there, matched, misfits, tuple(without_slots), listed, folds)
 
 
 def _merged(name: str, saved: SavedTable, tables: Mapping[str, HashTable]) -> MergedKeys | None:
     """Return what is merged in a saved table; if that wasn't noted, it is what the table of its name has."""
-    if saved.merged is None and name in tables:
-        return tables[name].merged_keys
-    return saved.merged
+    if saved.merged is not None or name not in tables:
+        return saved.merged
+    own = tables[name].merged_keys
+    return own and replace(own, fold="xor")  # the fold of that time
+
+
+def _in_words(merged: MergedKeys | None) -> Mapping[str, object] | None:
+    return None if merged is None else merged.to_json()
 
 
 def keeps_slots(table: HashTable, kind: str) -> bool:
     """Return whether slots of a kind of optimizer fit a table, or the table takes over that kind."""
-    return kind == table.optimizer.kind or table.take_records_of is not None
+    return kind == table.optimizer.kind or table.follows
 
 
 def fit_slots(table: HashTable, kind: str) -> Callable[[Records], Records]:
     """Return what gives records that were saved with a kind of optimizer the slots of a table."""
     if kind == table.optimizer.kind:
         return lambda records: records
-    if table.take_records_of is not None:
-        return table.take_records_of(table, kind)
+    if table.follows:
+        return table.take_records_of(kind)
     return lambda records: with_fresh_slots(records, table.optimizer, table.dim)
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from gmeta.initializers.portable_rows import portable_initial_rows, portable_round_to_float16
 from gmeta.ops.portable import ACTIVE
+from gmeta.ops.table.finite import refuse_bad_rows
 from gmeta.ops.table.frozen_table import FrozenTable, UnknownRows
 from gmeta.ops.table.hash_table import HashTable
 
@@ -31,10 +32,15 @@ class PortableTables:
         self._frozen: dict[int, tuple[HashTable, FrozenTable]] = {}
 
     def freeze(self, table: HashTable) -> FrozenTable:
-        """Return the table's frozen copy."""
+        """Return the table's frozen copy.
+
+        Raises:
+          NotFiniteError: A row holds NaN or infinity; the message names its table and id.
+        """
         if id(table) not in self._frozen:
             with tf.init_scope():  # variables, not parts of the graph that is being traced
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
+                refuse_bad_rows(table, records.keys, records.rows)
                 copy = FrozenTable(records.keys, records.rows, self._unknown(table))
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core.data.splitmix import splitmix64_tensor
 from gmeta.core.graph.conditions import assert_first
 from gmeta.ops.trie.level import Level
 from gmeta.ops.trie.portable_form import siblings_of
@@ -55,12 +56,5 @@ def _in_a_row(of_beams: tf.Tensor, absent: float | tf.Tensor, k: int) -> tf.Tens
 
 def _ordered_hash(nodes: tf.Tensor) -> tf.Tensor:
     """SplitMix64 of nodes, as signed numbers that are in the order of the unsigned ones."""
-    x = tf.bitcast(nodes, tf.uint64) + tf.constant(0x9E3779B97F4A7C15, tf.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = _mixed(x, shift) * tf.constant(factor, tf.uint64)
-    flipped = tf.bitwise.bitwise_xor(_mixed(x, 31), tf.constant(1 << 63, tf.uint64))
-    return tf.bitcast(flipped, tf.int64)
-
-
-def _mixed(x: tf.Tensor, shift: int) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint64)))
+    hashes = splitmix64_tensor(tf.bitcast(nodes, tf.uint64))
+    return tf.bitcast(tf.bitwise.bitwise_xor(hashes, tf.constant(1 << 63, tf.uint64)), tf.int64)

@@ -22,11 +22,13 @@ from gmeta.preprocess.history.append_plan import (
 )
 from gmeta.preprocess.history.append_summary import AppendSummary
 from gmeta.preprocess.history.files.event_spill import EventSpill
-from gmeta.preprocess.history.files.generation import new_generation
+from gmeta.preprocess.history.files.generation import new_generation, settle_or_warn
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.local import duckdb_engine, memory
 from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.preprocess.tables.file_digests import refuse_equal
 from gmeta.preprocess.tables.prepared_source import PreparedSource, is_prepared
+from gmeta.preprocess.tables.table_files import holds_records
 from gmeta.preprocess.tables.table_source import TableSource
 
 Data = str | os.PathLike[str]
@@ -47,8 +49,8 @@ def append_history(
     Events are divided by user, ordered by time, and written as new stripes; an index names them beside those
     of earlier generations, whose files stay as they are. The new events are born in this generation, so the
     histories of earlier generations can be rebuilt from this one, whatever arrives late. Equal events are all
-    kept, but a file that an earlier append has read is refused. The order of the input doesn't matter: events
-    of one user and one time are in the order of their columns' values.
+    kept, but a file that an earlier append has read is refused, and so are two equal files. The order of the
+    input doesn't matter: events of one user and one time are in the order of their columns' values.
 
     Args:
       store: The store's folder; it is made by the first append.
@@ -68,8 +70,8 @@ def append_history(
     Raises:
       ConfigError: There is no spec, or it isn't the store's; or it doesn't fit the table; or the watermark
         would go back.
-      DataError: A file can't be read, a record is bad, an append has read the file before, or the store is
-        damaged.
+      DataError: A file can't be read, a record is bad, an append has read the file before, two files with
+        records are equal, or the store is damaged.
       GmetaError: The store can't be written, or another process writes to it.
 
     Example:
@@ -80,6 +82,7 @@ def append_history(
       2
     """
     started, store, bad = time.perf_counter(), Path(store), BadRecords(check_on_bad(on_bad))
+    settle_or_warn(store)
     files = [data] if isinstance(data, str | os.PathLike) else list(data)
     prepared = any(map(is_prepared, files))
     if spec is None and prepared and not current_generation(store):
@@ -91,6 +94,8 @@ def append_history(
             if prepared
             else TableSource(files, chosen.table(), connection)
         )
+        paths = [file.path for file in source.files]
+        refuse_equal(paths, lambda path: prepared or holds_records(path, chosen.csv))
         plan = plan_append(store, chosen, source.spec, watermark)
         with new_generation(store, plan.before) as (_, folder):
             spill = EventSpill(folder, len(plan.spec.all_columns), plan.spec.shards)
@@ -100,7 +105,7 @@ def append_history(
             if not spill.events:
                 raise DataError("every record in it is bad", path=source.path)
             inputs = source.digests()
-            refuse_known(store, inputs)
+            refuse_known(store, inputs, [] if prepared else paths, chosen.csv)
             before, shards, done = plan.open_before(), [], 0
             for number in range(plan.spec.shards):
                 shards.append(append_shard(plan, before, folder, number, spill.take(number)))

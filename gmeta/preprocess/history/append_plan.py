@@ -12,7 +12,7 @@ An engine does the rest: it brings the events of each shard together. So all eng
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from gmeta.core.data.history_manifest import HistoryManifest, HistoryShard, current_generation
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.columns import Columns, single
+from gmeta.preprocess.history.drop import dropped_inputs
 from gmeta.preprocess.history.files.event_spill import sort_events
 from gmeta.preprocess.history.files.generation import Generation, generations
 from gmeta.preprocess.history.files.shard_writer import read_earlier, write_shard
 from gmeta.preprocess.history.files.stripe import as_words
 from gmeta.preprocess.history.files.stripe_layout import find_joined
 from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.table_spec import CsvForm, TableSpec
+from gmeta.preprocess.tables.table_files import holds_records
 
 MAX_TIME = 2**63 - 1
 """Times of events are below it."""
@@ -126,25 +128,34 @@ def plan_append(store: Path, spec: HistorySpec, table: TableSpec, watermark: int
     return AppendPlan(str(store), before, own, watermark)
 
 
-def refuse_known(store: Path, inputs: Mapping[str, str]) -> None:
+def refuse_known(store: Path, inputs: Mapping[str, str], paths: Sequence[Path], form: CsvForm) -> None:
     """Refuse files that an earlier append has read: their events would be there twice.
+
+    Files without records, of which an engine may write the same every day, hold no events.
 
     Args:
       store: The store's folder.
       inputs: The file's name -> its digest.
+      paths: The files, in the order of `inputs`; () if this machine can't open them as a table's.
+      form: The format of CSV files.
 
     Raises:
       DataError: There is such a file.
     """
-    for number in generations(store):
-        known = set(HistoryManifest.load(store, number).inputs.values())
-        for name, digest in inputs.items():
-            if digest in known:
-                raise DataError(
-                    f"generation {number} holds the events of {name} already",
-                    path=store,
-                    advice="leave the file out",
-                )
+    numbers = generations(store)
+    known = {digest: f"generation {n}" for n in numbers for digest in _inputs(store, n)}
+    known |= dict.fromkeys(dropped_inputs(store) - known.keys(), "a generation that was dropped")
+    for place, (name, digest) in enumerate(inputs.items()):
+        if digest in known and (not paths or holds_records(paths[place], form)):
+            raise DataError(
+                f"{known[digest]} holds the events of {name} already",
+                path=store,
+                advice="leave the file out",
+            )
+
+
+def _inputs(store: Path, generation: int) -> Collection[str]:
+    return HistoryManifest.load(store, generation).inputs.values()
 
 
 def event_words(spec: HistorySpec, rows: Columns) -> NDArray[np.int64]:

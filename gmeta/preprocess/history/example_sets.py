@@ -24,7 +24,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import sync
 from gmeta.core.json_values import folder_name, text, whole, wholes
 from gmeta.core.staging import explain_write_errors, lock_file
-from gmeta.preprocess.history.files.generation import generations
+from gmeta.preprocess.history.files.generation import generations, settle_or_warn
 
 FOLDER, FORMAT, VERSION = "examples", "gmeta-history-examples", 1
 
@@ -107,6 +107,7 @@ def remove_examples(store: str | os.PathLike[str], name: str) -> None:
     """
     store = Path(store)
     newest_generation(store)
+    settle_or_warn(store)
     with explain_write_errors(store), registration_lock(store):
         path = store / FOLDER / f"{name}.json"
         names = [each.stem for each in _files(store)]
@@ -123,6 +124,7 @@ def list_examples(store: str | os.PathLike[str]) -> list[ExampleSet]:
       DataError: There is no store, or a registration is damaged.
     """
     newest_generation(Path(store))
+    settle_or_warn(Path(store))
     return [_load(path) for path in _files(Path(store))]
 
 

@@ -21,7 +21,12 @@ from gmeta.preprocess.columns import single
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, register
 from gmeta.preprocess.history.exposure_source import ExposureSource, Pointers
-from gmeta.preprocess.history.files.generation import Generation, generations, show_numbers
+from gmeta.preprocess.history.files.generation import (
+    Generation,
+    generations,
+    settle_or_warn,
+    show_numbers,
+)
 from gmeta.preprocess.local import duckdb_engine, memory
 from gmeta.preprocess.local.preparation import prepare_source
 from gmeta.preprocess.progress import Progress, no_progress
@@ -128,6 +133,7 @@ def history_examples(
       Versioned Late Materialization, section 3.3.
     """
     store, out = Path(store), Path(out)
+    settle_or_warn(store)
     name = out.absolute().name if name is None else name
     pointers = _check(Generation(store), spec, longest, check, columns, generation)
     folder = os.path.realpath(out)

@@ -20,13 +20,13 @@ from gmeta.core.data.history_manifest import BIRTH, HistoryManifest
 from gmeta.core.errors import GmetaError
 from gmeta.core.files import sync
 from gmeta.core.staging import resumable_folder
-from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.generation import Generation, settle_or_warn
 from gmeta.preprocess.history.files.shard_reader import REQUEST, Index, ShardReader
 from gmeta.preprocess.history.files.stripe import as_floats
 from gmeta.preprocess.history.files.stripe_layout import count_events
 from gmeta.preprocess.progress import Progress, no_progress
 
-SPEC = "spec.toml"
+SPEC = "_spec.toml"
 _ALL = np.iinfo(np.int64)
 _EVENTS = 1 << 18  # events that are in memory at once, unless one user has more
 
@@ -69,7 +69,7 @@ def export_history(
 
     A file has the columns of the user and the time, ``"born"``, the generation that first held the event, and
     all others, int64 and float32; text is there as the hashes that the store has. Rows are ordered by user,
-    time and birth. Besides, ``spec.toml`` has the store's groups: with it, an append of the files of a store
+    time and birth. Besides, ``_spec.toml`` has the store's groups: with it, an append of the files of a store
     of one generation makes a store with the same histories. (From several generations all events are born in
     one, so of events at one time the later born needn't come last.)
 
@@ -93,6 +93,7 @@ def export_history(
       412
     """
     started, out = time.perf_counter(), Path(out)
+    settle_or_warn(Path(store))
     opened = Generation(Path(store), generation)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise GmetaError(f"{out} exists already: name a folder that is to be made")

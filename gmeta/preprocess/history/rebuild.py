@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from gmeta.core.data.history_manifest import HistoryManifest, user_shards
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess.history.files.generation import Generation, generations, new_generation
+from gmeta.preprocess.history.files.generation import (
+    Generation,
+    generations,
+    new_generation,
+    settle_or_warn,
+)
 from gmeta.preprocess.history.files.new_shard import Kept, write_stripes
 from gmeta.preprocess.history.files.shard_reader import PLACE
 from gmeta.preprocess.history.old_shard import OldShard
@@ -82,6 +87,7 @@ def compact_history(
       >>> compact_history("histories", start=1_700_000_000).generation  # doctest: +SKIP
       92
     """
+    settle_or_warn(Path(store))
     before = Generation(Path(store))
     if start is not None and start >= before.manifest.watermark:
         raise ConfigError(
@@ -112,6 +118,7 @@ def scrub_history(
       ConfigError: No user is named, or none of them has events; nothing is written.
       DataError, GmetaError: As for `compact_history`.
     """
+    settle_or_warn(Path(store))
     before, named = Generation(Path(store)), np.unique(np.fromiter(users, np.int64))
     if not _has_any(before, named):
         raise ConfigError(f"none of the {len(named):,} users to delete has events in {store}")

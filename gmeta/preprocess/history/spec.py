@@ -167,14 +167,17 @@ class HistorySpec:
         """Return the number by which a store knows a user; only of a spec that `resolve` returned.
 
         Raises:
-          ConfigError: Users are numbers, and this isn't one.
+          ConfigError: Users are numbers, and this isn't one that 64 bits hold.
         """
         if self.columns[self.user].hash:
             return hash_text(user)
         try:
-            return int(user)
+            number = int(user)
         except ValueError as error:
             raise ConfigError(f"user {user!r} is no whole number, and users of this store are") from error
+        if not -(2**63) <= number < 2**64:
+            raise ConfigError(f"user {user} is no number of 64 bits, and users of this store are")
+        return number if number < 2**63 else number - 2**64  # as a column of uint64 is stored
 
     def group_columns(self) -> dict[str, tuple[Column, ...]]:
         """Return group -> its columns; only of a spec that `resolve` returned."""

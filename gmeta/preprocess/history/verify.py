@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.history_manifest import user_shards
+from gmeta.core.data.history_manifest import HistoryManifest, user_shards
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.history.files.generation import Generation, find_left, find_strange, settle
 from gmeta.preprocess.history.files.shard_reader import Index
 from gmeta.preprocess.history.files.stripe import read_stripe
 from gmeta.preprocess.history.files.stripe_layout import owners
+from gmeta.preprocess.tables.file_digests import sha256
 
 
 @dataclass(frozen=True)
@@ -27,20 +28,27 @@ class Verification:
       stripes: Stripes that were read.
       events: Events in them, each counted once for each group.
       faults: What is wrong, a line each, with file, offset and user.
+      left: What is in the store and doesn't belong there, a line each: generations whose deletion was begun
+        and that this process can't remove, and folders that aren't generations. They may hold events of
+        deleted users.
+      uncommitted: What killed processes have left of generations, a line each; the next append removes it.
     """
 
     generation: int
     stripes: int
     events: int
     faults: tuple[str, ...]
+    left: tuple[str, ...]
+    uncommitted: tuple[str, ...]
 
 
 def verify_history(store: Path, generation: int | None = None) -> Verification:
     """Read all that a generation holds, whichever generation wrote it, and compare it with its checksums.
 
-    Checked are the manifest's digest; the SHA-256 of each index; of each stripe the checksums of its
-    directory and of every column, the number of its events, and that their times and births are those that
-    the index says; and that each user is in its own shard, with as many events in each group.
+    Checked are the manifest's digest; the SHA-256 of each index and of each file of stripes; of each stripe
+    the checksums of its directory and of every column, the number of its events, and that their times and
+    births are those that the index says; and that each user is in its own shard, with as many events in each
+    group. A deletion that a killed process has begun is finished first.
 
     Args:
       store: The store's folder.
@@ -49,7 +57,8 @@ def verify_history(store: Path, generation: int | None = None) -> Verification:
     Raises:
       DataError: There is no such store or generation, or its manifest is damaged.
     """
-    opened = Generation(Path(store), generation)
+    left = [*settle(store), *find_strange(store)]
+    opened = Generation(store, generation)
     stripes, events, faults = 0, 0, list[str]()
     for shard in range(len(opened.manifest.shards)):
         try:
@@ -61,8 +70,24 @@ def verify_history(store: Path, generation: int | None = None) -> Verification:
         stripes += len(index.places)
         events += int(index.places["events"].sum())
         faults += _check_index(opened, shard, index)
-        faults += _check_stripes(opened, shard, index)
-    return Verification(opened.manifest.generation, stripes, events, tuple(faults))
+        wrong = list(_check_stripes(opened, shard, index))
+        faults += wrong or _check_files(opened, shard)
+    return Verification(
+        opened.manifest.generation, stripes, events, tuple(faults), tuple(left), tuple(find_left(store))
+    )
+
+
+def _check_files(opened: Generation, shard: int) -> Iterator[str]:
+    """Compare files of stripes that are sound by themselves with the manifests of their generations."""
+    for number, path in opened.files(shard).items():
+        try:
+            manifest = HistoryManifest.load(opened.store, number)
+            found = sha256(path)
+        except DataError as error:
+            yield str(error)
+            continue
+        if found != manifest.shards[shard].sha256:
+            yield f"{path}: its SHA-256 isn't the one in the manifest of generation {number}"
 
 
 def _check_index(opened: Generation, shard: int, index: Index) -> Iterator[str]:

@@ -46,8 +46,16 @@ def hash_text(text: str) -> int:
     )
 
 
-def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
-    """Convert a column of one value per row."""
+def numbers(given: pa.Array, column: ColumnSpec, hashed: bool, *, is_id: bool = True) -> Parsed:
+    """Convert a column of one value per row.
+
+    Args:
+      given: The column.
+      column: Its spec.
+      hashed: Whether the engine has already hashed its texts, as uint64.
+      is_id: Whether int64 values may be ids. Numbers from 2^63 on of type uint64 then become the int64 of the
+        same bits, as in a batch of a model; they are out of range in a column of times or labels.
+    """
     if column.default is not None and pa.types.is_floating(given.type):
         given = pc.if_else(pc.is_nan(given), pa.scalar(None, given.type), given)
     missing = None if given.null_count == 0 else given.is_null().to_numpy(zero_copy_only=False)
@@ -58,7 +66,7 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
     elif column.hash:
         values, faults = _hashes(given)
     elif column.dtype == "int64":
-        values, faults = _whole(given)
+        values, faults = _whole(given, is_id)
     else:
         values, faults = _floats(given)
     if missing is not None:
@@ -93,7 +101,7 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool) -> Parsed:
     return Parsed(values, faults)
 
 
-def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
+def _whole(given: pa.Array, is_id: bool) -> tuple[NDArray[Any], list[ColumnFault]]:
     """Convert a column to int64 values."""
     kind, expected = given.type, WHOLE_NUMBER
     if is_text(kind):
@@ -102,9 +110,11 @@ def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
         micros = given.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         return _fill(micros.cast(pa.int64()), 0), []
     if pa.types.is_decimal(kind):
-        try:
+        with contextlib.suppress(pa.ArrowInvalid):  # some values have fractions, or are larger
             return _fill(given.cast(pa.int64()), 0), []
-        except pa.ArrowInvalid:  # some values have fractions
+        try:
+            return _whole(given.cast(pa.uint64()), is_id)
+        except pa.ArrowInvalid:
             given = given.cast(pa.float64())
             kind = given.type
     if pa.types.is_floating(kind):
@@ -121,7 +131,7 @@ def _whole(given: pa.Array) -> tuple[NDArray[Any], list[ColumnFault]]:
         return whole, [fault for fault in faults if fault[1].any()]
     if pa.types.is_uint64(kind):
         large = _fill(given, 0) >= np.uint64(1 << 63)
-        faults = [(Reason.OUT_OF_RANGE, large, "an int64")] if large.any() else []
+        faults = [(Reason.OUT_OF_RANGE, large, "an int64")] if large.any() and not is_id else []
         return _fill(given, 0).view(np.int64), faults
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return _fill(given.cast(pa.int64()), 0), []

@@ -7,7 +7,7 @@ doubles before they become float32, like the numbers of other formats.
 ==============  ==================================================================================
 int64 from      whole numbers of any type and text (7, 7.0); floats and decimals that are whole;
                 booleans (0, 1; true, false in text); dates and times, as such or as ISO 8601 text
-                (microseconds since 1970, UTC)
+                (microseconds since 1970, UTC); ids of uint64 from 2^63 on are the int64 of the same bits
 float32 from    floats, whole numbers, decimals, booleans; text
 hash            of text, or of whole numbers as text: `column_values.hash_text`
 list            of these; a text is cut at the separator; null and "" are the empty list
@@ -95,7 +95,7 @@ def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str]
             given: pa.Array = pa.nulls(count)
         else:
             given = batch.column(source)
-        values, broken = _column(given, column, name in hashed)
+        values, broken = _column(given, column, name in hashed, name not in (spec.time, spec.label))
         found[name] = values
         for reason, mask, expected in broken:
             rows = np.flatnonzero(mask & ~bad)
@@ -108,13 +108,15 @@ def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str]
     return Normalised(found, rows, tuple(faults))
 
 
-def _column(given: pa.Array, column: ColumnSpec, hashed: bool) -> tuple[Values, list[ColumnFault]]:
+def _column(
+    given: pa.Array, column: ColumnSpec, hashed: bool, is_id: bool
+) -> tuple[Values, list[ColumnFault]]:
     if isinstance(given, pa.ChunkedArray):
         given = given.combine_chunks()
     if pa.types.is_dictionary(given.type):
         given = given.dictionary_decode()
     if not column.is_list:
-        parsed = numbers(given, column, hashed)
+        parsed = numbers(given, column, hashed, is_id=is_id)
         return parsed.values, parsed.faults
     lists = _lists(given, column)
     if lists is None:
@@ -122,7 +124,7 @@ def _column(given: pa.Array, column: ColumnSpec, hashed: bool) -> tuple[Values, 
         empty: Ragged = (np.zeros(0, column.dtype), np.zeros(len(given) + 1, np.int64))
         return empty, [(Reason.WRONG_TYPE, wrong, f"a list of {column.dtype}, not {given.type}")]
     flat, splits = lists
-    parsed = numbers(flat, column, hashed)
+    parsed = numbers(flat, column, hashed, is_id=is_id)
     row = np.repeat(np.arange(len(given)), np.diff(splits))
     faults = []
     for reason, mask, expected in parsed.faults:

@@ -78,7 +78,7 @@ def read_groups(
       DataError: The index is damaged, or the file can't be read. Damaged groups are returned as such.
       NativeLibraryError: The native reader was never built, or has another version.
     """
-    offsets = GroupIndex.load(path, check_shard=False).groups["offset"]
+    offsets = GroupIndex.load(path, check_shard=False, checksum=shard.index).groups["offset"]
     names = [column.name for column in columns]
     reader = _library().gmeta_groups_reader_new(
         os.fsencode(path),

@@ -33,6 +33,7 @@ function of the seed and of NumPy's generator; another version of NumPy may draw
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from statistics import NormalDist
 
@@ -72,8 +73,9 @@ _SIGMA = 0.9
 _AGES = 7
 
 
-def write_exposures(path: Path, config: ExposureConfig | None = None) -> Path:
+def write_exposures(path: str | os.PathLike[str], config: ExposureConfig | None = None) -> Path:
     """Write the log as a Parquet file, a table that `EXPOSURE_SPEC` describes, and return its path."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     pa.parquet.write_table(pa.table(exposure_log(config)), path)
     return path

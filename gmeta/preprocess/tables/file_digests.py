@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -71,6 +71,30 @@ class FileDigests:
             return [self._files[0].name]
         folder = Path(os.path.commonpath([file.parent.absolute() for file in self._files]))
         return [str(file.absolute().relative_to(folder)) for file in self._files]
+
+
+def refuse_equal(files: Sequence[Path], holds_records: Callable[[Path], bool]) -> None:
+    """Refuse files of equal content: their rows would be there twice. Only files of one size are read.
+
+    Args:
+      files: The files.
+      holds_records: Whether a file has records; those that have none may be equal.
+
+    Raises:
+      DataError: Two are equal, or a file can't be read.
+    """
+    by_size: dict[int, list[Path]] = {}
+    for file in files:
+        by_size.setdefault(file.stat().st_size if file.exists() else 0, []).append(file)
+    seen: dict[str, Path] = {}
+    for file in (file for alike in by_size.values() if len(alike) > 1 for file in alike):
+        if (digest := sha256(file)) in seen and holds_records(file):
+            raise DataError(
+                f"it is equal to {seen[digest]}: its rows would be there twice",
+                path=file,
+                advice="leave one of them out",
+            )
+        seen[digest] = file
 
 
 def sha256(path: Path) -> str:

@@ -64,6 +64,7 @@ class PreparedSource:
 
     Attributes:
       path: The first of the data.
+      files: The shards that are read.
       spec: The columns, as for the table that the data set was prepared from.
 
     Raises:
@@ -73,7 +74,7 @@ class PreparedSource:
     """
 
     def __init__(self, data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> None:
-        self.path, self._files, self._rows = Path(data[0]), list[_File](), 0
+        self.path, self.files, self._rows = Path(data[0]), list[_File](), 0
         for given in map(Path, data):
             folder = _folder_of(given)
             if folder is None:
@@ -82,17 +83,17 @@ class PreparedSource:
                 )
             manifest = Manifest.load(folder)
             own = _resolve(spec, manifest, folder)
-            if not self._files:
+            if not self.files:
                 self.spec = own
             if replace(own, unused=()) != replace(self.spec, unused=()):
                 raise ConfigError(
                     f"{given} was prepared in another way than {data[0]}: append them one by one"
                 )
-            self._files += _files(manifest, given, folder, own)
-        real = Counter(file.path.resolve() for file in self._files)
+            self.files += _files(manifest, given, folder, own)
+        real = Counter(file.path.resolve() for file in self.files)
         if twice := [path for path, times in real.items() if times > 1]:
             raise ConfigError(f"{twice[0]} is given twice: its rows would be too")
-        self._digests = FileDigests([file.path for file in self._files])
+        self._digests = FileDigests([file.path for file in self.files])
 
     def start_digests(self) -> None:
         """Begin to digest the shards, in parallel with other work."""
@@ -112,10 +113,10 @@ class PreparedSource:
         Raises:
           DataError: An index is damaged, or, unless the rule is to skip bad records, a group is.
         """
-        total = sum(file.shard.rows for file in self._files)
+        total = sum(file.shard.rows for file in self.files)
         if not total:
             raise DataError("there is no row in it", path=self.path)
-        for file in self._files:
+        for file in self.files:
             first = 0
             with closing(read_groups(file.path, file.shard, file.layout, file.columns, file.key)) as parts:
                 for part in parts:

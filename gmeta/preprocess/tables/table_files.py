@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import glob
+import io
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ _SUFFIXES: dict[str, Format] = {
     ".ndjson": "json",
 }
 _COMPRESSED = (".gz", ".zst")
+_LINE = 1 << 20  # bytes of a line that are read at once
 _KNOWN = ", ".join([*_SUFFIXES, *(f".csv{end}" for end in _COMPRESSED)])
 
 
@@ -102,6 +105,26 @@ def _file(path: Path) -> TableFile:
     if not size:
         raise DataError("the file is empty", path=path, advice="fetch it again, or leave it out")
     return TableFile(path, kind)
+
+
+def holds_records(path: Path, form: CsvForm) -> bool:
+    """Return whether a file of a table has any record; reads no further than the first.
+
+    Raises:
+      DataError: The file can't be read.
+    """
+    try:
+        if format_of(path) == "parquet":
+            import pyarrow.parquet as pq
+
+            return int(pq.read_metadata(path).num_rows) > 0
+        before = int(format_of(path) == "csv" and form.header)
+        with io.BufferedReader(pa.input_stream(str(path), compression="detect")) as stream:
+            pieces = iter(lambda: stream.readline(_LINE), b"")
+            lines = (piece for piece in pieces if piece.strip())
+            return next(itertools.islice(lines, before, None), None) is not None
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"can't read it: {first_line(error)}", path=path) from error
 
 
 def csv_delimiter(path: Path, form: CsvForm) -> str:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import gmeta
 from gmeta.core import collectives
+from gmeta.core.keras import submodules
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.losses import uniform_negatives
@@ -197,7 +198,7 @@ class Drawn(Model):
 
 def collections_of(model: Any) -> list[EmbeddingCollection]:
     """Return the collections of a model, in a fixed order."""
-    found = [part for part in model.submodules if isinstance(part, EmbeddingCollection)]
+    found = [part for part in submodules(model) if isinstance(part, EmbeddingCollection)]
     return sorted(found, key=lambda collection: collection.name)
 
 
@@ -221,7 +222,7 @@ def _collection(kind: str, name: str = "collection") -> EmbeddingCollection:
     features = [
         FeatureConfig("user", TableConfig("user", 4, initializer=_START, **policy)),
         FeatureConfig("tags", TableConfig("tags", 4, initializer=_START, **policy), combiner="mean"),
-        FeatureConfig("wide", TableConfig("wide", 6, initializer=_START)),
+        FeatureConfig("wide", TableConfig("wide", 6, initializer=_START), hash=True),
     ]
     return EmbeddingCollection(features, name=name)
 

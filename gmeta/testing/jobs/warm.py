@@ -220,6 +220,9 @@ def _run(words: list[str]) -> int:
             sys.argv = list(words)
             sys.path.insert(0, str(Path(words[0]).resolve().parent))
             runpy.run_path(words[0], run_name="__main__")
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0

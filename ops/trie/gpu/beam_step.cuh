@@ -14,6 +14,7 @@
 #define GMETA_OPS_TRIE_GPU_BEAM_STEP_CUH_
 
 #include "ops/common/gpu/shared_memory.cuh"
+#include "ops/common/splitmix.h"
 #include "ops/trie/gpu/beams.cuh"
 #include "ops/trie/gpu/ranks.cuh"
 #include "ops/trie/gpu/selection.cuh"

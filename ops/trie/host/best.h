@@ -19,6 +19,7 @@
 #include <limits>
 #include <vector>
 
+#include "ops/common/splitmix.h"
 #include "ops/trie/host/siblings.h"
 #include "ops/trie/level.h"
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gmeta.core.collectives.driver import addresses
-from gmeta.core.collectives.lane_start import Gpu, can_use_nccl, choose_lane
+from gmeta.core.collectives.driver.rendezvous import SECRET
+from gmeta.core.collectives.lane_start import Gpu, can_use_nccl, choose_lane, lane_key
+from gmeta.core.collectives.launcher.meeting import meet_by_horovod
 from gmeta.core.errors import ConfigError
 
 HERE = ("host", "boot")
@@ -35,6 +37,27 @@ def test_auto_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GMETA_LANE", "nccl")
     with pytest.raises(ConfigError, match="GMETA_LANE='nccl': give one of auto, tcp, horovod"):
         choose_lane()
+
+
+def test_the_key_of_a_lane_is_made_of_the_jobs_secret_and_the_lanes_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = []
+    for secret in (None, "one", "other"):
+        monkeypatch.delenv(SECRET, raising=False)
+        if secret is not None:
+            monkeypatch.setenv(SECRET, secret)
+        keys += [lane_key("a"), lane_key("b")]
+    assert len(set(keys)) == 6
+    assert {len(key) for key in keys} == {32}
+
+
+@pytest.mark.horovod
+def test_ranks_that_horovod_introduces_have_a_secret_for_their_lanes() -> None:
+    with meet_by_horovod(2) as environments:
+        (secret,) = {each[SECRET] for each in environments}
+        assert len(secret) == 64
+        assert secret not in environments[0]["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
 
 
 def test_ranks_of_one_machine_meet_on_loopback() -> None:

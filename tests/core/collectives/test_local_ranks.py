@@ -16,6 +16,7 @@ from gmeta.core.collectives.driver.notes import LEAVES, LOST_PEERS
 from gmeta.core.collectives.launcher import local_ranks as module
 from gmeta.core.collectives.launcher.hosts import Host, parse_hosts
 from gmeta.core.collectives.launcher.local_ranks import launch
+from gmeta.core.collectives.launcher.rank_processes import module_command
 from gmeta.core.collectives.launcher.verdicts import RankEnd, report, verdict
 from gmeta.core.errors import ConfigError, RanksError
 
@@ -34,6 +35,57 @@ def failure(code: str, size: int = 2, **options: object) -> RanksError:
     with pytest.raises(RanksError) as caught:
         launch(ranks(code), size, **options)  # type: ignore[arg-type]
     return caught.value
+
+
+SHADOWS = ("secrets", "json", "socket", "tempfile", "http", "numpy", "gmeta")
+
+
+@pytest.fixture
+def shadows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder, whose modules have the names of others."""
+    for name in SHADOWS:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('a module of the user')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("paths", ["", "."])
+def test_a_helper_on_another_machine_imports_nothing_from_the_users_folder(
+    shadows: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], paths: str
+) -> None:
+    """And the user's program does."""
+    ssh = shadows / "ssh"
+    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$1"\n')
+    ssh.chmod(0o755)
+    (shadows / "src").mkdir()
+    (shadows / "src" / "secrets.py").write_text("MINE = 'the module of the user'")
+    (shadows / "src" / "train.py").write_text(
+        f"{AS_RANK}import secrets\nprint(secrets.MINE, os.environ['PYTHONPATH'] or 'nowhere', rank)"
+    )
+    monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    monkeypatch.setenv("PYTHONPATH", paths)
+    launch([sys.executable, "src/train.py"], 2, hosts=parse_hosts("far:1,away:1"), ssh=[str(ssh)])
+    out, _ = capfd.readouterr()
+    assert sorted(out.splitlines()) == [
+        f"[{rank}] the module of the user {paths or 'nowhere'} {rank}" for rank in range(2)
+    ]
+
+
+def test_the_command_of_a_module_of_gmetas_imports_nothing_from_the_users_folder(shadows: Path) -> None:
+    done = subprocess.run(module_command("gmeta", "--version"), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "gmeta,"), done.stderr
+    code = "import sys; print(sys.argv[1:], sys.path[-2:])"
+    (shadows / "elsewhere").mkdir()
+    (shadows / "elsewhere" / "shows.py").write_text(code)
+    done = subprocess.run(
+        module_command("shows", "a b", "-c", paths=[str(shadows / "elsewhere")]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    root = str(Path(module.__file__).parents[4])
+    assert done.stdout == f"{['a b', '-c']} {[root, str(shadows / 'elsewhere')]}\n", done.stderr
 
 
 @pytest.mark.usefixtures("ranks_by")
@@ -106,6 +158,9 @@ def end_of(rank: int, code: int, *tail: str, ended_here: bool = False, told: str
     return RankEnd(rank, code, 7.0, ended_here, tail, frozenset(filter(None, [told])))
 
 
+UNLIKE = "the ranks make different collectives: rank 0 is in allreduce 'dense'; look for `if rank == 0`"
+WAITED = "rank 1 of 2 has waited 60 s in barrier"
+LATE = "rank 0 of 2 lost its peers during fit: timed out: rank 1 did not come within 60 s to alltoall 'keys'"
 LOST = "gmeta.core.errors.CollectiveError: rank 0 of 2 lost its peers"
 
 # Ranks that the launcher has ended: two had said that others were gone and one left, and one said nothing.
@@ -130,6 +185,14 @@ FROZEN = end_of(
         ([end_of(0, 85, "a code of the program's own"), end_of(1, 0)], "rank 0 of 2 ended with exit code 85"),
         ([end_of(1, 0), end_of(0, 1, LOST)], "rank 1 of 2 was done while the others"),
         ([end_of(0, 1, LOST), end_of(1, 1, LOST)], "rank 0 of 2 ended with exit code 1 after 7 s"),
+        (
+            [end_of(rank, 1, f"gmeta: error: rank {rank} of 2 during a step: {UNLIKE}") for rank in (1, 0)],
+            f"rank 1 of 2 during a step: {UNLIKE.split(';')[0]}",
+        ),
+        (
+            [end_of(1, 75, f"gmeta: error: {WAITED} for ranks"), end_of(0, 1, f"{LATE}; another rank")],
+            f"the ranks waited for each other: {WAITED}; {LATE}",
+        ),
     ],
 )
 def test_the_cause_is_told_from_its_consequences(ends: list[RankEnd], said: str) -> None:

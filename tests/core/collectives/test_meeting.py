@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import doctest
 import http.client
+import socket
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import psutil
 import pytest
 
 from gmeta.core.collectives.driver.rendezvous import SECRET
 from gmeta.core.collectives.driver.store import STORE, Store
-from gmeta.core.collectives.launcher import hosts
+from gmeta.core.collectives.launcher import hosts, meeting
 from gmeta.core.collectives.launcher.hosts import HERE, Host, host_of_each, parse_hosts, places_of
 from gmeta.core.collectives.launcher.meeting import meet_by_horovod, meet_by_store
 from gmeta.core.collectives.place import Place, launched_size, told_place
@@ -65,6 +69,23 @@ def test_the_store_listens_on_loopback_and_answers_only_who_knows_the_secret(
         with pytest.raises(CollectiveError, match=r"signature|answers 403|reset|pipe"):
             Store().put("lanes", "0", b"x" * (1 << 21))
         assert values.of("lanes") == {}
+
+
+def test_strangers_keep_no_rank_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_MOST_CALLERS", 8)
+    with meet_by_store(places_of([HERE] * 2)) as (environments, _), ExitStack() as stack:
+        enter(monkeypatch, environments[0])
+        host, _, port = environments[0][STORE].partition(":")
+        before = threading.active_count()
+        for number in range(40):
+            stranger = stack.enter_context(socket.create_connection((host, int(port))))
+            stranger.sendall(b"PUT /lanes/0 HTTP/1.1\r\nContent-Length: 9" * (number % 2))
+        Store().put("lanes", "1", 2)
+        assert Store().values("lanes") == {"1": 2}
+        until = time.monotonic() + 20
+        while threading.active_count() > before + 8 and time.monotonic() < until:
+            time.sleep(0.02)
+        assert threading.active_count() <= before + 8
 
 
 def test_a_process_without_a_launcher_has_no_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.collectives.driver.wire import pack, unpack
+from gmeta.core.collectives.driver.wire import pack, pack_parts, unpack
 from gmeta.core.errors import CollectiveError, ConfigError, DataError, GmetaError
 
 leaves = st.one_of(
@@ -40,6 +40,17 @@ def test_arrays_and_errors_come_back() -> None:
         assert one.dtype == other.dtype
         assert type(one) is type(other)
         np.testing.assert_array_equal(one, other)
+    large = np.arange(5000, dtype=np.float64).reshape(2, 50, 50)[:, ::2].transpose(1, 0, 2)
+    parts = pack_parts({"of": [large, np.zeros((0, 9000), np.uint8), b"x" * 9999, large[:1]]})
+    assert sum(isinstance(part, memoryview) for part in parts) == 1  # large ones aren't copied
+    for memory in (b"".join(parts), memoryview(bytearray(b"".join(parts)))):
+        found = unpack(memory)["of"]
+        for one, other in zip(
+            found[:2] + found[3:], [large, np.zeros((0, 9000), np.uint8), large[:1]], strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+            one[...] = 0  # they are the receiver's own
+        assert found[2] == b"x" * 9999
     assert unpack(pack((DataError, GmetaError))) == (DataError, GmetaError)
 
     class OwnError(DataError):
@@ -50,7 +61,7 @@ def test_arrays_and_errors_come_back() -> None:
 
 def test_what_cannot_be_sent_is_named() -> None:
     for value in (object(), {1, 2}, [np.array([object()])], ValueError):
-        with pytest.raises(ConfigError, match=r"a \w+ can't be sent to other ranks"):
+        with pytest.raises(ConfigError, match=r"a \w+ can't be sent to another process"):
             pack(value)
 
 

@@ -138,6 +138,16 @@ def test_a_balance_of_a_split_with_longer_groups_is_refused_at_once(tmp_path):
     assert Balance.of(path, sequences=2, max_tokens=8, longest=8).max_tokens == 8
 
 
+def test_an_index_of_another_data_set_bounds_nothing(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    path, other = write_folder(tmp_path / "a", [4, 9]), write_folder(tmp_path / "b", [4, 5])
+    own, foreign = (next(Path(each).parent.glob("*.gidx")) for each in (path, other))
+    own.write_bytes(foreign.read_bytes())
+    with pytest.raises(DataError, match=r"gidx at byte \d+: it isn't the index that the manifest states"):
+        Balance.of(path, sequences=2, max_tokens=8)
+
+
 def test_columns_that_the_reader_refuses_are_left_to_it(tmp_path):
     path = write_folder(tmp_path, [4, 9])
     for column in ("rating", "gone"):

@@ -164,9 +164,9 @@ def test_what_makes_no_sense_is_refused(prices):
         ((table, [1], ["price", "price"]), "each once"),
         ((table, [[1]], ["price"]), r"keys must be \(n,\) int64, got int64 of shape \(1, 1\)"),
         ((table, [1.5], ["price"]), "got float64"),
-        ((table, [1], ["price"], -1), "as_of must be one version from 0 on .* at least -1"),
+        ((table, [1], ["price"], -1), r"as_of must be one version, in \[0, 2\^63\).* from -1 to -1"),
         ((table, [1], ["price"], [1, 2]), r"for each of 1 keys, got int64 of shape \(2,\)"),
-        ((table, np.array([2**63], np.uint64), ["price"]), "above 2"),
+        ((table, [1], ["price"], np.array([2**63], np.uint64)), f"from {2**63} to {2**63}"),
     ]
     for arguments, says in refused:
         with pytest.raises((ConfigError, DataError), match=says):
@@ -178,6 +178,17 @@ def test_what_makes_no_sense_is_refused(prices):
     ]:
         with pytest.raises(ConfigError, match=says):
             source.put(*arguments)
+
+
+def test_keys_of_uint64_are_those_of_int64_of_the_same_bits():
+    keys = np.array([2**63 + 1, 3], np.uint64)
+    prices = pa.array([3.0, 1.0], pa.float32())
+    source = ArrowSource({"x": pa.table({"item": keys, "price": prices})}, key="item")
+    for asked in (keys, keys.view(np.int64)):
+        assert source.multi_get("x", asked, ["price"])["price"].to_pylist() == [3.0, 1.0]
+    table = pa.table({"item": [1], "at": np.array([2**63], np.uint64), "price": prices[:1]})
+    with pytest.raises(DataError, match="column 'at'"):
+        ArrowSource({"x": table}, key="item", version="at")
 
 
 def test_tables_without_versions_hold_each_key_once():

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import itertools
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta import io
-from gmeta.core.data.history_manifest import generation_folder, shard_files
+from gmeta.core.data.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import HistorySpec, append_history
 from gmeta.preprocess.history.files.generation import Generation
 from gmeta.preprocess.history.files.shard_reader import encode_index
+from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history.verify import verify_history
 from gmeta.testing.reference.io.history import draw_day, history_of, write_day
 
 DAYS = [draw_day(day, 400, day=day) for day in range(1, 5)]
@@ -136,19 +144,84 @@ def test_a_file_that_is_gone_is_named(tmp_path):
 def test_a_damaged_index_is_named(tmp_path):
     path = make_store(tmp_path)
     index = shard_files(generation_folder(path, 4), 2)[1]
-    index.write_bytes(index.read_bytes()[:-1])
+    sound = index.read_bytes()
+    index.write_bytes(sound[:-1])
     with pytest.raises(tf.errors.DataLossError) as raised:
         io.HistoryStore(path).read(list(range(30)), COLUMNS)
-    assert str(io.as_data_error(raised.value)).startswith(f"{index}: a block is damaged; restore the file")
+    said = str(io.as_data_error(raised.value))
+    assert said.startswith(f"{index}: its SHA-256 isn't the one in the manifest; restore the file")
+    put_index(path, 2, sound[:-1])
+    with pytest.raises(tf.errors.DataLossError, match=r"shard-00002.index: a block is damaged; restore the"):
+        io.HistoryStore(path).read(list(range(30)), COLUMNS)
+
+
+def put_index(path, shard, data):
+    """Give a shard of generation 4 another index, and the manifest its digest."""
+    shard_files(generation_folder(path, 4), shard)[1].write_bytes(data)
+    manifest = HistoryManifest.load(path, 4)
+    shards = list(manifest.shards)
+    shards[shard] = replace(shards[shard], index_sha256=hashlib.sha256(data).hexdigest())
+    replace(manifest, shards=tuple(shards)).save(generation_folder(path, 4))
+    (path / CURRENT).write_text("4\n")
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+def test_an_index_of_another_generation_is_refused(path, tmp_path, on_bad):
+    """It is sound by itself, and would give shorter histories."""
+    users = list(range(30))
+    for shard, number in itertools.product(range(3), (1, 2, 3)):
+        other = shutil.copytree(path, tmp_path / f"{shard}-{number}")  # what is open stays open
+        old, own = (shard_files(generation_folder(other, which), shard)[1] for which in (number, 4))
+        own.write_bytes(old.read_bytes())
+        store = io.HistoryStore(other)
+        for use in (functools.partial(store.read, columns=COLUMNS, on_bad=on_bad), store.deleted):
+            with pytest.raises(tf.errors.DataLossError, match=f"{own}: its SHA-256 isn't the one in the"):
+                use(users)
+
+
+def test_stripes_of_another_store_are_refused(tmp_path):
+    """They are sound by themselves, and lie at the same places."""
+    days = [[(user, time, 7, 0.5) for user in range(30) for time in range(at, at + 3)] for at in (100, 200)]
+    stores = [tmp_path / "one", tmp_path / "other"]
+    for store, day in zip(stores, days, strict=True):
+        events = [DAYS[0][0]._make(event) for event in day]
+        append_history(store, write_day(tmp_path / f"{store.name}.parquet", events), SPEC)
+    ours, theirs = (shard_files(generation_folder(store, 1), 1)[0] for store in stores)
+    assert len(ours.read_bytes()) == len(theirs.read_bytes())
+    ours.write_bytes(theirs.read_bytes())
+    store, said = (
+        io.HistoryStore(stores[0]),
+        "it isn't the stripe that the index means: its events have other",
+    )
+    with pytest.raises(tf.errors.DataLossError, match=f"shard-00001.events at byte .*{said}"):
+        store.read(list(range(30)), COLUMNS)
+    with pytest.raises(DataError, match=said):
+        read_histories(Generation(stores[0]), range(30), COLUMNS)
+    assert sorted({len(times) for times in store.read(range(30), ["ts"], on_bad="skip")["ts"].to_list()}) == [
+        0,
+        3,
+    ]
+    assert all("other times or births" in fault for fault in verify_history(stores[0]).faults)
+
+
+def test_a_file_of_stripes_that_only_the_manifest_tells_apart_is_found(tmp_path):
+    days = [[DAYS[0][0]._make((user, 100, item, 0.5)) for user in range(30)] for item in (7, 8)]
+    stores = [tmp_path / "one", tmp_path / "other"]
+    for store, day in zip(stores, days, strict=True):
+        append_history(store, write_day(tmp_path / f"{store.name}.parquet", day), SPEC)
+    ours, theirs = (shard_files(generation_folder(store, 1), 1)[0] for store in stores)
+    ours.write_bytes(theirs.read_bytes())
+    assert verify_history(stores[0]).faults == (
+        f"{ours}: its SHA-256 isn't the one in the manifest of generation 1",
+    )
 
 
 def test_an_index_that_claims_too_much_takes_no_memory(tmp_path):
     path = make_store(tmp_path)
-    index_path = shard_files(generation_folder(path, 4), 0)[1]
     index = Generation(path).open(0).index()
     for places in (index.places[:3], index.places[3:6]):
         places["bytes"], places["offset"] = 2**31 - 1, [2**31 * number for number in range(3)]
-    index_path.write_bytes(encode_index(index))
+    put_index(path, 0, encode_index(index))
     with pytest.raises(tf.errors.DataLossError, match="it ends early"):
         io.HistoryStore(path).read(list(range(30)), COLUMNS)
 

@@ -51,7 +51,8 @@ def files(out):
 
 
 def table(out):
-    return pa.dataset.dataset(sorted(map(str, out.glob("*.arrow"))), format="arrow").to_table()
+    """As a user reads it: the folder."""
+    return pa.dataset.dataset(out, format="arrow").to_table()
 
 
 def test_each_row_is_there_once_in_the_order_of_the_data(prepared, tmp_path):
@@ -142,7 +143,7 @@ def test_a_process_may_be_killed_at_any_change_of_the_disk(prepared, tmp_path, m
                 points += 1
         finished = {name: data for name, data in files(out).items() if name.endswith(".arrow")}
         assert all(whole[name] == data for name, data in finished.items())
-        assert len(finished) == 3 or "manifest.json" not in files(out)
+        assert len(finished) == 3 or "_manifest.json" not in files(out)
         calls.clear()
         run(out)
         assert files(out) == whole
@@ -168,6 +169,36 @@ def test_what_is_done_is_not_done_again(prepared, tmp_path):
     assert write(prepared, tmp_path / "out", fail) == done
 
 
+@pytest.mark.parametrize("parts", [5, 2, 0])
+def test_a_folder_of_an_earlier_version_is_gone_on_with(prepared, tmp_path, parts):
+    """It had ``plan.json`` and, once complete, ``manifest.json``, over which readers of folders stumble."""
+    out, renamed = tmp_path / "out", ["plan.json", *["manifest.json"] * (parts == 5)]
+    done = write(prepared, out)
+    whole = files(out)
+    if parts < 5:
+        (out / "_manifest.json").unlink()
+    for part in range(parts, 5):
+        (out / f"part-0000{part}.arrow").unlink()
+    for name in renamed:
+        (out / f"_{name}").rename(out / name)
+    if parts == 5:
+        assert Predictions.load(out) == done
+    with pytest.raises(ConfigError, match="model was '', and is 'b'"):
+        write(prepared, out, model_name="b")
+    assert set(renamed) <= set(files(out))  # what is refused stays as it is
+    calls = []
+    assert write(prepared, out, lambda batch: calls.append(batch) or score(batch)) == done
+    assert sum(len(batch["task"]) for batch in calls) == len(SIZES) - min(3 * parts, len(SIZES))
+    assert files(out) == whole
+
+
+def test_the_folder_of_a_data_set_is_left_alone(prepared):
+    before = files(prepared.parent)
+    with pytest.raises(ConfigError, match="holds files that are no predictions of gmeta's"):
+        write(prepared, prepared.parent)
+    assert files(prepared.parent) == before
+
+
 def test_a_full_disk_leaves_no_half_of_a_part(prepared, tmp_path, monkeypatch):
     real, calls = os.fsync, []
 
@@ -181,7 +212,7 @@ def test_a_full_disk_leaves_no_half_of_a_part(prepared, tmp_path, monkeypatch):
     with pytest.raises(GmetaError, match=r"can't write .*part-00001.arrow: No space left on device"):
         write(prepared, tmp_path / "out")
     monkeypatch.undo()
-    assert sorted(files(tmp_path / "out")) == ["part-00000.arrow", "plan.json"]
+    assert sorted(files(tmp_path / "out")) == ["_plan.json", "part-00000.arrow"]
     assert write(prepared, tmp_path / "out").rows == len(SIZES)
 
 
@@ -287,7 +318,7 @@ def test_parts_without_a_sound_group_have_no_rows(tmp_path):
 
 def test_damage_is_found_before_the_manifest_is_written(prepared, tmp_path):
     write(prepared, tmp_path / "out")
-    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / "_manifest.json").unlink()
     part = tmp_path / "out" / "part-00002.arrow"
     sound = part.read_bytes()
     for bad, says in (
@@ -305,14 +336,14 @@ def test_damage_is_found_before_the_manifest_is_written(prepared, tmp_path):
 def test_an_edited_plan_or_manifest_is_refused(prepared, tmp_path):
     out = tmp_path / "out"
     write(prepared, out)
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = json.loads((out / "_manifest.json").read_text())
     manifest["parts"][0]["rows"] = 7
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    (out / "_manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="its digest doesn't match its content"):
         write(prepared, out)
-    (out / "plan.json").write_text("{}")
+    (out / "_plan.json").write_text("{}")
     with pytest.raises(DataError, match="no plan of predictions"):
         write(prepared, out)
-    (out / "plan.json").unlink()
+    (out / "_plan.json").unlink()
     with pytest.raises(ConfigError, match="holds files that are no predictions of gmeta's"):
         write(prepared, out)

@@ -197,11 +197,17 @@ def test_without_workers_the_error_names_all_and_says_what_to_do(tmp_path):
         served = iter(distribute(numbers, pool, ahead=1, position=ServedPosition(2)))
         next(served)
         only.close()
-        (tmp_path / "gone.worker").write_text("127.0.0.1:1")
-        (tmp_path / "back.worker").write_text(only.address)
-        expected = (
-            rf"none of the workers (?=.*{only.address} \()(?=.*127.0.0.1:1 \(.*refused).* for 1 s; start one"
+        write_announcement(tmp_path, "gone", "127.0.0.1:1")
+        write_announcement(tmp_path, "back", only.address)
+        write_announcement(tmp_path, "far", "127.0.0.1:2", loopback=["other", "boot", "net"])
+        (tmp_path / "old.worker").write_text("127.0.0.1:3")
+        told = (
+            rf"{only.address} \(",
+            r"127.0.0.1:1 \(.*refused",
+            r"127.0.0.1:2 \(it listens for processes of other alone: start it with --host 0.0.0.0\)",
+            r"old.worker \(another version of gmeta announced it\)",
         )
+        expected = f"none of the workers {''.join(f'(?=.*{one})' for one in told)}.* for 1 s; start one"
         with pytest.raises(DataError, match=expected), data_errors():
             list(served)
     empty = tmp_path / "empty"
@@ -212,11 +218,19 @@ def test_without_workers_the_error_names_all_and_says_what_to_do(tmp_path):
         list(nobody)
 
 
+def write_announcement(folder, name, address, identity="00" * 16, loopback=()):
+    told = {"address": address, "identity": identity, "loopback": list(loopback)}
+    (folder / f"{name}.worker").write_text(json.dumps(told))
+
+
 def test_wrong_addresses(monkeypatch, tmp_path):
     monkeypatch.delenv("GMETA_WORKERS_KEY", raising=False)
     with pytest.raises(ConfigError, match="GMETA_WORKERS_KEY isn't set"):
         distribute(numbers, ["host:5050"])
-    monkeypatch.setenv("GMETA_WORKERS_KEY", "one")
+    monkeypatch.setenv("GMETA_WORKERS_KEY", "one" * 5)
+    with pytest.raises(ConfigError, match=r"GMETA_WORKERS_KEY: a key needs 16 .* has 15: make one with"):
+        distribute(numbers, ["host:5050"])
+    monkeypatch.setenv("GMETA_WORKERS_KEY", "one" * 6)
     for wrong in ("host", "host:port", ":5", "host:0", "host:70000"):
         with pytest.raises(ConfigError, match=r"is no worker's address: give HOST:PORT"):
             distribute(numbers, [wrong])
@@ -226,10 +240,10 @@ def test_wrong_addresses(monkeypatch, tmp_path):
         distribute(numbers, "host:5050")
     with worker_thread(tmp_path) as other, socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setattr("gmeta.io.service.channel._GREETING_SECONDS", 0.3)
-        monkeypatch.setenv("GMETA_WORKERS_KEY", "two")
+        monkeypatch.setenv("GMETA_WORKERS_KEY", "two" * 6)
         mute = f"127.0.0.1:{deaf.getsockname()[1]}"
         pool = WorkerPool([other.address, mute], timeout=2)
-        expected = rf"{other.address} \(it has another key.*{mute} \(it doesn't answer like a worker"
+        expected = rf"{other.address} \(it has another key.*{mute} \(it doesn't greet: something"
         with pytest.raises(DataError, match=expected), data_errors():
             list(distribute(numbers, pool))
 
@@ -353,12 +367,31 @@ def test_a_position_that_another_rank_saved_for_itself_is_refused(two, tmp_path,
         read(distribute(numbers, two, position=resumed))
 
 
-def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path):
-    with worker_thread(tmp_path / "made"):
-        key = tmp_path / "made" / "key"
-        assert key.stat().st_mode & 0o777 == 0o600
-        assert len(key.read_bytes()) == 64
-    assert [path.name for path in (tmp_path / "made").iterdir()] == ["key"]
+def test_elements_of_every_type_arrive(two):
+    def kinds(start):
+        words = tf.constant([["ä", ""], ["b\0c", "d" * 5000]])
+        sparse = tf.sparse.from_dense([[0, 1.5], [2.5, 0]])
+        each = {
+            "words": words,
+            "lists": tf.ragged.constant([["x"], ["y", "z"]]),
+            "sparse": sparse,
+            "half": tf.cast([[1.5], [2.5]], tf.bfloat16),
+            "flags": tf.constant([True, False]),
+            "complex": tf.constant([1 + 2j, 3j]),
+            "small": tf.constant([[-1], [7]], tf.int8),
+            "large": tf.reshape(tf.range(2 * 3000, dtype=tf.float64), [2, 3000]),
+            "nothing": tf.zeros([2, 0], tf.int32),
+        }
+        return tf.data.Dataset.from_tensor_slices(each)
+
+    found, wanted = list(distribute(kinds, two, position=ServedPosition(1))), list(kinds(None))
+    assert len(found) == len(wanted) == 2
+    for one, other in zip(found, wanted, strict=True):
+        for name, value in one.items():
+            assert value.dtype == other[name].dtype, name
+            flat = [tf.nest.flatten(parts, expand_composites=True) for parts in (value, other[name])]
+            for own, expected in zip(*flat, strict=True):
+                np.testing.assert_array_equal(own.numpy(), expected.numpy(), err_msg=name)
 
 
 def test_fit_trains_on_it_and_goes_on_where_it_was_interrupted(two, tmp_path):

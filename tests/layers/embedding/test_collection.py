@@ -218,3 +218,24 @@ def test_plan_prints_what_was_merged():
 def test_plan_goes_to_the_terminal(capsys):
     EmbeddingCollection([FeatureConfig("item", dim=4)]).plan()
     assert "Adam at the Keras optimizer's rate" in capsys.readouterr().out
+
+
+def test_an_id_has_a_row_if_each_of_its_tables_has_one():
+    features = [
+        FeatureConfig("item", table=("item", "wide"), dim=(4, 8)),
+        FeatureConfig("wide", dim=8),
+        FeatureConfig("tag", dim=4, hash=True, combiner="mean"),
+    ]
+    layer = EmbeddingCollection(features)
+    layer.lookup({"item": [3], "wide": [5], "tag": tf.ragged.constant([["red"]])})
+    found = {
+        "item": layer.has_rows("item", [3, 5, 4]),
+        "wide": layer.has_rows("wide", [3, 5, 4]),
+        "tag": layer.has_rows("tag", tf.ragged.constant([["red", "blue"], [], ["red"]])),
+    }
+    assert found["item"].numpy().tolist() == [True, False, False]
+    assert found["wide"].numpy().tolist() == [True, True, False]
+    assert found["tag"].to_list() == [[True, False], [], [True]]
+    assert int(layer.tables[0].size()) + int(layer.tables[1].size()) == 4
+    with pytest.raises(ConfigError, match="has no feature 'color': it has item, wide, tag"):
+        layer.has_rows("color", [1])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.ops import HashTable
@@ -186,3 +186,26 @@ def test_a_table_that_the_loss_does_not_depend_on_is_named():
     with pytest.warns(UserWarning, match="no gradient for table 'e/wide'"):
         (found,) = lookups.by_table(tape.gradient(loss, lookups.rows))
     assert found.table is layer.tables[0]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_a_gradient_that_is_not_finite_changes_no_table_and_its_id_is_named(traced):
+    features = [FeatureConfig("item", dim=4), FeatureConfig("user", dim=4), FeatureConfig("wide", dim=8)]
+    layer = EmbeddingCollection(features, optimizer=SGD(1.0))
+    ids = {"wide": tf.constant([3, 5]), "user": tf.constant([8, 9]), "item": tf.constant([8, 9])}
+    layer.lookup(ids)
+    before = [table.export().rows.numpy() for table in layer.tables]
+
+    def step():
+        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+            found = layer(ids, training=True)
+            loss = tf.reduce_sum(found["wide"]) + tf.norm(
+                found["user"][1] - tf.stop_gradient(found["user"][1])
+            )
+        lookups.apply_gradients(tape.gradient(loss, lookups.rows))
+
+    error = tf.errors.InvalidArgumentError if traced else NotFiniteError
+    with pytest.raises(error, match=r"NaN or infinite for id 9 of table .*user.*, and nothing was updated"):
+        (tf.function(step) if traced else step)()
+    for table, rows in zip(layer.tables, before, strict=True):
+        np.testing.assert_array_equal(table.export().rows, rows)

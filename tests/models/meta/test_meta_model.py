@@ -226,7 +226,6 @@ def two_labels(batch):
         ),
         ({"network": None}, "network must be a Keras layer or model, got NoneType"),
         ({"network": tf.keras.layers.Dense}, "network must be a Keras layer or model, got the class Dense"),
-        ({"network": tf.keras.layers.Lambda(lambda x: x, name="same")}, "same has no trainable weights"),
         ({"inner": "maml"}, r"inner must be a gmeta\.meta\.InnerLoop, .*, got 'maml'"),
     ],
 )
@@ -247,6 +246,20 @@ def test_what_it_cannot_be_made_of_is_refused(parts, message):
 def test_what_it_cannot_compile_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         make_model().compile(**settings)
+
+
+@pytest.mark.parametrize(
+    "network", [tf.keras.layers.Dense(1), tf.keras.layers.Lambda(lambda x: x, name="same")]
+)
+def test_a_network_without_trainable_weights_needs_an_inner_loop_of_rows_or_none(network):
+    network.trainable = False
+    model = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=1)]), network)
+    with pytest.raises(ConfigError, match="has no trainable weights for the 1 inner steps"):
+        model.compile("sgd", "mse")
+    for inner in (InnerLoop(adapt="embeddings"), InnerLoop(steps=0)):
+        model.compile("sgd", "mse", inner=inner)
+        assert np.isfinite(model.train_on_batch(make_batch([1, 2])))
+        assert int(model.optimizer.iterations) == 1
 
 
 def test_labels_and_losses_that_do_not_fit_the_outputs_are_refused():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.initializers.distributions import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
@@ -200,6 +201,33 @@ def test_a_tasks_result_does_not_depend_on_its_neighbours(name):
     together = model(batch)
     for task in range(3):
         np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_rank_without_tasks_runs_a_network_of_which_some_weights_adapt(monkeypatch, eagerly):
+    """As a rank whose data has ended does; on one rank there are always tasks."""
+    monkeypatch.setattr(collectives.place, "_world", collectives.World(0, 2, 0))
+    network = TaskNetwork(K.Sequential([K.layers.Dense(3, name="fc"), K.layers.Dense(2, name="out")]))
+    network(tf.zeros([1, 1, 4]))
+    own = {name: v for name, v in network.task_weights().items() if name.startswith("out/")}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, 4])])
+    def run(x):
+        tasks = tf.shape(x)[0]
+        weights = {name: tf.repeat(v[tf.newaxis], tasks, axis=0) for name, v in own.items()}
+        with tf.GradientTape() as tape:
+            out = network(x, weights)
+        return out, tape.gradient(out, network.network.trainable_variables)
+
+    tf.config.run_functions_eagerly(eagerly)
+    try:
+        for tasks in (0, 2):
+            out, gradients = run(tf.ones([tasks, 5, 4]))
+            assert out.shape == (tasks, 5, 2)
+            np.testing.assert_allclose(out, network(tf.ones([tasks, 5, 4])), rtol=1e-6)
+            assert all(np.any(gradient) == bool(tasks) for gradient in gradients[:2])
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 def test_a_column_that_the_batch_lacks_is_named():

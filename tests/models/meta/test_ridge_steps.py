@@ -171,6 +171,8 @@ def test_a_prior_of_another_algorithm_is_refused():
         InnerLoop("maml", prior=HeadPrior())
     with pytest.raises(ConfigError, match="head prior: pace must be above 0, got 0"):
         HeadPrior(pace=0)
+    with pytest.raises(ConfigError, match="head prior: unadapted must be at least 0, got -1"):
+        HeadPrior(unadapted=-1)
 
 
 def likely(**options):
@@ -242,3 +244,44 @@ def test_labels_of_a_large_unit_are_solved_as_those_of_a_small_one():
         found[unit] = model.predict_after({**batch, "label": unit * batch["label"]}, (1,))[1] / unit
         assert model.learner.learns_variance
     np.testing.assert_allclose(found[1000.0], found[1.0], rtol=1e-3, atol=1e-5)
+
+
+def test_tasks_without_support_are_predicted_as_the_shared_head_has_learnt():
+    model, batch = make_model(), make_batch([9] * 8)
+    batch["label"] += 4.0
+    model.compile(tf.keras.optimizers.Adam(0.03), "mse")
+    model.fit(tf.data.Dataset.from_tensors(batch).repeat(150), verbose=0)
+    off = model.predict_after(batch, (0,))[0] - tf.gather(batch["label"], batch["query"]["index"])
+    assert float(tf.reduce_mean(tf.abs(off))) < 1.0  # 2.4 if only adapted tasks taught the head
+
+
+@pytest.mark.parametrize(("likelihood", "outer_samples"), [(False, "query"), (False, "all"), (True, "query")])
+def test_the_outer_gradient_has_a_share_of_the_loss_before_adaptation(likelihood, outer_samples):
+    batch, found = make_batch(SIZES), {}
+    for unadapted in (0.0, 0.5):
+        inner = InnerLoop("ridge", prior=HeadPrior(noise=0.6, likelihood=likelihood, unadapted=unadapted))
+        model = make_model(inner=inner, outer_samples=outer_samples)
+        found[unadapted] = model.outer_gradients(batch)[0]
+    assert float(found[0.0].loss) == float(found[0.5].loss)
+    variables = model.trainable_variables
+    with tf.GradientTape() as tape:
+        lookup = model.collection.lookup(batch["features"], insert=False)
+        tape.watch(lookup.rows)
+        view = model.learner.view(batch, lookup)
+        part = "all" if outer_samples == "all" else "query"
+        outputs = model.learner.task_outputs(view, part, model.learner.start_weights(view))[..., 0]
+        losses = (outputs - view.labels(part)) ** 2
+        if likelihood:
+            kernel, bias = model.network.weights[:2]
+            hidden = tf.nn.relu(view.inputs(part) @ kernel + bias)
+            prior = model.learner.inner_rates.prior()
+            variance = tf.reduce_sum(hidden**2 * prior[:-1], -1) + prior[-1]
+            variance += model.learner.inner_rates.noise() / 2
+            losses = (tf.math.log(variance) + losses / variance) / 2
+        real = view.mask(part)
+        loss = 0.5 * tf.reduce_sum(losses * real) / tf.reduce_sum(real)
+    expected = tape.gradient(loss, [*variables, *lookup.rows])
+    pairs = zip([*found[0.5].dense, *found[0.5].rows], [*found[0.0].dense, *found[0.0].rows], strict=True)
+    for (whole, adapted), share in zip(pairs, expected, strict=True):
+        share = tf.zeros_like(whole) if share is None else tf.convert_to_tensor(share)
+        np.testing.assert_allclose(whole - adapted, share, rtol=1e-3, atol=1e-5)

@@ -227,6 +227,14 @@ def test_labels_and_weights_beside_a_batch_are_refused():
         model.evaluate(tf.data.Dataset.from_tensors((batch, None, tf.ones(2))), verbose=0)
 
 
+def test_labels_outside_of_their_domain_are_refused_and_named():
+    model, batch = make_model(), draw_exposures(2, [3, 2], [2, 2])
+    rated = batch["labels"]["buy"].with_values(tf.constant([0.0, 1.0, 5.0, 0.0]))
+    batch = {**batch, "labels": {**batch["labels"], "buy": rated}}
+    with pytest.raises(ConfigError, match=r"^labels 'buy' must lie between 0 and 1, got 5$"):
+        model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+
+
 def test_a_label_can_be_what_was_done_with_an_event_and_never_what_is_shown():
     features = [
         FeatureConfig("item", dim=8),

@@ -9,6 +9,7 @@ import tensorflow as tf
 from gmeta.callbacks import ShardedCheckpoint
 from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.export import export_model
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
 from gmeta.models import FlatRetriever, GenerativeRetriever, NextItemModel
 from gmeta.models.sequence.catalogue import Catalogue
@@ -188,6 +189,23 @@ def test_a_history_without_items_is_answered_by_popularity(trained, kind):
         )
         (few,) = best(model, {"item": NOBODY["item"][:1]}, 3, allow=np.isin(ITEMS, expected[:2]))[0]
         assert few == [*expected[:2], -1]
+
+
+@pytest.mark.parametrize("kind", ["next", "flat"])
+def test_an_export_of_a_grown_catalogue_answers_as_the_model(trained, kind, tmp_path):
+    saved, folder = trained[kind]
+    model = make(kind, np.concatenate([ITEMS, MORE]), grown_codes())
+    load("sharded", model, saved, folder)
+    export_model(model, tmp_path / "1", text_ids=False)
+    signatures = tf.saved_model.load(str(tmp_path / "1")).signatures
+    answer = signatures["recommend" if kind == "next" else "retrieve"]
+    rows = [*NOBODY["item"].to_list(), [5, int(ITEMS[0])]]
+    found = answer(item=tf.ragged.constant(rows, tf.int64).to_tensor(-1))
+    items, scores = best(model, {"item": tf.ragged.constant(rows, tf.int64)})
+    assert found["items"][:, :5].numpy().tolist() == items
+    np.testing.assert_allclose(found["scores"][:, :5], scores, rtol=1e-4)
+    assert items[0] == items[1] == best(saved, NOBODY)[0][0]
+    assert found["unknown_history"].numpy().tolist() == [0, 1, 0]
 
 
 def test_counts_are_of_what_training_reads_and_of_nothing_else(trained):

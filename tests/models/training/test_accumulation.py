@@ -147,3 +147,32 @@ def test_an_open_window_is_closed_by_hand():
     large = make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1))
     train(large, [11])
     assert_same(large, model)
+
+
+class Interrupt(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            raise KeyboardInterrupt
+
+
+def test_what_waits_when_fit_is_interrupted_enters_no_later_step():
+    x, y = samples(16)
+    mine, other = (make(Adam(None), lambda: tf.keras.optimizers.Adam(0.02), k=4) for _ in range(2))
+    settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    with pytest.raises(KeyboardInterrupt):
+        mine.fit({name: ids[::-1] for name, ids in x.items()}, -y, callbacks=[Interrupt()], **settings)
+    assert not mine.is_accumulating
+    mine.fit(x, y, **settings)
+    other.fit(x, y, **settings)
+    assert_same(mine, other)
+
+
+def test_fit_names_what_a_loop_has_left_and_starts_without_it():
+    mine, other = (make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1), k=4) for _ in range(2))
+    train(mine, [5, 6])
+    x, y = samples(16)
+    settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    with pytest.warns(UserWarning, match="starts without 2 accumulated batches.*call apply_accumulated"):
+        mine.fit(x, y, **settings)
+    other.fit(x, y, **settings)
+    np.testing.assert_allclose(mine.predict(x, verbose=0), other.predict(x, verbose=0), rtol=2e-4)

@@ -168,20 +168,61 @@ def test_a_collection_called_twice_in_a_step_makes_one_update_a_step():
     assert int(table.statistics().updates) == 6 * ITEMS  # "user" of the one call and "item" of the other
 
 
-def test_a_model_of_embeddings_alone_counts_steps_and_follows_the_schedule():
+class Dots(Model):
+    """Two towers and their product; the loss has no gradient of the spare layers."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.collection = EmbeddingCollection(FEATURES, optimizer=SGD(None), name="collection")
+        self.spare = [tf.keras.layers.Dense(DIM, kernel_initializer="ones") for _ in range(layers)]
+
+    def call(self, inputs, training=None):
+        vectors = self.collection(inputs, training=training)
+        for layer in self.spare:
+            vectors["user"] += tf.stop_gradient(layer(vectors["item"]))
+        return tf.reduce_sum(vectors["user"] * vectors["item"], axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["first step", "built before"])
+@pytest.mark.parametrize("layers", [0, 1], ids=["none", "unused"])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])
+def test_without_dense_gradients_rows_train_steps_count_and_the_schedule_goes_on(built, layers, scaled):
     x, y, _ = data()
-    both = inputs()
-    vectors = EmbeddingCollection(FEATURES, optimizer=SGD(None))(both)
-    model = Model(both, tf.keras.layers.Dot(axes=1)([vectors["user"], vectors["item"]]))
+    model = Dots(layers)
     rate = tf.keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.5, 0.0])
-    model.compile(tf.keras.optimizers.SGD(rate), "mse")
+    optimizer = tf.keras.optimizers.SGD(rate)
+    if scaled:
+        optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=8.0)
+    model.compile(optimizer, "mse")
+    if built:  # as on several ranks
+        model({name: ids[:1] for name, ids in x.items()})
+        optimizer.build(model.trainable_variables)
     model.fit(x, y, verbose=0, batch_size=24)
     trained = rows_of(model)
-    assert int(model.optimizer.iterations) == 3
+    assert int(optimizer.iterations) == 3
+    assert not scaled or int(optimizer.dynamic_counter) == 3
     model.fit(x, y, verbose=0, batch_size=24)  # the rate has come down to 0
+    assert float(optimizer.learning_rate) == 0.0
     for name, rows in rows_of(model).items():
         np.testing.assert_array_equal(rows, trained[name])
         assert not np.array_equal(rows, rows_of(ours())[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}], ids=["each batch", "accumulated"])
+def test_a_weight_without_a_gradient_does_not_decay_and_has_moving_averages(options):
+    x, y, _ = data()
+    model = Dots(1)
+    model.compile(tf.keras.optimizers.AdamW(0.1, weight_decay=0.5, use_ema=True), "mse", **options)
+    model.fit(x, y, verbose=0, batch_size=24)
+    np.testing.assert_array_equal(model.spare[0].kernel, np.ones([DIM, DIM]))
+
+
+def test_a_loss_that_depends_on_nothing_is_an_error_as_in_keras():
+    model = Dots(1)
+    model.collection.trainable = False
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        model.fit(*data()[:2], verbose=0)
 
 
 def test_callbacks_change_the_tables_rate_and_a_rate_of_its_own_stays():
@@ -232,3 +273,29 @@ def test_under_a_strategy_of_one_replica(strategy):
 def test_settings_that_tables_cannot_follow_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ours().compile(**{"loss": "mse", **settings})
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
+@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "unfrozen"])
+@pytest.mark.parametrize("whole", [False, True], ids=["collection", "model"])
+def test_trainable_that_is_set_after_compile_waits_for_the_next_with_a_warning(traced, trained, whole):
+    model, (x, y, _) = ours(SGD(0.1)), data()
+    layer = model if whole else collection_of(model)
+    layer.trainable = not trained
+    model.compile("sgd", "mse")
+    if traced:
+        model.fit(x, y, verbose=0)
+    layer.trainable = trained
+    before = rows_of(model)["user"]
+    kind = "is not trained" if trained else "is trained"
+    with pytest.warns(UserWarning, match=f"set after compile.*'embeddings' {kind}") as found:
+        model.fit(x, y, verbose=0)
+    model.train_on_batch(x, y)  # one warning is enough
+    assert len(found) == 1
+    assert (rows_of(model)["user"] == before).all() == trained
+    model.compile("sgd", "mse")
+    before = rows_of(model)["user"]
+    model.fit(x, y, verbose=0)
+    assert (rows_of(model)["user"] != before).any() == trained
+    with pytest.raises(ConfigError, match="can't be frozen by itself"):
+        collection_of(model).tables[0].trainable = False

@@ -1,11 +1,15 @@
-"""Training stops at a loss that isn't finite, before the step, and says what is at fault."""
+"""Training stops at a loss or gradient that isn't finite, before the step, and says what is at fault."""
+
+import gc
+import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import gmeta
 from gmeta.core.errors import ConfigError, NotFiniteError
-from gmeta.initializers import Normal
+from gmeta.initializers import Normal, Zeros
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
@@ -98,6 +102,106 @@ def test_loss_scaling_leaves_out_what_overflows_but_not_bad_data():
         fit(model, labels=with_nan(LABELS))
 
 
+class Distances(Model):
+    """Distances between users; the derivative of a distance of 0 is NaN, and the distance is not."""
+
+    def __init__(self, offset="ones"):
+        super().__init__()
+        users, items = TableConfig("user", 4, NORMAL), TableConfig("item", 3, NORMAL)
+        pairs = {"user": users, "other": users, "item": items}
+        self.vectors = EmbeddingCollection([FeatureConfig(*each) for each in pairs.items()])
+        self.offset = self.add_weight("offset", [4], initializer=offset)
+
+    def call(self, x, training=None):
+        found = self.vectors(x, training=training)
+        distance = tf.norm(found["user"] - found["other"], axis=1)
+        return distance * tf.reduce_sum(found["item"], axis=1) + tf.norm(self.offset)
+
+
+def make_distances(optimizer="adam", offset="ones", **options):
+    model = Distances(offset)
+    model.compile(optimizer, "mse", **options)
+    return model
+
+
+def fit_distances(model, users, others, **kwargs):
+    x = {"user": np.array(users), "other": np.array(others), "item": np.arange(len(users)) % 3}
+    model.fit(x, np.ones(len(users)), batch_size=2, verbose=0, shuffle=False, **kwargs)
+
+
+def rows_of(model):
+    tables = [table for part in model.submodules for table in getattr(part, "tables", ())]
+    return [np.asarray(table.export().rows) for table in tables]
+
+
+WAYS = {
+    "one batch a step": {},
+    "eagerly": {"run_eagerly": True},
+    "accumulated": {"accumulate_steps": 2},
+    "several steps an execution": {"steps_per_execution": 2},
+    "ahead": {"pipeline": gmeta.Pipeline(depth=1)},
+    "micro-batches": {"pipeline": gmeta.Pipeline(depth=0, micro_batches=2)},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gradient_of_rows_that_is_not_finite_is_refused_before_it_changes_anything(way):
+    model = make_distances(**WAYS[way])
+    told = "the loss is finite, but not its gradient for id 7 of table 'user', and no step was made"
+    with pytest.raises(NotFiniteError, match=rf"{told}: a derivative .* as that of tf.norm") as raised:
+        fit_distances(model, [6, 7, 7, 9], [8, 7, 8, 6])
+    assert "\n" not in str(raised.value)
+    assert all(np.isfinite(rows).all() for rows in rows_of(model))
+    np.testing.assert_array_equal(model.offset, np.ones(4))
+    assert int(model.optimizer.iterations) == 0
+
+
+def test_a_gradient_of_a_dense_weight_that_is_not_finite_is_named_and_changes_no_row():
+    model = make_distances(offset="zeros")
+    model.vectors.lookup({"user": [7, 8], "other": [8, 7], "item": [0, 1]})
+    before = rows_of(model)
+    with pytest.raises(NotFiniteError, match="but not its gradient for offset:0, and no step was made"):
+        fit_distances(model, [7, 8], [8, 7])
+    for rows, start in zip(rows_of(model), before, strict=True):
+        np.testing.assert_array_equal(rows, start)
+    np.testing.assert_array_equal(model.offset, np.zeros(4))
+
+
+def test_a_large_gradient_whose_square_overflows_is_no_fault():
+    model = make(tf.keras.optimizers.SGD(1e-36))
+    fit(model, price=PRICES * 1e18, labels=LABELS)
+    assert int(model.optimizer.iterations) == 2
+
+
+def test_a_loss_scale_leaves_out_gradients_that_are_not_finite():
+    model = make_distances(tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1)))
+    fit_distances(model, [7, 6], [7, 8])
+    assert all(np.isfinite(rows).all() for rows in rows_of(model))
+    np.testing.assert_array_equal(model.offset, np.ones(4))
+
+
+def test_a_meta_model_names_the_row_whose_gradient_is_not_finite():
+    batch = make_batch([3, 4, 2])
+    x = tf.keras.Input([8])
+    length = tf.keras.layers.Lambda(lambda x: tf.norm(x[:, :4], axis=1, keepdims=True))(x)
+    network = tf.keras.Model(x, tf.keras.layers.Dense(1, name="out")(length))
+    features = [FeatureConfig("user", TableConfig("user", 4, Zeros())), FeatureConfig("item", dim=4)]
+    model = MetaModel(EmbeddingCollection(features), network, inner=InnerLoop(steps=1))
+    model.compile("sgd", "mse")
+    with pytest.raises(NotFiniteError, match=r"meta_model: .* not its gradient for id \d+ of table 'user'"):
+        meta_fit(model, batch)
+    assert all(np.isfinite(rows).all() for rows in rows_of(model))
+
+
+def test_rows_that_are_not_finite_are_named_by_the_next_error():
+    model = make_distances(nan="allow")
+    fit_distances(model, [7, 6], [7, 8])
+    model.compile("adam", "mse")
+    told = "the loss isn't finite, and no step was made: the rows of id 7 of table 'user' aren't finite: load"
+    with pytest.raises(NotFiniteError, match=told):
+        fit_distances(model, [7, 6], [5, 8])
+
+
 def make_meta(inner, **options):
     features = [
         FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")
@@ -147,6 +251,32 @@ def test_ranks_stop_together_and_the_one_with_bad_labels_says_so():
     assert "rank 1: 10 of 10 values of label" in second
 
 
+def distances_on_rank(make, fit, ways):
+    """What a rank's error is if rank 1 has a gradient that isn't finite, and whether nothing has moved."""
+
+    def outcome(options):
+        model = make(**options)
+        others = [8, 9, 5, 7, 6, 9, 8, 5]  # every second sample is rank 1's
+        try:
+            fit(model, [6, 8, 6, 7, 9, 5, 9, 6], others)
+        except NotFiniteError as error:
+            return str(error), bool(np.all(model.offset == 1))
+        return "", False
+
+    return [outcome(options) for options in ways]
+
+
+@pytest.mark.ranks
+def test_ranks_refuse_a_gradient_that_is_not_finite_and_name_its_id():
+    ways = [WAYS[each] for each in ("one batch a step", "accumulated", "ahead", "micro-batches")]
+    for first, second in zip(
+        *run_ranks(distances_on_rank, 2, make_distances, fit_distances, ways), strict=True
+    ):
+        assert "the gradient of rank 1 of 2 isn't finite, and no rank has made the step: look" in first[0]
+        assert "rank 1: the loss is finite, but not its gradient for id 7 of table 'user': a der" in second[0]
+        assert first[1:] == second[1:] == (True,)
+
+
 SCALED = [{}, {"run_eagerly": True}, {"accumulate_steps": 2}]
 
 
@@ -192,3 +322,12 @@ def test_ranks_under_a_loss_scale_leave_out_what_overflows_on_one_of_them():
     first, second = run_ranks(scaled_on_rank, 2, make, fit, [(options, huge) for options in SCALED])
     steps = [2, 2, 1]  # each of them halves the scale
     assert first == second == [("", True, 8.0 / 2**each) for each in steps]
+
+
+def test_a_model_that_is_used_no_more_is_freed_with_its_tables():
+    model = make()
+    fit(model)
+    gone = [weakref.ref(model), weakref.ref(model.layers[1].tables[0])]
+    del model
+    gc.collect()
+    assert [each() for each in gone] == [None, None]

@@ -41,6 +41,28 @@ class Alone(Plain):
         return {"loss": loss}
 
 
+class Joint(Plain):
+    """It makes the whole step itself, with the model's optimizer of dense weights and tables."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, [*weights, *lookups.rows])
+        self.joint_optimizer.step(gradients, weights, lookups, samples=tf.shape(y)[0])
+        return {"loss": loss}
+
+
+class Unrecorded(Plain):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        self.optimizer.minimize(loss, self.trainable_variables, tape)
+        return {"loss": loss}
+
+
 class Around(Plain):
     """It does something of its own around the step."""
 
@@ -107,3 +129,19 @@ def test_a_step_of_its_own_may_fetch_ahead():
     ahead, plain = fit(Alone(), pipeline=gmeta.Pipeline(depth=1)), fit(Alone())
     for one, other in zip(ahead, plain, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, 3])
+def test_a_step_made_by_the_joint_optimizer_is_that_of_fit(accumulate_steps):
+    own, plain = Joint(), Plain()
+    settings = {"accumulate_steps": accumulate_steps}
+    for mine, other in zip(fit(own, **settings), fit(plain, **settings), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6)
+    np.testing.assert_allclose(own.items(X)["item"], plain.items(X)["item"], rtol=1e-6)
+
+
+def test_a_step_without_a_recording_is_told_how_to_make_one():
+    with pytest.raises(
+        ConfigError, match=r"train_step of your own.*record_lookups\(tape\).*joint_optimizer.*learn"
+    ):
+        fit(Unrecorded())

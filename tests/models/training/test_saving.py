@@ -1,12 +1,17 @@
 """What is saved of a model with tables comes back whole; what can't be saved whole is refused."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.checkpoint import ShardedCheckpoint
+from gmeta.checkpoint.files.manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.meta import InnerLoop, Momentum
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel, Model
@@ -97,6 +102,45 @@ def test_a_checkpointing_callback_writes_what_loads(trained, tmp_path):
     assert_same_models(model, other, x)
 
 
+class Killed(tf.keras.callbacks.Callback):
+    """Ends training as a signal would, after the third batch of the second epoch."""
+
+    epoch = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (1, 2):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("save_freq", [1, "epoch"])
+def test_a_backup_waits_for_the_step_of_accumulated_gradients_and_training_goes_on_as_it_was(
+    tmp_path, save_freq
+):
+    batch = {"user": np.arange(8), "item": np.arange(8) % 5}, np.arange(8.0)
+    data = tf.data.Dataset.from_tensors(batch).repeat(4)  # Keras resumes an epoch with its first batches
+    uninterrupted, killed, resumed = make(k=2), make(k=2), make(k=2)
+    uninterrupted.save_weights(tmp_path / "start")
+    killed.load_weights(tmp_path / "start")
+    uninterrupted.fit(data, epochs=3, verbose=0)
+
+    def backup():
+        return tf.keras.callbacks.BackupAndRestore(tmp_path / "backup", save_freq=save_freq)
+
+    with pytest.raises(KeyboardInterrupt):
+        killed.fit(data, epochs=3, verbose=0, callbacks=[backup(), Killed()])
+    within = pytest.warns(UserWarning, match="2 steps")
+    with within if save_freq == 1 else contextlib.nullcontext():
+        resumed.fit(data, epochs=3, verbose=0, callbacks=[backup()])
+    assert_same_models(uninterrupted, resumed, batch[0])
+    assert int(resumed.optimizer.iterations) == int(uninterrupted.optimizer.iterations) == 6
+    assert not (tmp_path / "backup" / "chief").exists()
+    resumed.fit(data, verbose=0)  # without the callback
+    assert int(resumed.optimizer.iterations) == 8
+
+
 def test_a_clone_is_the_model_with_rows_anew(trained):
     model, x = trained
     clone = tf.keras.models.clone_model(model)
@@ -127,6 +171,39 @@ def test_a_saved_model_of_keras_is_refused(trained, tmp_path):
     meta = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=8)]), MLP({"out": 1}))
     with pytest.raises(ConfigError, match="tables out"):
         meta.save_weights(tmp_path / "weights.h5")
+
+
+def in_a_module(model, folder):
+    module = tf.Module()
+    module.model = model
+    tf.saved_model.save(module, folder)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        tf.saved_model.save,
+        in_a_module,
+        lambda model, path: tf.saved_model.save(model.get_layer("collection"), path),
+        lambda model, path: tf.keras.models.save_model(model, path, include_optimizer=False),
+        lambda model, path: tf.keras.models.save_model(model, f"{path}.h5"),
+        lambda model, path: tf.saved_model.save(tf.keras.Model(model.inputs, model.outputs), path),
+    ],
+    ids=["saved_model", "of a module", "of a layer", "save_model", "hdf5", "of a model of Keras"],
+)
+def test_other_ways_to_formats_without_tables_are_refused_and_the_model_trains_on(trained, tmp_path, write):
+    model, x = trained
+    before, optimizer = model.predict(x, verbose=0), model.optimizer
+    with pytest.raises(ConfigError, match="can't hold dynamic tables, and nothing was written"):
+        write(model, str(tmp_path / "it"))
+    assert list(tmp_path.iterdir()) == []
+    np.testing.assert_array_equal(model.predict(x, verbose=0), before)
+    assert model.optimizer is optimizer
+    model.fit(x, np.ones(32), verbose=0)
+    assert (model.predict(x, verbose=0) != before).all()
+    model.save(tmp_path / "model.keras")
+    again = tf.keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
 OTHER_PLAN = r"has the tables .*; item.* but what is loaded was saved with user \("
@@ -195,3 +272,38 @@ def test_a_keras_file_holds_a_meta_model_whole(trained_meta, tmp_path):
     assert one == two
     assert set(one) == {"loss", "mae", "ndcg@2"}
     np.testing.assert_array_equal(other(batch), model(batch))
+
+
+def make_towers():
+    """Two collections without names, with tables of one name."""
+    x = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "friend")}
+    features = [FeatureConfig("user", dim=4)]
+    mine, other = EmbeddingCollection(features, seed=1), EmbeddingCollection(features, seed=2)
+    vectors = [mine({"user": x["user"]})["user"], other({"user": x["friend"]})["user"]]
+    model = Model(x, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(vectors)))
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def test_two_collections_without_names_in_a_model_are_told_apart(tmp_path):
+    model, x = make_towers(), {"user": np.arange(16), "friend": np.arange(16)[::-1]}
+    keeps = ShardedCheckpoint(tmp_path / "sharded")
+    model.fit(x, np.linspace(0, 1, 16), epochs=2, verbose=0, callbacks=[keeps])
+    expected = model.predict(x, verbose=0)
+    names = ["embeddings/user", "embeddings_1/user"]
+    assert [table.name for table in tables_of(model)] == names
+    assert sorted(Manifest.load(keeps.store.latest()).tables) == names
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    loaded, restored, again = (
+        tf.keras.models.load_model(tmp_path / "model.keras"),
+        make_towers(),
+        make_towers(),
+    )
+    again.load_weights(tmp_path / "model.weights.h5")
+    ShardedCheckpoint(tmp_path / "sharded").restore(restored)
+    for other in (loaded, restored, again):
+        np.testing.assert_array_equal(other.predict(x, verbose=0), expected)
+        assert [table.name for table in tables_of(other)] == names
+    one = EmbeddingCollection([FeatureConfig("user", dim=4)])  # named as ever, however many there were
+    assert one.tables[0].name == names[0]

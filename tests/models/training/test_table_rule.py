@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
-from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.models import Model
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
+from gmeta.models import JointOptimizer, Model
 from gmeta.models.training.optimizer.table_rule import sparse_form
-from gmeta.optimizers import Adam
+from gmeta.optimizers import SGD, Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
 
 KERAS = tf.keras.optimizers
@@ -144,6 +144,124 @@ def test_another_kind_at_recompile_keeps_rows_and_says_that_slots_begin_anew():
     np.testing.assert_allclose(model.get_layer("c").tables[0].export().slots, 0.1)
 
 
+def sharing(collection, name):
+    user = tf.keras.Input([], name="user", dtype=tf.int64)
+    return Model({"user": user}, tf.keras.layers.Dense(1)(collection({"user": user})["user"]), name=name)
+
+
+def change_of(collection, model, **settings):
+    before = collection({"user": USERS})["user"].numpy()
+    model.fit({"user": USERS}, LABELS, verbose=0, **settings)
+    return np.abs(collection({"user": USERS})["user"].numpy() - before).max()
+
+
+def shared_by_two(first, second):
+    collection = EmbeddingCollection([FeatureConfig("user", dim=4)], name="c")
+    models = sharing(collection, "one"), sharing(collection, "two")
+    for model, optimizer in zip(models, (first, second), strict=True):
+        model.compile(optimizer, "mse")
+    return collection, *models
+
+
+def test_models_that_share_a_collection_train_it_at_their_own_rates():
+    collection, one, two = shared_by_two(KERAS.SGD(0.1), KERAS.SGD(0.0))
+    assert change_of(collection, two) == 0
+    assert change_of(collection, one) > 0
+    stop = tf.keras.callbacks.LearningRateScheduler(lambda _: 0.0)
+    assert change_of(collection, one, callbacks=[stop]) == 0
+    two.optimizer.learning_rate = 0.1
+    assert change_of(collection, two) > 0
+    assert change_of(collection, one) == 0
+
+
+def test_a_second_model_with_another_optimizer_is_refused_and_changes_nothing():
+    rule = r"'one' trains them by SGD\(\), and 'two' would by Adam\(.*TableConfig\(optimizer=\.\.\.\)"
+    collection = EmbeddingCollection([FeatureConfig("user", dim=4)], name="c")
+    one, two = sharing(collection, "one"), sharing(collection, "two")
+    one.compile(KERAS.SGD(0.1), "mse")
+    with pytest.raises(ConfigError, match=rule):
+        two.compile(KERAS.Adam(0.1), "mse")
+    with pytest.raises(RuntimeError, match="compile"):
+        two.fit({"user": USERS}, LABELS, verbose=0)
+    assert type(collection.tables[0].optimizer) is SGD
+    with pytest.raises(ConfigError, match=r"two.*share table 'c/user'"):  # hyperparameters are of the rule
+        two.compile(KERAS.SGD(0.1, momentum=0.9), "mse")
+    two.compile(KERAS.SGD(0.1), "mse")  # as the message says
+    assert change_of(collection, two) > 0
+
+
+def test_a_model_is_refused_after_another_that_shares_its_rows_has_got_another_optimizer():
+    collection, one, two = shared_by_two("sgd", "sgd")
+    one.fit({"user": USERS}, LABELS, verbose=0)
+    two.compile("adam", "mse")
+    for train in (one.fit, one.train_on_batch):
+        with pytest.raises(
+            ConfigError, match=r"'one' trains table 'c/user' by SGD\(\), but since then 'two' was"
+        ):
+            train({"user": USERS}, LABELS)
+    assert change_of(collection, two) > 0
+    one.compile("adam", "mse")
+    assert change_of(collection, one) > 0
+
+
+def test_a_model_that_is_gone_or_has_the_rows_frozen_has_no_say():
+    collection, one, two = shared_by_two("sgd", "sgd")
+    one.fit({"user": USERS}, LABELS, verbose=0)
+    three = sharing(collection, "three")
+    collection.trainable = False  # as of a discriminator within the model of a generator
+    three.compile("adam", "mse")
+    assert change_of(collection, three) == 0
+    collection.trainable = True
+    assert change_of(collection, one) > 0
+    del one, two
+    three.compile("adam", "mse")
+    assert change_of(collection, three) > 0
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: KERAS.SGD(KERAS.schedules.ExponentialDecay(0.1, 1, 0.5), clipnorm=0.2),
+        lambda: KERAS.AdamW(0.1, weight_decay=0.1, global_clipnorm=0.3),
+    ],
+    ids=["sgd", "adamw"],
+)
+def test_a_loop_of_ones_own_makes_the_steps_of_fit(optimizer, graph):
+    fit, looped = make(optimizer()), make(None)
+    joint = JointOptimizer(optimizer())
+
+    def step(x, y):
+        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+            loss = tf.reduce_mean((looped(x, training=True)[:, 0] - y) ** 2)
+        variables = looped.trainable_variables
+        joint.step(tape.gradient(loss, [*variables, *lookups.rows]), variables, lookups)
+
+    step = tf.function(step) if graph else step
+    for _ in range(4):
+        fit.train_on_batch({"user": USERS}, LABELS)
+        step({"user": tf.constant(USERS)}, tf.constant(LABELS))
+    np.testing.assert_array_equal(rows_of(looped), rows_of(fit))
+    np.testing.assert_array_equal(looped.get_layer("d").kernel, fit.get_layer("d").kernel)
+
+
+def test_a_loop_is_told_of_its_mistakes():
+    model = make(None)
+    with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+        loss = tf.reduce_mean(model({"user": USERS}, training=True))
+    gradients = tape.gradient(loss, [*model.trainable_variables, *lookups.rows])
+    with pytest.raises(ConfigError, match=r"JointOptimizer\(optimizer\)\.step"):
+        lookups.apply_gradients(gradients[-1:])
+    joint = JointOptimizer(KERAS.SGD(0.1))
+    with pytest.raises(ConfigError, match="which are 2 and 1, got 1"):
+        joint.step(gradients[-1:], model.trainable_variables, lookups)
+    joint.step(gradients, model.trainable_variables, lookups)
+    with pytest.raises(ConfigError, match=r"samples=.*accumulate_steps"):
+        JointOptimizer(KERAS.SGD(0.1), 2).step(gradients, model.trainable_variables, lookups)
+    with pytest.raises(ConfigError, match="'a loop with Adam' and 'a loop with SGD' share table 'c/user'"):
+        JointOptimizer(KERAS.Adam(0.1)).step(gradients, model.trainable_variables, lookups)
+
+
 def test_checkpoints_from_before_load_their_rows_and_an_uncompiled_model_takes_what_was_saved(tmp_path):
     before = make("sgd", own=Adam(None))  # what tables were, whatever compile was given
     before.train_on_batch({"user": USERS}, LABELS)
@@ -206,3 +324,37 @@ def test_norms_are_of_all_ranks(clip):
     for key, row in one[0].items():
         np.testing.assert_allclose(rows[key], row, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(first[1], one[1], rtol=1e-5, atol=1e-6)
+
+
+def loop_on_rank(make, joint, clip, users, labels):
+    from gmeta.core import collectives
+    from gmeta.layers import record_lookups
+
+    here, model = collectives.world(), make(None)
+    optimizer = joint(tf.keras.optimizers.SGD(0.1, **clip))
+    mine = slice(0, 3) if here.size == 2 and here.rank == 0 else slice(3 * (here.size - 1), None)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+            loss = tf.reduce_mean((model(x, training=True)[:, 0] - y) ** 2)
+        variables = model.trainable_variables
+        gradients = tape.gradient(loss, [*variables, *lookups.rows])
+        optimizer.step(gradients, variables, lookups, samples=tf.size(y))
+
+    for _ in range(3):
+        step({"user": tf.constant(users[mine])}, tf.constant(labels[mine]))
+    table = model.get_layer("c").tables[0].export()
+    rows = dict(zip(table.keys.numpy().tolist(), table.rows.numpy(), strict=True))
+    return rows, model.get_layer("d").kernel.numpy()
+
+
+@pytest.mark.ranks
+def test_a_loop_on_ranks_of_unlike_batches_steps_as_on_one():
+    given = (make, JointOptimizer, {"global_clipnorm": 0.3}, USERS, LABELS)
+    (one,), (first, second) = (run_ranks(loop_on_rank, ranks, *given) for ranks in (1, 2))
+    rows = {**first[0], **second[0]}
+    for key, row in one[0].items():
+        np.testing.assert_allclose(rows[key], row, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first[1], one[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(second[1], one[1], rtol=1e-5, atol=1e-6)

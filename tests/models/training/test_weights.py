@@ -113,7 +113,10 @@ def test_arrays_alone_and_weights_of_other_tables_are_refused_before_anything_ch
     weights, before = model.get_weights(), predicted(model)
     with pytest.raises(ConfigError, match="without the rows of its table"):
         model.set_weights([weight + 1 for weight in weights])
-    with pytest.raises(ConfigError, match=r"tables of another model, .*user starts anew; the rows of 0/item"):
+    with pytest.raises(
+        ConfigError,
+        match=r"tables of another model, .*user starts anew: it was not saved; the rows of 0/item",
+    ):
         model.set_weights(make(name="item").get_weights())
     np.testing.assert_array_equal(predicted(model), before)
     layer = model.layers[1]
@@ -133,3 +136,14 @@ def test_early_stopping_restores_the_rows_of_every_rank():
     for seen, after in run_ranks(on_rank, 2, make, fit_and_stop, predicted, USERS, LABELS):
         np.testing.assert_array_equal(after, seen[1])
         assert np.abs(after - seen[3]).max() > 1e-3
+
+
+def test_a_deep_copy_of_a_collection_has_rows_of_its_own():
+    collection, ids = EmbeddingCollection([FeatureConfig("user", dim=4)]), {"user": np.arange(4)}
+    collection.lookup(ids)
+    target = copy.deepcopy(collection)
+    np.testing.assert_array_equal(target(ids)["user"], collection(ids)["user"])
+    target.lookup({"user": [9]})
+    target.tables[0].apply_gradients([0], np.ones([1, 4], np.float32), learning_rate=0.1)
+    assert [int(each.tables[0].size()) for each in (collection, target)] == [4, 5]
+    assert (target(ids)["user"][0] != collection(ids)["user"][0]).numpy().all()

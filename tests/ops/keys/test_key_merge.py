@@ -13,16 +13,18 @@ from gmeta.ops import merge_keys, portable_ops
 from gmeta.testing import reference
 
 IDS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**61 - 1)), max_size=6)
+NUMBERS = st.one_of(st.integers(0, 9), st.integers(-(2**63), 2**63 - 1))
 BAD = st.one_of(st.integers(-(2**63), -1), st.integers(2**61, 2**63 - 1))
 
 
-def both(ids, bits=61):
+def both(ids, bits=61, **more):
     """The native op's arguments and the reference's: features "f0", "f1", … of tables 0, 1, …"""
     count = len(ids)
     settings = {
         "features": [f"f{i}" for i in range(count)],
         "prefixes": [i << bits for i in range(count)],
         "id_bits": bits,
+        **more,
     }
     return [np.array(values, np.int64) for values in ids], settings
 
@@ -38,6 +40,24 @@ def test_so_does_its_portable_form(ids):
     ids, settings = both(ids)
     with portable_ops():
         np.testing.assert_array_equal(merge_keys(ids, **settings), reference.merge_keys(ids, **settings))
+
+
+@given(ids=st.lists(NUMBERS, max_size=6), fits=IDS, bits=st.integers(56, 61), mix=st.booleans())
+def test_hashed_numbers_are_folded_in_every_form(ids, fits, bits, mix):
+    fits = [each % 2**bits for each in fits]
+    ids, settings = both([ids, fits, ids[::-1]], bits, hashed=[True, False, True], mix=mix)
+    expected = reference.merge_keys(ids, **settings)
+    np.testing.assert_array_equal(merge_keys(ids, **settings), expected)
+    in_graph = tf.function(lambda mix: merge_keys(ids, **{**settings, "mix": mix}))  # of the native op alone
+    np.testing.assert_array_equal(in_graph(tf.constant(mix)), expected)
+    with portable_ops():
+        np.testing.assert_array_equal(merge_keys(ids, **settings), expected)
+
+
+def test_ids_that_do_not_fit_beside_the_prefix_are_refused():
+    ids, settings = both([[1 << 60]], bits=55, hashed=[True])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ids of 56 bits don't fit into 55"):
+        merge_keys(ids, **settings)
 
 
 @given(bad=BAD)

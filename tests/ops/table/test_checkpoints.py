@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import initializers, ops, optimizers
+from gmeta import initializers, ops, optimizers, policies
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.testing.tables import assert_same_tables
+from gmeta.testing.tables import assert_same_tables, sorted_records
 
 pytestmark = pytest.mark.usefixtures("table_device")
 
@@ -93,6 +94,63 @@ def test_a_checkpoint_of_another_form_is_refused(tmp_path: Path, dim, optimizer)
     path = tf.train.Checkpoint(table=trained(optimizers.Adam())).save(tmp_path / "model")
     with pytest.raises(ConfigError, match=r'table .* is .*, but the checkpoint holds \{"dim": 4, .*"adam"\}'):
         tf.train.Checkpoint(table=ops.HashTable(dim, optimizer)).restore(path)
+
+
+def divided(admission: policies.Admission) -> ops.HashTable:
+    table = ops.HashTable(2, optimizers.SGD(0.1), initializers.Normal(0, 1), admission=admission)
+    table.divided = True
+    return table
+
+
+@pytest.mark.parametrize("bloom", [None, policies.Bloom(500)], ids=["exact", "filter"])
+def test_ranks_restore_what_they_own_of_a_whole_table_and_save_none_of_it(tmp_path, monkeypatch, bloom):
+    ids, admission = np.random.default_rng(0).integers(0, 300, 1000), policies.CountAdmission(4, bloom)
+    table = divided(admission)
+    for some in np.split(ids, 10):
+        table.lookup(some)
+    path, state = tf.train.Checkpoint(table=table).save(tmp_path / "whole"), table.export_admission()
+    ranks, owners = [], ops.unique_by_owner(np.arange(300), world_size=3).counts.numpy()
+    for rank in range(3):
+        monkeypatch.setattr(collectives.place, "_world", collectives.World(rank, 3, 0))
+        own = divided(admission)
+        tf.train.Checkpoint(table=own).restore(path).assert_consumed()
+        ranks.append(own)
+        with pytest.raises(ConfigError, match=f"rank {rank} of 3 has only the rows that it owns"):
+            tf.train.Checkpoint(table=own).save(tmp_path / "part")
+        # All three own an id's row and count: what they learn of the ids from here on is what one rank would.
+        mine = np.flatnonzero(ops.keys.distinct.owned_by(np.arange(300), rank, 3))
+        assert len(mine) == owners[rank]
+        own.lookup(mine)
+    table.lookup(np.arange(300))
+    records = [own.export() for own in ranks]
+    order = np.argsort(np.concatenate([each.keys for each in records]))
+    whole = sorted_records(table)
+    for name in ("keys", "rows", "frequency"):
+        found = np.concatenate([getattr(each, name) for each in records])[order]
+        np.testing.assert_array_equal(found, whole[name])
+    left = [own.export_admission() for own in ranks]
+    assert sum(len(each.keys) for each in left) == len(table.export_admission().keys)
+    if bloom is not None:
+        assert np.any(state.filter)
+        np.testing.assert_array_equal(
+            np.max([each.filter for each in left], 0), table.export_admission().filter
+        )
+
+
+def test_ranks_refuse_a_file_that_may_have_one_ranks_rows(monkeypatch):
+    table = divided(policies.Always())
+    tensors = table.saved_tensors()
+    tensors["-layout"] = tf.constant('{"dim": 2, "optimizer": "sgd"}')  # as earlier versions wrote it
+    table._restore_from_tensors(tensors)
+    monkeypatch.setattr(collectives.place, "_world", collectives.World(0, 2, 0))
+    with pytest.raises(ConfigError, match="an earlier version of gmeta saved the file"):
+        table._restore_from_tensors(tensors)
+
+
+def test_an_asynchronous_checkpoint_is_refused(tmp_path: Path):
+    checkpoint = tf.train.Checkpoint(table=trained(optimizers.SGD(0.1)))
+    with pytest.raises(ConfigError, match="would save its rows at a later step than the dense weights"):
+        checkpoint.save(tmp_path / "model", options=tf.train.CheckpointOptions(enable_async=True))
 
 
 def test_import_merges_or_replaces():

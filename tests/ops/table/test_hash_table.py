@@ -12,7 +12,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 
 from gmeta import initializers, ops, optimizers
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.testing.reference import ReferenceHashTable
 from gmeta.testing.tables import assert_agrees, assert_same_tables, sorted_records
 
@@ -221,6 +221,23 @@ def test_shapes_unknown_to_a_graph_are_checked_when_it_runs():
         tf.errors.InvalidArgumentError, match=r"table 'item': gradients must have shape \[2,4\]"
     ):
         apply(tf.zeros([2, 3]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_refused_before_any_row_changes(bad):
+    table = ops.HashTable(2, optimizers.SGD(1.0), name="item")
+    before = table.lookup([5, 7, -2]).rows.numpy()
+    gradients = tf.constant([[1.0, 1.0], [1.0, bad], [bad, 1.0], [1.0, 1.0]])
+    keys, told = [5, 7, 7, -2], r"the gradient is NaN or infinite for id 7 of table .*item.*, and nothing was"
+    with pytest.raises(NotFiniteError, match=told):
+        table.apply_gradients(keys, gradients)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+        tf.function(lambda given: [table.apply_gradients(keys, given)][:0])(gradients)
+    with pytest.raises(NotFiniteError, match="id -2 of table 'item' and 1 more, and nothing"):
+        table.apply_gradients([-2, 5], tf.fill([2, 2], bad))
+    np.testing.assert_array_equal(table.lookup_keys([5, 7, -2], insert=False), before)
+    table.apply_gradients(keys, gradients, finite=False)
+    assert not np.isfinite(table.lookup([7]).rows).any()
 
 
 def test_settings_that_cannot_be_are_refused():

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from gmeta import initializers, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.ops import HashTable, Peeked, TableSnapshot, portable_ops
-from gmeta.ops.table.optimizer_change import change_optimizer
 from gmeta.testing.tables import assert_same_tables
 
 pytestmark = pytest.mark.usefixtures("table_device")
@@ -106,7 +105,7 @@ def test_peeking_early_and_rereading_is_looking_up(
             snapshots = []
             optimizer = KINDS[rng.integers(len(KINDS))](prior=prior)
             for table in (plain, ahead):
-                change_optimizer(table, optimizer)
+                table.change_optimizer(optimizer)
         else:
             for table in (plain, ahead):
                 if action == "update":

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops import HashTable, TableSnapshot
-from gmeta.ops.table.optimizer_change import change_optimizer
 from gmeta.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
 from gmeta.policies import LRU, CountAdmission, TwoPrecisions
 
@@ -101,7 +100,7 @@ def test_a_changed_optimizer_keeps_rows_and_steps_as_a_new_one_does(optimizer):
 
     one.lookup([4, 5])
     step.get_concrete_function(tf.TensorSpec([2], tf.int64))
-    assert not change_optimizer(one, optimizer)  # no row has been updated, so no slot is lost
+    assert not one.change_optimizer(optimizer)  # no row has been updated, so no slot is lost
     other.lookup([4, 5])
     for _ in range(3):
         step(tf.constant([4, 5], tf.int64))
@@ -114,9 +113,9 @@ def test_a_changed_optimizer_keeps_rows_and_steps_as_a_new_one_does(optimizer):
 def test_a_snapshot_of_other_slots_is_refused():
     table = HashTable(2, Adam(0.1), name="x")
     snapshot = TableSnapshot(table)
-    change_optimizer(table, SGD(0.1))
+    table.change_optimizer(SGD(0.1))
     with pytest.raises(ConfigError, match="take snapshots after compile"):
         snapshot.restore()
     again = TableSnapshot(table)
-    change_optimizer(table, SGD(0.2))
+    table.change_optimizer(SGD(0.2))
     again.restore()

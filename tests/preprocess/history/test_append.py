@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import random
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.data.history_manifest import HistoryManifest, generation_folder, user_shards
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.preprocess import ColumnSpec, HistorySpec, append_history
+from gmeta.preprocess import ColumnSpec, HistorySpec, append_history, drop_generations
 from gmeta.preprocess.history.files import stripe_layout
 from gmeta.preprocess.history.files.generation import Generation, new_generation
 from gmeta.preprocess.history.named_histories import read_histories
@@ -202,6 +204,62 @@ def test_what_does_not_fit_the_store_is_refused(tmp_path):
     ):
         read_histories(Generation(tmp_path / "store"), [4], ["clicks"])
     assert HistoryManifest.load(tmp_path / "store", 1).generation == 1
+
+
+def test_equal_files_are_taken_once(tmp_path):
+    day, other = draw_day(0, 50), draw_day(1, 50)
+    files = [write_day(tmp_path / name, day) for name in ("a.parquet", "b.parquet")]
+    files.append(write_day(tmp_path / "c.parquet", other))
+    with pytest.raises(DataError, match=r"b.parquet: it is equal to .*a.parquet: .*; leave one of"):
+        append_history(tmp_path / "store", files, SPEC)
+    for twice in ([files[0], tmp_path / "a*"], [tmp_path / "a.parquet", files[0]]):
+        with pytest.raises(ConfigError, match=r"a.parquet is given twice: its rows would be too"):
+            append_history(tmp_path / "store", twice, SPEC)
+    (tmp_path / "link.parquet").symlink_to(files[0])
+    with pytest.raises(ConfigError, match="is given twice"):
+        append_history(tmp_path / "store", [files[0], tmp_path / "link.parquet"], SPEC)
+    assert append_history(tmp_path / "store", [files[0], files[2]], SPEC).events == 100
+    with pytest.raises(DataError, match=r"generation 1 holds the events of b.parquet already"):
+        append_history(tmp_path / "store", [files[1], write_day(tmp_path / "d.parquet", draw_day(2, 5))])
+
+
+def write_events(path, times):
+    """Write events of user 1 in the format of the file's ending."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"user": pa.array([1] * len(times), pa.int64()), "ts": times}), path)
+        return
+    if path.suffix == ".jsonl":
+        text = "".join(f'{{"user": 1, "ts": {time}}}\n' for time in times) or " \n\n"
+    else:
+        text = "user,ts\n" + "".join(f"1,{time}\n" for time in times)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "csv.gz", "jsonl"])
+def test_files_without_events_may_be_equal(tmp_path, kind):
+    """An engine writes several of them, every day."""
+    for day in (1, 2):
+        folder = tmp_path / f"day-{day}"
+        folder.mkdir()
+        for part, times in enumerate((np.array([day]), np.array([], np.int64), np.array([], np.int64))):
+            write_events(folder / f"part-{part}.{kind}", times)
+        done = append_history(tmp_path / "store", folder, HistorySpec("user", "ts"))
+        assert (done.generation, done.events) == (day, 1)
+
+
+def test_a_file_of_a_dropped_generation_is_known(tmp_path):
+    days = [[Event(1, 10, 1, 0.0)], [Event(1, 20 + n, 1, 0.0) for n in range(2)]]
+    store = append_days(tmp_path, days)
+    assert Generation(store).manifest.reads == (2,)  # it has joined all stripes of the first
+    drop_generations(store, [1])
+    with pytest.raises(
+        DataError, match=r"a generation that was dropped holds the events of 0.parquet already"
+    ):
+        append_history(store, tmp_path / "0.parquet")
+    left = store / "dropped-inputs.json"
+    left.write_text(left.read_text().replace("0", "1"))
+    with pytest.raises(DataError, match="its digest doesn't match its content"):
+        append_history(store, write_day(tmp_path / "new.parquet", [Event(1, 90, 1, 0.0)]))
 
 
 def test_two_processes_do_not_write_at_once(tmp_path):

@@ -12,8 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
-from gmeta.core.data.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
+from gmeta.core.data.history_manifest import (
+    CURRENT,
+    HistoryManifest,
+    begin_to_drop,
+    generation_folder,
+    shard_files,
+)
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.io import HistoryStore
 from gmeta.preprocess import (
     ExampleSet,
     HistorySpec,
@@ -26,7 +33,7 @@ from gmeta.preprocess import (
     scrub_history,
 )
 from gmeta.preprocess.history.example_sets import refuse_needed, register
-from gmeta.preprocess.history.files.generation import Generation, generations
+from gmeta.preprocess.history.files.generation import Generation, generations, write_lock
 from gmeta.preprocess.history.named_histories import read_histories
 from gmeta.preprocess.history.verify import verify_history
 from gmeta.testing.disk_changes import wrap_changes
@@ -113,10 +120,91 @@ def test_an_edited_manifest_is_refused(store, edit, message):
         HistoryManifest.load(store, 2)
 
 
-def test_a_damaged_pointer_is_refused(store):
-    (store / CURRENT).write_text("two")
-    with pytest.raises(DataError, match="it holds 'two' in place of a number"):
+@pytest.mark.parametrize(
+    "content",
+    [b"two", "²".encode(), b"", b"0", b"-2", b"2.0", b"2 2", b"\xff\xfe", b"2 " + b"g" * 64, b"9" * 5000],
+)
+def test_a_damaged_pointer_is_refused(store, content):
+    (store / CURRENT).write_bytes(content)
+    for use in (Generation, compact_history, list_examples, verify_history):
+        with pytest.raises(DataError, match=r"CURRENT: it holds .* in place of a generation's number and"):
+            use(store)
+
+
+def grow(folder, to):
+    """Append a day to a store that has a generation less."""
+    append_history(folder / "store", write_day(folder / f"{to}.parquet", draw_day(to, 200, day=to)), SPEC)
+
+
+SET_BACK = {
+    "a number that was edited": lambda number, newest: str(number),
+    "an older copy": lambda number, newest: f"{number} {HistoryManifest.load(newest, number).digest}\n",
+    "the number of one and the digest of another": lambda number, newest: (
+        f"{number} {HistoryManifest.load(newest, 4).digest}"
+    ),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("pointer", SET_BACK)
+@pytest.mark.parametrize("number", [1, 3])
+def test_generations_after_the_pointer_are_not_lost(tmp_path, store, pointer, number):
+    for generation in (3, 4):
+        grow(tmp_path, generation)
+    sound, newest = everything(store), (store / CURRENT).read_text()
+    assert newest == f"4 {HistoryManifest.load(store, 4).digest}\n"
+    if SET_BACK[pointer] is None:
+        (store / CURRENT).unlink()
+    else:
+        (store / CURRENT).write_text(SET_BACK[pointer](number, store))
+    day = write_day(tmp_path / "day.parquet", draw_day(9, 20))
+    uses = (
+        lambda: everything(store),
+        lambda: append_history(store, day, SPEC),
+        lambda: compact_history(store),
+        lambda: scrub_history(store, [7]),
+        lambda: drop_generations(store, [1]),
+        lambda: verify_history(store),
+        lambda: export_history(store, tmp_path / "out"),
+        lambda: HistoryStore(store),
+    )
+    for use in uses:
+        with pytest.raises(DataError, match=r"CURRENT: it .*generations? .*4 (is|are) there.* write 4 into"):
+            use()
+    assert [path.name for path in sorted((store / "generations").iterdir())] == [
+        f"0000000{number}" for number in (1, 2, 3, 4)
+    ]
+    (store / CURRENT).write_text("4")  # as the error says, and as older versions of gmeta did
+    assert (everything(store).columns["ts"] == sound.columns["ts"]).all()
+    assert append_history(store, day).generation == 5
+
+
+def test_a_pointer_that_fits_no_manifest_is_refused(tmp_path, store):
+    for number in ("1", "2"):
+        (store / CURRENT).write_text(f"{number} {'0' * 64}")
+        with pytest.raises(DataError, match=r"CURRENT: it (doesn't match the manifest of|names) generation"):
+            Generation(store)
+
+
+def test_a_pointer_before_generations_that_were_dropped_is_refused(tmp_path, store):
+    compact_history(store)
+    drop_generations(store, [2])
+    (store / CURRENT).write_text("1")
+    with pytest.raises(DataError, match=r"it names generation 1, and generation 3 is there"):
         Generation(store)
+
+
+def test_what_is_no_generation_is_left_alone_and_named(store):
+    strange = [store / "generations" / name for name in ("0000abc", "00000001.bak", "3", "00000²")]
+    for path in strange:
+        path.mkdir()
+    assert generations(store) == [1, 2]
+    assert compact_history(store).generation == 3
+    drop_generations(store, [1, 2])
+    found = verify_history(store)
+    assert found.faults == ()
+    assert {line.partition(": ")[0] for line in found.left} == set(map(str, strange))
+    assert CliRunner().invoke(main, ["history", "verify", str(store)]).exit_code == 1
 
 
 def killed_at(count, work):
@@ -147,6 +235,7 @@ def killed_at(count, work):
 def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, store, write):
     before = everything(store)
     day = write_day(tmp_path / "day.parquet", draw_day(5, 200, day=3))
+    whole = shutil.copytree(store, tmp_path / "whole")
     points = 0
 
     def work():
@@ -165,9 +254,11 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
             assert all(
                 (everything(store).columns[name] == before.columns[name]).all() for name in before.columns
             )
+            assert len(verify_history(store).uncommitted) <= 3
         else:
             assert number == 3
-            (store / CURRENT).write_text("2\n")  # so that the next one does it again
+            shutil.rmtree(store)
+            shutil.copytree(whole, store)
     assert points >= 10  # two files of two shards, the manifest, the generation and CURRENT
     assert Generation(store).manifest.generation == 3
     assert verify_history(store).faults == ()
@@ -176,22 +267,114 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
     assert len(everything(store).columns["ts"]) == events
 
 
+NEXT_COMMANDS = [
+    "show --user 3",
+    "verify",
+    "examples",
+    "compact",
+    "scrub --user 7",
+    "drop 3",
+    "append",
+    "export",
+]
+
+
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_process_that_is_killed_while_it_drops_generations_leaves_a_store(store):
+def test_what_a_killed_process_has_begun_to_drop_is_gone_after_the_next_command(tmp_path, store):
     before = everything(store)
     compact_history(store)
-    whole = shutil.copytree(store, store.with_name("whole"))
-    points = 0
+    compact_history(store)
+    day = write_day(tmp_path / "day.parquet", draw_day(5, 20))
+    whole, points, begun = shutil.copytree(store, store.with_name("whole")), 0, 0
     while killed_at(points + 1, lambda: drop_generations(store, [1, 2])):
         points += 1
+        has_begun = (store / "DROPPING").exists()
+        begun += has_begun
+        name, *options = NEXT_COMMANDS[points % len(NEXT_COMMANDS)].split()
+        options += {"append": ["--data", str(day)], "export": [str(tmp_path / f"out-{points}")]}.get(name, [])
+        done = CliRunner().invoke(main, ["history", name, str(store), *options])
+        there = {path.name for path in (store / "generations").iterdir()}
+        if has_begun:
+            assert not there & {"00000001", "00000002"}, (points, name)
+            assert not (store / "DROPPING").exists()
+        elif "00000001" in there:
+            assert "00000002" in there
+        assert done.exit_code == 0, done.output
         assert verify_history(store).faults == ()
-        drop_generations(store, set(generations(store)) - {3})
-        assert [path.name for path in (store / "generations").iterdir()] == ["00000003"]
         shutil.rmtree(store)
         shutil.copytree(whole, store)
-    assert points > 15  # two renames and flushes, and then each file
-    assert [path.name for path in (store / "generations").iterdir()] == ["00000003"]
+    assert begun > 12  # the folders' files, their names, and DROPPING itself
+    assert sorted(path.name for path in (store / "generations").iterdir()) == ["00000003", "00000004"]
     assert all((everything(store).columns[name] == before.columns[name]).all() for name in before.columns)
+
+
+def test_who_can_not_finish_a_deletion_says_so(store, monkeypatch):
+    compact_history(store)
+    begin_to_drop(store, [1, 2])
+    (store / "generations" / ".00000009.removed").mkdir()  # as older versions of gmeta left it
+
+    def read_only(path, refusal):
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gmeta.preprocess.history.files.generation.lock_file", read_only)
+        assert [line.partition(": ")[0] for line in verify_history(store).left] == [
+            str(store / "generations" / name) for name in ("00000001", "00000002", ".00000009.removed")
+        ]
+        expected = r"00000001: its deletion was begun and isn't finished: Read-only file system; run `gmeta"
+        with pytest.warns(UserWarning, match=expected):
+            list_examples(store)
+        shown = CliRunner().invoke(main, ["history", "verify", str(store)])
+        assert shown.exit_code == 1
+        assert shown.output.count("left: ") == 3
+    with pytest.warns(UserWarning, match="the deletion of generations 1, 2 was begun and isn't finished"):
+        assert HistoryStore(store).generation == 3
+    for opened in (Generation, HistoryStore):
+        with pytest.raises(DataError, match="there is no generation 2"):
+            opened(store, 2)
+    with write_lock(store):  # who writes finishes it
+        assert list_examples(store) == []
+        assert (store / "DROPPING").exists()
+    assert verify_history(store).left == ()
+    assert [path.name for path in (store / "generations").iterdir()] == ["00000003"]
+
+
+def test_a_folder_that_can_not_be_removed_keeps_nobody_from_appending(tmp_path, store, monkeypatch):
+    """As on NFS, while a process has a file of it open."""
+    compact_history(store)
+    rmtree = shutil.rmtree
+
+    def busy(path, **options):
+        if path == generation_folder(store, 1):
+            raise OSError(39, "Directory not empty", str(path))
+        rmtree(path, **options)
+
+    day = write_day(tmp_path / "day.parquet", draw_day(5, 20))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        with pytest.raises(GmetaError, match=r"can't write .*00000001: Directory not empty"):
+            drop_generations(store, [1, 2])
+        with pytest.warns(
+            UserWarning, match="00000001: its deletion was begun and isn't finished: Directory"
+        ):
+            assert append_history(store, day).generation == 4
+        assert generations(store) == [3, 4]
+        assert len(verify_history(store).left) == 1
+    assert verify_history(store).left == ()
+    assert sorted(path.name for path in (store / "generations").iterdir()) == ["00000003", "00000004"]
+
+
+def test_a_damaged_list_of_what_is_dropped_removes_nothing(store):
+    compact_history(store)
+    begin_to_drop(store, [1])
+    path = store / "DROPPING"
+    for content in (path.read_bytes().replace(b"1 ", b"3 ", 1), b"", b"1", b"\xff"):
+        path.write_bytes(content)
+        for use in (verify_history, HistoryStore, compact_history):
+            with pytest.raises(DataError, match=r"DROPPING: it holds .* in place of the numbers of gen"):
+                use(store)
+    path.unlink()
+    assert generations(store) == [1, 2, 3]
 
 
 CLICKS = ExampleSet("clicks", "/nowhere/clicks", "0" * 64, 20, (1, 2), 1000)
@@ -227,7 +410,7 @@ def test_an_export_that_is_killed_leaves_no_file_that_looks_whole(tmp_path, stor
         points += 1
         assert not out.exists()
     assert points >= 6
-    names = ["shard-00000.parquet", "shard-00001.parquet", "spec.toml"]
+    names = ["_spec.toml", "shard-00000.parquet", "shard-00001.parquet"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 

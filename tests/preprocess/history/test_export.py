@@ -80,6 +80,7 @@ def test_an_export_has_the_events_of_its_generation(
     }
     found = rows_of(folder / "out")
     assert sorted(found) == sorted(row for rows in expected.values() for row in rows)
+    assert not found or len(pq.read_table(folder / "out")) == len(found)  # as users read it: the folder
     for user, rows in expected.items():
         assert [row for row in found if row[0] == user] == rows
     for path in (folder / "out").glob("*.parquet"):
@@ -105,7 +106,7 @@ def test_an_append_of_an_export_makes_the_store_again(tmp_path):
     ties = [Event(3, 1500, item, price) for item in (5, 2) for price in (0.5, 0.25)]
     store = make(tmp_path, [[*draw_day(1, 300), *ties, *ties]])
     export_history(store, tmp_path / "out")
-    spec = HistorySpec.load(tmp_path / "out" / "spec.toml")
+    spec = HistorySpec.load(tmp_path / "out" / "_spec.toml")
     again = tmp_path / "again"
     assert append_history(again, tmp_path / "out", spec).total_events == 308
     assert Generation(again).manifest.groups == Generation(store).manifest.groups
@@ -144,7 +145,7 @@ def test_text_comes_out_as_its_hash_and_goes_in_again(tmp_path):
     assert ran.exit_code == 0, ran.output
     assert "generation 1: 1 events of 1 users in 1 files, " in ran.output
     assert "; 1 of the users asked for have none" in ran.output
-    append_history(tmp_path / "again", tmp_path / "out", HistorySpec.load(tmp_path / "out" / "spec.toml"))
+    append_history(tmp_path / "again", tmp_path / "out", HistorySpec.load(tmp_path / "out" / "_spec.toml"))
     found = read_histories(Generation(tmp_path / "again"), [hash_text("anna")], [odd])
     np.testing.assert_array_equal(found.columns[odd], [hash_text("book")])
 
@@ -157,3 +158,14 @@ def test_users_that_are_no_numbers_are_named(tmp_path):
     assert ran.exit_code == 2
     assert "user 'anna' is no whole number, and users of this store are" in ran.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_users_of_uint64_are_found_by_the_numbers_that_they_had(tmp_path):
+    users = np.array([2**63 + 5, 7], np.uint64)
+    pq.write_table(pa.table({"who": users, "ts": [1, 2], "item": users[::-1]}), tmp_path / "day.parquet")
+    append_history(tmp_path / "store", tmp_path / "day.parquet", HistorySpec("who", "ts"))
+    found = read_histories(Generation(tmp_path / "store"), users, ["item"])
+    np.testing.assert_array_equal(found.columns["item"], users[::-1].view(np.int64))
+    show = ["history", "show", str(tmp_path / "store"), "--user"]
+    assert ": 1 events" in CliRunner().invoke(main, [*show, str(2**63 + 5)]).output
+    assert "is no number of 64 bits" in CliRunner().invoke(main, [*show, str(2**64)]).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pyarrow as pa
@@ -177,6 +178,9 @@ def test_what_does_not_fit_is_refused(prepared, tmp_path):
             append_history(store, data, KEPT)
     with pytest.raises(ConfigError, match=r"tfrecord is given twice"):
         append_history(store, [prepared, prepared / "warm"], KEPT)
+    copy = shutil.copytree(prepared, tmp_path / "copy")
+    with pytest.raises(DataError, match=r"copy/\S+tfrecord: it is equal to .*its rows would be there twice"):
+        append_history(store, [prepared, copy], KEPT)
     prepare(table, tmp_path / "no-time", PrepareConfig(), spec=replace(SPEC, time=None))
     with pytest.raises(ConfigError, match="was prepared without a time: name the column with --time"):
         append_history(store, tmp_path / "no-time")

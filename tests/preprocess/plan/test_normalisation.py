@@ -35,7 +35,8 @@ def one(values, kind=None, **column):
     [
         ([1, -5], pa.int8(), [1, -5]),
         ([2**32 - 1], pa.uint32(), [2**32 - 1]),
-        ([2**63 - 1], pa.uint64(), [2**63 - 1]),
+        ([2**63 - 1, 2**63, 2**64 - 1], pa.uint64(), [2**63 - 1, -(2**63), -1]),
+        ([decimal.Decimal(2**64 - 1), decimal.Decimal(3)], pa.decimal128(20, 0), [-1, 3]),
         ([True, False], pa.bool_(), [1, 0]),
         ([3.0, -(2.0**63)], pa.float64(), [3, -(2**63)]),
         ([decimal.Decimal("12")], pa.decimal128(5, 0), [12]),
@@ -105,7 +106,6 @@ def test_there_is_one_zero():
         ([1.0, 1e39], pa.float64(), {}, Reason.OUT_OF_RANGE, [1]),
         ([1.0, 1.5], pa.float64(), {"dtype": "int64"}, Reason.NOT_A_NUMBER, [1]),
         ([1.0, 2.0**63], pa.float64(), {"dtype": "int64"}, Reason.OUT_OF_RANGE, [1]),
-        ([1, 2**63], pa.uint64(), {}, Reason.OUT_OF_RANGE, [1]),
         (["1", "one"], pa.string(), {"dtype": "int64"}, Reason.NOT_A_NUMBER, [1]),
         (["1", "3.7"], pa.string(), {"dtype": "int64"}, Reason.NOT_A_NUMBER, [1]),
         (["1", "1970-02-30"], pa.string(), {"dtype": "int64"}, Reason.NOT_A_NUMBER, [1]),
@@ -138,6 +138,15 @@ def test_a_fault_says_what_was_expected_and_received():
     spec = TableSpec("user", columns={"n": ColumnSpec("clicks", "int64", max=9)}).resolve(batch.schema)
     (fault,) = normalise(batch, spec).faults
     assert fault.describe(1) == "clicks must be a whole number, got 'many'"
+
+
+def test_uint64_are_ids_but_no_times_and_no_labels():
+    values = pa.array([1, 2**63], pa.uint64())
+    batch = pa.record_batch({"user": values, "at": values})
+    spec = TableSpec("user", time="at", columns={"at": ColumnSpec(dtype="int64")}).resolve(batch.schema)
+    found = normalise(batch, spec)
+    assert [(each.reason, each.rows.tolist()) for each in found.faults] == [(Reason.OUT_OF_RANGE, [1])]
+    assert "at must be an int64" in found.faults[0].message
 
 
 def test_a_record_is_counted_once_however_much_is_wrong_with_it():

@@ -1,3 +1,3 @@
-"""Communication of a rank with its launcher and the other ranks: rendezvous, addresses, notes."""
+"""Communication of a rank with its launcher and other processes: rendezvous, greetings, notes."""
 
 __all__: list[str] = []

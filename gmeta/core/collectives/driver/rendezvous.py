@@ -15,7 +15,6 @@ Both treat a value as bytes and unpickle nothing.
 from __future__ import annotations
 
 import functools
-import hashlib
 import hmac
 import http.client
 import os
@@ -24,6 +23,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from gmeta.core.collectives.driver.greeting import sign
 
 SECRET = "GMETA_SECRET"
 """Environment variable: the secret of a job over several machines."""
@@ -41,14 +42,8 @@ def new_secret() -> str:
 
 
 def signature(secret: str, *parts: bytes) -> str:
-    """Sign a message so that no bytes can move from one part into the next.
-
-    Example:
-      >>> signature("secret", b"ab", b"c") == signature("secret", b"a", b"bc")
-      False
-    """
-    message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    return hmac.new(secret.encode(), message, hashlib.sha256).hexdigest()
+    """Sign a message of parts (`greeting.sign`); return the signature in hexadecimal."""
+    return sign(secret.encode(), *parts).hex()
 
 
 def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:

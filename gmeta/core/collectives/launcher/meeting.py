@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from gmeta.core.collectives.backend import RANKS, horovod_version
+from gmeta.core.collectives.driver.greeting import Callers
 from gmeta.core.collectives.driver.rendezvous import SECRET, guard, new_secret
 from gmeta.core.collectives.driver.store import ALL, STORE
 from gmeta.core.collectives.driver.wire import pack
@@ -25,6 +26,7 @@ from gmeta.core.errors import ConfigError
 _SHARED = {"PYTHONUNBUFFERED": "1"}
 _REQUEST_TIME = 30.0  # seconds in which a request must be there
 _MOST_VALUES = 1 << 16
+_MOST_CALLERS = 1024  # at a time; a rank's request is there in a moment, a stranger's may never be
 
 
 @contextmanager
@@ -59,6 +61,7 @@ def meet_by_horovod(size: int) -> Iterator[list[dict[str, str]]]:
         **create_run_env_vars(f"127.0.0.1:{port}/{secret}", ["lo"], port),
         **_SHARED,
         LAUNCHER: str(os.getpid()),
+        SECRET: new_secret(),  # for lanes
     }
     try:
         yield [
@@ -123,7 +126,7 @@ def run_store(bound: str = "127.0.0.1", told: str = "127.0.0.1") -> Iterator[tup
     Yields:
       Its address and port, its secret, and its values.
     """
-    values, secret = Values(), new_secret()
+    values, secret, callers = Values(), new_secret(), Callers(_MOST_CALLERS)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _REQUEST_TIME
@@ -142,6 +145,14 @@ def run_store(bound: str = "127.0.0.1", told: str = "127.0.0.1") -> Iterator[tup
         address_family = socket.AF_INET6 if ":" in bound else socket.AF_INET
         daemon_threads = True
         request_queue_size = 1024  # all ranks begin at once
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            callers.admit(request)
+            super().process_request(request, client_address)
+
+        def shutdown_request(self, request: Any) -> None:
+            callers.leave(request)
+            super().shutdown_request(request)
 
         def handle_error(self, *_: Any) -> None:
             pass  # who asked is gone

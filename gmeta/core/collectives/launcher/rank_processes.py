@@ -116,11 +116,10 @@ class RemoteProcess(LocalProcess):
         self._host, self._ssh, self._values = host, ssh, values
 
     def start(self) -> None:
-        """Start it, by its helper."""
-        given = self._environment.get("PYTHONPATH", "")
-        paths = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[4]), given]))
-        helper = shlex.join([sys.executable, "-m", f"{__package__}.host_rank"])
-        there = f"cd {shlex.quote(str(Path.cwd()))} && PYTHONPATH={shlex.quote(paths)} exec {helper}"
+        """Start it, by its helper; ``PYTHONPATH`` is the rank's."""
+        given = self._environment.get("PYTHONPATH", "").split(os.pathsep)
+        helper = shlex.join(module_command(f"{__package__}.host_rank", paths=[*filter(None, given)]))
+        there = f"cd {shlex.quote(str(Path.cwd()))} && PYTHONPATH= exec {helper}"
         self.process = self._start([*self._ssh, self._host, there], subprocess.PIPE)
         passed = {name: text for name, text in self._environment.items() if _is_passed(name)}
         self._say(json.dumps({"command": self._command, "environment": passed}))
@@ -149,6 +148,27 @@ class RemoteProcess(LocalProcess):
         with suppress(OSError, ValueError):  # it has ended
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
+
+
+def module_command(module: str, *words: str, paths: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs a module of gmeta's, whatever modules the current folder has.
+
+    ``python -m`` searches the current folder first: a user's ``secrets.py`` or ``types.py`` there would take
+    the place of Python's own. ``-P`` prevents that, but only from Python 3.11 on.
+
+    Args:
+      module: The module.
+      *words: Its arguments.
+      paths: Where to look for modules besides, after Python's own and those installed.
+    """
+    root = str(Path(__file__).resolve().parents[4])
+    return [sys.executable, "-c", _RUN_MODULE, os.pathsep.join([root, *paths]), module, *words]
+
+
+_RUN_MODULE = (
+    "import sys; sys.path = [path for path in sys.path if path] + sys.argv.pop(1).split(':'); "
+    "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 
 
 def _is_passed(name: str) -> bool:

@@ -94,10 +94,16 @@ def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
         them = "it" if len(hung) == 1 else "them"
         reason = f"{_ranks(hung)} of {size} hung: the others waited for {them} in a collective"
         return Verdict(reason, hung[0], tuple(hung))
+    unlike = [said.group() for end in ends for said in map(_UNLIKE.search, end.tail) if said is not None]
+    if failed and unlike:
+        return Verdict(unlike[0], failed[0])
     if failed and left:
         end = left[0]
         reason = f"rank {end.rank} of {size} was done while the others still had collectives to do"
         return Verdict(reason, end, hopeless=True)
+    waits = [said.group() for end in ends for said in map(_WAITS.search, end.tail) if said is not None]
+    if failed and len(waits) == size > 1:
+        return Verdict(f"the ranks waited for each other: {'; '.join(waits)}", failed[0])
     if failed or not silent:
         end = [*failed, *ends][0]
         return Verdict(f"rank {end.rank} of {size} {end.how} after {end.seconds:.0f} s", end)
@@ -122,7 +128,12 @@ def report(ends: Sequence[RankEnd], timeout: float | None = None) -> str:
     return "\n".join(lines)
 
 
-_SAID = re.compile(r"has waited \d+ s in|CollectiveError|lost its peers")
+_UNLIKE = re.compile(r"rank \d+ of \d+ during .*: the ranks make different collectives: [^;]+")
+_WAITS = re.compile(
+    r"rank \d+ of \d+ has waited \d+ s in \w+"
+    r"|rank \d+ of \d+ lost its peers .*timed out: .* did not come within \d+ s to [^;]+"
+)
+_SAID = re.compile(r"has waited \d+ s in|CollectiveError|lost its peers|ranks make different collectives")
 _LOST = re.compile(rf"{_SAID.pattern}|Horovod has been shut down|[Cc]onnection (closed|reset) by peer")
 
 

@@ -33,9 +33,9 @@ class ReadingPosition(Position):
 
     Keras saves and restores a model, its optimizer and its epoch, but not how far its data has been read. A
     dataset with a position (`gmeta.io.tasks`, `gmeta.io.groups`) begins there, and counts the elements taken
-    from it in the position. Make the position an attribute of the model: ``BackupAndRestore`` or
-    ``tf.train.Checkpoint`` then saves and restores it with the model, at the end of an epoch or after any
-    step, and training resumes with the next element.
+    from it in the position. Make the position an attribute of the model: ``BackupAndRestore``,
+    ``ShardedCheckpoint`` or, on one rank, ``tf.train.Checkpoint`` then saves and restores it with the model,
+    at the end of an epoch or after any step, and training resumes with the next element.
 
     A new iteration also resumes with the next element, or with the next epoch once all steps of an epoch are
     taken. Use a position for one dataset only. Buffers must come before the counting, so the counting comes
@@ -45,7 +45,7 @@ class ReadingPosition(Position):
     With a `Balance`, a step has as many groups as cost enough, so the position counts groups too. What it
     then holds is an `EpochPlan`: any number of ranks reads on from there, each group once. A rank counts what
     it has read itself; call `gather_ranks` on all ranks before one of them saves the position for all.
-    ``ShardedCheckpoint`` does so.
+    ``ShardedCheckpoint`` and ``BackupAndRestore`` do so.
 
     Attributes:
       epoch: () int64 variable.

@@ -30,6 +30,7 @@ from gmeta.layers.exchange.recorded_lookups import RecordedLookups, TableGradien
 from gmeta.layers.exchange.sample_counts import active_step_samples, current_graph
 from gmeta.layers.exchange.window.gradients import WindowGradients
 from gmeta.layers.exchange.window.rows import WindowRows
+from gmeta.ops.table.finite import NamedGradient
 
 
 class FrozenWindow:
@@ -128,3 +129,7 @@ class FrozenWindow:
             arrived at the rows' owners already, and may be used once ``gradients`` are computed.
         """
         return self._gradients.by_table(gradients)
+
+    def named(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[NamedGradient]:
+        """Return this rank's gradients, made of `sums`, with their keys."""
+        return self._gradients.named(gradients)

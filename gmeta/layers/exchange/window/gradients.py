@@ -13,6 +13,7 @@ after the last one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import tensorflow as tf
 
@@ -23,6 +24,7 @@ from gmeta.layers.exchange.owned_gradients import OwnedGradient, by_key, present
 from gmeta.layers.exchange.pieces import exchange_gradients
 from gmeta.layers.exchange.recorded_lookups import TableGradient, by_table
 from gmeta.layers.exchange.window.keys import KeyClass, WindowKeys, key_classes
+from gmeta.ops.table.finite import NamedGradient, name_row
 
 _Table = tuple[int, int]  # the numbers of a lookup, and of one of its tables
 
@@ -109,6 +111,17 @@ class WindowGradients:
         """Return the sums of this rank's gradients, (u, dim) for each table of each lookup that has any."""
         return [tf.concat([each.values for each in parts], axis=0) for parts in self._own.values()]
 
+    def named(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[NamedGradient]:
+        """Return this rank's gradients, which are made of `sums`, with their keys."""
+        return [
+            NamedGradient(
+                partial(name_row, self._fetches[lookup].tables[place]),
+                gradient,
+                partial(_keys_of, parts),
+            )
+            for ((lookup, place), parts), gradient in zip(self._own.items(), gradients, strict=True)
+        ]
+
     def by_table(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[TableGradient]:
         """Group gradients by physical table; see `FrozenWindow.by_table`."""
         alone = collectives.world().size == 1
@@ -120,7 +133,7 @@ class WindowGradients:
         if collectives.world().groups > 1:
             found = self._join(values)
         else:
-            keys = {table: tf.concat([e.keys for e in each], axis=0) for table, each in parts.items()}
+            keys = {table: _keys_of(each) for table, each in parts.items()}
             came = {table: OwnedGradient(keys[table], values[table]) for table in parts}
             found = {t: present(each) if self._slices[t] else each for t, each in came.items()}
         return by_table((self._fetches[n].tables[t], found.get((n, t))) for n, t in self._slices)
@@ -142,3 +155,7 @@ class WindowGradients:
         assert keys.sent.joined is not None
         places = tf.concat([keys.sources[number][each] for each in self._arrived[table]], axis=0)
         return CameGradient(keys.sent.joined, number, places, values, self._slices[table])
+
+
+def _keys_of(parts: Sequence[OwnedGradient]) -> tf.Tensor:
+    return tf.concat([each.keys for each in parts], axis=0)

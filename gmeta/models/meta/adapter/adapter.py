@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
-from gmeta.core.errors import ConfigError
-from gmeta.models.meta.adapter.deltas import MovedRows, outputs_with, task_deltas
+from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.models.meta.adapter.deltas import DIVERGED, MovedRows, outputs_with, task_deltas
 from gmeta.models.meta.adapter.fast_weights import FastWeights, RowDeltas
 from gmeta.models.meta.adapter.match import check_fingerprint, check_network
 from gmeta.models.meta.adapter.origin import fingerprint
@@ -70,11 +71,13 @@ class Adapter:
         )
         batch = {name: batch[name] for name in ("features", "label", "task", "support")}
         with collectives.name_failures("adapt"):
-            (weights, rows), of = self.graphs().run(
+            (weights, rows, sound), of = self.graphs().run(
                 ("adapt", steps),
                 lambda batch: (task_deltas(learner, batch, steps), fingerprint(learner)),
                 batch,
             )
+        if not sound.all():
+            raise NotFiniteError(_told_of_divergence(learner.name, batch, np.flatnonzero(~sound), steps))
         about = learner.name, learner.inner.algorithm, steps, of.decode()
         return [
             FastWeights(
@@ -164,6 +167,20 @@ def _pack(tasks: Iterable[tuple[Samples, Any]], columns: SampleColumns) -> dict[
         "task": np.arange(len(sizes)),
         "support": {"index": index, "mask": real.astype(np.float32)},
     }
+
+
+def _told_of_divergence(name: str, batch: TaskBatch, bad: npt.NDArray[np.int64], steps: int) -> str:
+    """Describe tasks whose inner steps have diverged."""
+    index, mask = (np.asarray(batch["support"][part])[bad[0]] for part in ("index", "mask"))
+    labels = np.asarray(batch["label"])[index[mask > 0]]
+    task = np.asarray(batch["task"])[bad[0]]
+    task = task.decode() if isinstance(task, bytes) else task
+    others = f" and {len(bad) - 1} more tasks" if len(bad) > 1 else ""
+    of_task = f" of task {task}{others}" if len(batch["task"]) > 1 else ""
+    return (
+        f"{name}: the {steps} inner steps diverge on {len(labels)} samples{of_task} with labels from "
+        f"{labels.min():g} to {labels.max():g}: {DIVERGED}"
+    )
 
 
 def _rows_of(task: int, rows: MovedRows) -> RowDeltas:

@@ -16,6 +16,12 @@ from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_losses import without_single_output
 from gmeta.models.meta.learner.task_view import TaskBatch, row_names
 
+DIVERGED = (
+    "their predictions would be infinite or NaN. Pass labels and numbers in the unit of the training data; "
+    "if they are, lower the inner learning rate, or limit gradients by InnerLoop(clip_norm=...)"
+)
+"""What errors say of samples for which the inner steps diverge."""
+
 
 class MovedRows(NamedTuple):
     """Rows of one table that tasks have moved.
@@ -37,10 +43,13 @@ class TaskDeltas(NamedTuple):
     Attributes:
       weights: Name -> (tasks, ...) float32, the adapted weight minus the shared one.
       rows: Table -> the rows that tasks have moved.
+      sound: (tasks,) bool, whether after the steps the squares of a task's deltas and of its outputs for its
+        support are finite, and its loss there. If not, the steps have diverged.
     """
 
     weights: dict[str, tf.Tensor]
     rows: dict[str, MovedRows]
+    sound: tf.Tensor
 
 
 def task_deltas(learner: TaskLearner, batch: TaskBatch, steps: int) -> TaskDeltas:
@@ -79,7 +88,19 @@ def task_deltas(learner: TaskLearner, batch: TaskBatch, steps: int) -> TaskDelta
             kept = [tf.boolean_mask(part, moved) for part in every]
             order = tf.argsort(kept[0])
             rows[name] = MovedRows(*(tf.gather(part, order) for part in kept))
-    return TaskDeltas(weights, rows)
+    outputs = learner.task_outputs(view, "support", adapted)
+    padding = view.mask("support")[..., tf.newaxis] <= 0
+    squares = [_squares(tf.where(padding, tf.zeros_like(outputs), outputs)), *map(_squares, weights.values())]
+    for moved in rows.values():
+        of_rows = tf.reduce_sum(tf.square(moved.deltas), axis=1)
+        squares.append(tf.math.unsorted_segment_sum(of_rows, moved.owners, view.tasks))
+    loss = tf.cast(learner.mean_losses(view, "support", outputs), tf.float32)
+    return TaskDeltas(weights, rows, tf.math.is_finite(tf.add_n([*squares, loss])))
+
+
+def _squares(values: tf.Tensor) -> tf.Tensor:
+    """Sum the squares of each task's numbers, (tasks,) float32."""
+    return tf.reduce_sum(tf.square(tf.cast(values, tf.float32)), axis=list(range(1, values.shape.rank)))
 
 
 def outputs_with(

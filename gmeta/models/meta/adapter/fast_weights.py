@@ -20,7 +20,7 @@ import safetensors.numpy
 import tensorflow as tf
 from safetensors import SafetensorError
 
-from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.models.meta.adapter import checksum
 from gmeta.models.meta.adapter.origin import fingerprint
 from gmeta.models.meta.learner.task_learner import TaskLearner
@@ -106,14 +106,22 @@ class FastWeights:
         of_rows = sum(part.nbytes for rows in self.rows.values() for part in rows)
         return sum(delta.nbytes for delta in self.deltas.values()) + of_rows
 
+    def not_finite(self) -> str:
+        """Return the name of a weight or table whose deltas hold NaN or infinity; "" if there is none."""
+        every = {**self.deltas, **{name: rows.deltas for name, rows in self.rows.items()}}
+        return next((name for name, deltas in every.items() if not np.isfinite(deltas).all()), "")
+
     def to_bytes(self, dtype: DeltaDtype = "float32") -> bytes:
         """Serialize to `nbytes` and a header of about 100 bytes a tensor; ``"float16"`` halves the numbers.
 
         Raises:
           ConfigError: Another dtype, or deltas beyond 65,504, which float16 can't hold.
+          NotFiniteError: A delta is NaN or infinite.
         """
         if dtype not in ("float32", "float16"):
             raise ConfigError(f"fast weights: dtype must be 'float32' or 'float16', got {dtype!r}")
+        if bad := self.not_finite():
+            raise NotFiniteError(f"fast weights: {bad} holds NaN or infinity: {_ADVICE}")
         tensors: dict[str, npt.NDArray[Any]] = {
             name: _as_dtype(name, delta, dtype) for name, delta in self.deltas.items()
         }
@@ -133,7 +141,8 @@ class FastWeights:
         """Read bytes from `to_bytes` or from an exported model's ``adapt``.
 
         Raises:
-          DataError: The bytes are damaged, aren't fast weights, or have a later version of the format.
+          DataError: The bytes are damaged, aren't fast weights, have a later version of the format, or hold
+            NaN or infinity.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise DataError(
@@ -163,7 +172,7 @@ class FastWeights:
                 f"{len(data):,} bytes of fast weights are damaged: their checksum is another", advice=_ADVICE
             )
         try:
-            return cls(
+            found = cls(
                 about["model"],
                 about["algorithm"],
                 int(about["steps"]),
@@ -173,6 +182,9 @@ class FastWeights:
             )
         except (KeyError, ValueError) as error:
             raise DataError(f"incomplete fast weights: {error}", advice=_ADVICE) from error
+        if bad := found.not_finite():
+            raise DataError(f"fast weights: {bad} holds NaN or infinity", advice=_ADVICE)
+        return found
 
     def save(self, path: str | os.PathLike[str], dtype: DeltaDtype = "float32") -> None:
         """Write the bytes of `to_bytes` to a file, whole or not at all.
@@ -234,9 +246,9 @@ def metadata(model: str, algorithm: str, steps: int, of: str) -> dict[str, str]:
 
 
 def _as_dtype(name: str, deltas: Floats, dtype: DeltaDtype) -> npt.NDArray[Any]:
-    if dtype == "float16" and np.any(np.isfinite(deltas) & (np.abs(deltas) > np.finfo(np.float16).max)):
+    if dtype == "float16" and np.any(np.abs(deltas) > np.finfo(np.float16).max):
         raise ConfigError(
-            f"fast weights: {name} has deltas up to {np.nanmax(np.abs(deltas)):.3g}, and float16 ends at "
+            f"fast weights: {name} has deltas up to {np.abs(deltas).max():.3g}, and float16 ends at "
             "65,504: keep them as float32, and look whether the inner learning rate diverges"
         )
     return np.ascontiguousarray(deltas, dtype)

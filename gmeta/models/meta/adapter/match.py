@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.models.meta.adapter.fast_weights import FastWeights
 from gmeta.models.meta.learner.task_learner import TaskLearner
 from gmeta.models.meta.learner.task_view import row_names
 
 
 def check_network(weights: Any, learner: TaskLearner) -> None:
-    """Refuse weights that aren't fast weights of a model's network.
+    """Refuse weights that aren't fast weights of a model's network, or that aren't finite.
 
     Raises:
-      ConfigError: They aren't; the message says which weights differ.
+      ConfigError: They aren't of the network; the message says which weights differ.
+      NotFiniteError: A delta is NaN or infinite.
     """
     if not isinstance(weights, FastWeights):
         raise ConfigError(f"weights must be what model.adapt gave, got {type(weights).__name__}")
@@ -33,6 +34,8 @@ def check_network(weights: Any, learner: TaskLearner) -> None:
             f"fast weights of another network ({weights.model!r}, {weights.algorithm}): {'; '.join(wrong)}. "
             "Adapt the task again with this model"
         )
+    if bad := weights.not_finite():
+        raise NotFiniteError(f"fast weights: {bad} holds NaN or infinity: adapt the task again")
 
 
 def check_fingerprint(weights: FastWeights, here: str) -> None:

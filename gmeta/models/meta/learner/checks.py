@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
@@ -36,24 +34,6 @@ def check_inner(inner: Any) -> None:
     if not isinstance(inner, meta.InnerLoop):
         raise ConfigError(
             f"inner must be a gmeta.meta.InnerLoop, such as InnerLoop('maml', steps=1), got {inner!r}"
-        )
-
-
-def check_something_adapts(inner: meta.InnerLoop, weights: Mapping[str, tf.Variable], network: str) -> None:
-    """Refuse inner steps that would change nothing.
-
-    Args:
-      inner: The inner loop.
-      weights: The weights of the network that adapt.
-      network: The name of the network.
-
-    Raises:
-      ConfigError: The network is frozen or has no weights, and rows don't adapt either.
-    """
-    if inner.steps and not weights and not inner.adapts_embeddings:
-        raise ConfigError(
-            f"{network} has no trainable weights for the {inner.steps} inner steps to adapt: make its layers "
-            "trainable before the model, adapt rows with InnerLoop(adapt='embeddings'), or set steps=0"
         )
 
 

@@ -21,7 +21,7 @@ class OuterGradients(NamedTuple):
     """The gradients of an outer step.
 
     Attributes:
-      loss: () the outer loss.
+      loss: () the outer loss of adapted tasks.
       dense: The gradient of each trainable variable, or None.
       rows: The gradient of the rows of each table in the lookup, or None.
       view: The batch, as the loops saw it.
@@ -82,12 +82,15 @@ def through_the_steps(
     form: Form = "plain",
     scale: LossScale = UNSCALED,
 ) -> OuterGradients:
-    """Compute MAML's gradient of the adapted weights' query loss, through the inner steps or past them."""
+    """Compute MAML's gradient of the adapted weights' query loss, through the inner steps or past them.
+
+    With ridge, the gradient of `TaskLearner.unadapted_loss` is added.
+    """
     with tf.GradientTape() as tape:
         tape.watch(lookup.rows)
         view = learner.view(batch, lookup, training=True)
         measured = outer_loss(learner, view, form)
-        scaled = scale.scale(measured.loss)
+        scaled = scale.scale(measured.loss + learner.unadapted_loss(view))
     gradients = scale.unscale(tape.gradient(scaled, [*variables, *lookup.rows]))
     dense, rows = gradients[: len(variables)], gradients[len(variables) :]
     rows = [None if g is None else tf.convert_to_tensor(g) for g in rows]

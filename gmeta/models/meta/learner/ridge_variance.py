@@ -60,7 +60,7 @@ def posterior_variance(
 
 
 def likelihood_loss(
-    learner: Any, view: TaskView, parameters: Mapping[str, tf.Tensor], part: Part
+    learner: Any, view: TaskView, parameters: Mapping[str, tf.Tensor], part: Part, *, adapted: bool = True
 ) -> LikelihoodLoss:
     """Compute the negative log-likelihoods of labels under a squared error, in training.
 
@@ -69,13 +69,18 @@ def likelihood_loss(
       view: The batch.
       parameters: What the tasks' adaptation has led to.
       part: The samples, which must be others than those adapted on.
+      adapted: Whether heads have the variance that their support leaves them; else they have the prior's.
     """
     prior = learner.inner_rates
     assert isinstance(prior, RidgePrior)
     head = linear_form(learner, view, part, parameters, True)
     outputs = tf.matmul(head.features, stack_head(prior, parameters)) + head.offset
     slope, curvature = derivatives(learner, view.labels(part), outputs)
-    variance = _variance(learner, view, parameters, head) + prior.noise() / curvature
+    if adapted:
+        variance = _variance(learner, view, parameters, head)
+    else:
+        variance = tf.reduce_sum(head.features**2 * prior.prior(), axis=-1, keepdims=True)
+    variance += prior.noise() / curvature
     losses = (tf.math.log(variance) + (slope / curvature) ** 2 / variance) / 2
     return LikelihoodLoss(tf.reduce_sum(losses, axis=-1), outputs)
 

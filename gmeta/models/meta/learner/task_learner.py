@@ -20,7 +20,6 @@ from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, adaptive
 from gmeta.models.meta.learner.checks import (
     check_collection,
     check_inner,
-    check_something_adapts,
     columns_beside,
     task_batch,
 )
@@ -117,7 +116,9 @@ class TaskLearner:
         self.outer_samples: OuterSamples = outer_samples
         self.reduction: Reduction = reduction
         self.loss = None if loss is None else SampleLoss(loss)
-        self.use(meta.InnerLoop() if inner is None else inner)
+        self._adapt_by(meta.InnerLoop() if inner is None else inner)
+        if inner is not None:
+            self.check_adapts()
 
     def _build(self, network: Any) -> list[str] | None:
         """Create the network's weights; return the names of the inputs that it takes by name."""
@@ -129,8 +130,25 @@ class TaskLearner:
         """Adapt by another inner loop from now on; learned inner rates are reset.
 
         Raises:
-          ConfigError: It isn't an inner loop, or it adapts layers that the network doesn't have.
+          ConfigError: It isn't an inner loop, or it adapts layers that the network doesn't have, or nothing.
         """
+        self._adapt_by(inner)
+        self.check_adapts()
+
+    def check_adapts(self) -> None:
+        """Refuse inner steps that would change nothing.
+
+        Raises:
+          ConfigError: The network is frozen or has no weights, and rows don't adapt either.
+        """
+        if self.inner.steps and not self.adapted_weights() and not self.inner.adapts_embeddings:
+            raise ConfigError(
+                f"{self.network.name} has no trainable weights for the {self.inner.steps} inner steps to "
+                "adapt: make its layers trainable before the model, adapt rows with "
+                "InnerLoop(adapt='embeddings'), or set steps=0"
+            )
+
+    def _adapt_by(self, inner: meta.InnerLoop) -> None:
         check_inner(inner)
         if inner.learns_variance and self.outer_samples == "all":
             raise ConfigError(
@@ -139,7 +157,6 @@ class TaskLearner:
             )
         self.inner = inner
         weights = self.adapted_weights()
-        check_something_adapts(inner, weights, self.network.name)
         kind = RidgePrior if inner.algorithm == "ridge" else InnerRates
         self.inner_rates = kind(inner, weights, self.collection)
 
@@ -247,6 +264,18 @@ class TaskLearner:
             losses, outputs = likelihood_loss(self, view, weights, part)
             return OuterLoss(meta.reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
         return self.loss_of(view, part, self.task_outputs(view, part, weights, training=True))
+
+    def unadapted_loss(self, view: TaskView) -> tf.Tensor | float:
+        """Compute what the outer loss adds for samples as predicted before adaptation; without ridge 0."""
+        if not self.inner.unadapted:
+            return 0.0
+        weights, part = self.start_weights(view), self.outer_part
+        if self.learns_variance:
+            losses = likelihood_loss(self, view, weights, part, adapted=False).losses
+            loss = meta.reduce_tasks(losses, view.mask(part), self.reduction)
+        else:
+            loss = self.loss_of(view, part, self.task_outputs(view, part, weights, training=True)).loss
+        return tf.cast(self.inner.unadapted, loss.dtype) * loss
 
     def loss_of(self, view: TaskView, part: Part, outputs: tf.Tensor) -> OuterLoss:
         """Reduce the losses of outputs over the batch."""

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.layers.embedding.table_weights import tables_of
+from gmeta.ops.table.finite import ROWS_ADVICE, describe_bad_rows
 
 _SHOWN = 5  # tasks that a message names
 
@@ -71,10 +73,18 @@ def fault_of_weights(model: Any) -> str:
     for variable in model.trainable_variables:
         if not bool(tf.reduce_all(tf.math.is_finite(variable))):
             return f"the weights {variable.name} aren't finite any more: load the last checkpoint"
-    return (
-        "labels, features and dense weights are finite, so training diverges: lower the learning rate, or "
-        "clip gradients with clipnorm="
+    here = collectives.world()
+    rows = "rows" if here.size == 1 else f"the rows of rank {here.rank}"
+    return fault_of_rows(model) or (
+        f"labels, features, dense weights and {rows} are finite, so training diverges: lower the learning "
+        "rate, or clip gradients with clipnorm="
     )
+
+
+def fault_of_rows(model: Any) -> str:
+    """Name the rows of this rank that aren't finite; the result is empty if all are."""
+    found = [bad for table in tables_of(model) if (bad := describe_bad_rows(table))]
+    return f"the rows of {', '.join(found)} hold NaN or infinity: {ROWS_ADVICE}" if found else ""
 
 
 def _float_columns(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:

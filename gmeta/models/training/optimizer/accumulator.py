@@ -10,12 +10,13 @@ import tensorflow as tf
 from gmeta.core.graph.variables import lift_variables
 from gmeta.initializers import Zeros
 from gmeta.layers import TableGradient
-from gmeta.models.training.optimizer.mean_gradients import SOUND
+from gmeta.models.training.optimizer.mean_gradients import SOUND, with_number
+from gmeta.models.training.optimizer.packed_gradients import Gradient
 from gmeta.ops import HashTable, Records
 from gmeta.optimizers import SGD
 
-Drained = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient]]
-Sums = tuple[list[tf.Tensor], list[tf.Variable], list[TableGradient], tf.Tensor, tf.Tensor]
+Drained = tuple[list[Gradient], list[tf.Variable], list[TableGradient]]
+Sums = tuple[list[Gradient], list[tf.Variable], list[TableGradient], tf.Tensor, tf.Tensor]
 
 
 class GradientAccumulator:
@@ -36,8 +37,13 @@ class GradientAccumulator:
         self._samples = tf.Variable(0, dtype=tf.int64, trainable=False, name="accumulated_samples")
         self._state = tf.Variable(SOUND, dtype=tf.int64, trainable=False, name="accumulated_state")
         self._variables: list[tf.Variable] = []
-        self._sums: list[tf.Variable] = []
+        self._sums: list[tf.Variable | None] = []  # None: no batch has had a gradient of the variable
         self._tables: dict[int, tuple[HashTable, HashTable]] = {}  # table's id -> table, its sums
+
+    @property
+    def batches(self) -> int:
+        """The number of batches that were added since the last `drain`."""
+        return int(self._batches)
 
     @property
     def is_made(self) -> bool:
@@ -78,8 +84,9 @@ class GradientAccumulator:
     ) -> None:
         """Add a batch's gradients that are already multiplied by its number of samples, and their state.
 
-        The state is a result of `state_of`. On several ranks, ``tables`` hold the gradients of all ranks'
-        samples for the rows that this rank owns; the other arguments cover only this rank's samples.
+        The state is a result of `state_of`. Gradients that aren't finite are summed like others: the state
+        decides what becomes of the sum. On several ranks, ``tables`` hold the gradients of all ranks' samples
+        for the rows that this rank owns; the other arguments cover only this rank's samples.
         """
         self._add(sums, variables, tables, tf.constant(1.0))
         self._samples.assign_add(tf.cast(samples, tf.int64))
@@ -89,11 +96,12 @@ class GradientAccumulator:
         """Return the mean gradient over all samples since the last call, and empty the accumulator.
 
         Returns:
-          The gradients of the dense variables, these variables, and the gradients of the rows that have one.
+          The gradients of the dense variables, None for one that no batch has had a gradient of; these
+          variables; and the gradients of the rows that have one.
         """
         sums, variables, tables, samples, _ = self.drain_sums()
         scale = tf.math.divide_no_nan(1.0, tf.cast(samples, tf.float32))
-        means = [total * tf.cast(scale, total.dtype) for total in sums]
+        means = [with_number(tf.multiply, total, scale) for total in sums]
         return means, variables, [part.times(scale) for part in tables]
 
     def drain_sums(self) -> Sums:
@@ -103,17 +111,23 @@ class GradientAccumulator:
           As `drain`, but sums instead of means; the number of samples summed, int64; and the worst state that
           was added.
         """
-        sums = [tf.identity(total) for total in self._sums]
+        sums = [None if total is None else tf.identity(total) for total in self._sums]
         samples, state = tf.identity(self._samples), tf.identity(self._state)
         parts = []
         for table, own in self._tables.values():
             records = own.export()
             parts.append(TableGradient(table, records.keys, records.rows))
+        self.clear()
+        return sums, list(self._variables), parts, samples, state
+
+    def clear(self) -> None:
+        """Forget what was added since the last `drain`."""
+        for table, own in self._tables.values():
             own.import_(_no_records(table.dim), replace=True)
         for variable in (*self._sums, self._batches, self._samples):
-            variable.assign(tf.zeros_like(variable))
+            if variable is not None:
+                variable.assign(tf.zeros_like(variable))
         self._state.assign(SOUND)
-        return sums, list(self._variables), parts, samples, state
 
     def _add(
         self,
@@ -122,25 +136,28 @@ class GradientAccumulator:
         tables: Sequence[TableGradient],
         weight: tf.Tensor,
     ) -> None:
-        self._prepare(variables)
-        for total, gradient in zip(self._sums, gradients, strict=True):
+        if [id(v) for v in variables] != [id(v) for v in self._variables]:
+            self._variables, self._sums = list(variables), [None] * len(variables)
+        for number, gradient in enumerate(gradients):
             if gradient is not None:
+                total = self._sum_of(number)
                 total.assign_add(tf.convert_to_tensor(gradient) * tf.cast(weight, total.dtype))
         for part in tables:
             sums = self._sums_of(part.table)
             sums.lookup(part.keys)  # creates missing rows
-            sums.apply_gradients(part.keys, part.values, learning_rate=-weight)
+            sums.apply_gradients(
+                part.keys, part.values, learning_rate=-weight, finite=False
+            )  # see `add_sums`
         self._batches.assign_add(1)
 
-    def _prepare(self, variables: Sequence[tf.Variable]) -> None:
-        if [id(v) for v in variables] == [id(v) for v in self._variables]:
-            return
-        with lift_variables():
-            self._variables = list(variables)
-            self._sums = [
-                tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name="accumulated_gradient")
-                for v in variables
-            ]
+    def _sum_of(self, number: int) -> tf.Variable:
+        if self._sums[number] is None:
+            like = self._variables[number]
+            with lift_variables():
+                self._sums[number] = tf.Variable(
+                    tf.zeros(like.shape, like.dtype), trainable=False, name="accumulated_gradient"
+                )
+        return self._sums[number]
 
     def _sums_of(self, table: HashTable) -> HashTable:
         if id(table) not in self._tables:

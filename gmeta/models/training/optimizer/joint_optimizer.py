@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph.conditions import hold
 from gmeta.core.graph.variables import lift_variables
-from gmeta.layers import TableGradient
+from gmeta.layers import RecordedLookups, TableGradient
 from gmeta.layers.exchange.recorded_lookups import RowGradients
 from gmeta.models.training.faults.nan_guard import refusal
 from gmeta.models.training.optimizer.accumulator import GradientAccumulator
@@ -25,7 +27,7 @@ from gmeta.models.training.optimizer.mean_gradients import (
 )
 from gmeta.models.training.optimizer.packed_gradients import Gradient, PackedGradients, pack_gradients
 from gmeta.models.training.optimizer.rank_notes import RankNotes
-from gmeta.models.training.optimizer.table_rule import Clipping
+from gmeta.models.training.optimizer.table_rule import Clipping, follow_late
 
 
 class JointOptimizer:
@@ -47,15 +49,32 @@ class JointOptimizer:
     ranks, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
     batch's data are at fault.
 
+    A compiled `gmeta.models.Model` has one, its ``joint_optimizer``. In a training loop of your own, `step`
+    makes the steps that `fit` makes.
+
     Args:
       optimizer: A Keras optimizer.
       accumulate_steps: k.
       raises: Whether a step whose gradients aren't finite is an error, if loss scaling doesn't handle it.
       notes: The rank's notes: its count of samples, and its request to stop, which travels with the step's
         all-reduce.
+      trainer: The model that was compiled with the optimizer. None: tables follow this object.
 
     Attributes:
       optimizer: The Keras optimizer.
+      name: Its name, for messages.
+
+    Example:
+      >>> from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
+      >>> users, head = EmbeddingCollection([FeatureConfig("user", dim=4)]), tf.keras.layers.Dense(1)
+      >>> optimizer = JointOptimizer(tf.keras.optimizers.SGD(0.1, clipnorm=1.0))
+      >>> for batch in tf.data.Dataset.from_tensor_slices({"user": [7, 8, 7, 9]}).batch(2):
+      ...     with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+      ...         loss = tf.reduce_mean((head(users(batch, training=True)["user"]) - 1.0) ** 2)
+      ...     variables = head.trainable_variables
+      ...     optimizer.step(tape.gradient(loss, [*variables, *lookups.rows]), variables, lookups)
+      >>> type(users.tables[0].optimizer).__name__
+      'SGD'
     """
 
     # Not a Trackable on purpose: this state is temporary and belongs in no checkpoint.
@@ -67,16 +86,16 @@ class JointOptimizer:
         *,
         raises: bool = True,
         notes: RankNotes | None = None,
+        trainer: Any = None,
     ) -> None:
         self.optimizer = optimizer
+        self.name = f"a loop with {type(optimizer).__name__}"
+        self._trainer = trainer
         self._raises = raises
         self._notes = notes or RankNotes()
         self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
         self._of_keras = _is_of_keras(optimizer)
         self._clipping = Clipping.of(optimizer)
-        # Without variables, Keras' optimizers do nothing at all: they don't count the step or move the
-        # schedule or the loss scale. A model with only embeddings passes them this variable.
-        self._stand_in = tf.Variable(0.0, name="no_dense_variables")
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
 
     @property
@@ -90,6 +109,54 @@ class JointOptimizer:
         A step that loss scaling skips counts, as it does for Keras.
         """
         return batches if self._accumulator is None else self._accumulator.times_full(batches)
+
+    def step(
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        lookups: RecordedLookups,
+        samples: tf.Tensor | int | None = None,
+    ) -> None:
+        """Make the step of a batch in a training loop or ``train_step`` of your own.
+
+        Tables without their own optimizer follow the Keras optimizer as they do in `gmeta.models.Model.fit`:
+        in kind, hyperparameters, rate and clipping. With accumulation, the step is added to the next one.
+
+        Args:
+          gradients: The gradients of the loss with respect to ``[*variables, *lookups.rows]``. If the
+            optimizer scales losses, they are unscaled.
+          variables: The dense variables.
+          lookups: The step's lookups, as `gmeta.layers.record_lookups` yields them.
+          samples: The number of samples that the loss is a mean of. Accumulation and several ranks require
+            it.
+
+        Raises:
+          ConfigError: There are more or fewer gradients than variables and rows; the number of samples is
+            missing; or a model that shares a table trains it by another optimizer.
+        """
+        if len(gradients) != len(variables) + len(lookups.rows):
+            raise ConfigError(
+                f"{self.name}: step takes the gradients of [*variables, *lookups.rows], which are "
+                f"{len(variables)} and {len(lookups.rows)}, got {len(gradients)}"
+            )
+        ranks = collectives.world().size
+        if samples is None and (self.accumulates or ranks > 1):
+            raise ConfigError(
+                f"{self.name}: step takes samples=, the number of samples that the loss is a mean of, "
+                f"{f'on {ranks} ranks' if ranks > 1 else 'with accumulate_steps'}"
+            )
+        if self._trainer is not None:
+            self._trainer._own_step.note("accumulate_steps")
+        trainer = self if self._trainer is None else self._trainer
+        follow_late(trainer, lookups.tables, self.optimizer)
+        self.apply_gradients(
+            gradients[: len(variables)],
+            variables,
+            lookups,
+            gradients[len(variables) :],
+            tf.convert_to_tensor(1 if samples is None else samples),
+            tf.constant(True),
+        )
 
     def apply_gradients(
         self,
@@ -109,11 +176,11 @@ class JointOptimizer:
           row_gradients: The gradients of rows that ``lookups.by_table`` takes.
           samples: The number of samples that the loss is a mean of, a scalar. Only accumulation and several
             ranks use it.
-          allowed: Whether a step may be made from the loss, () bool, as returned by `NanGuard.finite`.
+          allowed: Whether a step may be made from loss and gradients, () bool, as returned by
+            `NanGuard.finite`.
 
         Raises:
-          tf.errors.InvalidArgumentError: No step may be made from the loss, or on several ranks from a rank's
-            gradient.
+          tf.errors.InvalidArgumentError: No step may be made, on several ranks from those of any rank.
         """
         # AutoGraph would rewrite hundreds of Keras' functions for the first step, taking 3 to 5 s.
         apply = tf.autograph.experimental.do_not_convert(self._apply) if self._of_keras else self._apply
@@ -135,7 +202,9 @@ class JointOptimizer:
             packed = pack_gradients(gradients)
             packed = packed._replace(parts=times_samples(packed.parts, samples))
             row_gradients = times_samples(row_gradients, samples)
-            state = state_of([*packed.parts, *row_gradients], allowed)
+            # Where loss scaling skips no step, the guard has checked the gradients.
+            checked = [*packed.parts, *row_gradients] if self._skips_bad_steps else []
+            state = state_of(checked, allowed)
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step_of_ranks(packed, variables, tables, samples, state)
@@ -144,8 +213,7 @@ class JointOptimizer:
                 accumulator.add_sums(sums, variables, tables, samples, state)
         else:
             if self._raises:
-                with tf.control_dependencies([allowed]):
-                    gradients, row_gradients = map(_held, (gradients, row_gradients))
+                gradients, row_gradients = hold([list(gradients), list(row_gradients)], [allowed])
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step(gradients, variables, tables)
@@ -159,6 +227,16 @@ class JointOptimizer:
         """Whether accumulated gradients wait for their step."""
         accumulator = self._accumulator
         return accumulator is not None and not bool(accumulator.is_empty())
+
+    def drop(self) -> int:
+        """Forget the batches accumulated so far, and return their number."""
+        accumulator = self._accumulator
+        if accumulator is None:
+            return 0
+        batches = accumulator.batches
+        if batches:
+            accumulator.clear()
+        return batches
 
     def flush(self) -> None:
         """Make the step of the batches accumulated so far, if there are any."""
@@ -190,9 +268,7 @@ class JointOptimizer:
             with tf.device("CPU:0"):
                 passes = means.states <= (NOT_FINITE if self._skips_bad_steps else SOUND)
                 checks = refusal(tf.reduce_all(passes), ~passes)
-            with tf.control_dependencies(checks):
-                dense = [None if gradient is None else tf.identity(gradient) for gradient in dense]
-                scale = tf.identity(scale)
+            dense, scale = hold([dense, scale], checks)
         finite = tf.reduce_all(means.states <= SOUND)
         self._step(sums.unpack(dense), variables, [part.times(scale) for part in tables], finite)
 
@@ -204,7 +280,7 @@ class JointOptimizer:
         finite: tf.Tensor | None = None,
     ) -> None:
         gradients, tables = self._clipping.clip(gradients, tables)
-        pairs = list(zip(gradients, variables, strict=True)) or [(tf.constant(0.0), self._stand_in)]
+        pairs = list(zip(gradients, variables, strict=True))
         # If the data set has run out, the step must end before it is counted. It ends where an op uses the
         # data, and counting uses none, so let counting wait for the gradients.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
@@ -216,23 +292,50 @@ class JointOptimizer:
         tables: Sequence[TableGradient],
         finite: tf.Tensor | None,
     ) -> None:
-        stepping = [variable for gradient, variable in pairs if gradient is not None]
-        if stepping and hasattr(self.optimizer, "build"):  # its slots
+        if pairs and hasattr(self.optimizer, "build"):  # its slots
             with lift_variables():
-                self.optimizer.build(stepping)
+                self.optimizer.build([variable for _, variable in pairs])
         rate = rate_of_next_step(self.optimizer)  # read now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
-            self.optimizer.apply_gradients(pairs)
+            self._step_dense(pairs, tables)
             _update(tables, rate)
             return
         if finite is None:
             finite = all_finite([*(gradient for gradient, _ in pairs), *(part.values for part in tables)])
         # The optimizer checks only the dense gradients, so make them NaN if the rows' aren't finite.
         verdict = tf.where(finite, 0.0, float("nan"))
-        self.optimizer.apply_gradients(
-            [(with_number(tf.add, gradient, verdict), variable) for gradient, variable in pairs]
-        )
+        judged = [(with_number(tf.add, gradient, verdict), variable) for gradient, variable in pairs]
+        self._step_dense(judged, tables, verdict)
         tf.cond(finite, lambda: _update(tables, rate), _nothing)
+
+    def _step_dense(
+        self,
+        pairs: Sequence[tuple[Gradient, tf.Variable]],
+        tables: Sequence[TableGradient],
+        verdict: tf.Tensor | None = None,
+    ) -> None:
+        """Make the Keras optimizer's step.
+
+        Without any dense gradient, Keras' optimizers do nothing or raise an error. If rows have gradients,
+        the step is counted here instead, and moves the schedule and the loss scale.
+
+        Args:
+          pairs: The dense gradients and their variables.
+          tables: The gradients of rows.
+          verdict: With loss scaling, a number that isn't finite if the step is skipped.
+        """
+        if not tables or any(gradient is not None for gradient, _ in pairs):
+            self.optimizer.apply_gradients(pairs)
+            return
+        if pairs:
+            names = [variable.name for _, variable in pairs]
+            tf.get_logger().warning("Gradients do not exist for variables %s when minimizing the loss", names)
+        if verdict is not None:
+            self.optimizer._loss_scale.update([verdict])
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if hasattr(inner, "_compute_current_learning_rate"):  # of a schedule, for callbacks that read it
+            inner._compute_current_learning_rate()
+        inner.iterations.assign_add(1)
 
 
 def _is_of_keras(optimizer: Any) -> bool:
@@ -267,11 +370,3 @@ def _dense_part(gradient: Gradient) -> tf.Tensor:
 
 def _nothing() -> tf.Tensor:
     return tf.constant(True)
-
-
-def _held(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """Return the same gradients, available only once the enclosing control dependencies have run."""
-    return [
-        None if each is None else tf.nest.map_structure(tf.identity, each, expand_composites=True)
-        for each in gradients
-    ]

@@ -23,8 +23,8 @@ from gmeta.models.training.optimizer.packed_gradients import Gradient
 from gmeta.ops.device import compute_place
 
 SOUND, NOT_FINITE, REFUSED = 0, 1, 2
-"""The state of a rank's gradients: finite; not finite, so loss scaling skips the step; or from a batch with
-bad data, which ends training."""
+"""The state of a rank's gradients: finite; not finite, so loss scaling skips the step; or not to be learned
+from, which ends training."""
 
 
 class GlobalMeans(NamedTuple):
@@ -71,16 +71,17 @@ def state_of(gradients: Sequence[Gradient], allowed: tf.Tensor) -> tf.Tensor:
     """Return whether a rank's gradients are `SOUND`, `NOT_FINITE` or `REFUSED`, () int32.
 
     Args:
-      gradients: All gradients of one rank.
-      allowed: Whether the batch is free of bad data, () bool, as returned by `NanGuard.finite`.
+      gradients: The gradients of one rank that are to be checked.
+      allowed: Whether a step may be made otherwise, () bool, as returned by `NanGuard.finite`.
     """
     return tf.where(allowed, tf.where(all_finite(gradients), SOUND, NOT_FINITE), REFUSED)
 
 
 def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Return whether every number in the gradients is finite."""
+    """Return whether every number in the gradients is finite, () bool."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
+    good = [tf.reduce_all(tf.math.is_finite(value)) for value in values]
+    return tf.reduce_all(good) if good else tf.constant(True)
 
 
 def global_means(

@@ -8,7 +8,7 @@ stays as it is and doesn't decay.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,43 +16,73 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers import TableGradient
-from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.models.training.optimizer.mean_gradients import with_number
 from gmeta.models.training.optimizer.packed_gradients import Gradient
-from gmeta.ops import unique
-from gmeta.ops.table.optimizer_change import change_optimizer
+from gmeta.ops import HashTable, unique
 from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, SparseOptimizer
 
 _DECAY = "weight_decay"
 
 
-def follow(model: tf.keras.Model, optimizer: Any) -> None:
-    """Give a model's tables without their own optimizer the fused form of a Keras optimizer.
+def check_rule(trainer: Any, tables: Iterable[HashTable], optimizer: Any) -> None:
+    """Refuse an optimizer by which `follow` would change how another model trains the tables.
+
+    Raises:
+      ConfigError: As `HashTable.check_rule`.
+    """
+    for table in tables:
+        if table.follows:
+            table.check_rule(trainer, sparse_form(optimizer)[0])
+
+
+def follow(trainer: Any, tables: Iterable[HashTable], optimizer: Any) -> None:
+    """Give the tables without their own optimizer the fused form of a Keras optimizer.
 
     Rows that are already trained keep their slots if the previous form had the same ones. Otherwise the slots
     start anew, as a Keras optimizer's do. A warning names everything that the tables can't follow.
+
+    Args:
+      trainer: The model that trains the tables with the optimizer, or a `JointOptimizer`.
+      tables: The tables.
+      optimizer: The Keras optimizer.
+
+    Raises:
+      ConfigError: As `check_rule`.
     """
-    tables = [table for table in tables_of(model) if table.chosen_by != "user"]
+    tables = [table for table in tables if table.follows]
     if not tables:
         return
+    check_rule(trainer, tables, optimizer)
     form, without = sparse_form(optimizer)
-    lost = [table.name for table in tables if change_optimizer(table, form)]
-    for table in tables:
-        table.chosen_by = "compile"
+    lost = [table.name for table in tables if table.follow(trainer, form)]
     if lost:
         without = [*without, f"the slots of {', '.join(lost)}, which begin anew"]
     if without:
         warnings.warn(
-            f"compile: the tables step with {type(form).__name__} at the rate of {_name(optimizer)}, without "
-            f"{'; without '.join(without)}. EmbeddingCollection(optimizer=...) gives them one of their own",
+            f"{trainer.name}: the tables step with {type(form).__name__} at the rate of {_name(optimizer)}, "
+            f"without {'; without '.join(without)}. EmbeddingCollection(optimizer=...) gives them one of "
+            "their own",
             stacklevel=3,
         )
 
 
-def follow_late(model: tf.keras.Model, optimizer: Any) -> None:
-    """Call `follow` for tables that were created after `compile`."""
-    if any(table.chosen_by == "nobody" for table in tables_of(model)):
-        follow(model, optimizer)
+@tf.autograph.experimental.do_not_convert
+def follow_late(trainer: Any, tables: Iterable[HashTable], optimizer: Any) -> None:
+    """Call `follow` for tables that don't know the trainer yet; check that the others still go by its rule.
+
+    Args:
+      trainer: As for `follow`.
+      tables: The tables that it is about to train.
+      optimizer: As for `follow`.
+
+    Raises:
+      ConfigError: As `check_rule`; or another model that shares a table was compiled with another rule since.
+    """
+    tables = [table for table in tables if table.follows]
+    for table in tables:
+        if table.is_trained_by(trainer):
+            table.check_trainer(trainer)
+    follow(trainer, [table for table in tables if not table.is_trained_by(trainer)], optimizer)
 
 
 def sparse_form(optimizer: Any) -> tuple[SparseOptimizer, list[str]]:
@@ -154,7 +184,7 @@ class Clipping:
           The dense gradients and the tables' gradients. Dense gradients are clipped here only by the global
           norm, which covers both; the Keras optimizer does their other clipping itself.
         """
-        mine = [each.table.chosen_by != "user" for each in tables]
+        mine = [each.table.follows for each in tables]
         if not any(mine) or not any((self.value, self.norm, self.global_norm)):
             return list(dense), list(tables)
         parts = [_sum_up(each) if own else each for each, own in zip(tables, mine, strict=True)]

@@ -94,7 +94,8 @@ def _dependence(graph: Any, key: tf.Tensor, batch: Sequence[tf.Tensor], lookups:
     """Say what a key depends on beside the batch; "" if it depends on nothing else."""
     given = {tensor.op for tensor in batch}
     captured = {inside.op: outside for outside, inside in graph.captures}
-    variables = {id(variable.handle): variable.name for variable in graph.variables}
+    folds = {id(table.mixes_ids) for one in lookups for table in one.fetch.tables}  # which no step changes
+    variables = {id(each.handle): each.name for each in graph.variables if id(each) not in folds}
     rows = {tensor.op: one.fetch.name for one in lookups for tensor in one.stand_ins}
     for op in _ancestors(key.op):
         if op in rows:

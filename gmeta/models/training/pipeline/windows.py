@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from gmeta.core.graph.conditions import hold
 from gmeta.core.graph.step_marks import begin_span, mark_end
 from gmeta.layers.exchange.ahead import Fetched, Wanted, active_fetched, use_fetched
 from gmeta.layers.exchange.sample_counts import active_step_samples
@@ -90,7 +91,7 @@ class Windows:
         sums = _Sums()
         for part in self.split(data):
             kept = KeptState(self._model)
-            held = _hold(part, sums.computed)
+            held = hold(part, sums.computed)  # so that micro-batches don't overlap
             window.begin(sums.computed)
             found = self._model.compute_gradients(held)
             mark_end(self._model.gradients_part, found.dense, found.rows)
@@ -166,15 +167,6 @@ class _Sums:
             [with_number(tf.math.divide_no_nan, each, samples) for each in window.sums()],
             window,
             logs,
-        )
-
-
-@tf.autograph.experimental.do_not_convert
-def _hold(data: Any, after: Sequence[tf.Tensor]) -> Any:
-    """Return a batch that is there once some tensors are computed, so that micro-batches don't overlap."""
-    with tf.control_dependencies(list(after)):
-        return tf.nest.map_structure(
-            lambda part: None if part is None else tf.identity(part), data, expand_composites=True
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -16,7 +17,8 @@ from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import name_refusals
-from gmeta.core.keras import refuse_keras_3
+from gmeta.core.keras import refuse_keras_3, submodules
+from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.models.training.faults.bad_ids import name_bad_ids
 from gmeta.models.training.faults.nan_guard import NanGuard
 from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
@@ -60,28 +62,43 @@ class RunsOnRanks:
     _joint_optimizer: JointOptimizer
     _guard: NanGuard
     _notes: RankNotes
+    _warned_of_trainable: frozenset[tuple[str, bool]] = frozenset()
 
     def fit(self, *args: Any, **kwargs: Any) -> tf.keras.callbacks.History:
         """Train the model as `tf.keras.Model.fit` does; see `RunsOnRanks`.
 
+        If training ends by an error or Ctrl-C, batches that were accumulated for the next step are dropped.
+
         Raises:
           ConfigError: Ranks differ in the model, its settings, or the arguments of `fit`; or they can't train
             on the data together; or the model's position in its data would count batches that a pipeline
-            reads ahead.
+            reads ahead; or a callback would save one rank's rows.
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite; no rank has made the step.
           KerasError: A callback is of Keras 3.
         """
         own = _arguments(tf.keras.Model.fit, self, args, kwargs)
         refuse_keras_3("fit", own["callbacks"])
+        _check_savers(own["callbacks"])
         self._check_position()
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
         own = self._with_class_weight(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
+        self._warn_of_trainable()
+        if dropped := self._drop_accumulated():
+            warnings.warn(
+                f"{self.name}: fit starts without {dropped} accumulated batches, which wait for their step: "  # type: ignore[attr-defined]
+                "call apply_accumulated before fit to make it",
+                stacklevel=2,
+            )
         with self._name_failures("fit"):
-            return super().fit(**own)  # type: ignore[misc]
+            try:
+                return super().fit(**own)  # type: ignore[misc]
+            except BaseException:  # of Ctrl-C too
+                self._drop_accumulated()
+                raise
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch as `tf.keras.Model.train_on_batch` does.
@@ -90,6 +107,7 @@ class RunsOnRanks:
           CollectiveError: Another rank has ended.
           NotFiniteError: The loss, or a rank's gradient, isn't finite.
         """
+        self._warn_of_trainable()
         with self._name_failures("train_on_batch"):
             return super().train_on_batch(*args, **kwargs)  # type: ignore[misc]
 
@@ -167,7 +185,7 @@ class RunsOnRanks:
 
     def _follow_late(self) -> None:
         if getattr(self, "_joint_optimizer", None) is not None:
-            follow_late(self, self._joint_optimizer.optimizer)
+            follow_late(self, tables_of(self, trained=True), self._joint_optimizer.optimizer)
 
     def test_step(self, data: Any) -> Any:
         """Evaluate one batch as `tf.keras.Model.test_step` does."""
@@ -190,6 +208,31 @@ class RunsOnRanks:
         Training loops over `train_on_batch` call this, on all ranks; `fit` does so at the end of an epoch.
         """
         self._joint_optimizer.flush()
+
+    def _warn_of_trainable(self: Any) -> None:
+        """Warn of layers whose ``trainable`` was set after `compile`, which has no effect until the next one.
+
+        Keras' training goes by the values at `compile`, so that models that share layers can freeze them each
+        for itself. It does so in silence. There is one warning for each set of such layers.
+        """
+        changed = {
+            layer.name: was
+            for layer, was in (self._compiled_trainable_state or {}).items()
+            if layer.trainable != was and (layer._trainable_weights or getattr(layer, "tables", ()))
+        }
+        warned, self._warned_of_trainable = self._warned_of_trainable, frozenset(changed.items())
+        if changed and warned != self._warned_of_trainable:
+            does = [f"{name!r} {'is' if was else 'is not'} trained" for name, was in changed.items()]
+            more = f" and {len(does) - 5} more" if len(does) > 5 else ""
+            warnings.warn(
+                f"{self.name}: trainable was set after compile and has no effect before the next compile, as "
+                f"in Keras: {', '.join(does[:5])}{more}",
+                stacklevel=3,
+            )
+
+    def _drop_accumulated(self) -> int:
+        joint = getattr(self, "_joint_optimizer", None)
+        return 0 if joint is None else joint.drop()
 
     def merge_moving_averages(self) -> None:
         """Give all ranks the same moving averages (see `RunsOnRanks`), in one collective if there are any.
@@ -259,7 +302,7 @@ class RunsOnRanks:
     def _check_position(self) -> None:
         """Refuse a position that would count what the pipeline reads ahead of its training."""
         ahead = getattr(self, "batches_ahead", 0)
-        counting = [part for part in self.submodules if isinstance(part, Position)]  # type: ignore[attr-defined]
+        counting = [part for part in submodules(self) if isinstance(part, Position)]
         if ahead and counting:
             raise ConfigError(
                 f"the model's {type(counting[0]).__name__} would count {ahead} batches that are read and not "
@@ -331,6 +374,18 @@ def _add(
             given.append(callback)
         return given
     return [*first, *tf.nest.flatten(given or []), *last] if first or last else given
+
+
+def _check_savers(given: Any) -> None:
+    """Refuse, before training, a callback whose first save would be refused (`SavesTables`)."""
+    here = collectives.world()
+    callbacks = getattr(given, "callbacks", None) or tf.nest.flatten(given or [])
+    if here.size > 1 and any(isinstance(each, tf.keras.callbacks.ModelCheckpoint) for each in callbacks):
+        raise ConfigError(
+            f"fit: ModelCheckpoint saves from one process, and rank {here.rank} of {here.size} has only the "
+            "rows that it owns: take tf.keras.callbacks.BackupAndRestore or "
+            "gmeta.checkpoint.ShardedCheckpoint, to which every rank adds its rows"
+        )
 
 
 def _checks(data: RankData, of: Literal["training", "test"]) -> list[tf.keras.callbacks.Callback]:

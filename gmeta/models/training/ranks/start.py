@@ -9,9 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.keras import submodules
 from gmeta.layers import EmbeddingCollection
+from gmeta.layers.embedding.table_weights import tables_of
 
-ADVICE = "run the same script with the same settings on every rank"
+ADVICE = "run the same script with the same settings on every rank, and load weights on every rank"
 
 
 def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: Mapping[str, Any]) -> None:
@@ -60,7 +62,9 @@ def make_variables(model: tf.keras.Model, batch: Any) -> None:
 def settings_of(model: tf.keras.Model) -> dict[str, str]:
     """Return the settings that must be the same on all ranks: name -> value, as text."""
     settings = {f"{model.name}'s compile settings": _text(_compile_config(model))}
-    for layer in model.submodules:
+    for table in tables_of(model):  # weights that only some ranks have loaded
+        settings[f"the step of table {table.name!r}"] = str(int(table.step()))
+    for layer in submodules(model):
         if isinstance(layer, EmbeddingCollection):
             for name, value in layer.get_config().items():
                 settings[f"{layer.name}'s {name}"] = _text(value)

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
+from gmeta.core.graph.conditions import hold
 from gmeta.layers.exchange.sample_counts import StepSamples, step_samples
 
 
@@ -68,12 +69,7 @@ class RankStep:
         with tf.control_dependencies([restored, *samples.before_end]):
             over = tf.identity(samples.everywhere) <= 0
         ended = tf.cond(over, _end, _nothing)
-        with tf.control_dependencies([ended]):
-            return tf.nest.map_structure(
-                lambda tensor: None if tensor is None else tf.identity(tensor),
-                tensors,
-                expand_composites=True,
-            )
+        return hold(tensors, [ended])
 
 
 @contextmanager

@@ -31,7 +31,9 @@ from gmeta.preprocess.history.append_plan import (
 )
 from gmeta.preprocess.history.files.generation import Generation
 from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.tables.file_digests import refuse_equal
 from gmeta.preprocess.tables.prepared_source import is_prepared
+from gmeta.preprocess.tables.table_files import holds_records
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,13 @@ class AppendJob(TableInput):
 
         Raises:
           ConfigError: The spec isn't the store's, or the watermark would go back.
-          DataError: An earlier append has read a file.
+          DataError: An earlier append has read a file, or two files with records are equal.
         """
         rule = check_on_bad(on_bad)
         plan = plan_append(store, spec, table.spec, watermark)
-        refuse_known(store, table.inputs)
+        paths = [Path(file.path) for file in table.files] if table.bytes else []
+        refuse_equal(paths, lambda path: holds_records(path, spec.csv))
+        refuse_known(store, table.inputs, paths, spec.csv)
         return cls(table.name, table.spec, rule, table.files, plan, table.inputs)
 
     def shards_of(self, rows: Columns) -> Ints:

@@ -48,7 +48,7 @@ from gmeta.preprocess.history.cluster.append_job import (
     finish_generation,
     refuse_prepared,
 )
-from gmeta.preprocess.history.files.generation import new_generation
+from gmeta.preprocess.history.files.generation import new_generation, settle_or_warn
 from gmeta.preprocess.history.spec import HistorySpec
 from gmeta.preprocess.progress import Progress, no_progress
 
@@ -103,6 +103,7 @@ def append_history_on_spark(
     started, store = time.perf_counter(), Path(store).absolute()  # workers may run in another folder
     paths = [data] if isinstance(data, str | os.PathLike) else list(data)
     refuse_prepared(paths)
+    settle_or_warn(store)
     chosen = choose_spec(store, spec)
     with spark_session(master, conf) as spark, spark_errors():
         table = open_table(spark, paths, chosen.table())

@@ -41,7 +41,7 @@ from gmeta.preprocess.history.cluster.append_job import (
     finish_generation,
     refuse_prepared,
 )
-from gmeta.preprocess.history.files.generation import new_generation
+from gmeta.preprocess.history.files.generation import new_generation, settle_or_warn
 from gmeta.preprocess.history.spec import HistorySpec
 
 _NOTE = ".json"
@@ -72,6 +72,7 @@ def plan_jobs(
     """
     refuse_prepared(data)
     store = store.absolute()
+    settle_or_warn(store)
     chosen = choose_spec(store, spec)
     job = AppendJob.of_table(find_table(data, chosen.table()), store, chosen, watermark, on_bad)
     shutil.rmtree(folder / SHARDS, ignore_errors=True)

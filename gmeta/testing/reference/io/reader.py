@@ -13,6 +13,7 @@ from gmeta.core.data.group_index import Layout
 from gmeta.core.data.schema import Schema
 from gmeta.io.cuts.query_rule import After, Flag
 from gmeta.testing.reference.io import columnar as columnar_reference
+from gmeta.testing.reference.table.key_merge import splitmix64
 
 Row = dict[str, list[Any]]
 _Item = TypeVar("_Item")
@@ -66,21 +67,13 @@ class Draws:
     """The native reader's random numbers: draw i is a function of (seed, stream, i)."""
 
     def __init__(self, seed: tuple[int, int], stream: int) -> None:
-        self._key = _mix(seed[0] + _mix(seed[1] + _mix(stream)))
+        self._key = splitmix64(seed[0] + splitmix64(seed[1] + splitmix64(stream)))
         self._count = 0
 
     def below(self, n: int) -> int:
         """The next draw, uniform in [0, n)."""
         self._count += 1
-        return _mix(self._key + self._count * _ODD) * n >> 64
-
-
-def _mix(x: int) -> int:
-    """splitmix64's finaliser."""
-    x = (x + _ODD) & _WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
-    return x ^ (x >> 31)
+        return splitmix64(self._key + self._count * _ODD) * n >> 64
 
 
 def permute(items: Sequence[_Item], seed: tuple[int, int], stream: int = 0) -> list[_Item]:
@@ -150,7 +143,7 @@ def drawn_order(rows: int, task: int, batch: int, seeds: Sequence[int]) -> list[
     def place(row: int) -> int:
         state = 0
         for value in (*seeds, task, batch, row):
-            state = _mix(state ^ (value & _WORD))
+            state = splitmix64(state ^ (value & _WORD))
         return state - ((state >> 63) << 64)
 
     return sorted(range(rows), key=place)

@@ -1,0 +1,180 @@
+"""Finds numbers that aren't finite in gradients and in rows, and names what they belong to.
+
+A step checks its gradients before it changes anything, and the check must cost next to nothing. So it only
+computes the sum of squares of each gradient: one op, and one pass over numbers that the step reads anyway. If
+all sums are finite, all numbers are. Otherwise, also where a square overflows, the numbers are searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.core.arguments import rows_not_finite
+from gmeta.core.errors import NotFiniteError
+from gmeta.core.graph.conditions import refuse_unless
+from gmeta.core.logical_shards import LOGICAL_SHARDS
+
+ADVICE = (
+    "a derivative is NaN or infinite there, as that of tf.norm, tf.sqrt or a fractional power at 0: keep the "
+    "argument away from 0"
+)
+"""What errors advise if a gradient isn't finite."""
+
+ROWS_ADVICE = (
+    "load an earlier checkpoint, or remove these ids from their tables (HashTable.remove), so that they "
+    "start anew"
+)
+"""What errors advise if a row isn't finite."""
+
+_NAMED = 5  # how many gradients or ids a message names
+_SHARDS_AT_A_TIME = 32
+
+
+class NamedGradient(NamedTuple):
+    """A gradient, and what it belongs to.
+
+    Attributes:
+      name_of: A function that returns the name of what a key belongs to, for errors.
+      values: (n, dim) the gradient of a table's rows, or of any shape that of a dense weight.
+      keys: A function that returns the rows' keys, (n,) int64; None for a dense weight.
+    """
+
+    name_of: Callable[[int], str]
+    values: tf.Tensor
+    keys: Callable[[], tf.Tensor] | None = None
+
+    @classmethod
+    def of_weights(cls, gradients: Iterable[Any], variables: Iterable[tf.Variable]) -> list[NamedGradient]:
+        """Name the gradients of dense weights; those that are None are left out."""
+        return [
+            cls(partial(_given_name, variable.name), getattr(gradient, "values", gradient))
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None
+        ]
+
+
+@tf.autograph.experimental.do_not_convert
+def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float = 1.0) -> tf.Tensor:
+    """Describe which gradients aren't finite, () string; the result is empty if all are.
+
+    Args:
+      gradients: The gradients, means over samples.
+      samples: The number of samples. The sum over them must be finite, and with no samples it is.
+    """
+    if not gradients:
+        return tf.constant("")
+    squares = tf.stack([_sum_of_squares(each.values) for each in gradients])
+    with tf.device("CPU:0"):  # where it is decided
+        sound = tf.reduce_all(tf.math.is_finite(squares))
+    return tf.cond(sound, lambda: tf.constant(""), lambda: _search(gradients, samples))
+
+
+@tf.autograph.experimental.do_not_convert
+def refuse_bad(gradients: Sequence[NamedGradient], tensors: Any) -> Any:
+    """Check gradients before tensors are used.
+
+    Args:
+      gradients: The gradients.
+      tensors: Any nested structure of tensors.
+
+    Returns:
+      The same tensors.
+
+    Raises:
+      NotFiniteError: A gradient isn't finite; see `refuse_unless` for the error in graphs.
+    """
+    told = describe_bad(gradients)
+    if tf.executing_eagerly() and not told.numpy():
+        return tensors
+    sentence = tf.strings.join(
+        ["the gradient is NaN or infinite for ", told, f", and nothing was updated: {ADVICE}"]
+    )
+    return refuse_unless(tensors, tf.equal(told, ""), sentence, NotFiniteError)
+
+
+def describe_bad_rows(table: Any) -> str:
+    """Describe which rows of a `gmeta.ops.HashTable` hold NaN or infinity; the result is empty if none does.
+
+    It reads the whole table, a range of shards at a time.
+    """
+    found: list[int] = []
+    for first in range(0, LOGICAL_SHARDS, _SHARDS_AT_A_TIME):
+        part = table.export_shards(first, first + _SHARDS_AT_A_TIME)
+        found.extend(_bad_keys(part.keys, part.rows))
+    return name_rows(table, found)
+
+
+def refuse_bad_rows(table: Any, keys: npt.ArrayLike, rows: npt.ArrayLike) -> None:
+    """Refuse rows of a `gmeta.ops.HashTable` that hold NaN or infinity.
+
+    Raises:
+      NotFiniteError: A row does; the message names its table and id.
+    """
+    found = name_rows(table, _bad_keys(keys, rows))
+    if found:
+        raise NotFiniteError(f"the rows of {found} hold NaN or infinity: {ROWS_ADVICE}")
+
+
+def name_rows(table: Any, keys: Sequence[int]) -> str:
+    """Name rows of a `gmeta.ops.HashTable`, at most five of them; the result is empty if there are none."""
+    return _list([name_row(table, key) for key in keys[:_NAMED]], len(keys))
+
+
+def name_row(table: Any, key: int) -> str:
+    """Name a row of a `gmeta.ops.HashTable` by the table and the id that its users gave it."""
+    merged = table.merged_keys
+    if merged is None or not 0 <= key >> merged.id_bits < len(merged.tables):
+        return f"id {key} of table {table.name!r}"
+    name, number = merged.id_of(key)
+    return f"{'hashed ' * (name in merged.hashed)}id {number} of table {name!r}"
+
+
+def _bad_keys(keys: npt.ArrayLike, rows: npt.ArrayLike) -> list[int]:
+    return np.asarray(keys)[rows_not_finite(rows)].tolist()
+
+
+def _sum_of_squares(values: Any) -> tf.Tensor:
+    values = tf.convert_to_tensor(values)
+    wide = tf.cast(values, tf.float32) if values.dtype.size < 4 else values
+    return tf.cast(tf.nn.l2_loss(wide), tf.float32)
+
+
+def _search(gradients: Sequence[NamedGradient], samples: tf.Tensor | float) -> tf.Tensor:
+    with tf.device("CPU:0"):  # only a gradient that isn't finite comes here from a GPU
+        found = tf.stack([_first_bad(each, samples) for each in gradients])
+    names = [each.name_of for each in gradients]
+
+    def describe(counts_and_keys: tf.Tensor) -> str:
+        parts = [
+            name(key) + (f" and {count - 1} more" if count > 1 else "")
+            for name, (count, key) in zip(names, counts_and_keys.numpy().tolist(), strict=True)
+            if count
+        ]
+        return _list(parts[:_NAMED], len(parts))
+
+    return tf.ensure_shape(tf.py_function(describe, [found], tf.string), [])
+
+
+def _first_bad(gradient: NamedGradient, samples: tf.Tensor | float) -> tf.Tensor:
+    """Return for how many keys a gradient isn't finite, and the first of them; for a dense one, 1 and 0."""
+    values = tf.convert_to_tensor(gradient.values)
+    bad = ~tf.math.is_finite(tf.math.multiply_no_nan(values, tf.cast(samples, values.dtype)))
+    if gradient.keys is None:
+        return tf.stack([tf.cast(tf.reduce_any(bad), tf.int64), tf.constant(0, tf.int64)])
+    keys, _ = tf.unique(tf.gather(gradient.keys(), tf.where(tf.reduce_any(bad, axis=1))[:, 0]))
+    return tf.stack([tf.size(keys, tf.int64), tf.concat([keys, [0]], axis=0)[0]])
+
+
+def _given_name(name: str, _: int) -> str:
+    return name
+
+
+def _list(names: Sequence[str], count: int) -> str:
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    return ", ".join(names) + more

@@ -1,0 +1,255 @@
+"""Lets a table follow the optimizer of the models that train it.
+
+A row has one set of optimizer slots, and every update of a table goes by one rule: a kind of optimizer and
+its hyperparameters. The learning rate isn't part of the rule, because each update is given its own. So
+several models can train a table at rates of their own, but only by one rule. A model that would change the
+rule under another one is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.native import load_op_library
+from gmeta.ops.table.records import Records
+from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RowWiseAdagrad, SparseOptimizer
+
+_native = load_op_library("ops")
+
+KINDS = {each.kind: each for each in (SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RowWiseAdagrad)}
+"""Name of an optimizer in checkpoints -> its class."""
+
+
+class FollowsModels:
+    """The part of a `HashTable` that follows the optimizers of models.
+
+    Attributes:
+      follows: Whether the table follows them. If not, its optimizer is the one that it was made with.
+    """
+
+    follows: bool
+    name: Any
+    dim: Any
+    _optimizer: SparseOptimizer
+    resource_handle: Any
+
+    def _start_following(self, follows: bool) -> None:
+        self.follows = follows
+        self._is_chosen = False
+        self._trainers: weakref.WeakKeyDictionary[Any, SparseOptimizer] = weakref.WeakKeyDictionary()
+
+    @property
+    def trainable(self) -> bool:
+        """Whether updates change the rows: always. A layer with tables can be frozen, not one of its tables.
+
+        Raises:
+          ConfigError: It is set to False.
+        """
+        return True
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        if not value:
+            raise ConfigError(
+                f"table {self.name!r} can't be frozen by itself: give its features an EmbeddingCollection of "
+                "their own, and set trainable=False there before compile"
+            )
+
+    def is_trained_by(self, trainer: Any) -> bool:
+        """Return whether `follow` was called for a trainer."""
+        return trainer in self._trainers
+
+    def follow(self, trainer: Any, optimizer: SparseOptimizer) -> bool:
+        """Update rows by the optimizer of a trainer.
+
+        Args:
+          trainer: The model that trains the table, or a `gmeta.models.JointOptimizer`.
+          optimizer: The fused form of its optimizer.
+
+        Returns:
+          As `change_optimizer`.
+
+        Raises:
+          ConfigError: As `check_rule`.
+        """
+        self.check_rule(trainer, optimizer)
+        self._trainers[trainer] = optimizer
+        self._is_chosen = True
+        return self.change_optimizer(optimizer)
+
+    def check_rule(self, trainer: Any, optimizer: SparseOptimizer) -> None:
+        """Refuse a new trainer whose optimizer has another rule than that of a trainer which still exists.
+
+        A model that trains the table already may be compiled with another rule; `check_trainer` then refuses
+        the other models' training.
+
+        Args:
+          trainer: As for `follow`.
+          optimizer: As for `follow`.
+
+        Raises:
+          ConfigError: The rules differ. The message names both trainers.
+        """
+        if not self._others(trainer, optimizer):
+            return
+        gc.collect()  # a Keras model that is no longer used lives until then
+        others = self._others(trainer, optimizer)
+        if others:
+            raise ConfigError(
+                f"{trainer.name!r} and {others[0].name!r} share table {self.name!r}, whose rows have the "
+                f"slots of one optimizer: {others[0].name!r} trains them by {_show(self._optimizer)}, and "
+                f"{trainer.name!r} would by {_show(optimizer)}. Give both the same optimizer, whose learning "
+                "rates may differ, or give the table its own by TableConfig(optimizer=...) or "
+                "EmbeddingCollection(optimizer=...)"
+            )
+
+    def check_trainer(self, trainer: Any) -> None:
+        """Refuse to train by a rule that has changed since `follow` was called for the trainer.
+
+        Raises:
+          ConfigError: Another trainer has changed the rule. The message names it.
+        """
+        own = self._trainers[trainer]
+        if _rule(own) == _rule(self._optimizer):
+            return
+        users = [each for each, by in self._trainers.items() if _rule(by) == _rule(self._optimizer)]
+        by = f"{users[0].name!r}" if users else "a model that no longer exists"
+        raise ConfigError(
+            f"{trainer.name!r} trains table {self.name!r} by {_show(own)}, but since then {by} was compiled "
+            f"with {_show(self._optimizer)} and trains the table too: compile {trainer.name!r} again, with "
+            "the same optimizer, or give the table its own by TableConfig(optimizer=...) or "
+            "EmbeddingCollection(optimizer=...)"
+        )
+
+    def _others(self, trainer: Any, optimizer: SparseOptimizer) -> list[Any]:
+        """Return the trainers that would be trained by another rule without a check."""
+        if _rule(optimizer) == _rule(self._optimizer):
+            return []
+        known = self.is_trained_by(trainer)
+        return [
+            each
+            for each, by in self._trainers.items()
+            if each is not trainer
+            and _rule(by) == _rule(self._optimizer)
+            # A Keras model is checked whenever it trains, a loop of the user's only once.
+            and not (known and isinstance(each, tf.keras.Model))
+        ]
+
+    def change_optimizer(self: Any, optimizer: SparseOptimizer) -> bool:
+        """Change the optimizer that updates the rows, even in graphs that are already traced.
+
+        Rows, frequencies, steps and admission state stay. Slots stay if both optimizers have the same slots;
+        otherwise they restart as those of new rows. A table that has rows is copied once, and its snapshots
+        can no longer be restored.
+
+        Args:
+          optimizer: The new optimizer. Call this between two steps.
+
+        Returns:
+          Whether previously updated rows have lost their slots.
+        """
+        before, self._optimizer = self._optimizer, optimizer
+        if _rule(before) == _rule(optimizer):
+            return False
+        keeps = _slots(before, self.dim) == _slots(optimizer, self.dim)
+        with tf.init_scope():
+            made = self._without_rows()
+            records, admission = self.export(), self.export_admission()
+            if admission.filter.shape != made.export_admission().filter.shape:  # sized by a bound in bytes
+                admission = admission._replace(filter=tf.zeros([0], tf.uint8))
+            made.import_(records if keeps else with_fresh_slots(records, optimizer, self.dim), replace=True)
+            made.import_admission(admission)
+            with tf.device(self._resource_device):
+                _native.gmeta_hash_table_swap(self.resource_handle, made.resource_handle)
+            return not keeps and bool(before.slots) and len(records.keys) > 0 and int(records.step) > 0
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        """Copy the table with its rows, as `copy.deepcopy` of a layer does; the copy has no trainers yet."""
+        made = self._without_rows()
+        made._is_chosen, made.divided = self._is_chosen, self.divided
+        if self.merged_keys is not None:
+            made.merged_keys = self.merged_keys
+        made.import_(self.export(), replace=True)
+        made.import_admission(self.export_admission())
+        memo[id(self)] = made
+        return made
+
+    def _without_rows(self: Any) -> Any:
+        return type(self)(
+            self.dim,
+            self.optimizer,
+            self.initializer,
+            self.seed,
+            self.name,
+            admission=self.admission,
+            eviction=self.eviction,
+            precision=self.precision,
+            tiers=self.tiers,
+            device=self.device,
+            follows=self.follows,
+        )
+
+    def take_records_of(self, kind: str) -> Callable[[Records], Records]:
+        """Prepare a table that follows models to load a checkpoint of another kind of optimizer.
+
+        If no model has chosen an optimizer for the table yet, the table takes the checkpoint's kind and
+        continues with its slots. Otherwise rows are loaded without their slots, and a warning says so.
+
+        Args:
+          kind: The name of the optimizer in the checkpoint.
+
+        Returns:
+          A function to apply to the records before they are imported.
+
+        Raises:
+          ConfigError: gmeta has no such optimizer.
+        """
+        if kind not in KINDS:
+            raise ConfigError(
+                f"table {self.name!r}: the checkpoint is of an optimizer {kind!r}, unknown here"
+            )
+        saved = KINDS[kind](learning_rate=None)
+        if not self._is_chosen:
+            self.change_optimizer(saved)
+        mine = self._optimizer
+        if _slots(saved, self.dim) == _slots(mine, self.dim):
+            return lambda records: records
+        warnings.warn(
+            f"table {self.name!r} follows a Keras optimizer with {type(mine).__name__}, but was "
+            f"saved with {type(saved).__name__}: its rows are loaded, and its optimizer's slots begin anew",
+            stacklevel=2,
+        )
+        return lambda records: with_fresh_slots(records, mine, self.dim)
+
+
+def with_fresh_slots(records: Records, optimizer: SparseOptimizer, dim: int) -> Records:
+    """Return the records with the slots of new rows."""
+    rows, floats = tf.shape(records.keys)[0], optimizer.slot_floats(dim)
+    first = min(dim, floats)
+    started = tf.fill([rows, first], tf.constant(optimizer.initial_slot, tf.float32))
+    return records._replace(slots=tf.concat([started, tf.zeros([rows, floats - first])], axis=1))
+
+
+def _rule(optimizer: SparseOptimizer) -> SparseOptimizer:
+    return dataclasses.replace(optimizer, learning_rate=None)
+
+
+def _show(optimizer: SparseOptimizer) -> str:
+    shown = [
+        f"{each.name}={getattr(optimizer, each.name)!r}"
+        for each in dataclasses.fields(optimizer)
+        if each.name not in ("learning_rate", "prior")
+    ]
+    return f"{type(optimizer).__name__}({', '.join(shown)})"
+
+
+def _slots(optimizer: SparseOptimizer, dim: int) -> tuple[tuple[str, ...], int]:
+    return tuple(optimizer.slots), optimizer.slot_floats(dim)
