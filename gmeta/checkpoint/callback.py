@@ -181,9 +181,12 @@ class ShardedCheckpoint(StepCallback):
         """
         chosen = checkpoint or self.store.agree_on_latest()
         self._restored, self.left_out = model, None
-        if chosen is None:
-            return 0
         ranks = self.store.ranks
+        tell = (print_fn or print) if ranks.rank == 0 else None
+        if chosen is None:
+            if partial and tell:
+                tell(f"{self.store.root}: no checkpoint is here, so nothing was loaded")
+            return 0
         with ranks.together(), CheckpointReader(chosen) as reader:
             reader.verify_files()
             progress = _progress(chosen, reader.manifest.metadata)
@@ -198,8 +201,8 @@ class ShardedCheckpoint(StepCallback):
                 report = dense.read_fitting(model, chosen)
             rows = ranks.from_first(lambda: count_rows(chosen, info.left))
             self.left_out = PartialRestore(chosen, rows, info.new, info.without_slots, report)
-            if ranks.rank == 0:
-                (print_fn or print)(str(self.left_out))
+            if tell:
+                tell(str(self.left_out))
         else:
             with ranks.together():
                 dense.read_dense(model, chosen)

@@ -144,6 +144,12 @@ def test_a_partial_restore_loads_what_fits_and_prints_the_rest(trained, tmp_path
     np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
+def test_a_partial_restore_without_a_checkpoint_is_reported(tmp_path):
+    said = []
+    assert ShardedCheckpoint(tmp_path / "typo").restore(Net(NAMES), partial=True, print_fn=said.append) == 0
+    assert said == [f"{tmp_path / 'typo'}: no checkpoint is here, so nothing was loaded"]
+
+
 def test_dense_weights_of_another_shape_stay_new_with_their_slots(trained):
     folder, x, _ = trained
     model, late = Net((*NAMES, "age")), Net((*NAMES, "age"))
@@ -273,7 +279,7 @@ def test_a_meta_model_predicts_the_same_with_features_in_another_order(tmp_path)
     np.testing.assert_array_equal(other.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
-def on_rank(net: Any, folder: str, names: Sequence[str]) -> Any:
+def on_rank(net: Any, folder: str, names: Sequence[str], weights: str, turned: Sequence[str]) -> Any:
     from gmeta.callbacks import ShardedCheckpoint
     from gmeta.core import collectives
 
@@ -281,19 +287,27 @@ def on_rank(net: Any, folder: str, names: Sequence[str]) -> Any:
     checkpoints = ShardedCheckpoint(folder)
     checkpoints.restore(model, partial=True, print_fn=said.append)
     sizes = {table.name: int(table.size()) for table in model.embeddings.tables}
+    of_file = net(turned, by_name=True)  # what one rank has saved, with other keys
+    of_file.load_weights(weights)
+    sizes |= {f"file/{table.name}": int(table.size()) for table in of_file.embeddings.tables}
     return collectives.world().rank, said, dict(checkpoints.left_out.tables_left), sizes
 
 
 @pytest.mark.ranks
-def test_ranks_restore_what_fits_together_and_one_prints(trained):
+def test_ranks_restore_what_fits_together_and_one_prints(trained, tmp_path):
     folder, x, _ = trained
-    found = run_ranks(on_rank, 2, Net, str(folder), NAMES_NOW)
+    whole = Net(NAMES, by_name=True)
+    ShardedCheckpoint(folder).restore(whole)
+    whole.save_weights(tmp_path / "w")
+    found = run_ranks(on_rank, 2, Net, str(folder), NAMES_NOW, str(tmp_path / "w"), NAMES[::-1])
     ids_of = {name: len(set(x[name].numpy().tolist())) for name in NAMES}
     for rank, said, left, _ in found:
         assert left == {"embeddings/city": ids_of["city"]}
         assert len(said) == (rank == 0)
     total = {name: sum(sizes[name] for *_, sizes in found) for name in found[0][3]}
     assert total == {"embeddings/user+item+age": ids_of["user"] + ids_of["item"]} | {
-        "embeddings/shop": ids_of["shop"]
+        "embeddings/shop": ids_of["shop"],
+        "file/embeddings/shop": ids_of["shop"],
+        "file/embeddings/city+item+user": sum(ids_of[name] for name in ("city", "item", "user")),
     }
     assert all(sizes["embeddings/user+item+age"] > 0 for *_, sizes in found)
