@@ -77,7 +77,7 @@ def load_admission(reader: CheckpointReader, name: str, table: HashTable, shards
         return 0, ""
     nothing = np.empty(0, np.int64)
     waiting = 0
-    for keys, counts in _waiting(reader, name, shards):
+    for keys, counts in read_waiting(reader, name, shards):
         waiting += len(keys)
         table.import_admission(AdmissionState(keys, counts, np.empty(0, np.uint8)), replace=False)
     entry, own = reader.manifest.tables[name], filter_layout(table)
@@ -116,7 +116,7 @@ def _counters(table: HashTable, number: int) -> npt.NDArray[np.uint8]:
         return np.asarray(table.export_filter(number, number + 1).counters)[0]
 
 
-def _waiting(
+def read_waiting(
     reader: CheckpointReader, name: str, shards: range
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
     """Read keys and counts, some logical shards at a time."""

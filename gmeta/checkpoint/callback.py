@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import os
 import warnings
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from gmeta.checkpoint.epoch_metrics import Sums, add_sums, results_of, sums_of
+from gmeta.checkpoint import dense_weights as dense
+from gmeta.checkpoint.epoch_metrics import Sums, add_sums, read_metrics, results_of, sums_of, write_metrics
 from gmeta.checkpoint.files.chain import CheckpointReader
-from gmeta.checkpoint.files.record_file import RESTORE_ADVICE
 from gmeta.checkpoint.resumed_fit import Data, Stages, fit_on
 from gmeta.checkpoint.store import CheckpointStore, step_of
+from gmeta.checkpoint.table_load import count_rows
 from gmeta.core import collectives
 from gmeta.core.data.position import position_of
-from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import whole
 from gmeta.core.keras import submodules
 from gmeta.core.step_callback import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
 from gmeta.io.readers.starts.position import ReadingPosition
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.saving import tables_saved_elsewhere
 
-_DENSE = "dense"  # the prefix of TensorFlow's files, in the folder of that name
-_METRICS = "metrics.npz"  # in the same folder, if the checkpoint is from the middle of an epoch
+_METRICS = "metrics.npz"  # beside the dense weights, if the checkpoint is from the middle of an epoch
 
 
 def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
@@ -39,13 +37,49 @@ def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
       ConfigError: Two tables have the same name.
     """
     tables: dict[str, HashTable] = {}
-    for thing in tf.train.TrackableView(model).descendants():
-        if isinstance(thing, HashTable) and tables.setdefault(thing.name, thing) is not thing:
-            raise ConfigError(
-                f"two tables of the model are named {thing.name!r}: give their EmbeddingCollections "
-                "different names"
-            )
+    for thing in (model, *tf.train.TrackableView(model).descendants()):
+        held = getattr(thing, "tables", ())  # of a collection, whose tables checkpoints hold as one object
+        for table in (thing, *(held if isinstance(held, Sequence) else ())):
+            if isinstance(table, HashTable) and tables.setdefault(table.name, table) is not table:
+                raise ConfigError(
+                    f"two tables of the model are named {table.name!r}: give their EmbeddingCollections "
+                    "different names"
+                )
     return tables
+
+
+@dataclass(frozen=True)
+class PartialRestore:
+    """What a `ShardedCheckpoint.restore` with ``partial=True`` didn't load. Its text is what it prints.
+
+    Attributes:
+      checkpoint: The checkpoint.
+      tables_left: Table that the model doesn't have, or of another width -> its rows in the checkpoint.
+      tables_new: Tables that start without rows, each with the reason.
+      tables_without_slots: Tables whose rows were loaded, and whose optimizer's slots start anew.
+      dense: The same of dense weights.
+    """
+
+    checkpoint: Path
+    tables_left: Mapping[str, int]
+    tables_new: Mapping[str, str]
+    tables_without_slots: Sequence[str]
+    dense: dense.DenseReport
+
+    def __str__(self) -> str:
+        """Describe it, a line for each table and weight."""
+        lines = [
+            *(f"left out: table {name}, {rows:,} rows" for name, rows in self.tables_left.items()),
+            *(f"left out: weight {name}" for name in self.dense.left),
+            *(f"stays new: table {name} ({why})" for name, why in self.tables_new.items()),
+            *(f"stays new: weight {name}" for name in self.dense.new),
+            *(f"starts anew: the optimizer's slots of table {name}" for name in self.tables_without_slots),
+        ]
+        if self.dense.slots:
+            lines.append(f"starts anew: {self.dense.slots} slots of the optimizer of dense weights")
+        if self.dense.later:
+            lines.append("weights that the model hasn't created yet are compared when it creates them")
+        return "\n  ".join([f"{self.checkpoint}: loaded what fits", *(lines or ["nothing was left out"])])
 
 
 class ShardedCheckpoint(StepCallback):
@@ -77,6 +111,7 @@ class ShardedCheckpoint(StepCallback):
     Attributes:
       results_before: If `restore` loaded a checkpoint from the middle of an epoch: the metrics' values over
         that epoch's trained batches.
+      left_out: What the last `restore` with ``partial=True`` didn't load; None without one.
 
     Raises:
       ConfigError: ``every`` is below 1.
@@ -103,6 +138,7 @@ class ShardedCheckpoint(StepCallback):
         self._goes_on = False  # whether the next fit trains the rest of that epoch
         self._restored: tf.keras.Model | None = None  # the model that was restored and not trained since
         self.results_before: dict[str, float] = {}
+        self.left_out: PartialRestore | None = None
         self._due = False
 
     @property
@@ -110,41 +146,70 @@ class ShardedCheckpoint(StepCallback):
         """Number of steps so far, including those before `restore`. A step is a batch on every rank."""
         return self._batches
 
-    def restore(self, model: tf.keras.Model, checkpoint: Path | None = None) -> int:
+    def restore(
+        self,
+        model: tf.keras.Model,
+        checkpoint: Path | None = None,
+        *,
+        partial: bool = False,
+        print_fn: Callable[[str], Any] | None = None,
+    ) -> int:
         """Load the named checkpoint, or else the latest one if there is any, into a model.
+
+        Rows belong to the tables that users name. So the model's features may come in another order than they
+        were saved in, and other features or policies of admission and eviction may merge their tables in
+        another way. After features were added or left out, load what fits by ``partial=True``.
 
         Args:
           model: The model; compile it first if its optimizer's state is to be restored. Weights that it
             hasn't created yet are restored when it creates them.
           checkpoint: One of ``store.checkpoints()``.
+          partial: Whether to load what fits. Tables that weren't saved, or with another width, start without
+            rows. Tables that the model doesn't have are left out. Dense weights that weren't saved, or whose
+            shape has changed, stay new, and so do their optimizer's slots. All that is printed, and is in
+            ``left_out``. Weights of layers with names of yours are found by these names, others by their
+            place in the model.
+          print_fn: The function that receives the text. None: `print`, on rank 0.
 
         Returns:
           How many epochs are done. If the next epoch was begun, `rest_of_epoch` continues inside it.
 
         Raises:
-          ConfigError: A table's width or optimizer differs from the saved one.
+          ConfigError: A table's width or optimizer differs from the saved one, or the checkpoint has tables
+            that the model doesn't have.
           DataError: The checkpoint is damaged, or belongs to another model.
         """
         chosen = checkpoint or self.store.agree_on_latest()
-        self._restored = model
+        self._restored, self.left_out = model, None
+        ranks = self.store.ranks
+        tell = (print_fn or print) if ranks.rank == 0 else None
         if chosen is None:
+            if partial and tell:
+                tell(f"{self.store.root}: no checkpoint is here, so nothing was loaded")
             return 0
-        with self.store.ranks.together(), CheckpointReader(chosen) as reader:
+        with ranks.together(), CheckpointReader(chosen) as reader:
             reader.verify_files()
-        info = self.store.load(tables_by_name(model), chosen)
-        with self.store.ranks.together():
-            _read_dense(model, chosen)
-        self._batches = step_of(chosen)
-        try:
-            self._epochs, self._before = whole(info.metadata["epochs"], "epochs"), _stages(info.metadata)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"its metadata isn't what this callback writes: {error}",
-                path=chosen,
-                advice="name a folder of checkpoints that ShardedCheckpoint has saved",
-            ) from error
+            progress = _progress(chosen, reader.manifest.metadata)
+        info = self.store.load(tables_by_name(model), chosen, partial=partial)
+        if info.left and not partial:
+            raise ConfigError(
+                f"{chosen}: the model doesn't have the tables {', '.join(info.left)} of this checkpoint: "
+                "make it with them, or leave their rows out by restore(model, partial=True)"
+            )
+        if partial:
+            with ranks.together():
+                report = dense.read_fitting(model, chosen)
+            rows = ranks.from_first(lambda: count_rows(chosen, info.left))
+            self.left_out = PartialRestore(chosen, rows, info.new, info.without_slots, report)
+            if tell:
+                tell(str(self.left_out))
+        else:
+            with ranks.together():
+                dense.read_dense(model, chosen)
+        self._batches, (self._epochs, self._before) = step_of(chosen), progress
         self._last_batch, self._goes_on = -1, False
-        self._sums, self.results_before = _read_metrics(chosen) if self._before else ({}, {})
+        metrics = chosen / dense.FOLDER / _METRICS
+        self._sums, self.results_before = read_metrics(metrics) if self._before else ({}, {})
         return self._epochs
 
     def fit(
@@ -329,23 +394,16 @@ class ShardedCheckpoint(StepCallback):
         sums = sums_of(self.model) if self.batches_of_epoch else {}
         values = results_of(self.model, sums) if sums else {}
 
-        def dense(folder: Path) -> None:
-            try:
-                with tables_saved_elsewhere():
-                    _dense(self.model).write(str(folder / _DENSE))
-                if sums:
-                    _write_metrics(folder / _METRICS, sums, values)
-            except tf.errors.OpError as error:
-                raise GmetaError(
-                    f"{folder}: the dense weights can't be written: {str(error.message).splitlines()[0]}; "
-                    "make room or mend the folder: the checkpoints before it are whole"
-                ) from error
+        def write(folder: Path) -> None:
+            dense.write_dense(self.model, folder)
+            if sums:
+                write_metrics(folder / _METRICS, sums, values)
 
         merge = getattr(self.model, "merge_moving_averages", None)
         if merge is not None:  # otherwise the checkpoint would hold the averages of rank 0 alone
             merge()
         collectives.gather_states(self.model)
-        self.store.save(tables_by_name(self.model), self._batches, dense=dense, metadata=self._metadata())
+        self.store.save(tables_by_name(self.model), self._batches, dense=write, metadata=self._metadata())
         self._due = False
 
     def _metadata(self) -> dict[str, Any]:
@@ -363,52 +421,21 @@ def _counts_groups(part: Any) -> bool:
     return isinstance(part, ReadingPosition) and part.counts_groups
 
 
+def _progress(checkpoint: Path, metadata: Mapping[str, Any]) -> tuple[int, Stages]:
+    """Read how many epochs are done, and the steps of the one that was begun."""
+    try:
+        return whole(metadata["epochs"], "epochs"), _stages(metadata)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"its metadata isn't what this callback writes: {error}",
+            path=checkpoint,
+            advice="name a folder of checkpoints that ShardedCheckpoint has saved",
+        ) from error
+
+
 def _stages(metadata: Mapping[str, Any]) -> Stages:
     if "stages" in metadata:
         return tuple((whole(ranks, "ranks", 1), whole(steps, "steps")) for ranks, steps in metadata["stages"])
     ranks = whole(metadata.get("shares", 1), "shares", 1)
     batches = whole(metadata["batches_of_epoch"], "batches_of_epoch")
     return ((ranks, batches // ranks),) if batches else ()
-
-
-def _write_metrics(file: Path, sums: Sums, results: Mapping[str, float]) -> None:
-    parts = {f"sum/{name}": value for name, value in sums.items()}
-    parts |= {f"result/{name}": np.asarray(value) for name, value in results.items()}
-    with file.open("wb") as stream:
-        np.savez(stream, **parts)
-
-
-def _read_metrics(checkpoint: Path) -> tuple[Sums, dict[str, float]]:
-    file = checkpoint / "dense" / _METRICS
-    if not file.exists():
-        return {}, {}
-    try:
-        with np.load(file) as parts:
-            named = {name: parts[name] for name in parts}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"the metrics' sums can't be read: {error}", path=file, advice=RESTORE_ADVICE
-        ) from error
-    sums = {name.removeprefix("sum/"): value for name, value in named.items() if name.startswith("sum/")}
-    results = {
-        name.removeprefix("result/"): float(v) for name, v in named.items() if name.startswith("result/")
-    }
-    return sums, results
-
-
-def _read_dense(model: tf.keras.Model, checkpoint: Path) -> None:
-    try:
-        with tables_saved_elsewhere():
-            status = _dense(model).read(str(checkpoint / "dense" / _DENSE))
-            status.assert_existing_objects_matched()
-    except (tf.errors.OpError, AssertionError, ValueError) as error:
-        raise DataError(
-            f"its dense weights don't fit this model: {str(error).splitlines()[0]}",
-            path=checkpoint,
-            advice="build the model as it was when it was saved",
-        ) from error
-
-
-def _dense(model: tf.keras.Model) -> tf.train.Checkpoint:
-    optimizer = getattr(model, "optimizer", None)
-    return tf.train.Checkpoint(model=model, **({} if optimizer is None else {"optimizer": optimizer}))

@@ -8,13 +8,17 @@ then cover all its batches.
 from __future__ import annotations
 
 import warnings
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from gmeta.checkpoint.files.record_file import RESTORE_ADVICE
 from gmeta.core import collectives
+from gmeta.core.errors import DataError
 
 Sums: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
 """Metric and number of its variable -> the variable's sum over all ranks, as float64."""
@@ -57,6 +61,36 @@ def add_sums(model: tf.keras.Model, sums: Sums) -> None:
         )
     if collectives.world().rank == 0:
         _assign(variables, {name: variables[name].numpy() + sums[name] for name in fitting})
+
+
+def write_metrics(file: Path, sums: Sums, results: Mapping[str, float]) -> None:
+    """Write sums and values of metrics into a file."""
+    parts = {f"sum/{name}": value for name, value in sums.items()}
+    parts |= {f"result/{name}": np.asarray(value) for name, value in results.items()}
+    with file.open("wb") as stream:
+        np.savez(stream, **parts)
+
+
+def read_metrics(file: Path) -> tuple[Sums, dict[str, float]]:
+    """Read what `write_metrics` wrote; nothing if there is no such file.
+
+    Raises:
+      DataError: The file is damaged.
+    """
+    if not file.exists():
+        return {}, {}
+    try:
+        with np.load(file) as parts:
+            named = {name: parts[name] for name in parts}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"the metrics' sums can't be read: {error}", path=file, advice=RESTORE_ADVICE
+        ) from error
+    sums = {name.removeprefix("sum/"): value for name, value in named.items() if name.startswith("sum/")}
+    results = {
+        name.removeprefix("result/"): float(v) for name, v in named.items() if name.startswith("result/")
+    }
+    return sums, results
 
 
 def _assign(variables: Mapping[str, tf.Variable], values: Sums) -> None:

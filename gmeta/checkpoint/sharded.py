@@ -55,7 +55,8 @@ from gmeta.checkpoint.files import folder as folders
 from gmeta.checkpoint.files.chain import CheckpointReader, crc32_of
 from gmeta.checkpoint.files.manifest import FULL, INCREMENT, Manifest, OtherFile, TableEntry
 from gmeta.checkpoint.files.rank_group import Gather, Ranks
-from gmeta.checkpoint.table_part import Baseline, baselines, check_layout, load_table, save_table
+from gmeta.checkpoint.table_load import TableLoader
+from gmeta.checkpoint.table_part import Baseline, baselines, save_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.logical_shards import owned_shards
@@ -80,6 +81,9 @@ class CheckpointInfo:
       reasons: Table -> why it was saved in full although a base was given.
       metadata: The caller's metadata.
       forgotten: Table -> why its admission state couldn't be loaded.
+      left: Of a load: the tables that users name, by their full names, whose rows weren't loaded.
+      new: Of a load: those that start without rows, each with the reason.
+      without_slots: Of a load: those whose optimizer's slots start anew, because it is of another kind now.
     """
 
     folder: Path
@@ -92,6 +96,9 @@ class CheckpointInfo:
     reasons: Mapping[str, str]
     metadata: Mapping[str, Any]
     forgotten: Mapping[str, str] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+    new: Mapping[str, str] = field(default_factory=dict)
+    without_slots: tuple[str, ...] = ()
 
 
 def save(
@@ -212,37 +219,45 @@ def load(
     world_size: int | None = None,
     journal: int = 0,
     gather: Gather | None = None,
+    partial: bool = False,
 ) -> CheckpointInfo:
     """Load tables. Each rank reads only the logical shards that it owns.
+
+    Rows belong to the tables that users name. Features may have been added or left out since, may come in
+    another order, or may have other policies, so that other tables are merged: rows then get the keys that
+    they have now. Every rank reads all rows of such tables, and their next save is a full one.
 
     The job's ranks call it together. Ranks that are given without ``gather`` load independently.
 
     Args:
       folder: The checkpoint. Those that it continues must lie beside it.
       tables: Name -> the table to fill; its content is replaced. Tables of the checkpoint that aren't named
-        here are not loaded.
+        here are not loaded; ``left`` of the result has them.
       rank: This rank; by default that of `gmeta.core.collectives.world`.
       world_size: How many ranks load; by default that of `gmeta.core.collectives.world`. It may differ from
         the number that saved.
       journal: As in `save`, so that the next save can be an increment on this checkpoint.
       gather: As in `save`; with it, an error on one rank is raised by all.
+      partial: Whether to load what fits: a table that the checkpoint lacks, or that has another width there,
+        then starts without rows, and one whose optimizer is of another kind without slots.
 
     Returns:
       What this rank loaded.
 
     Raises:
-      ConfigError: A table's width or optimizer differs from the saved one.
-      DataError: The checkpoint lacks a table, or is damaged. The tables' content is then undefined: load
-        another checkpoint.
+      ConfigError: A table's width or optimizer differs from the saved one; or it hashes ids in another way.
+      DataError: The checkpoint lacks a table, or is damaged, or has ids that are too large now that other
+        tables are merged. The tables' content is then undefined: load another checkpoint.
     """
     started, path = time.perf_counter(), Path(folder).resolve()
     ranks = Ranks.of(rank, world_size, gather)
     shards = owned_shards(ranks.owner, ranks.owners)
     with ranks.together(), CheckpointReader(path) as reader:
-        for name, table in tables.items():
-            check_layout(reader, name, table)
-        found = {name: load_table(reader, name, table, shards) for name, table in tables.items()}
-    forgotten = {name: why for name, (_, _, why) in found.items() if why}
+        loader = TableLoader(reader, tables, partial=partial)
+        for table in tables.values():
+            baselines.pop(table, None)
+        found = {name: loader.load(name, shards, ranks.owner, ranks.owners) for name in tables}
+    forgotten = {name: each.forgotten for name, each in found.items() if each.forgotten}
     for name, why in forgotten.items():
         warnings.warn(
             f"{path}: what the admission of table {name!r} remembered is left out, so that ids without a row "
@@ -251,18 +266,22 @@ def load(
         )
     for name, table in tables.items():
         table.start_journal(journal if ranks.writes else 0)
-        baselines[table] = Baseline(reader.manifest.id, reader.manifest.tables[name].step, shards)
+        if found[name].origin == name:  # else no increment can continue what is there
+            baselines[table] = Baseline(reader.manifest.id, reader.manifest.tables[name].step, shards)
     return CheckpointInfo(
         folder=path,
         id=reader.manifest.id,
         kinds=dict.fromkeys(tables, FULL),
-        rows={name: rows for name, (rows, _, _) in found.items()},
-        waiting={name: waiting for name, (_, waiting, _) in found.items()},
+        rows={name: each.rows for name, each in found.items()},
+        waiting={name: each.waiting for name, each in found.items()},
         bytes=reader.bytes_read,
         seconds=time.perf_counter() - started,
         reasons={},
         metadata=reader.manifest.metadata,
         forgotten=forgotten,
+        left=tuple(loader.moves.left),
+        new=loader.moves.fresh,
+        without_slots=loader.moves.without_slots,
     )
 
 

@@ -179,8 +179,10 @@ class CheckpointStore:
                 latest = self._existing(self.latest())
                 replace(Manifest.load(latest), metadata=metadata).save(latest)
 
-    def load(self, tables: Tables, checkpoint: Path | None = None) -> CheckpointInfo:
-        """Load the latest checkpoint, or the one that is given. See `sharded_checkpoint.load`.
+    def load(
+        self, tables: Tables, checkpoint: Path | None = None, *, partial: bool = False
+    ) -> CheckpointInfo:
+        """Load the latest checkpoint, or the one that is given. See `gmeta.checkpoint.load`.
 
         Raises:
           DataError: There is no checkpoint, or it is damaged.
@@ -194,6 +196,7 @@ class CheckpointStore:
             world_size=ranks.size,
             journal=self._journal,
             gather=ranks.gather,
+            partial=partial,
         )
 
     def _existing(self, checkpoint: Path | None) -> Path:

@@ -1,11 +1,11 @@
-"""Saves and loads this rank's part of a table in a sharded checkpoint."""
+"""Saves this rank's part of a table in a sharded checkpoint."""
 
 from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.checkpoint.admission import filter_layout, load_admission, refuse_foreign_counts, write_filters
-from gmeta.checkpoint.files.chain import CheckpointReader
+from gmeta.checkpoint.admission import filter_layout, refuse_foreign_counts, write_filters
 from gmeta.checkpoint.files.manifest import (
     FILE_NAME,
     FULL,
@@ -34,10 +33,9 @@ from gmeta.checkpoint.files.record_file import (
     rows_schema,
     waiting_schema,
 )
-from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.records import Records
 from gmeta.policies import TwoPrecisions
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -184,7 +182,7 @@ def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str
     if name not in base.tables:
         return "the base doesn't have this table"
     if baseline is None:
-        return "this process has neither saved nor loaded the table before"
+        return "this process has neither saved nor loaded the table before, or its keys have changed since"
     if baseline.id != base.id:
         return "the table was last saved to or loaded from another checkpoint than the base"
     if baseline.shards != shards:
@@ -284,101 +282,3 @@ def _file_or_none(folder: Path, written: RecordFileWriter) -> SegmentFile | None
         return _file(folder, written)
     written.path.unlink()
     return None
-
-
-def check_layout(reader: CheckpointReader, name: str, table: HashTable) -> None:
-    """Refuse a table that the checkpoint's records don't fit.
-
-    Raises:
-      ConfigError: The table's width or optimizer differs from the saved one.
-      DataError: The checkpoint doesn't have the table.
-    """
-    path, tables = reader.links[-1].folder, reader.manifest.tables
-    if name not in tables:
-        raise DataError(
-            f"no table {name!r} in this checkpoint",
-            path=path,
-            advice=f"it has {', '.join(map(repr, tables)) or 'none'}",
-        )
-    mine, entry = layout(table), tables[name]
-    saved = {key: getattr(entry, key) for key in mine}
-    follows = table.follows and mine["dim"] == saved["dim"]
-    if mine != saved and not follows:
-        raise ConfigError(
-            f"{path}: table {name!r} was saved with {_in_words(saved)}, but the table to fill has "
-            f"{_in_words(mine)}: make it with the saved dim and optimizer"
-        )
-
-
-def _in_words(form: Mapping[str, Any]) -> str:
-    return f"dim {form['dim']}, optimizer {form['optimizer']} ({form['slot_floats']} slot floats a row)"
-
-
-def load_table(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> tuple[int, int, str]:
-    """Replace a table's content by some logical shards of a checkpoint.
-
-    Args:
-      reader: The checkpoint.
-      name: The table's name in it.
-      table: The table; `check_layout` has accepted it.
-      shards: The logical shards to load.
-
-    Returns:
-      How many rows the table has now, how many keys wait for admission with exact counts, and why the
-      admission state was left out; empty if it wasn't.
-
-    Raises:
-      DataError: A file is missing or damaged. The table's content is then undefined.
-    """
-    baselines.pop(table, None)
-    entry = reader.manifest.tables[name]
-    table.follow_fold(entry.merged_keys)
-    other = table.follows and entry.optimizer != table.optimizer.kind
-    fitted: Callable[[Records], Records] = (
-        table.take_records_of(entry.optimizer) if other else lambda read: read
-    )
-    nothing = np.empty(0, np.int64)
-    empty = Records(
-        nothing,
-        np.empty((0, entry.dim), np.float32),
-        np.empty((0, entry.slot_floats), np.float32),
-        nothing,
-        nothing,
-        np.int64(entry.step),
-    )
-    reader.open_files(name, shards)  # check their sizes before reserving what the manifest claims
-    table.import_(fitted(empty), replace=True)
-    table.reserve(entry.live_in(shards))
-    rows = 0
-    for columns in _batches(reader, name, shards):
-        rows += len(columns["key"])
-        read = Records(
-            columns["key"],
-            columns["weights"],
-            columns["slots"],
-            columns["frequency"].astype(np.int64),
-            columns["last_step"].astype(np.int64),
-            np.int64(entry.step),
-        )
-        table.import_(fitted(read))
-    return rows, *load_admission(reader, name, table, shards)
-
-
-def _batches(reader: CheckpointReader, name: str, shards: range) -> Iterator[Arrays]:
-    """Read the shards' records; join small shards, as one import costs as much as some hundreds of rows."""
-
-    def read(first: int) -> tuple[Arrays, int]:
-        found = [reader.read_shard(name, first)]
-        while first + len(found) < shards.stop and sum(len(c["key"]) for c in found) < _ROWS_AT_A_TIME:
-            found.append(reader.read_shard(name, first + len(found)))
-        if len(found) == 1:
-            return found[0], first + 1
-        joined = {field: np.concatenate([columns[field] for columns in found]) for field in found[0]}
-        return joined, first + len(found)
-
-    with ThreadPoolExecutor(1) as ahead:  # reads the next ones while these go into the table
-        coming: Future[tuple[Arrays, int]] | None = ahead.submit(read, shards.start)
-        while coming is not None:
-            columns, after = coming.result()
-            coming = ahead.submit(read, after) if after < shards.stop else None
-            yield columns

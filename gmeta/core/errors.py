@@ -8,8 +8,12 @@ in gmeta and keeps its traceback.
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
+
+_FRAMEWORKS = frozenset({"gmeta", "tensorflow", "tf_keras", "contextlib"})
 
 
 class GmetaError(Exception):
@@ -96,6 +100,19 @@ class DataError(GmetaError, ValueError):
             where += f" at byte {offset}"
         text = f"{where}: {message}" if where else message
         super().__init__(f"{text}; {advice}" if advice else text)
+
+
+def is_framework(module: str) -> bool:
+    """Return whether a module is gmeta's, Keras' or TensorFlow's own."""
+    return module.partition(".")[0] in _FRAMEWORKS
+
+
+def warn_caller(message: str) -> None:
+    """Warn of something in the line, outside of gmeta, Keras and TensorFlow, from which the call came."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and is_framework(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
-from gmeta.export.sequence_models import UNKNOWN, histories, history_inputs
+from gmeta.export.sequence_models import UNKNOWN, histories, history_inputs, most_popular
 from gmeta.export.signature import Signature
 from gmeta.models import FlatRetriever, GenerativeRetriever
 
@@ -61,7 +61,8 @@ def retrieval_signatures(
         if isinstance(model, GenerativeRetriever):
             search = functools.partial(model.retrieve, rows=tf.convert_to_tensor(rows()))
         x = histories(inputs, model.item, given)
-        items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen)
+        popular = most_popular(model, k, allow)
+        items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen, popular=popular)
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
     return {"retrieve": Signature(retrieve, inputs)}

@@ -33,6 +33,7 @@ from gmeta.export.signature import feature_inputs as feature_inputs
 from gmeta.export.unknown_ids import Unknown, unknown_rows
 from gmeta.layers import EmbeddingCollection
 from gmeta.models import MetaGRM, MetaModel
+from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import HashTable, portable_ops
 
 
@@ -96,6 +97,7 @@ def export_model(
     if folder.exists():
         raise ConfigError(f"{folder} exists: name a new folder")
     parts = [model, *tf.train.TrackableView(model).descendants()]
+    parts += [held for part in parts if isinstance(part, Catalogue) for held in part.resources]
     collections = [part for part in parts if isinstance(part, EmbeddingCollection)]
     chosen = signatures or default_signatures(model, collections, label=label, text_ids=text_ids)
     _check_finite(model)

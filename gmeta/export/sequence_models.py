@@ -59,8 +59,14 @@ def next_item_signatures(
             return tf.Variable(model.item_vectors(), trainable=False, name="item_vectors")
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        x, of_items = histories(inputs, model.item, given), tf.convert_to_tensor(vectors())
-        items, scores = model.recommend(x, k, leave_out_seen=leave_out_seen, vectors=of_items)
+        x = histories(inputs, model.item, given)
+        items, scores = model.recommend(
+            x,
+            k,
+            leave_out_seen=leave_out_seen,
+            vectors=tf.convert_to_tensor(vectors()),
+            popular=most_popular(model, k),
+        )
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
@@ -75,6 +81,13 @@ def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSp
     if model.time is not None:
         inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
     return inputs
+
+
+def most_popular(model: HistoryModel, k: int, allow: Any = None) -> list[tf.Tensor]:
+    """Return the answer to a history without items, as constants of a graph."""
+    with tf.init_scope():
+        found = model.catalogue.most_popular(k, allow)
+    return [tf.constant(each.numpy()) for each in found]
 
 
 def histories(

@@ -90,11 +90,9 @@ def catalogue_ranks(
             else:
                 scores += tf.where(within, tf.cast(seen_bias, tf.float32), 0)
         before = others & ~(scores < own[:, tf.newaxis])
-        return (
-            end,
-            ahead + tf.math.count_nonzero(before, axis=1),
-            finite & tf.reduce_all(tf.math.is_finite(scores), axis=1),
-        )
+        ahead += tf.math.count_nonzero(before, axis=1)
+        finite &= tf.reduce_all(tf.math.is_finite(scores), axis=1)
+        return end, tf.ensure_shape(ahead, positive.shape), tf.ensure_shape(finite, positive.shape)
 
     start = tf.constant(0, tf.int64), tf.zeros_like(positive), tf.math.is_finite(own)
     _, ahead, finite = tf.while_loop(

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
+import pyarrow.parquet
 import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
@@ -248,8 +249,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "nan": ({"values": [[0, 1], [2, np.nan], [3, 4]]}, _NAN),
     "keys' dtype": (
         {"keys": [5.0, 1.0, 9.0]},
-        "keys are float64, but table 'item' takes whole numbers, one for each row; a feature with hash=True "
-        "takes text",
+        "keys are float64, but table 'item' takes whole numbers, one for each row; cast them to int64",
     ),
     "text": (
         {"keys": ["a", "b", "c"]},
@@ -331,6 +331,36 @@ def test_missing_and_unequal_files_are_named(tmp_path):
     assert refusal(nulls) == "column 'keys' has nulls; leave those rows out"
     pa.feather.write_feather(pa.table({"keys": [1, 2], "values": [[1.0], [2.0, 3.0]]}), ragged)
     assert refusal(ragged).startswith("column 'values' has lists of 1 to 2 numbers, and must have as many")
+    scalars = write(tmp_path / "scalars", "npy", keys=KEYS, values=VALUES[:, 0])
+    assert refusal(scalars) == "values are float32, one number a row, but table 'item' takes 2 float32 a row"
+
+
+def test_files_of_other_formats_are_named_with_what_to_do(tmp_path):
+    table = pa.table({"keys": KEYS, "values": list(VALUES)})
+    np.save(tmp_path / "matrix.npy", VALUES)
+    np.savez(tmp_path / "both.npz", keys=KEYS, values=VALUES)
+    pa.parquet.write_table(table, tmp_path / "table.parquet")
+    with pa.OSFile(str(tmp_path / "stream.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as to:
+        to.write_table(table)
+    (tmp_path / "table.csv").write_text("keys,values\n1,0.5\n")
+    (tmp_path / "nothing.npy").touch()
+    words = {
+        "matrix.npy": r"a \.npy file holds one array, and a table has two.*np\.save\('table/keys\.npy'",
+        "both.npz": r"a \.npz archive.*save its arrays into a folder as keys\.npy and values\.npy",
+        "table.parquet": r"a Parquet file.*write_feather\(pyarrow\.parquet\.read_table\(path\)",
+        "stream.arrow": r"an Arrow IPC stream.*write_feather\(pyarrow\.ipc\.open_stream\(path\)",
+        "table.csv": r"not an Arrow IPC file; give a folder with keys\.npy and values\.npy",
+        "nothing.npy": r"an empty file; give a folder",
+        ".": r"neither keys\.npy or values\.npy nor Arrow files are here: it has both\.npz",
+    }
+    for name, said in words.items():
+        source = tmp_path / name
+        if name == ".":
+            (tmp_path / "stream.arrow").unlink()
+        with pytest.raises(DataError, match=said):
+            checkpoint.import_table(collection("item"), "item", source)
+    with pytest.raises(ConfigError, match="source must be the path of files, got ndarray"):
+        checkpoint.import_table(collection("item"), "item", VALUES)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", ["npy", "arrow"])

@@ -91,6 +91,7 @@ def test_new_items_are_added(tmp_path: Path) -> None:
     ("name", "write", "said"),
     [
         ("v.npy", lambda path: path.write_bytes(b"no"), "not a whole .npy file"),
+        ("v.npy", lambda path: path.touch(), "not a whole .npy file"),
         ("v.npy", lambda path: np.save(path, np.zeros(3)), "its shape is (3,)"),
         ("v.parquet", lambda path: path.write_bytes(b"no"), "can't read columns 'keys' and 'values'"),
         (
@@ -120,6 +121,12 @@ def test_new_items_are_added(tmp_path: Path) -> None:
             lambda path: pq.write_table(pa.table({"keys": [1, 2], "values": [["x"], ["y"]]}), path),
             "its vectors aren't lists of numbers",
         ),
+        (
+            "v.parquet",
+            lambda path: pq.write_table(pa.table({"keys": [1.5, 2.0], "values": [[1.0], [2.0]]}), path),
+            "row 1: keys must be a whole number, got 1.5",
+        ),
+        ("v.npz", lambda path: np.savez(path, np.eye(3)), "a .npz archive"),
         ("absent", lambda path: None, "no such file or folder"),
     ],
 )

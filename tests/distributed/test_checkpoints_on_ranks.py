@@ -72,7 +72,7 @@ def stage(folder: Path, epoch: int) -> dict[str, Any]:
     made, checkpoints = model(), ShardedCheckpoint(folder)
     loaded = []
     load = checkpoints.store.load
-    checkpoints.store.load = lambda *a: loaded.append(load(*a)) or loaded[-1]
+    checkpoints.store.load = lambda *a, **k: loaded.append(load(*a, **k)) or loaded[-1]
     first = checkpoints.restore(made)
     saved = checkpoints.store.latest()
     held = [int(table.size()) for table in tables_by_name(made).values()]

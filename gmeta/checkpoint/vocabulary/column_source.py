@@ -20,6 +20,29 @@ from gmeta.core.errors import ConfigError, DataError
 
 _ARROW = (".arrow", ".feather")
 _ROWS = 1 << 14  # of a piece; an import costs as much as some hundreds of rows
+_TAKES = "give a folder with keys.npy and values.npy, an Arrow file, or a folder of Arrow files"
+_ARROW_START = b"ARROW1"
+_OTHERS: Mapping[bytes, tuple[str, str]] = {
+    b"\x93NUMPY": (
+        "a .npy file holds one array, and a table has two, keys and values",
+        "save both into a folder, np.save('table/keys.npy', ids) and np.save('table/values.npy', rows), and "
+        "give the folder",
+    ),
+    b"PK\x03\x04": (
+        "a .npz archive, or another zip file",
+        "save its arrays into a folder as keys.npy and values.npy, and give the folder",
+    ),
+    b"PAR1": (
+        "a Parquet file",
+        "pyarrow.feather.write_feather(pyarrow.parquet.read_table(path), 'table.feather') converts it",
+    ),
+    b"\xff\xff\xff\xff": (
+        "an Arrow IPC stream",
+        "pyarrow.feather.write_feather(pyarrow.ipc.open_stream(path).read_all(), 'table.feather') converts "
+        "it",
+    ),
+}
+"""First bytes of a file -> what it is, and how to convert it."""
 
 Array = npt.NDArray[Any]
 
@@ -85,15 +108,17 @@ def open_source(path: Path, names: Mapping[str, str] | None = None) -> ColumnSou
             f"columns must name some of {', '.join(COLUMNS)}, got {', '.join(map(repr, strange))}"
         )
     named = {name: (names or {}).get(name, name) for name in COLUMNS}
-    advice = "give a folder with keys.npy and values.npy, an Arrow file, or a folder of Arrow files"
     if not path.exists():
-        raise DataError("no such file or folder", path=path, advice=advice)
+        raise DataError("no such file or folder", path=path, advice=_TAKES)
     files = sorted(p for p in path.iterdir() if p.suffix in _ARROW) if path.is_dir() else [path]
     arrays = {name: path / f"{own}.npy" for name, own in named.items() if (path / f"{own}.npy").exists()}
     if files and arrays:
         raise DataError("both .npy and Arrow files are here", path=path, advice="keep those to import")
     if not files and not arrays:
-        raise DataError("neither .npy nor Arrow files are here", path=path, advice=advice)
+        inside = sorted(p.name for p in path.iterdir())
+        wanted = " or ".join(f"{named[name]}.npy" for name in ("keys", "values")) if inside else ".npy"
+        found = f": it has {', '.join(inside[:3])}{', ...' * (len(inside) > 3)}" if inside else ""
+        raise DataError(f"neither {wanted} nor Arrow files are here{found}", path=path, advice=_TAKES)
     source = NpySource(path, arrays) if arrays else ArrowSource(files, named)
     noted = path.is_dir() or path.name == ARROW_NAME
     source.description = TableDescription.load(path if path.is_dir() else path.parent) if noted else None
@@ -194,9 +219,26 @@ class ArrowSource(ColumnSource):
                     first += batch.num_rows
 
 
+def _refuse_other_formats(path: Path) -> None:
+    """Refuse a file that doesn't start as an Arrow IPC file does.
+
+    Raises:
+      DataError: It is of another format; the message names the format and how to convert it.
+    """
+    with path.open("rb") as file:
+        start = file.read(len(_ARROW_START))
+    if start == _ARROW_START:
+        return
+    for other, (what, advice) in _OTHERS.items():
+        if start.startswith(other):
+            raise DataError(f"{what}, not an Arrow IPC file", path=path, advice=advice)
+    raise DataError(f"{'not an Arrow IPC file' if start else 'an empty file'}", path=path, advice=_TAKES)
+
+
 @contextmanager
 def _open_arrow(path: Path) -> Iterator[pa.ipc.RecordBatchFileReader]:
     try:
+        _refuse_other_formats(path)
         with pa.memory_map(os.fspath(path)) as source:
             yield pa.ipc.open_file(source)
     except (OSError, pa.ArrowException) as error:

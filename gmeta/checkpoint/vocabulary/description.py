@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gmeta.checkpoint.vocabulary.table_names import FoundTable
 from gmeta.core.data.merged_keys import Fold, fold_of
+from gmeta.core.data.named_tables import NamedTable
 from gmeta.core.errors import DataError
 from gmeta.core.files import beside_data
 from gmeta.core.json_values import items, mapping, parse_json, text, whole
@@ -69,7 +69,7 @@ class TableDescription:
     fold: Fold | None = None
 
     @classmethod
-    def of(cls, found: FoundTable, layout: Mapping[str, Any], *, step: int, state: bool) -> TableDescription:
+    def of(cls, found: NamedTable, layout: Mapping[str, Any], *, step: int, state: bool) -> TableDescription:
         """Describe a table that is to be exported.
 
         Args:

@@ -21,7 +21,7 @@ from gmeta.checkpoint.vocabulary.column_files import check_target, size_of, writ
 from gmeta.checkpoint.vocabulary.column_source import open_source
 from gmeta.checkpoint.vocabulary.description import Format, TableDescription
 from gmeta.checkpoint.vocabulary.saved_export import TableExport
-from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
+from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.errors import ConfigError
 from gmeta.core.logical_shards import owned_shards
 from gmeta.core.staging import explain_write_errors, resumable_folder
@@ -126,7 +126,7 @@ def export_table(
     return TableExport(out, replace(description, rows=rows), size, time.perf_counter() - started)
 
 
-def _shards(table: HashTable, found: FoundTable, shards: range) -> Iterator[Columns]:
+def _shards(table: HashTable, found: NamedTable, shards: range) -> Iterator[Columns]:
     for _, exported in export_ranges(table, shards):
         columns = {"keys": exported["keys"], "values": exported["rows"]}
         columns |= {name: exported[name] for name in ("slots", "frequency", "last_step")}

@@ -20,12 +20,13 @@ from gmeta.checkpoint.vocabulary.column_source import ColumnSource, open_source
 from gmeta.checkpoint.vocabulary.description import VOCABULARY, TableDescription
 from gmeta.checkpoint.vocabulary.distinct_keys import Start, refuse_twins
 from gmeta.checkpoint.vocabulary.rows_check import RowsCheck
-from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
+from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.ops.keys.distinct import owned_by
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.moved_rows import clear_table
 from gmeta.ops.table.records import Records
 
 Mode = Literal["merge", "replace"]
@@ -70,10 +71,10 @@ def import_table(
     Args:
       model: As in `export_table`.
       table: As in `export_table`.
-      source: A folder with ``keys.npy``, ``values.npy`` and perhaps ``frequency.npy``; an Arrow IPC or
-        Feather file; or a folder of such files. ``keys`` are any integers that are ids of the table, or text
-        if its features have ``hash=True``; they are hashed as the features' ids are. ``values`` are float32
-        or float16, (n, dim), in Arrow lists of dim numbers.
+      source: A path: of a folder with ``keys.npy``, ``values.npy`` and perhaps ``frequency.npy``; of an Arrow
+        IPC or Feather file; or of a folder of such files. ``keys`` are any integers that are ids of the
+        table, or text if its features have ``hash=True``; they are hashed as the features' ids are.
+        ``values`` are float32 or float16, (n, dim), in Arrow lists of dim numbers.
       mode: ``"merge"`` adds the rows; an id that the table has gets the row of the files, in all its parts.
         ``"replace"`` removes the table's other rows first, and what admission remembers of ids without a row.
         Tables that are merged with it keep their rows; admission's memory of all of them then stays.
@@ -106,6 +107,11 @@ def import_table(
     started = time.perf_counter()
     if mode not in ("merge", "replace"):
         raise ConfigError(f"mode must be 'merge' or 'replace', got {mode!r}")
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(
+            f"source must be the path of files, got {type(source).__name__}: save ids and rows by numpy.save "
+            "as keys.npy and values.npy in a folder, and give its path"
+        )
     tables = tables_by_name(model)
     merged = {name: each.merged_keys for name, each in tables.items()}
     found = find_table(table, merged, f"{type(model).__name__} {getattr(model, 'name', '')!r}")
@@ -124,7 +130,7 @@ def import_table(
     with ranks.together():
         fitted = _fit_slots(target, noted)
         if clears:
-            _clear(target, step)
+            clear_table(target, step)
         elif mode == "replace":
             _remove_rows(target, found)
         target.reserve(int(target.size()) + rows // ranks.owners)
@@ -138,7 +144,7 @@ def import_table(
 
 
 def _check_state(
-    files: ColumnSource, target: HashTable, found: FoundTable, path: Path
+    files: ColumnSource, target: HashTable, found: NamedTable, path: Path
 ) -> tuple[TableDescription, int]:
     """Refuse files whose slots and last steps can't be those of the table; return the width of the slots."""
     noted = files.description
@@ -159,7 +165,7 @@ def _check_state(
     return noted, floats
 
 
-def _check_hash(noted: TableDescription | None, found: FoundTable) -> None:
+def _check_hash(noted: TableDescription | None, found: NamedTable) -> None:
     """Refuse hashes that were folded otherwise than the table folds them."""
     if noted is None or not noted.hashed or found.merged is None:
         return
@@ -199,15 +205,7 @@ def _fit_slots(target: HashTable, noted: TableDescription | None) -> Callable[[R
     return lambda records: records
 
 
-def _clear(target: HashTable, step: int) -> None:
-    """Remove all rows of a physical table, and set its step."""
-    nothing: Columns = {"keys": np.empty(0, np.int64)}
-    nothing["values"] = np.empty((0, target.dim), np.float32)
-    nothing["slots"] = np.empty((0, target.optimizer.slot_floats(target.dim)), np.float32)
-    target.import_(_records(nothing, step), replace=True)
-
-
-def _remove_rows(target: HashTable, found: FoundTable) -> None:
+def _remove_rows(target: HashTable, found: NamedTable) -> None:
     """Remove a table's rows from a physical table that has other tables' rows too."""
     for _, exported in export_ranges(target, range(LOGICAL_SHARDS)):
         target.remove(found.own({"keys": exported["keys"]})["keys"] | found.prefix)

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from gmeta.checkpoint.files.chain import Columns
 from gmeta.checkpoint.vocabulary.column_source import Piece
-from gmeta.checkpoint.vocabulary.table_names import FoundTable
 from gmeta.core.arguments import rows_not_finite
 from gmeta.core.data.merged_keys import fold_numbers
+from gmeta.core.data.named_tables import NamedTable
 from gmeta.core.errors import DataError
 from gmeta.ops.keys.id_hash import hash_text
 
@@ -34,7 +34,7 @@ class RowsCheck:
       latest: The highest last step allowed.
     """
 
-    found: FoundTable
+    found: NamedTable
     dim: int
     slot_floats: int
     finite: bool
@@ -69,10 +69,11 @@ class RowsCheck:
             numbers = np.asarray(hash_text(tf.constant(ids)))
         elif ids.ndim != 1 or ids.dtype.kind not in "iu":
             takes = "whole numbers" + " or text" * self.found.hashed
+            advice = "cast them to int64" if ids.dtype.kind == "f" else "a feature with hash=True takes text"
             raise DataError(
                 f"keys are {_form(ids)}, but {name} takes {takes}, one for each row",
                 path=piece.path,
-                advice="" if self.found.hashed else "a feature with hash=True takes text",
+                advice="" if self.found.hashed and ids.dtype.kind != "f" else advice,
             )
         else:
             numbers = ids.astype(np.int64)  # uint64 as the int64 of the same bits, as in batches
@@ -95,8 +96,9 @@ class RowsCheck:
     def _vectors(self, piece: Piece, name: str, column: Array, width: int) -> Array:
         exact = column.dtype.kind == "f" and column.dtype.itemsize <= 4
         if not exact or column.ndim != 2 or column.shape[1] != width:
+            form = _form(column) + ", one number a row" * (column.ndim == 1)
             raise DataError(
-                f"{name} are {_form(column)}, but table {self.found.name!r} takes {width} float32 a row",
+                f"{name} are {form}, but table {self.found.name!r} takes {width} float32 a row",
                 path=piece.path,
                 advice="cast them" if column.shape[1:] == (width,) else "",
             )

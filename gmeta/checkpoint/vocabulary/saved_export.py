@@ -12,7 +12,7 @@ from gmeta.checkpoint.files.chain import CheckpointReader, Columns
 from gmeta.checkpoint.files.contents import find_checkpoint
 from gmeta.checkpoint.vocabulary.column_files import check_target, size_of, write_table
 from gmeta.checkpoint.vocabulary.description import Format, TableDescription
-from gmeta.checkpoint.vocabulary.table_names import FoundTable, find_table
+from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.logical_shards import LOGICAL_SHARDS
 from gmeta.core.staging import resumable_folder
 
@@ -86,7 +86,7 @@ def export_saved_table(
     return TableExport(out, written, size_of(out), time.perf_counter() - started)
 
 
-def _shards(reader: CheckpointReader, found: FoundTable) -> Iterator[Columns]:
+def _shards(reader: CheckpointReader, found: NamedTable) -> Iterator[Columns]:
     for shard in range(LOGICAL_SHARDS):
         read = reader.read_shard(found.physical, shard)
         yield found.own({"keys": read.pop("key"), "values": read.pop("weights"), **read})

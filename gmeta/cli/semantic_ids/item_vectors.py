@@ -32,18 +32,18 @@ def read_vectors(path: Path, keys: str, values: str) -> tuple[NDArray[np.int64],
       DataError: There is no such file or column, an id is null, no id or given twice, or vectors have
         different widths.
     """
+    from gmeta.checkpoint.vocabulary.column_source import open_source
+
     if path.suffix == ".npy" and path.is_file():
         vectors = _load(path)
         return np.arange(len(vectors), dtype=np.int64), vectors
-    if path.is_file():
-        table = _read_table(path, keys, values)
+    parquet = path.suffix in (".parquet", ".pq")
+    # Of a file it only looks for the columns: it reads no text.
+    source = None if parquet and path.is_file() else open_source(path, {"keys": keys, "values": values})
+    if source is None or path.is_file():
+        table = _read_table(path, parquet, keys, values)
         return _ids(table.column(keys), keys, path), _vectors(table.column(values), values, path)
-    from gmeta.checkpoint.vocabulary.column_source import open_source
-
-    pieces = [
-        piece.columns
-        for piece in open_source(path, {"keys": keys, "values": values}).pieces(("keys", "values"))
-    ]
+    pieces = [piece.columns for piece in source.pieces(("keys", "values"))]
     if not pieces:
         raise DataError("it holds no rows", path=path)
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in ("keys", "values")}
@@ -53,20 +53,20 @@ def read_vectors(path: Path, keys: str, values: str) -> tuple[NDArray[np.int64],
 def _load(path: Path) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise DataError(f"not a whole .npy file of numbers: {error}", path=path) from error
     if array.ndim != 2:
         raise DataError(f"it must hold (items, dim) numbers, but its shape is {array.shape}", path=path)
     return array
 
 
-def _read_table(path: Path, keys: str, values: str) -> pa.Table:
+def _read_table(path: Path, parquet: bool, keys: str, values: str) -> pa.Table:
     import pyarrow as pa
     import pyarrow.feather
     import pyarrow.parquet as pq
 
     try:
-        if path.suffix in (".parquet", ".pq"):
+        if parquet:
             return pq.read_table(path, columns=[keys, values])
         return pa.feather.read_table(path, columns=[keys, values])
     except (pa.ArrowException, OSError) as error:

@@ -61,7 +61,10 @@ class RankState(Protocol):
 
 
 def gather_states(model: tf.Module) -> None:
-    """Gather all such parts of a model, before one rank's variables are saved, or sent to the others."""
-    for part in submodules(model):
+    """Gather the model, if it is such a part, and all such parts of it.
+
+    Call this before one rank's variables are saved, or sent to the others.
+    """
+    for part in (model, *submodules(model)):
         if isinstance(part, RankState):
             part.gather_ranks()

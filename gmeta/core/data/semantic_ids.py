@@ -95,7 +95,8 @@ class SemanticIds:
           vectors: Their vectors, float (m, dim), made as those of the others were.
 
         Raises:
-          ConfigError: The vectors have another width or number, or aren't finite.
+          ConfigError: The vectors have another width or number, or aren't finite; or ids aren't whole
+            numbers.
           DataError: An item is there already.
         """
         if len(items) != len(vectors):
@@ -103,7 +104,7 @@ class SemanticIds:
                 f"semantic ids: {len(items)} new items have {len(vectors)} vectors: give one each"
             )
         codes = np.concatenate([self.digits[:, :-1], self.codebooks.encode(vectors)])
-        every = np.concatenate([self.items, np.asarray(items, np.int64)])
+        every = np.concatenate([self.items, item_numbers(items)])
         last = number_alike(codes, every, self.digits[:, -1])
         return replace(self, items=every, digits=np.column_stack([codes, last]).astype(np.int32))
 
@@ -184,6 +185,21 @@ class SemanticIds:
         if found.digest != note["digest"]:
             raise DataError(f"{folder}: the semantic ids aren't what was written there: make them again")
         return found
+
+
+def item_numbers(items: Any) -> NDArray[np.int64]:
+    """Return items' ids as int64.
+
+    Raises:
+      ConfigError: They aren't whole numbers that fit int64, which a cast would change.
+    """
+    ids = np.asarray(items)
+    if ids.size and (ids.dtype.kind not in "iu" or (ids > np.iinfo(np.int64).max).any()):
+        raise ConfigError(
+            f"semantic ids: items must be whole numbers that fit int64, got {ids.dtype}: cast them, or hash "
+            "texts by gmeta.ops.hash_text"
+        )
+    return ids.astype(np.int64)
 
 
 def number_alike(

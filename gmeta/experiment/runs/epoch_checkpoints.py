@@ -57,8 +57,8 @@ class EpochCheckpoints(ShardedCheckpoint):
         self._history: list[dict[str, float]] = []
         self.ranks_before = 0
 
-    def restore(self, model: tf.keras.Model, checkpoint: Path | None = None) -> int:
-        """Load the given checkpoint, or else the latest one, if there is any.
+    def restore(self, model: tf.keras.Model, checkpoint: Path | None = None, **options: Any) -> int:
+        """Load the given checkpoint, or else the latest one, if there is any; options are those of the base.
 
         Returns:
           How many epochs are done.
@@ -74,7 +74,7 @@ class EpochCheckpoints(ShardedCheckpoint):
             self._restored = model
             return 0
         try:
-            done = super().restore(model, chosen)
+            done = super().restore(model, chosen, **options)
             with self.store.ranks.together():
                 self._history = self._read_history() if done else []
                 manifest = Manifest.load(chosen)

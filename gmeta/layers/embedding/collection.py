@@ -19,12 +19,12 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph.step_marks import begin_span
 from gmeta.layers.embedding import keras_config as settings
 from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.feature_order import FeatureOrder
 from gmeta.layers.embedding.ids import Ids, feature_ids, flat_ids, like_ids, numbers_of_texts
 from gmeta.layers.embedding.merge_plan import MergedTable, merge_tables
-from gmeta.layers.embedding.plan_check import PlanCheck
 from gmeta.layers.embedding.plan_text import plan_table
 from gmeta.layers.embedding.pooling import join_vectors, pool
-from gmeta.layers.embedding.table_arrays import load_table, save_table
+from gmeta.layers.embedding.saved_tables import SavesItsTables
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.ahead import active_fetched, hear_samples, note
@@ -60,7 +60,7 @@ class CollectionLookup(NamedTuple):
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
-class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
+class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
     r"""Dynamic embeddings of categorical features, as a layer for any Keras model.
 
     The layer maps a dict of ids to a dict of vectors:
@@ -165,7 +165,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         optimizers = [each.policy.optimizer or optimizer or Adam(learning_rate=None) for each in self.merged]
         widths = [m.dim + own.slot_floats(m.dim) for m, own in zip(self.merged, optimizers, strict=True)]
         shares = [None] * len(widths) if tiers is None else tiers.divide([8 + 4 * width for width in widths])
-        self.tables = [
+        tables = [
             HashTable(
                 merged.dim,
                 optimizer=own,
@@ -181,9 +181,10 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
             )
             for merged, own, share in zip(self.merged, optimizers, shares, strict=True)
         ]
-        for merged, table in zip(self.merged, self.tables, strict=True):
+        for merged, table in zip(self.merged, tables, strict=True):
             table.merged_keys, table.divided = merged.keys(fold), True
-        self._plan_check = PlanCheck(self.name, self.merged, self.tables)
+        self._order = FeatureOrder(self.name, self.features)
+        self._hold(tables, self._order)
         self.fetch = Fetch(self.tables, tf.as_dtype(wire_dtype), self.name)
 
     @property
@@ -197,7 +198,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         self._name = name
         for merged, table in zip(self.merged, self.tables, strict=True):
             table.rename(merged.name_in(name))
-        self._plan_check.rename(name)
+        self._saved.owner = self._order.owner = name
         self.fetch.name = name
 
     def plan(self, print_fn: Callable[[str], Any] | None = None) -> None:
@@ -363,16 +364,29 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         """Make the vectors of features from those of their parts."""
         return {
             feature.name: join_vectors([vectors[part.name] for part in feature.parts], feature.join)
-            for feature in self.features
+            for feature in self._order.features
         }
 
+    def in_order(self, reader: str) -> tuple[FeatureConfig, ...]:
+        """Return the features in the order of `concat`, which stays as it is from then on.
+
+        Args:
+          reader: What computes positions from it, for the error that refuses weights of another order.
+        """
+        self._order.fix(reader)
+        return self._order.features
+
     def concat(self, lookup: CollectionLookup) -> tf.Tensor:
-        """Concatenate all features' vectors, in the features' order: (samples, sum of widths).
+        """Concatenate all features' vectors: (samples, sum of widths).
+
+        The vectors are in the order of the collection's features. If weights are loaded that were saved with
+        the features in another order, they are in that order from then on, so that dense weights fit.
 
         Raises:
           ConfigError: A feature has several vectors per sample.
         """
-        parts = [part for feature in self.features for part in feature.parts]
+        self._order.note_concat()
+        parts = [part for feature in self._order.features for part in feature.parts]
         single = [part.name for part in parts if _is_single(part, lookup.positions[part.name])]
         adds = any(feature.join == "sum" for feature in self.features)
         if len(self.merged) == 1 and len(single) == len(parts) and not adds:
@@ -432,6 +446,7 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         lookup = self.lookup(inputs, insert=train)
         if train is not False:
             self._record(lookup)
+        self._order.note_call()
         return {name: tf.cast(v, self.compute_dtype) for name, v in self.embed(lookup).items()}
 
     def _record(self, lookup: CollectionLookup) -> None:
@@ -477,20 +492,6 @@ class EmbeddingCollection(HoldsTables, tf.keras.layers.Layer):
         layer = cls(**{**{key: value for key, value in config.items() if key != "device_rows"}, **made})
         layer.tiers = settings.tiers_of(config)  # as they are to be saved again
         return layer
-
-    # Keras' own formats, `.keras` and `.weights.h5`. tf.train.Checkpoint finds the tables by itself.
-
-    def save_own_variables(self, store: Any) -> None:
-        """Write the tables' complete records."""
-        store["plan"] = self._plan_check.as_array()
-        for index, table in enumerate(self.tables):
-            save_table(table, store, f"table{index}")
-
-    def load_own_variables(self, store: Any) -> None:
-        """Replace the tables' contents by what `save_own_variables` wrote."""
-        self._plan_check.check_array(store["plan"])
-        for index, table in enumerate(self.tables):
-            load_table(table, store, f"table{index}")
 
 
 def _is_single(feature: FeatureConfig, positions: Ids) -> bool:

@@ -1,9 +1,9 @@
-"""What models that tell the code of the next item share: searches, draws, metrics, and the ids' digest."""
+"""What models that tell the code of the next item share: searches, draws, metrics, checks of their ids."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.core.data.splitmix import splitmix64
 from gmeta.core.errors import ConfigError
 from gmeta.models.generative.code_tables import CodeTables
 from gmeta.models.generative.code_walk import Walk
@@ -34,12 +35,10 @@ class CodeModel(HistoryModel):
     Attributes:
       ids: The semantic ids of the catalogue, in its order.
       beam: How many prefixes `evaluate` keeps at each digit.
-      digest: Of the ids, a part of the weights, so that those of a model with other ids are known by it.
     """
 
     ids: SemanticIds
     beam: int
-    digest: tf.Variable
 
     @property
     def codes(self) -> CodeTables:
@@ -67,10 +66,13 @@ class CodeModel(HistoryModel):
         beam: int | None = None,
         allow: Any = None,
         leave_out_seen: bool = False,
+        popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the items that most likely come next, by a beam search over the codes.
 
-        The history is read once for each user, and each digit of each beam once.
+        The history is read once for each user, and each digit of each beam once. A history without an item of
+        the catalogue is answered by the items that occurred most often in training
+        (`gmeta.models.sequence.catalogue.Catalogue.most_popular`).
 
         Args:
           x: A batch.
@@ -79,6 +81,7 @@ class CodeModel(HistoryModel):
           allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
             for all the same, so fewer than k items are left where the beam holds too few others.
+          popular: The result of ``catalogue.most_popular(k, allow)``, if it is known already.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
@@ -87,7 +90,7 @@ class CodeModel(HistoryModel):
         Raises:
           ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
         """
-        return self._find(*self._open(x), k, beam, allow, leave_out_seen)
+        return self._find(*self._open(x), k, beam, allow, leave_out_seen, popular)
 
     @tf.autograph.experimental.do_not_convert
     def sample(
@@ -191,19 +194,31 @@ class CodeModel(HistoryModel):
             self.ranking.update_state(ranks, sample_weight=known)
             return step.end_forward(self.ranking.result())
 
-    def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
-        """Load weights as `gmeta.models.Model.load_weights` does.
+    def load_own_variables(self, store: Any) -> None:
+        """Load the weights that are in no layer; earlier files have a digest of the ids after them."""
+        names = list(store.keys())
+        own = [name for name in names if name.isdecimal()]
+        if len(own) == len(self._trainable_weights) + len(self._non_trainable_weights) + 1:
+            last = max(own, key=int)
+            self._compare(np.asarray(store[last]))
+            store = {name: store[name] for name in names if name != last}
+        super().load_own_variables(store)
 
-        Raises:
-          ConfigError: They are of a model with other semantic ids; or as there.
-        """
-        status = super().load_weights(filepath, *args, **kwargs)
-        if (self.digest.numpy() != digest_of(self.ids)).any():
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self._digest if name == "digest" else super()._lookup_dependency(name, *args, **kwargs)
+
+    @functools.cached_property
+    def _digest(self) -> _Digest:
+        return _Digest(self)
+
+    def _compare(self, digest: NDArray[np.int64]) -> None:
+        """Refuse weights that an earlier version has saved with other semantic ids, known by their digest."""
+        if (digest != np.frombuffer(bytes.fromhex(self.ids.digest), np.int64)).any():
             raise ConfigError(
-                f"{self.name}: {filepath} has the weights of a model with other semantic ids: make the model "
-                f"with those that it was trained with, not with ids of digest {self.ids.digest[:16]}"
+                f"{self.name}: what is loaded has the weights of a model with other semantic ids: make the "
+                f"model with those that it was trained with, not with ids of digest {self.ids.digest[:16]}. "
+                "To add items, load the weights into a model with the former ids first, and save that anew"
             )
-        return status
 
     def copy_dense(self: _Own, name: str) -> _Own:
         """Make a model of the same tables, which both share, and of copies of all other weights.
@@ -217,10 +232,18 @@ class CodeModel(HistoryModel):
         for own, other in zip(self.weights, copy.weights, strict=True):
             if own is not other:
                 other.assign(own)
+        copy.catalogue.load(self.catalogue.noted())
         return copy
 
     def _find(
-        self, walk: Walk, histories: Jagged, k: int, beam: int | None, allow: Any, leave_out_seen: bool
+        self,
+        walk: Walk,
+        histories: Jagged,
+        k: int,
+        beam: int | None,
+        allow: Any,
+        leave_out_seen: bool,
+        popular: Any,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         beam = self.beam if beam is None else beam
         self._check_beam(k, beam)
@@ -232,20 +255,13 @@ class CodeModel(HistoryModel):
             scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
             nothing = tf.constant(-1, tf.int64)
             numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
+        popular = self.catalogue.most_popular(k, allow) if popular is None else popular
+        numbers, scores = self._by_popularity(histories, numbers, scores, popular)
         return self._ids(numbers), scores
 
     def _allowed(self, allow: Any) -> tuple[NDArray[np.bool_], ...] | None:
         """Return which nodes of each level lead to items that may come out."""
         return None if allow is None else self.codes.trie.allow(np.asarray(allow))
-
-    def _add_digest(self) -> tf.Variable:
-        return self.add_weight(
-            name="ids_digest",
-            shape=(4,),
-            dtype=tf.int64,
-            initializer=lambda *_, **__: tf.constant(digest_of(self.ids)),
-            trainable=False,
-        )
 
     def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
         found = self.catalogue.ids(tf.maximum(numbers, 0))
@@ -257,9 +273,25 @@ class CodeModel(HistoryModel):
             raise ConfigError(f"{self.name}: beam must be at least {k}, the items wanted, got {beam}")
 
 
-def digest_of(ids: SemanticIds) -> NDArray[np.int64]:
-    """Return the digest of semantic ids as numbers, (4,)."""
-    return np.frombuffer(bytes.fromhex(ids.digest), np.int64)
+class _Digest(tf.__internal__.tracking.Trackable):
+    """The digest of semantic ids in TensorFlow's checkpoints of earlier versions: compared, not restored."""
+
+    def __init__(self, model: CodeModel) -> None:
+        self._compare = model._compare
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": tf.zeros([4], tf.int64)}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> None:
+        self._compare(restored_tensors["VARIABLE_VALUE"].numpy())
+
+
+def marks_of(codes: NDArray[Any]) -> NDArray[np.int64]:
+    """Return a hash of each item's codes, (items, levels) -> int64 (items,)."""
+    marks = np.zeros(len(codes), np.uint64)
+    for level in codes.T:
+        marks = splitmix64(marks ^ level.astype(np.uint64))
+    return marks.view(np.int64)
 
 
 def catalogue_of(ids: SemanticIds) -> Any:

@@ -33,6 +33,9 @@ class CodeVectors(tf.keras.layers.Layer):
             self.add_weight(name=f"bias{level}", shape=(size,), initializer="zeros")
             for level, size in enumerate(self.books[:depth])
         ]
+        # A last level that numbers items has more codes when items are added (`gmeta.checkpoint`).
+        for grown in (self.vectors, *self.biases[-1:]):
+            grown.grows = True
         self.built = True
 
     def code_logits(self, level: int, query: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig, SequenceStack, layer_norm, sequence_view
 from gmeta.losses import mean_loss
 from gmeta.metrics import NextItem
-from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of
+from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
 from gmeta.models.generative.code_vectors import CodeVectors
 from gmeta.models.generative.flat_walk import FlatWalk
@@ -131,7 +131,7 @@ class FlatRetriever(CodeModel):
         self.places = self._vectors("places", self.max_length + 1, 3 * seed + 2)
         self.norm_scale = self.add_weight(name="norm/scale", shape=(dim,), initializer="ones")
         self.norm_offset = self.add_weight(name="norm/offset", shape=(dim,), initializer="zeros")
-        self.digest = self._add_digest()
+        self.catalogue.marks = marks_of(self._codes.told(tf.range(len(ids.items), dtype=tf.int64)).numpy())
         # Create all weights now: a model needs them before weights can be loaded.
         nothing = Jagged(tf.zeros([0, dim]), tf.zeros([2], tf.int64))
         self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
@@ -175,6 +175,7 @@ class FlatRetriever(CodeModel):
         """Compute the mean loss of telling each item's digits, and the number of items."""
         ids, times = self._sequences(only_columns(self.name, data), self.max_length + 1)
         items = ids._replace(values=self.catalogue.numbers(ids.values))
+        self.catalogue.count(items.values)
         tokens, when = self._tokens(items, times)
         asked = self._enter(but_last(tokens), training=True)
         view = sequence_view(self.backbone.mask, asked.offsets)

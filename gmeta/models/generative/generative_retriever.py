@@ -12,7 +12,7 @@ from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses import mean_loss
-from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of
+from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_scorer import CodeScorer
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
 from gmeta.models.generative.code_walk import CodeWalk
@@ -141,7 +141,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         self.scorer = CodeScorer(
             ids, depth, self.dim, width=width, blocks=blocks, heads=heads, dropout=dropout, seed=seed
         )
-        self.digest = self._add_digest()
+        self.catalogue.marks = marks_of(ids.digits[:, :-1])
         self.code_mean = tf.keras.metrics.Mean(name="code_loss")
 
     @tf.autograph.experimental.do_not_convert
@@ -171,6 +171,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         allow: Any = None,
         leave_out_seen: bool = False,
         rows: Any = None,
+        popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the items that most likely come next, by a beam search over the codes.
 
@@ -183,6 +184,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
           allow: As there.
           leave_out_seen: As there.
           rows: The result of `item_rows`, if it is known already. None: they are looked up.
+          popular: As there.
 
         Returns:
           As there.
@@ -190,7 +192,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         Raises:
           ConfigError: As there.
         """
-        return self._find(*self._open(x, rows=rows), k, beam, allow, leave_out_seen)
+        return self._find(*self._open(x, rows=rows), k, beam, allow, leave_out_seen, popular)
 
     @tf.autograph.experimental.do_not_convert
     def digit_log_probs(
@@ -230,6 +232,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of telling each token's next item, and the number of tokens."""
         items, times, drawn = self._read(only_columns(self.name, data))
+        self.catalogue.count(items.values)
         asked, following = but_last(items), but_first(items).values
         siblings = self.scorer.siblings(following)
         cut = [tf.size(items.values), tf.size(siblings), tf.size(drawn) if self.sampled else 0]

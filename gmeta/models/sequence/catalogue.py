@@ -1,12 +1,19 @@
-"""The items that a model chooses from: ids of any kind, with a number for each."""
+"""The items that a model chooses from: ids of any kind, with a number for each, and how often each occurred.
+
+The items are a setting of the model, not a part of its weights. Checkpoints hold only counts, by the items'
+keys. So they load into a model with more items, with fewer, or with the same in another order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.arguments import whole_number
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph.conditions import refuse_unless
@@ -19,15 +26,27 @@ Items = Any
 """A number, or a vector of ids: integers or texts, as an array, a tensor or a list."""
 _BLOCK = 65536  # the number of items scored at once
 
+Noted = Mapping[str, npt.NDArray[np.int64]]
+"""What checkpoints hold of a catalogue: ``keys`` of items, their ``counts``, and their ``marks``, if any."""
+
 
 class Catalogue(tf.__internal__.tracking.AutoTrackable):
-    """A numbering of items, from 0 on.
+    """A numbering of items, from 0 on, that counts how often each occurs in training.
+
+    On several ranks, each counts what it reads, until `gather_ranks` adds the counts up.
 
     Args:
       items: V, for the ids from 0 to V - 1; or V distinct ids: any integers, such as the hashes that
         ``gmeta prepare`` writes, or texts. An id can't be -1 or the empty text, which stand for padding.
       owner: The name that messages begin with.
       feature: The feature that embeds items. If it hashes, a text and its prepared hash are the same item.
+
+    Attributes:
+      size: V.
+      resources: What finds items, if they have ids of their own; an exported graph needs it, and checkpoints
+        don't hold it.
+      marks: int64 (V,), a mark of what a model knows of each item besides its key. Weights are then loaded
+        only if the items that they know have the same marks. None: there are none.
 
     Raises:
       ConfigError: There are no items; ids aren't distinct or are of another kind; an id stands for padding;
@@ -44,20 +63,26 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         self._owner, self._feature, self._hashes = owner, feature.name, feature.hash
         self._keys: tf.Variable | None = None
         self._texts: tf.Variable | None = None
+        self.resources: list[RowNumbers] = []
+        self.marks: npt.NDArray[np.int64] | None = None
         if tf.is_tensor(items):
             items = items.numpy()
         if np.ndim(items) == 0:
             self.size = whole_number(f"{owner}: items", items, least=1)
-            return
-        ids = _check(items, owner)
-        self.size, keys = len(ids), ids
+        else:
+            ids = _check(items, owner)
+            self.size, keys = len(ids), ids
+            with tf.device("CPU:0"):
+                if ids.dtype == object:
+                    self._texts = tf.Variable(ids, trainable=False, name="catalogue_texts")
+                    keys = hash_text(ids).numpy()
+                self._check_keys(ids, keys)
+                self._keys = tf.Variable(keys, trainable=False, name="catalogue")
+            self.resources = [RowNumbers(self._keys)]
         with tf.device("CPU:0"):
-            if ids.dtype == object:
-                self._texts = tf.Variable(ids, trainable=False, name="catalogue_texts")
-                keys = hash_text(ids).numpy()
-            self._check_keys(ids, keys)
-            self._keys = tf.Variable(keys, trainable=False, name="catalogue")
-        self._row_numbers = RowNumbers(self._keys)
+            none = tf.zeros([self.size], tf.int64)
+            self._gathered = tf.Variable(none, trainable=False, name="counts")  # the same on all ranks
+            self._own = tf.Variable(none, trainable=False, name="own_counts")  # of this rank, since then
 
     @property
     def dtype(self) -> tf.DType:
@@ -97,7 +122,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             )
         ids = hash_text(ids) if text else tf.cast(ids, tf.int64)
         if self._keys is not None:
-            return self._row_numbers(ids)
+            return self.resources[0](ids)
         return tf.where((ids >= 0) & (ids < self.size), ids, -1)
 
     def numbers(self, ids: tf.Tensor) -> tf.Tensor:
@@ -120,6 +145,113 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             f" is not in the catalogue; {known}",
         ]
         return refuse_unless(found, good, tf.strings.join(told))
+
+    def count(self, numbers: tf.Tensor) -> None:
+        """Count an occurrence of each item, by their numbers (n,)."""
+        with tf.device("CPU:0"):
+            self._own.scatter_add(tf.IndexedSlices(tf.ones_like(numbers, tf.int64), numbers))
+
+    @property
+    def counts(self) -> tf.Tensor:
+        """How often each item occurred in training, (V,) int64; on several ranks until `gather_ranks`."""
+        return self._gathered + self._own
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The counts, which aren't among the weights of the model."""
+        return [self._gathered, self._own]
+
+    def gather_ranks(self) -> None:
+        """Add up the counts of all ranks; all must call this together, between two steps."""
+        own = self._own
+        (counted,) = collectives.allreduce_sum([own.read_value()], name="catalogue/counts")
+        self._gathered.assign_add(counted)
+        own.assign(tf.zeros_like(own))
+
+    def most_popular(self, k: int, allow: Any = None) -> tuple[tf.Tensor, tf.Tensor]:
+        r"""Find the items that occurred most often in training.
+
+        Args:
+          k: The number of items.
+          allow: bool (V,), which items may come out; None: all.
+
+        Returns:
+          (k,) int64 numbers, the most frequent first, and those of equal counts :math:`c_j` in the order of
+          the catalogue; and (k,) float32 :math:`\log (c_j + 1) / \sum_i (c_i + 1)` over the items that may
+          come out. If these are fewer than k, the rest is -1 and -inf.
+        """
+        counts = self.counts + 1
+        may = tf.ones_like(counts, tf.bool) if allow is None else tf.convert_to_tensor(allow, tf.bool)
+        counts = tf.where(may, counts, 0)
+        best = tf.math.top_k(counts, min(k, self.size))
+        total = tf.math.log(tf.cast(tf.reduce_sum(counts), tf.float64))
+        scores = tf.cast(tf.math.log(tf.cast(best.values, tf.float64)) - total, tf.float32)
+        rest = [[0, max(k - self.size, 0)]]
+        scores = tf.pad(scores, rest, constant_values=float("-inf"))
+        numbers = tf.pad(tf.cast(best.indices, tf.int64), rest, constant_values=-1)
+        return tf.where(tf.math.is_inf(scores), tf.constant(-1, tf.int64), numbers), scores
+
+    def noted(self) -> Noted:
+        """Return what checkpoints hold."""
+        counts, keys = self.counts.numpy(), self.all_keys.numpy()
+        if self.marks is not None:
+            return {"keys": keys, "counts": counts, "marks": self.marks}
+        some = counts > 0
+        return {"keys": keys[some], "counts": counts[some], "marks": np.zeros(0, np.int64)}
+
+    def compare(self, noted: Noted) -> None:
+        """Refuse what belongs to a model that knows other things of the items.
+
+        Args:
+          noted: Another catalogue's `noted`.
+
+        Raises:
+          ConfigError: Marks differ, or no item has one to compare.
+        """
+        if self.marks is None:
+            return
+        places = self.find(tf.constant(noted["keys"], tf.int64)).numpy()
+        here = places >= 0
+        marks = noted["marks"] if len(noted["marks"]) else np.zeros(len(places), np.int64)
+        other = here & (marks != self.marks[places])
+        if other.any() or not here.any():
+            why = "it knows none of these items"
+            if other.any():
+                first = self.ids(tf.constant(places[other][:1])).numpy()[0]
+                why = f"item {first!r} has another code there"
+            raise ConfigError(
+                f"{self._owner}: what is loaded has the weights of a model with other semantic ids: {why}; "
+                "make the model with those that it was trained with, to which SemanticIds.add adds items"
+            )
+
+    def load(self, noted: Noted) -> None:
+        """Take over the counts of another catalogue's `noted`, item by item; other items have none.
+
+        Raises:
+          ConfigError: As `compare`.
+        """
+        self.compare(noted)
+        places = self.find(tf.constant(noted["keys"], tf.int64)).numpy()
+        here = places >= 0
+        counts = np.zeros(self.size, np.int64)
+        counts[places[here]] = noted["counts"][here]
+        self._gathered.assign(counts)
+        self._own.assign(np.zeros(self.size, np.int64))
+
+    # TensorFlow calls these; the names of the tensors are part of the file format.
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {f"-{name}": tf.constant(values, tf.int64) for name, values in self.noted().items()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> None:
+        self.load({name.removeprefix("-"): tensor.numpy() for name, tensor in restored_tensors.items()})
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        # A checkpoint of the items themselves would fit no other catalogue.
+        return {} if save_type == "checkpoint" else super()._trackable_children(save_type, **kwargs)
+
+    def _lookup_dependency(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return None  # earlier checkpoints have the items
 
     @property
     def config(self) -> int | list[int] | list[str]:

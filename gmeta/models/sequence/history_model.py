@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
+from gmeta.layers.embedding.table_weights import Weights
 from gmeta.metrics import NextItem
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.models.training.compile_settings import refuse_settings
@@ -20,6 +23,9 @@ _INSTEAD = {
     "loss_weights": "there is one loss",
     "weighted_metrics": "histories have no weights",
 }
+
+
+_ITEMS = "items_"  # before the names of what a file of Keras holds of the catalogue
 
 
 class HistoryModel(Model):
@@ -75,6 +81,69 @@ class HistoryModel(Model):
         refuse_settings(self.name, given, {**_INSTEAD, "loss": self.OWN_LOSS})
         none = (None,) * 4  # the settings that are refused above
         super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+
+    def gather_ranks(self) -> None:
+        """Add up the ranks' counts of items; all must call this together, between two steps."""
+        self.catalogue.gather_ranks()
+
+    def merge_moving_averages(self) -> None:
+        """Give all ranks the same moving averages, and the same counts of items."""
+        super().merge_moving_averages()
+        if collectives.world().size > 1:
+            self.gather_ranks()
+
+    def get_weights(self) -> Weights:
+        """Return the weights as `gmeta.models.Model.get_weights` does, together with the counts of items."""
+        found = super().get_weights()
+        return Weights(found, getattr(found, "tables", ()), self.catalogue.noted())
+
+    def set_weights(self, weights: Any) -> None:
+        """Restore weights as `gmeta.models.Model.set_weights` does, and the counts of items.
+
+        Args:
+          weights: As there. The other model may have more items or fewer.
+
+        Raises:
+          ConfigError: As there; or the weights are those of a model with other semantic ids.
+        """
+        items = getattr(weights, "items", None)
+        if items is not None:
+            self.catalogue.compare(items)
+        super().set_weights(weights)
+        if items is not None:
+            self.catalogue.load(items)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Write the weights that are in no layer, and the counts of items, for a file of Keras."""
+        super().save_own_variables(store)
+        for name, values in self.catalogue.noted().items():
+            store[f"{_ITEMS}{name}"] = values
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load what `save_own_variables` wrote; earlier files have no counts."""
+        names = list(store.keys())
+        super().load_own_variables({name: store[name] for name in names if not name.startswith(_ITEMS)})
+        noted = {
+            name.removeprefix(_ITEMS): np.asarray(store[name]) for name in names if name.startswith(_ITEMS)
+        }
+        if noted:
+            self.catalogue.load(noted)
+
+    def _by_popularity(
+        self, histories: Jagged, numbers: tf.Tensor, scores: tf.Tensor, popular: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Answer histories without an item of the catalogue by the most popular items.
+
+        Args:
+          histories: Numbers of items, -1 if unknown.
+          numbers: (users, k), the answers to all histories.
+          scores: (users, k).
+          popular: The result of `Catalogue.most_popular`.
+        """
+        users = tf.shape(numbers)[0]
+        known = tf.cast(histories.values >= 0, tf.int32)
+        some = tf.math.unsorted_segment_sum(known, jagged.row_ids(histories), users)[:, tf.newaxis] > 0
+        return tf.where(some, numbers, popular[0]), tf.where(some, scores, popular[1])
 
     @property
     def items(self) -> int:

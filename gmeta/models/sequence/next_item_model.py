@@ -65,6 +65,8 @@ class NextItemModel(HistoryModel):
         ids, any int64 or uint64, or texts. A text and the hash that ``gmeta prepare`` writes for it are the
         same item, whichever of them the catalogue and a batch contain. Negatives are drawn from the
         catalogue, evaluation ranks all of it, and `fit` and `evaluate` refuse histories with other ids.
+        Weights belong to ids, so those of a model load into one with more items, or with fewer; new items
+        start with their initial rows.
       max_length: The longest history that is read, as for the backbone.
       item: The name of the item column and of its feature.
       time: The column of times; None: the backbone gets no times.
@@ -187,20 +189,31 @@ class NextItemModel(HistoryModel):
 
     @tf.autograph.experimental.do_not_convert
     def recommend(
-        self, x: Mapping[str, Any], k: int = 10, *, leave_out_seen: bool = False, vectors: Any = None
+        self,
+        x: Mapping[str, Any],
+        k: int = 10,
+        *,
+        leave_out_seen: bool = False,
+        vectors: Any = None,
+        popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the k items of the catalogue that most likely come next.
+
+        A history without an item of the catalogue is answered by the items that occurred most often in
+        training (`Catalogue.most_popular`).
 
         Args:
           x: A batch.
           k: The number of items.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read.
           vectors: The result of `item_vectors`, if it is known already.
+          popular: The result of ``catalogue.most_popular(k)``, if it is known already.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) scores, the products of item vectors with the
           result of `predict`, and `repeat_bias` times the temperature more for items of the
-          history. If fewer than k items are left, the rest is -1 or the empty text, with the score -inf.
+          history. If fewer than k items are left, the rest is -1 or the empty text, with the score -inf. The
+          scores of an answer by popularity are logs of the items' shares.
 
         Raises:
           ConfigError: The catalogue has fewer than k items.
@@ -209,18 +222,22 @@ class NextItemModel(HistoryModel):
         if k > self.items:
             raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
         vectors = self.item_vectors() if vectors is None else vectors
+        ids = self._sequences(x, self.max_length)[0]
+        histories = ids._replace(values=self.catalogue.find(ids.values))
         seen = bias = None
         if leave_out_seen or self.repeats:
             bias = None if leave_out_seen else self._scaled_bias
-            ids = self._sequences(x, self.max_length)[0]
-            seen = jagged.to_ragged(Jagged(self.catalogue.find(ids.values), ids.offsets))
+            seen = jagged.to_ragged(histories)
         numbers, scores = top_items(self(x, training=False), vectors, k, without=seen, bias=bias)
+        popular = self.catalogue.most_popular(k) if popular is None else popular
+        numbers, scores = self._by_popularity(histories, numbers, scores, popular)
         found = self.catalogue.ids(tf.maximum(numbers, 0))
         return tf.where(numbers < 0, self.catalogue.nothing, found), scores
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of predicting each token's next item, and the number of tokens."""
         items, times, drawn = self._read(only_columns(self.name, data))
+        self.catalogue.count(items.values)
         following, total = but_first(items), tf.size(items.values)
         vectors = self.collection(self._wanted(items, drawn), training=True)[self.item]
         queries, positives = self._ask(items._replace(values=vectors[:total]), times, training=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import tensorflow as tf
 from tf_keras.src.utils import io_utils
 
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, warn_caller
 from gmeta.layers.embedding.plan_text import align
+from gmeta.layers.embedding.saved_tables import saved_tables_of, skip_mismatched_tables
 from gmeta.layers.embedding.table_weights import HoldsTables, tables_of
 from gmeta.ops import HashTable
 
@@ -55,14 +57,39 @@ class SavesTables(HoldsTables):
         _refuse_old_hdf5(filepath, kwargs.get("save_format"))
         super().save_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
 
-    def load_weights(self, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
+    def load_weights(
+        self, filepath: str | Path, skip_mismatch: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
         """Load weights as `tf.keras.Model.load_weights` does.
 
+        Rows find their tables by name, in whatever order the features are and however tables are merged.
+
+        Args:
+          filepath: As in Keras.
+          skip_mismatch: Of ``.weights.h5``: as in Keras. Tables that weren't saved start anew, and rows of
+            tables that the model doesn't have are left out; a warning names both.
+          *args: As in Keras.
+          **kwargs: As in Keras.
+
         Raises:
-          ConfigError: The format is the older HDF5, or the weights belong to other tables.
+          ConfigError: The format is the older HDF5, the weights belong to other tables, or they were found
+            without the rows of a collection.
         """
-        _refuse_old_hdf5(filepath, None)
-        return super().load_weights(str(filepath), *args, **kwargs)  # type: ignore[misc]
+        if not zipfile.is_zipfile(filepath):  # as a .keras file is
+            _refuse_old_hdf5(filepath, None)
+        restored = [(part, part.restores) for part in saved_tables_of(self)]
+        with skip_mismatched_tables(skip_mismatch) as skipped:
+            status = super().load_weights(str(filepath), skip_mismatch, *args, **kwargs)  # type: ignore[misc]
+        if skipped:
+            warn_caller(f"{filepath}: {'; '.join(skipped)}")
+        missed = [part.owner for part, before in restored if part.restores == before]
+        if missed and not skip_mismatch:
+            raise ConfigError(
+                f"{filepath}: dense weights were loaded, but the rows of {', '.join(missed)} weren't found: "
+                "the model has other layers than the one that was saved. Make it as it was, or save and "
+                "load with gmeta.checkpoint.ShardedCheckpoint, which finds rows by name"
+            )
+        return status
 
     def save(self, filepath: str | Path, *args: Any, **kwargs: Any) -> None:
         """Save the model as `tf.keras.Model.save` does, to a ``.keras`` file.

@@ -47,7 +47,7 @@ class ClusterLearner(TaskLearner):
         seed: int,
         **options: Any,
     ) -> None:
-        widths = [(feature.name, feature.width) for feature in collection.features]
+        widths = [(feature.name, feature.width) for feature in collection.in_order("CBML")]
         names = [name for name, _ in widths]
         if not set(items) <= set(names) or not 0 < len(set(items)) < len(names):
             raise ConfigError(

@@ -233,8 +233,10 @@ def dlrm(
         outputs=outputs,
         seed=seed,
     )
+    collection = EmbeddingCollection(features, optimizer=optimizer, seed=seed)
+    collection.in_order(name)  # which is that of the network's products
     return MetaModel(
-        EmbeddingCollection(features, optimizer=optimizer, seed=seed),
+        collection,
         network,
         inner=inner,
         outer_samples=outer_samples,

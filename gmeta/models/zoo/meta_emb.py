@@ -95,7 +95,7 @@ class MetaEmb(MetaModel):
     ) -> None:
         if not isinstance(base, MetaModel):
             raise ConfigError(f"MetaEmb: base must be a trained MetaModel, got {type(base).__name__}")
-        widths = {each.name: each.width for each in base.collection.features}
+        widths = {each.name: each.width for each in base.collection.in_order("MetaEmb")}
         self._check(widths, feature, attributes, cold_weight)
         if any(each.name == feature and each.combiner is not None for each in base.collection.features):
             raise ConfigError(

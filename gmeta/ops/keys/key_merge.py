@@ -144,25 +144,7 @@ class HoldsMergedKeys:
         """How hashed ids are folded (`gmeta.core.data.merged_keys`)."""
         return "mix" if self._merged_keys is None else self._merged_keys.fold
 
-    def follow_fold(self, saved: MergedKeys | None) -> None:
-        """Fold hashed ids as those of the rows that are loaded, which no other fold finds.
-
-        Args:
-          saved: The tables that the rows were saved with; None: those of this table, from before gmeta noted
-            them.
-
-        Raises:
-          ConfigError: The rows' fold depends on how many tables were merged, which isn't how many are now.
-        """
-        own = self._merged_keys
-        if own is None or not own.hashed:
-            return
-        saved = saved or replace(own, fold="xor")
-        if saved.fold == "xor" and saved.id_bits != own.id_bits:
-            raise ConfigError(
-                f"table {self.name!r}: the rows to load belong to hashed ids of {saved.id_bits} bits, which "
-                f"the fold 'xor' made with {len(saved.tables)} merged tables. With {len(own.tables)} it "
-                f"makes ids of {own.id_bits} bits and finds no such row: make the collection with the "
-                "features that the rows were saved with"
-            )
-        self.merged_keys = replace(own, fold=saved.fold)
+    def follow_fold(self, fold: Fold) -> None:
+        """Fold hashed ids as those of the rows that are loaded, which no other fold finds."""
+        if self._merged_keys is not None:
+            self.merged_keys = replace(self._merged_keys, fold=fold)

@@ -97,6 +97,8 @@ class HashTable(
       3
     """
 
+    imports = 0  # how often records were imported or restored
+
     def __init__(
         self,
         dim: int,
@@ -424,6 +426,7 @@ class HashTable(
         """
         keys = keys_vector(records.keys, self._owner)
         width = self._optimizer.slot_floats(self._dim)
+        self.imports += 1
         return _native.gmeta_hash_table_import(
             table=self.resource_handle,
             keys=keys,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 from tensorflow.python.checkpoint.tensor_callable import Callable as LateTensor
@@ -57,6 +57,37 @@ def tables_saved_elsewhere() -> Iterator[None]:
         _elsewhere.reset(token)
 
 
+def are_saved_elsewhere() -> bool:
+    """Return whether the code runs inside `tables_saved_elsewhere`."""
+    return _elsewhere.get()
+
+
+def refuse_asynchronous(owner: str) -> NoReturn:
+    """Refuse asynchronous checkpoints, which TensorFlow would write with the rows of a later step.
+
+    Raises:
+      ConfigError: Always.
+    """
+    raise ConfigError(
+        f"{owner}: an asynchronous checkpoint would save its rows at a later step than the dense weights: "
+        "save without CheckpointOptions(enable_async=True)"
+    )
+
+
+def refuse_part(owner: str, layout: Mapping[str, Any]) -> None:
+    """Refuse a table's layout from a file that may have the rows of one rank only.
+
+    Raises:
+      ConfigError: The layout doesn't state that the file has all rows.
+    """
+    if not layout.get(_WHOLE, False):
+        raise ConfigError(
+            f"{owner}: an earlier version of gmeta saved the file, which doesn't state whether it has the "
+            "rows of all ranks: if a job of one rank saved it, load it in a process of one rank and save it "
+            "again"
+        )
+
+
 class SavedByTensorFlow:
     """The part of a `gmeta.ops.HashTable` that TensorFlow calls when it saves and restores.
 
@@ -73,7 +104,7 @@ class SavedByTensorFlow:
           ConfigError: This rank has only a part of the rows.
         """
         table: Any = self
-        if _elsewhere.get():
+        if are_saved_elsewhere():
             return {}
         here = collectives.world()
         if self.divided and here.group_size > 1:
@@ -95,7 +126,7 @@ class SavedByTensorFlow:
         return tf.constant(json.dumps({**self._layout(), _WHOLE: True}))
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
-        if _elsewhere.get() or not tf.executing_eagerly():
+        if are_saved_elsewhere() or not tf.executing_eagerly():
             return self.saved_tensors()
         # A restore calls this too, for names and types: only a save exports.
         table: Any = self
@@ -113,8 +144,8 @@ class SavedByTensorFlow:
         records = Records(*(restored_tensors[f"-{name}"] for name in Records._fields))
         admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
         if tf.executing_eagerly():
-            layout = json.loads(restored_tensors[_LAYOUT].numpy())
-            whole = layout.pop(_WHOLE, False)
+            noted = json.loads(restored_tensors[_LAYOUT].numpy())
+            layout = {name: noted[name] for name in noted if name != _WHOLE}
             if layout != self._layout():
                 if not table.follows:
                     raise ConfigError(
@@ -123,23 +154,16 @@ class SavedByTensorFlow:
                     )
                 records = table.take_records_of(layout["optimizer"])(records)
             if self.divided and collectives.world().group_size > 1:
-                records, admission = self._owned(records, admission, whole)
+                refuse_part(table._owner, noted)
+                records, admission = self._owned(records, admission)
         replaced = table.import_(records, replace=True)
         with tf.control_dependencies([] if replaced is None else [replaced]):
             return table.import_admission(admission)
 
-    def _owned(
-        self, records: Records, admission: AdmissionState, whole: bool
-    ) -> tuple[Records, AdmissionState]:
+    def _owned(self, records: Records, admission: AdmissionState) -> tuple[Records, AdmissionState]:
         """Return what this rank owns of a whole table."""
         table: Any = self
         here = collectives.world()
-        if not whole:
-            raise ConfigError(
-                f"{table._owner}: an earlier version of gmeta saved the file, which doesn't state whether it "
-                "has the rows of all ranks: if a job of one rank saved it, load it in a process of one rank "
-                "and save it again"
-            )
         own = owned_by(records.keys, here.group_rank, here.group_size)
         rows = {name: tf.boolean_mask(t, own) for name, t in records._asdict().items() if name != "step"}
         counted = owned_by(admission.keys, here.group_rank, here.group_size)
@@ -158,13 +182,6 @@ class SavedByTensorFlow:
         )
 
     def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Refuse asynchronous checkpoints, which TensorFlow would write with the rows of a later step.
-
-        Raises:
-          ConfigError: Always.
-        """
+        """Refuse asynchronous checkpoints."""
         table: Any = self
-        raise ConfigError(
-            f"{table._owner}: an asynchronous checkpoint would save its rows at a later step than the dense "
-            "weights: save without CheckpointOptions(enable_async=True)"
-        )
+        refuse_asynchronous(table._owner)

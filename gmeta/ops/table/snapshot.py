@@ -29,6 +29,12 @@ class TableSnapshot:
     Args:
       table: The table. Make and restore snapshots between two steps, in eager mode.
 
+    Attributes:
+      table: The table.
+      optimizer: The kind of its optimizer.
+      step: The step that it was at.
+      admission: What admission remembered.
+
     Example:
       >>> table = HashTable(1, name="item")
       >>> before = TableSnapshot(table)
@@ -42,9 +48,10 @@ class TableSnapshot:
         self.table = table
         self._number: tf.Tensor | None = None
         self._records: Records | None = None
-        self._kind = table.optimizer.kind
+        self.optimizer = table.optimizer.kind
         with tf.init_scope():
-            self._admission: AdmissionState = table.export_admission()
+            self.step, self._state = int(table.step()), _state(table)
+            self.admission: AdmissionState = table.export_admission()
             if table.device == "gpu":
                 with tf.device("CPU:0"):
                     self._records = Records(*(tf.identity(part) for part in table.export()))
@@ -60,16 +67,37 @@ class TableSnapshot:
           ConfigError: The table's optimizer has changed since.
         """
         with tf.init_scope():
-            if self._kind != self.table.optimizer.kind:
+            if self.optimizer != self.table.optimizer.kind:
                 raise ConfigError(self._end_reason)
             if self._records is not None:
                 self.table.import_(self._records, replace=True)
             else:
+                self.table.imports += 1
                 try:
                     _native.gmeta_hash_table_restore_snapshot(self.table.resource_handle, self._number)
                 except tf.errors.InvalidArgumentError as error:
                     raise ConfigError(self._end_reason) from error
-            self.table.import_admission(self._admission)
+            self.table.import_admission(self.admission)
+
+    def records(self) -> Records:
+        """Return the records that the table had, for another table.
+
+        If the table has changed since, it is restored for the time of the copy: call this between two steps.
+
+        Raises:
+          ConfigError: The table's optimizer has changed since.
+        """
+        if self._records is not None:
+            return self._records
+        with tf.init_scope():
+            if self._state == _state(self.table):
+                return self.table.export()
+            now = TableSnapshot(self.table)
+            try:
+                self.restore()
+                return self.table.export()
+            finally:
+                now.restore()
 
     @property
     def _end_reason(self) -> str:
@@ -77,6 +105,13 @@ class TableSnapshot:
             f"table {self.table.name!r} has got another optimizer since the snapshot was taken, which has "
             "the slots of the one before: take snapshots after compile"
         )
+
+
+def _state(table: HashTable) -> tuple[int, ...]:
+    """Return numbers of which one changes whenever the table's records do."""
+    counts = table.statistics()
+    used = (counts.hits, counts.misses, counts.updates, counts.removes, counts.evictions)
+    return (table.imports, int(table.step()), int(counts.size), *map(int, used))
 
 
 def _drop(handle: tf.Tensor, number: tf.Tensor) -> None:

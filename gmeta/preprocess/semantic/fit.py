@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.arguments import whole_number
 from gmeta.core.data.codebooks import Codebooks, Vectors, check_vectors
-from gmeta.core.data.semantic_ids import SemanticIds, number_alike
+from gmeta.core.data.semantic_ids import SemanticIds, item_numbers, number_alike
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess.semantic.residual_kmeans import fit_residual_kmeans
 from gmeta.preprocess.semantic.rq_vae import RqVae, fit_rq_vae
@@ -64,7 +64,7 @@ def semantic_ids(
     whole_number("semantic_ids: codes", codes, 2)
     vectors = np.asarray(vectors)
     check_vectors(vectors)
-    numbers = np.arange(len(vectors), dtype=np.int64) if items is None else np.asarray(items, np.int64)
+    numbers = np.arange(len(vectors), dtype=np.int64) if items is None else item_numbers(items)
     if numbers.shape != (len(vectors),):
         raise ConfigError(
             f"semantic_ids: items must be ({len(vectors)},), one id a vector, got shape {numbers.shape}"

@@ -60,5 +60,6 @@ def _variables(model: Model) -> list[tf.Variable]:
     metrics = [variable for metric in model.metrics for variable in metric.variables]
     optimizer = model.optimizer.variables
     optimizer = optimizer() if callable(optimizer) else optimizer
-    every = [*model.variables, *metrics, *optimizer, *tracked]
+    counted = getattr(getattr(model, "catalogue", None), "variables", [])  # which checkpoints hold by key
+    every = [*model.variables, *metrics, *optimizer, *tracked, *counted]
     return list({id(variable): variable for variable in every if variable.dtype != tf.resource}.values())

@@ -1,0 +1,242 @@
+"""Finds rows that were saved of tables by the tables' names, and fills tables with them.
+
+Tables may have been merged in another way when they were saved (`gmeta.core.data.named_tables`). Their keys
+are then converted. An age, the number of steps since a row was used, stays what it was: if sources are at
+different steps, last steps move by the difference. What a filter of admission has counted is not loaded then,
+because a filter has no ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.core.data.merged_keys import Fold, MergedKeys
+from gmeta.core.data.named_tables import NamedTable, tables_by_full_name
+from gmeta.core.errors import warn_caller
+from gmeta.ops.table.followed_optimizer import with_fresh_slots
+from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.records import AdmissionState, Records
+
+Pair = tuple[NamedTable, NamedTable]
+"""A table, and what was saved of it."""
+
+Keep = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """A physical table as it was saved.
+
+    Attributes:
+      merged: The tables that were merged in it; None if it had keys of its own, or if that wasn't noted.
+      dim: Width of a row.
+      optimizer: The kind of its optimizer.
+      step: Its step.
+      batches: Reads the records, some at a time, as arrays.
+      waiting: Reads the ids that waited for admission with exact counts, some at a time.
+    """
+
+    merged: MergedKeys | None
+    dim: int
+    optimizer: str
+    step: int
+    batches: Callable[[], Iterable[Records]]
+    waiting: Callable[[], Iterable[AdmissionState]] = tuple
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Which saved rows go where.
+
+    Attributes:
+      own: Full name -> table.
+      saved: Full name -> saved table.
+      matched: Full name of a table -> what is loaded into it.
+      misfits: Tables that were saved and can't be loaded, with the reason.
+      without_slots: Tables whose rows come without slots, because their optimizer is of another kind now.
+      sources: Physical table -> the saved physical tables that have rows of its tables, and these.
+      folds: Physical table -> how the hashed ids of what is loaded into it were folded, if there are any.
+    """
+
+    own: Mapping[str, NamedTable]
+    saved: Mapping[str, NamedTable]
+    matched: Mapping[str, NamedTable]
+    misfits: Mapping[str, str]
+    without_slots: tuple[str, ...]
+    sources: Mapping[str, list[tuple[str, list[Pair]]]]
+    folds: Mapping[str, Fold]
+
+    @property
+    def fresh(self) -> dict[str, str]:
+        """The tables that get no rows, by their full names, each with the reason; misfits are among them."""
+        fresh = (full for full in self.own if full not in self.matched)
+        return {full: self.misfits.get(full, "it was not saved") for full in fresh}
+
+    @property
+    def left(self) -> list[str]:
+        """The saved tables whose rows go nowhere, by their full names; misfits are among them."""
+        taken = list(self.matched.values())
+        return [full for full, each in self.saved.items() if each not in taken]
+
+    def whole(self, name: str, table: HashTable, saved: Mapping[str, SavedTable]) -> str | None:
+        """Return the saved table that a table can be loaded from as it is; None: keys or slots change."""
+        if len(self.sources[name]) != 1:
+            return None
+        ((origin, pairs),) = self.sources[name]
+        merged = table.merged_keys
+        same = _in_words(_merged(origin, saved[origin], {name: table})) == _in_words(merged)
+        every = len(pairs) == (1 if merged is None else len(merged.tables))
+        return origin if same and every and keeps_slots(table, saved[origin].optimizer) else None
+
+    def follow_folds(self, tables: Mapping[str, HashTable]) -> None:
+        """Let the tables fold hashed ids as those of the rows that they are to be filled with."""
+        for name, fold in self.folds.items():
+            tables[name].follow_fold(fold)
+
+    @property
+    def omissions(self) -> list[str]:
+        """What isn't loaded, as clauses of a sentence."""
+        return [
+            *(f"{full} starts anew: {why}" for full, why in self.fresh.items()),
+            *(f"the rows of {full} are left out" for full in self.left if full not in self.misfits),
+            *(
+                f"the optimizer's slots of {full} start anew, as the checkpoint holds those of another kind"
+                for full in self.without_slots
+            ),
+        ]
+
+
+def plan_moves(tables: Mapping[str, HashTable], saved: Mapping[str, SavedTable]) -> Moves:
+    """Find the saved rows of tables by name.
+
+    Args:
+      tables: Name -> physical table.
+      saved: Name -> physical table as it was saved.
+    """
+    own = tables_by_full_name({name: table.merged_keys for name, table in tables.items()})
+    there = tables_by_full_name({name: _merged(name, each, tables) for name, each in saved.items()})
+    matched, misfits, without_slots = dict[str, NamedTable](), dict[str, str](), list[str]()
+    sources: dict[str, dict[str, list[Pair]]] = {name: {} for name in tables}
+    folds: dict[str, Fold] = {}
+    for full in (name for name in own if name in there):
+        mine, from_ = own[full], there[full]
+        table, origin = tables[mine.physical], saved[from_.physical]
+        why = mine.why_not_from(from_)
+        if not why and from_.fold and folds.get(mine.physical, from_.fold) != from_.fold:
+            why = (
+                f"its ids were hashed by the fold {from_.fold!r}, and those of tables that are merged with "
+                f"it now by {folds[mine.physical]!r}: give it another width or policy than these"
+            )
+        if origin.dim != table.dim:
+            why = f"its rows were {origin.dim} wide, and are {table.dim} wide now"
+        if why:
+            misfits[full] = why
+            continue
+        matched[full] = from_
+        if from_.fold:
+            folds[mine.physical] = from_.fold
+        sources[mine.physical].setdefault(from_.physical, []).append((mine, from_))
+        if not keeps_slots(table, origin.optimizer):
+            without_slots.append(full)
+    listed = {name: list(each.items()) for name, each in sources.items()}
+    return Moves(own, there, matched, misfits, tuple(without_slots), listed, folds)
+
+
+def _merged(name: str, saved: SavedTable, tables: Mapping[str, HashTable]) -> MergedKeys | None:
+    """Return what is merged in a saved table; if that wasn't noted, it is what the table of its name has."""
+    if saved.merged is not None or name not in tables:
+        return saved.merged
+    own = tables[name].merged_keys
+    return own and replace(own, fold="xor")  # the fold of that time
+
+
+def _in_words(merged: MergedKeys | None) -> Mapping[str, object] | None:
+    return None if merged is None else merged.to_json()
+
+
+def keeps_slots(table: HashTable, kind: str) -> bool:
+    """Return whether slots of a kind of optimizer fit a table, or the table takes over that kind."""
+    return kind == table.optimizer.kind or table.follows
+
+
+def fit_slots(table: HashTable, kind: str) -> Callable[[Records], Records]:
+    """Return what gives records that were saved with a kind of optimizer the slots of a table."""
+    if kind == table.optimizer.kind:
+        return lambda records: records
+    if table.follows:
+        return table.take_records_of(kind)
+    return lambda records: with_fresh_slots(records, table.optimizer, table.dim)
+
+
+def fill_table(
+    table: HashTable, sources: Sequence[tuple[SavedTable, Sequence[Pair]]], keep: Keep | None = None
+) -> tuple[int, int]:
+    """Replace a table's content by saved rows.
+
+    Args:
+      table: The table.
+      sources: Where its rows were, as `plan_moves` finds them; without any, the table is emptied.
+      keep: Which of the table's keys to import; None: all.
+
+    Returns:
+      How many rows, and how many ids that wait for admission, were imported.
+
+    Raises:
+      DataError: An id is above the limit of ids now; the table's content is then undefined.
+    """
+    fits = [fit_slots(table, saved.optimizer) for saved, _ in sources]
+    step = max((saved.step for saved, _ in sources), default=0)
+    clear_table(table, step)
+    rows = waiting = 0
+    for (saved, pairs), fit in zip(sources, fits, strict=True):
+        for batch in saved.batches():
+            place, keys = _own(np.asarray(batch.keys), pairs, keep)
+            if len(keys):
+                own = batch._replace(keys=keys, step=np.int64(step))
+                for name in ("rows", "slots", "frequency", "last_step"):
+                    own = own._replace(**{name: np.asarray(getattr(batch, name))[place]})
+                last_step = own.last_step.astype(np.int64) + (step - saved.step)
+                table.import_(fit(own._replace(last_step=last_step)))
+                rows += len(keys)
+        for state in saved.waiting():
+            place, keys = _own(np.asarray(state.keys), pairs, keep)
+            counts = np.asarray(state.counts)[place]
+            waiting += len(keys)
+            table.import_admission(AdmissionState(keys, counts, np.empty(0, np.uint8)), replace=False)
+    return rows, waiting
+
+
+def warn_of_filters(table: HashTable, names: Sequence[str]) -> None:
+    """Warn that a table's admission counts anew, because filters of the saved tables can't be loaded."""
+    warn_caller(
+        f"table {table.name!r}: ids without a row are counted afresh, because the filter of "
+        f"{', '.join(map(repr, names))} has counted keys, which are others now"
+    )
+
+
+def clear_table(table: HashTable, step: int) -> None:
+    """Remove all rows of a physical table, and set its step."""
+    nothing = np.empty(0, np.int64)
+    slots = np.empty((0, table.optimizer.slot_floats(table.dim)), np.float32)
+    rows = np.empty((0, table.dim), np.float32)
+    table.import_(Records(nothing, rows, slots, nothing, nothing, np.int64(step)), replace=True)
+
+
+def _own(
+    keys: npt.NDArray[np.int64], pairs: Sequence[Pair], keep: Keep | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Find the keys of some tables: return their places, and the keys that they become."""
+    places, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    for own, saved in pairs:
+        there, moved = own.keys_from(saved, keys)
+        places.append(np.flatnonzero(there))
+        found.append(moved)
+    place, moved = np.concatenate(places), np.concatenate(found)
+    if keep is None or not len(moved):
+        return place, moved
+    kept = keep(moved)
+    return place[kept], moved[kept]
