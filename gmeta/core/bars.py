@@ -37,13 +37,15 @@ class Bars:
         )
 
     def __enter__(self: B) -> B:
-        self.bars.start()
+        if self.drawn:  # rich before 15 ends bars that it has not drawn with an empty line
+            self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bars.stop()
+        if self.drawn:
+            self.bars.stop()
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""

@@ -74,7 +74,9 @@ class ParquetScan(Scan):
             stats = column.statistics
             if stats is None or not stats.has_null_count or stats.null_count < column.num_values:
                 full.add(name)
-        return frozenset(self._types) - full
+        schema = self._metadata.schema.to_arrow_schema()  # DuckDB reads a column of type null as INT32
+        nulls = {field.name for field in schema if pa.types.is_null(field.type)}
+        return frozenset(self._types) - (full - nulls)
 
     def _chunks(self) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
         """Yield the parts of columns, each with its column's name."""
