@@ -188,7 +188,9 @@ def test_a_step_makes_one_lookup_and_reaches_every_weight(monkeypatch):
     assert inputs["item"].shape == calls[0][0]["item"].shape
 
 
-@pytest.mark.parametrize("pipeline", [{"depth": 2}, {"depth": 1, "micro_batches": 2}])
+@pytest.mark.parametrize(
+    "pipeline", [{"depth": 2}, pytest.param({"depth": 1, "micro_batches": 2}, marks=pytest.mark.slow)]
+)
 def test_a_pipeline_learns_the_same(pipeline):
     data = tf.data.Dataset.from_tensor_slices(histories(24)).batch(8)
     found = []

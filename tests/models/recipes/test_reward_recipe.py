@@ -38,6 +38,7 @@ def test_unknown_names_are_refused(recipe):
         make(None, settings(objective="ppo"), 0)
 
 
+@pytest.mark.slow
 def test_it_imitates_then_learns_by_rewards_and_draws(recipe, file, tmp_path):
     run("item_codes.py", file, tmp_path / "ids", *SMALL, cwd=tmp_path)
     words = [*SMALL, "--epochs", "2", "--reward-minutes", "0.001", "--group", "4", "--reward-every", "2"]
