@@ -279,9 +279,34 @@ def test_a_meta_model_predicts_the_same_with_features_in_another_order(tmp_path)
     np.testing.assert_array_equal(other.predict(x, verbose=0), model.predict(x, verbose=0))
 
 
+def test_set_weights_takes_over_the_order_of_the_features():
+    x, online, target = ids(NAMES), Net(NAMES), Net(NAMES[::-1])
+    online.fit(x, np.arange(30.0), verbose=0)
+    target(x)
+    with pytest.warns(UserWarning, match="in the order user, item, city, shop from now on"):
+        target.set_weights(online.get_weights())
+    np.testing.assert_array_equal(target.predict(x, verbose=0), online.predict(x, verbose=0))
+
+
+def test_vectors_that_begin_elsewhere_in_as_wide_an_input_are_named(tmp_path, monkeypatch):
+    x = ids((*NAMES, "age"))
+    ShardedCheckpoint(tmp_path).fit(
+        Net(NAMES), tf.data.Dataset.from_tensors((x, tf.range(30.0))), epochs=1, verbose=0
+    )
+    monkeypatch.setitem(WIDTHS, "user", 2)
+    monkeypatch.setitem(WIDTHS, "age", 2)
+    model = Net((*NAMES, "age"))
+    model(x)
+    with pytest.warns(
+        UserWarning, match="the vectors of item, city, shop begin at other places than in what"
+    ):
+        ShardedCheckpoint(tmp_path).restore(model, partial=True, print_fn=lambda text: None)
+
+
 def on_rank(net: Any, folder: str, names: Sequence[str], weights: str, turned: Sequence[str]) -> Any:
     from gmeta.callbacks import ShardedCheckpoint
     from gmeta.core import collectives
+    from gmeta.core.errors import ConfigError
 
     model, said = net(names, by_name=True), []
     checkpoints = ShardedCheckpoint(folder)
@@ -290,6 +315,16 @@ def on_rank(net: Any, folder: str, names: Sequence[str], weights: str, turned: S
     of_file = net(turned, by_name=True)  # what one rank has saved, with other keys
     of_file.load_weights(weights)
     sizes |= {f"file/{table.name}": int(table.size()) for table in of_file.embeddings.tables}
+    own, other = net(turned, by_name=True), net(turned[::-1], by_name=True)
+    for each in (of_file, own, other):
+        each(ids(turned))
+    own.set_weights(of_file.get_weights())
+    refused = ""
+    try:
+        other.set_weights(of_file.get_weights())
+    except ConfigError as error:
+        refused = str(error)
+    assert "whose ids have other keys, which other ranks own" in refused
     return collectives.world().rank, said, dict(checkpoints.left_out.tables_left), sizes
 
 

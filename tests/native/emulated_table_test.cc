@@ -173,7 +173,7 @@ void TestShardsEvictAlike(const char* policy, const vector<double>& parameters, 
   };
   CHECK(table.ExportShards({0, gmeta::kLogicalShards}, UINT32_MAX, allocate, Serial()));
   CHECK(gpu.Export(true).removed == removed);
-  int64_t statistics[12];
+  int64_t statistics[18];
   CHECK_EQ(gmeta_gpu_table_statistics(gpu.table, statistics), 0);
   CHECK(statistics[1] >= 2 * GMETA_PART_SLOTS);  // the capacity: the index was cut
 }

@@ -251,7 +251,11 @@ def current_generation(store: ReadablePath) -> int:
         current, pending = Pointer.load(store / CURRENT), Pointer.load(store / NEXT)
         number = current.generation if current else 0
         later = _later(store, number)
-        is_pending = pending and later == [number + 1] and pending == (number + 1, _digest(store, number + 1))
+        is_pending = (
+            pending is not None
+            and later == [pending.generation] == [number + 1]
+            and _digest(store, number + 1) in (None, pending.digest)  # None: its removal was begun
+        )
         if not later or is_pending:
             break
         if Pointer.load(store / CURRENT) == current:  # otherwise a generation was just committed
@@ -328,8 +332,9 @@ def is_generation_name(name: str) -> bool:
 
 def _later(store: ReadablePath, number: int) -> list[int]:
     """Return the whole generations after one; in a remote store only the next one is looked for."""
-    numbers = folder_numbers(store) if isinstance(store, Path) else [number + 1]
-    return [n for n in numbers if n > number and (generation_folder(store, n) / FILE_NAME).exists()]
+    if isinstance(store, Path):
+        return [n for n in folder_numbers(store) if n > number]
+    return [number + 1] if (generation_folder(store, number + 1) / FILE_NAME).exists() else []
 
 
 def _digest(store: ReadablePath, number: int) -> str | None:

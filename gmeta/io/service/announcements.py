@@ -80,7 +80,7 @@ def key_of(folder: Path | None) -> bytes:
     """
     given = os.environ.get(KEY)
     if given:
-        return _long_enough(given.encode(), KEY, _MAKE)
+        return _long_enough(os.fsencode(given), KEY, _MAKE)
     if folder is None:
         raise ConfigError(
             f"{KEY} isn't set: workers run programs for whoever knows their key, so give the same long "

@@ -7,6 +7,7 @@ its weights were saved with, whatever the order of its own features is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import tensorflow as tf
 
@@ -64,6 +65,13 @@ class FeatureOrder:
         """
         saved = plan.features or self._noted_by_tables(plan)
         names, own = self._after(saved), [name for name, _ in self.widths]
+        if moved := _moved(saved, [(name, dict(self.widths)[name]) for name in names]):
+            warn_caller(
+                f"{self.owner!r}: side by side, the vectors of {', '.join(moved)} begin at other places than "
+                "in what is loaded, and all vectors together are as wide. A dense layer that reads them side "
+                "by side loads weights that belong to other vectors: give that layer another name, and it "
+                "starts anew"
+            )
         if names == own:
             return
         said = f"{self.owner!r}: what is loaded was saved with the features in "
@@ -116,3 +124,16 @@ class FeatureOrder:
                 names.append(heir)
                 fresh.remove(heir)
         return [*names, *fresh]
+
+
+def _moved(saved: Widths, now: Sequence[tuple[str, int]]) -> list[str]:
+    """Return the features that begin elsewhere, if all together are as wide as before."""
+
+    def places(widths: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        ends = accumulate((width for _, width in widths), initial=0)
+        return dict(zip(widths, ends, strict=False))
+
+    if sum(width for _, width in saved) != sum(width for _, width in now):
+        return []
+    before = places(saved)
+    return [each[0] for each, place in places(now).items() if before.get(each, place) != place]

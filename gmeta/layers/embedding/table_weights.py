@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, is_framework, warn_caller
 from gmeta.core.keras import submodules
 from gmeta.ops.table.hash_table import HashTable
@@ -26,6 +27,7 @@ class Weights(list[Any]):
     Attributes:
       tables: A snapshot of each table. While a snapshot lives, its table keeps the old values of rows that
         change.
+      plans: The plan of each collection, which has the order of its features.
       items: Of a model that chooses among items, what it has counted of them; else None.
     """
 
@@ -34,17 +36,18 @@ class Weights(list[Any]):
         dense: Iterable[Any],
         tables: Sequence[TableSnapshot],
         items: Mapping[str, npt.NDArray[Any]] | None = None,
+        plans: Sequence[Any] = (),
     ) -> None:
         super().__init__(dense)
-        self.tables, self.items = tuple(tables), items
+        self.tables, self.items, self.plans = tuple(tables), items, tuple(plans)
 
     def __copy__(self) -> Weights:
-        return Weights(self, self.tables, self.items)
+        return Weights(self, self.tables, self.items, self.plans)
 
     copy = __copy__
 
     def __deepcopy__(self, memo: Any) -> Weights:
-        return Weights((np.array(each) for each in self), self.tables, self.items)
+        return Weights((np.array(each) for each in self), self.tables, self.items, self.plans)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise ConfigError(
@@ -92,7 +95,9 @@ class HoldsTables:
         """
         dense = super().get_weights()  # type: ignore[misc]
         tables = tables_of(self)
-        return Weights(dense, [TableSnapshot(table) for table in tables]) if tables else dense
+        if not tables:
+            return dense
+        return Weights(dense, [TableSnapshot(table) for table in tables], plans=_plans(self))
 
     def set_weights(self, weights: Any) -> None:
         """Restore dense weights and tables, table slots and steps included.
@@ -120,6 +125,8 @@ class HoldsTables:
         """
         tables = tables_of(self)
         restore = _restorer(self, weights, tables) if tables else None
+        if restore is not None:
+            _follow_orders(self, weights)  # the dense weights belong to the order of the features
         super().set_weights(list(weights))  # type: ignore[misc]
         if restore is not None:
             restore()
@@ -205,6 +212,15 @@ def _restorer(layer: Any, weights: Any, tables: Sequence[HashTable]) -> Callable
             f"{'; '.join(moves.omissions)}; make both models with the same features and optimizers"
         )
 
+    if collectives.world().group_size > 1 and any(
+        moves.whole(key, table, saved) is None for key, table in own.items()
+    ):
+        raise ConfigError(
+            f"{name}: set_weights got tables whose ids have other keys, which other ranks own: make both "
+            "models with the features in the same order and with the same policies, or load a "
+            "ShardedCheckpoint"
+        )
+
     def copy() -> None:
         moves.follow_folds(own)
         for key, table in own.items():
@@ -217,6 +233,19 @@ def _restorer(layer: Any, weights: Any, tables: Sequence[HashTable]) -> Callable
                 warn_of_filters(table, filters)
 
     return copy
+
+
+def _plans(layer: Any) -> list[Any]:
+    from gmeta.layers.embedding.saved_tables import saved_tables_of
+
+    return [each.plan for each in saved_tables_of(layer)]
+
+
+def _follow_orders(layer: Any, weights: Weights) -> None:
+    from gmeta.layers.embedding.saved_tables import saved_tables_of
+
+    for own, plan in zip(saved_tables_of(layer), weights.plans, strict=False):
+        own.order.follow(plan)
 
 
 def _by_place(tables: Sequence[HashTable]) -> dict[str, HashTable]:

@@ -95,7 +95,9 @@ class HistoryModel(Model):
     def get_weights(self) -> Weights:
         """Return the weights as `gmeta.models.Model.get_weights` does, together with the counts of items."""
         found = super().get_weights()
-        return Weights(found, getattr(found, "tables", ()), self.catalogue.noted())
+        return Weights(
+            found, getattr(found, "tables", ()), self.catalogue.noted(), getattr(found, "plans", ())
+        )
 
     def set_weights(self, weights: Any) -> None:
         """Restore weights as `gmeta.models.Model.set_weights` does, and the counts of items.

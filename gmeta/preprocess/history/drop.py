@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.data.history_manifest import HistoryManifest, newest_generation
-from gmeta.core.data.manifest_file import SealedManifest, load_manifest_file
+from gmeta.core.data.history_manifest import HistoryManifest, generation_folder, newest_generation
+from gmeta.core.data.manifest_file import FILE_NAME, SealedManifest, load_manifest_file
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import items, text
 from gmeta.core.staging import explain_write_errors
@@ -49,7 +49,8 @@ def drop_generations(store: str | os.PathLike[str], numbers: Collection[int]) ->
         if newest in doomed:
             raise ConfigError(f"generation {newest} is the newest of {store}: readers open it")
         refuse_needed(store, doomed)
-        manifests = {number: HistoryManifest.load(store, number) for number in there}
+        cut = {number for number in doomed if not (generation_folder(store, number) / FILE_NAME).exists()}
+        manifests = {number: HistoryManifest.load(store, number) for number in there if number not in cut}
         for number in sorted(set(there) - doomed):
             if needed := sorted(doomed & set(manifests[number].reads)):
                 raise ConfigError(
@@ -57,7 +58,7 @@ def drop_generations(store: str | os.PathLike[str], numbers: Collection[int]) ->
                     "history compact`, and drop all generations before the one that it makes"
                 )
         stay = {digest for number in set(there) - doomed for digest in manifests[number].inputs.values()}
-        gone = {digest for number in doomed for digest in manifests[number].inputs.values()} - stay
+        gone = {digest for number in doomed - cut for digest in manifests[number].inputs.values()} - stay
         if gone:
             DroppedInputs(tuple(sorted(gone | dropped_inputs(store)))).save(store, _INPUTS)
         remove_generations(store, doomed)

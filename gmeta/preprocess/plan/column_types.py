@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from typing import NamedTuple
 
@@ -74,12 +74,14 @@ class Example(NamedTuple):
       kinds: Their kinds.
       region: The region of `TIME_EDGES` that they are in, in place of kinds.
       quoted: Whether they are text by their type.
+      whole: Whether they are values of their own, and no elements of lists.
     """
 
     words: str
     kinds: Seen
     region: int | None = None
     quoted: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def _parts(found: Findings, role: Role) -> pa.DataType | Doubt:
     single = found.kinds & ~(Seen.LIST | Seen.OTHER)
     if single or (Seen.LIST in found.kinds and Seen.OTHER in found.kinds):
         some = [("lists", Seen.LIST), ("values of several parts", Seen.OTHER), ("single values", single)]
-        return _doubt("write all in one form", *some, found=found)
+        doubt = _doubt("write all in one form", *some, found=found)
+        return replace(doubt, examples=tuple(each._replace(whole=True) for each in doubt.examples))
     if Seen.OTHER in found.kinds:
         return pa.struct([])
     elements = decide(found.elements or Findings(), "feature")
@@ -171,11 +174,16 @@ def _feature(found: Findings, role: Role) -> pa.DataType | Doubt:
     if text:
         if not dates and Seen.POINT not in plain:
             return pa.string()
-        dtype = "int64" if dates else "float32"
-        advice = f'set in --spec dtype = "{dtype}", and text is bad, or hash = true for ids'
+        in_text = plain & (Seen.TEXT | Seen.PADDED)
+        if role == "task":
+            advice = "write all as text or all as whole numbers"
+        else:
+            dtype = "int64" if dates else "float32"
+            of_text = in_text and Seen.FLOAT not in plain
+            hashed = f"or {'hash = true for ids' if of_text else 'write ids as text'}"
+            advice = f'set in --spec dtype = "{dtype}", and text is bad, {hashed}'
         numbers = numbers if Seen.POINT in plain else Seen(0)
         doubt = _doubt(advice, ("numbers", numbers), ("dates", dates), found=found)
-        in_text = plain & (Seen.TEXT | Seen.PADDED)
         example = Example("text", in_text or text, quoted=not in_text)
         return Doubt((*doubt.examples, example), advice)
     if dates:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +54,7 @@ don't exist."""
 
 _SURE_DIGITS = 18  # any number with at most this many digits fits an int64
 EXACT = {pa.float64(): 2.0**53, pa.float32(): 2.0**24, pa.float16(): 2.0**11}
-"""The bound up to which a floating-point type holds every whole number."""
+"""The bound below which no whole number in a floating-point type has been rounded."""
 
 
 class Parsed(NamedTuple):
@@ -172,8 +171,8 @@ def _whole(given: pa.Array, expected: str, *, is_id: bool) -> tuple[NDArray[Any]
 def _exact(values: NDArray[Any], bound: float, expected: str) -> tuple[NDArray[Any], list[ColumnFault]]:
     """Convert doubles to int64; refuse fractions, and whole numbers that may have been rounded."""
     fraction = np.isfinite(values) & (values != np.floor(values))
-    large = ~fraction & (np.abs(values) > bound)
-    text = f"at most 2^{int(np.log2(bound))} as a floating-point number: larger ones may be rounded"
+    large = ~fraction & (np.abs(values) >= bound)
+    text = f"below 2^{int(np.log2(bound))} as a floating-point number: larger ones may be rounded"
     faults = [(Reason.NOT_A_NUMBER, fraction, expected), (Reason.OUT_OF_RANGE, large, text)]
     whole = np.where(large | fraction | np.isnan(values), 0, values).astype(np.int64)
     return whole, [fault for fault in faults if fault[1].any()]
@@ -237,12 +236,9 @@ def _parse(
 def _whole_text(text: pa.Array, expected: str) -> tuple[NDArray[Any], list[ColumnFault]]:
     """Convert numbers in text, or null, to int64 values."""
     text = pc.replace_substring_regex(text, r"^\+", "")
-    digits, bound = _matches(text, WHOLE), EXACT[pa.float64()]
+    digits = _matches(text, WHOLE)
     doubles = _cast(text, ~digits)
-    edge = np.abs(doubles) == bound  # 2^53 + 1 becomes 2^53
-    edge[edge] = [abs(Decimal(number)) != bound for number in text.filter(pa.array(edge)).to_pylist()]
-    doubles = np.where(edge, np.inf, doubles)
-    found, faults = _exact(doubles, bound, expected)
+    found, faults = _exact(doubles, EXACT[pa.float64()], expected)
     large = np.zeros(len(text), np.bool_)
     for row in np.flatnonzero(digits & (_fill(pc.utf8_length(text), 0) > _SURE_DIGITS)).tolist():
         number = text[row].as_py()

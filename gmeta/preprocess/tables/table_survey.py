@@ -13,6 +13,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.preprocess.plan.column_types import Doubt, Example, Findings, Seen, decide
 from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec, check_names
 from gmeta.preprocess.tables.table_scan import Scan
+from gmeta.preprocess.tables.type_survey import Probe
 
 MAX_COLUMNS = 1 << 16
 _NUMBERED = re.compile(r"__index_level_\d+__|Unnamed: \d+")
@@ -94,6 +95,8 @@ def resolve_spec(scans: Sequence[Scan], spec: TableSpec) -> TableSpec:
         }
         if probes:
             for source, own in scan.survey([*probes.values()]).items():
+                if scan.file.format == "json" and probes[source].column.hash and Seen.POINT in own.plain:
+                    _refuse_fractions(scan, probes[source])
                 found[source] = found[source].merge(own) if source in found else own
 
     if not spec.columns:
@@ -132,6 +135,15 @@ def open_columns(spec: TableSpec, names: Names, *, lists: bool = False) -> list[
         if is_open or (lists and column.is_list is None):
             wanted.append(Wanted(name, column.source or name, role, column))
     return wanted
+
+
+def _refuse_fractions(scan: Scan, probe: Probe) -> None:
+    """Refuse numbers that JSON's reader writes anew, rounded, before they could be hashed."""
+    shown = scan.find(probe, Example("", Seen.POINT))
+    raise ConfigError(
+        f"column {probe.source!r} has hash = true, and holds numbers with a point or an exponent such as "
+        f"{shown}, of which two may have one hash, and one two: write ids as text or digits"
+    )
 
 
 def _refuse_absent(scans: Sequence[Scan], wanted: Sequence[Wanted], spec: TableSpec) -> None:
@@ -200,7 +212,12 @@ def decide_spec(
 def _decide(one: Wanted, found: Findings, known: pa.DataType) -> pa.DataType | Doubt:
     column = one.column
     if one.role != "time" and (column.dtype is not None or column.hash):  # only lists are looked for
-        return pa.list_(pa.string()) if Seen.LIST in found.kinds else known
+        if Seen.LIST not in found.kinds:
+            return known
+        if found.kinds == Seen.LIST:
+            return pa.list_(pa.string())
+        # With a dtype, what isn't of the form is bad; a hash would take the text of a list.
+        return decide(found, one.role) if column.hash else known
     if column.dtype is not None and found.kinds & (Seen.LIST | Seen.OTHER):
         return known  # such records are bad
     kind = decide(found, one.role, column.dtype)

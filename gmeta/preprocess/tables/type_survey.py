@@ -126,7 +126,8 @@ def survey(cursor: duckdb.DuckDBPyConnection, table: str, probes: Sequence[Probe
             inner = f"SELECT unnest({elements.value}) AS x FROM {table}"
             query = f"SELECT {_bits(replace(elements, value='x'))} FROM ({inner})"
             each = Findings.of_bits(cursor.execute(query).fetchall()[0][0] or 0)
-            found[probe.source] = Findings(found[probe.source].plain | Seen.LIST, elements=each)
+            whole = found[probe.source]
+            found[probe.source] = replace(whole, plain=whole.plain | Seen.LIST, elements=each)
     return found
 
 
@@ -169,7 +170,7 @@ def find(
 ) -> tuple[int, str] | None:
     """Find the first value of some kinds: return its record's number in the table, from 0, and its text."""
     single = [] if probe.known is None and _by_elements(probe) else [(probe, f"{probe.value} AS x")]
-    elements = probe.elements
+    elements = None if example.whole else probe.elements
     inner = [(elements, f"unnest({elements.value}) AS x")] if elements else []
     found = (_find(cursor, table, one, values, example) for one, values in (*single, *inner))
     return next(filter(None, found), None)
@@ -237,7 +238,7 @@ def class_of(form: pa.DataType | str, x: str) -> str:
         return f"(({text_class(f'{x}::VARCHAR')}) << {QUOTED})"
     if pa.types.is_floating(form):
         number = f"{x}::DOUBLE"
-        small = f"abs({number}) <= {EXACT[pa.float32()]:.0f} AND {number} = floor({number})"
+        small = f"abs({number}) < {EXACT[pa.float32()]:.0f} AND {number} = floor({number})"
         kind = f"CASE WHEN {small} THEN {int(Seen.FLOAT)} ELSE {_number_class(number, EXACT[form])} END"
         kind = f"({kind}) | {int(Seen.POINT)}"
         return f"CASE WHEN {x} IS NULL OR isnan({x}) THEN {int(Seen.MISSING)} ELSE {kind} END"
@@ -295,7 +296,7 @@ def _json_class(x: str) -> str:
 
 def _number_class(number: str, exact: float) -> str:
     """Return the class of a number that isn't null, with a point or an exponent, in SQL."""
-    whole = f"CASE WHEN abs({number}) <= {exact:.0f} THEN {int(Seen.ROUND)} ELSE {int(Seen.INEXACT)} END"
+    whole = f"CASE WHEN abs({number}) < {exact:.0f} THEN {int(Seen.ROUND)} ELSE {int(Seen.INEXACT)} END"
     fraction = f"isinf({number}) OR {number} <> floor({number})"
     return f"CASE WHEN {fraction} THEN {int(Seen.FRACTION)} ELSE {whole} END"
 

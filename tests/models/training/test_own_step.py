@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import gmeta
 from gmeta.callbacks import StepTimes
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.models import Model
@@ -52,6 +52,15 @@ class Joint(Plain):
         gradients = tape.gradient(loss, [*weights, *lookups.rows])
         self.joint_optimizer.step(gradients, weights, lookups, samples=tf.shape(y)[0])
         return {"loss": loss}
+
+
+class Undefined(Joint):
+    """The gradient of item 3 is NaN, and the loss is 0."""
+
+    def call(self, x, training=None):
+        rows = self.items(x, training=training)["item"]
+        norm = tf.norm(tf.where((x["item"] == 3)[:, tf.newaxis], rows - tf.stop_gradient(rows), rows), axis=1)
+        return self.head(norm[:, tf.newaxis])
 
 
 class Unrecorded(Plain):
@@ -138,6 +147,15 @@ def test_a_step_made_by_the_joint_optimizer_is_that_of_fit(accumulate_steps):
     for mine, other in zip(fit(own, **settings), fit(plain, **settings), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-6)
     np.testing.assert_allclose(own.items(X)["item"], plain.items(X)["item"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_step_by_the_joint_optimizer_refuses_gradients_that_are_not_finite(run_eagerly):
+    model = Undefined()
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", run_eagerly=run_eagerly)
+    with pytest.raises(NotFiniteError, match="NaN or infinite for id 3 of table 'item', and nothing was upd"):
+        model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    assert np.isfinite(model.items.tables[0].export().rows).all()
 
 
 def test_a_step_without_a_recording_is_told_how_to_make_one():

@@ -35,6 +35,7 @@
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -74,12 +75,39 @@ struct Product {
 
 inline constexpr size_t kStackBytes = 128 << 10;
 
+// A thread's stack. The stacks of threads that have ended are used again, because a sanitizer maps
+// each new one.
+class Stack {
+ public:
+  Stack() {
+    if (Free().empty()) {
+      bytes_.reset(new char[kStackBytes]);
+      return;
+    }
+    bytes_ = std::move(Free().back());
+    Free().pop_back();
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(bytes_.get(), kStackBytes);  // the frames of the thread before
+#endif
+  }
+  ~Stack() { Free().push_back(std::move(bytes_)); }
+  char* get() const { return bytes_.get(); }
+
+ private:
+  static std::vector<std::unique_ptr<char[]>>& Free() {
+    static std::vector<std::unique_ptr<char[]>> free;
+    return free;
+  }
+
+  std::unique_ptr<char[]> bytes_;
+};
+
 struct Fiber {
   Index index;
   ucontext_t context;
   jmp_buf place;  // where it goes on
   bool begun = false;
-  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  Stack stack;
   std::function<bool()> ready;  // none: it needn't wait
   bool done = false;
   // Products by the number of their group; those of the group that isn't closed yet have `groups`.

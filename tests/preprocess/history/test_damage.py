@@ -194,6 +194,30 @@ def test_a_pointer_before_generations_that_were_dropped_is_refused(tmp_path, sto
         Generation(store)
 
 
+def test_a_later_generation_without_its_manifest_is_not_overwritten(tmp_path, store):
+    grow(tmp_path, 3)
+    (store / CURRENT).write_text("2")
+    (store / "generations" / "00000003" / "manifest.json").unlink()
+    for use in (lambda: grow(tmp_path, 4), lambda: compact_history(store), lambda: verify_history(store)):
+        with pytest.raises(DataError, match="it names generation 2, and generation 3 is there"):
+            use()
+    assert list((store / "generations" / "00000003").iterdir())
+
+
+def test_generations_whose_deletion_was_cut_off_can_be_dropped(tmp_path, store):
+    """As advised for a damaged DROPPING that was removed."""
+    compact_history(store)
+    whole = everything(store)
+    (store / "generations" / "00000002" / "manifest.json").unlink()
+    (line,) = verify_history(store).left
+    assert line.endswith(f"restore it, or drop it with `gmeta history drop {store} 2`")
+    drop_generations(store, [1, 2])
+    found = verify_history(store)
+    assert (found.faults, found.left) == ((), ())
+    grow(tmp_path, 4)
+    assert len(everything(store).columns["ts"]) > len(whole.columns["ts"])
+
+
 def test_what_is_no_generation_is_left_alone_and_named(store):
     strange = [store / "generations" / name for name in ("0000abc", "00000001.bak", "3", "00000²")]
     for path in strange:

@@ -38,7 +38,7 @@ def one(values, kind=None, **column):
         ([2**63 - 1, 2**63, 2**64 - 1], pa.uint64(), [2**63 - 1, -(2**63), -1]),
         ([decimal.Decimal(2**64 - 1), decimal.Decimal(3)], pa.decimal128(20, 0), [-1, 3]),
         ([True, False], pa.bool_(), [1, 0]),
-        ([3.0, -(2.0**53)], pa.float64(), [3, -(2**53)]),
+        ([3.0, 1 - 2.0**53], pa.float64(), [3, 1 - 2**53]),
         ([decimal.Decimal("12")], pa.decimal128(5, 0), [12]),
         ([decimal.Decimal(2**62 + 1)], pa.decimal128(38, 0), [2**62 + 1]),
         (["12", "-9223372036854775808", " 7 ", "+8", "5.0", "-6."], pa.string(), [12, -(2**63), 7, 8, 5, -6]),

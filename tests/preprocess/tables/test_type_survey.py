@@ -53,7 +53,8 @@ def text_file(path, values, name="x"):
         (["1e5", "1f5"], HASH),
         ([16777217, 0.5], "fractions such as '0.5' .* and whole numbers that float32 would round such as"),
         ([2**63], "an int64 can't hold such as '9223372036854775808'"),
-        ([float(2**53 + 2)], "a floating-point number may have rounded"),
+        ([float(2**53 - 1)], INT),
+        ([float(2**53)], "a floating-point number may have rounded"),  # 2^53 + 1 is rounded to it
         (["2014-02-27", 7], r"dates such as '\"?2014-02-27\"?' .* and numbers such as '7'"),
         (["2014-02-27", "noon"], 'dates such as .* and text such as .* dtype = "int64"'),
     ],
@@ -67,6 +68,39 @@ def test_what_values_of_text_decide(tmp_path, name, values, expected):
     else:
         column = decided(data).columns["x"]
         assert (column.dtype, column.hash) == expected
+
+
+@pytest.mark.parametrize("column", [None, ColumnSpec(hash=True)], ids=["undecided", "hashed"])
+@pytest.mark.parametrize("first", [[["i1"], "i2", "i3"], ["i3", ["i1"], "i2"], ["i2", [[6]]]])
+def test_a_list_among_single_values_is_refused_with_one_of_each(tmp_path, column, first):
+    data = text_file(tmp_path / "t.jsonl", first)
+    spec = None if column is None else TableSpec("user", columns={"x": column})
+    with pytest.raises(ConfigError, match=r"holds lists such as .* and single values such as '\"?i\d\"?'"):
+        decided(data, spec)
+
+
+def test_single_values_are_not_shown_by_elements_of_lists(tmp_path):
+    lists, single = text_file(tmp_path / "a.jsonl", [[1, 2]]), text_file(tmp_path / "b.csv", [5])
+    expected = pytest.raises(ConfigError, match=r"single values such as '5' \(.*b.csv:2")
+    with duckdb.connect() as connection, expected:
+        assert TableSource([lists, single], TableSpec("user"), connection).spec
+
+
+@pytest.mark.parametrize("value", [9.0, 9007199254740993.0])
+def test_numbers_that_json_rewrites_are_not_hashed(tmp_path, value):
+    spec = TableSpec("user", columns={"x": ColumnSpec(hash=True)})
+    with pytest.raises(
+        ConfigError, match=r"hash = true, and holds numbers with a point .* write ids as text"
+    ):
+        decided(text_file(tmp_path / "t.jsonl", ["a", value]), spec)
+
+
+def test_advice_about_text_among_numbers_fits_what_can_be_hashed(tmp_path):
+    whole = write_table(pa.table({"user": [1], "x": [9.0]}), tmp_path / "a.parquet")
+    text = write_table(pa.table({"user": [1], "x": ["i"]}), tmp_path / "b.parquet")
+    expected = pytest.raises(ConfigError, match="text is bad, or write ids as text")
+    with duckdb.connect() as connection, expected:
+        assert TableSource([whole, text], TableSpec("user"), connection).spec
 
 
 @pytest.mark.parametrize("missing", ["-", "NULL", "n/a", "NaN", "\\N"])

@@ -28,6 +28,7 @@ from gmeta.models.training.optimizer.mean_gradients import (
 from gmeta.models.training.optimizer.packed_gradients import Gradient, PackedGradients, pack_gradients
 from gmeta.models.training.optimizer.rank_notes import RankNotes
 from gmeta.models.training.optimizer.table_rule import Clipping, follow_late
+from gmeta.ops.table.finite import NamedGradient, describe_bad, refuse_bad
 
 
 class JointOptimizer:
@@ -131,6 +132,7 @@ class JointOptimizer:
             it.
 
         Raises:
+          NotFiniteError: A gradient isn't finite, and no step was made.
           ConfigError: There are more or fewer gradients than variables and rows; the number of samples is
             missing; or a model that shares a table trains it by another optimizer.
         """
@@ -149,13 +151,23 @@ class JointOptimizer:
             self._trainer._own_step.note("accumulate_steps")
         trainer = self if self._trainer is None else self._trainer
         follow_late(trainer, lookups.tables, self.optimizer)
+        allowed = tf.constant(True)
+        if self._raises and not self._skips_bad_steps:  # no guard has seen these gradients
+            dense, rows = gradients[: len(variables)], gradients[len(variables) :]
+            named = [*NamedGradient.of_weights(dense, variables), *lookups.named(rows)]
+            if ranks > 1:
+                allowed = tf.equal(describe_bad(named, tf.convert_to_tensor(samples)), "")
+            else:
+                given = [gradient for gradient in gradients if gradient is not None]
+                held = iter(refuse_bad(named, given))
+                gradients = [None if gradient is None else next(held) for gradient in gradients]
         self.apply_gradients(
             gradients[: len(variables)],
             variables,
             lookups,
             gradients[len(variables) :],
             tf.convert_to_tensor(1 if samples is None else samples),
-            tf.constant(True),
+            allowed,
         )
 
     def apply_gradients(

@@ -34,6 +34,7 @@ from gmeta.core.data.history_manifest import (
     shard_files,
     user_shards,
 )
+from gmeta.core.data.manifest_file import FILE_NAME
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import sync, write_atomically
 from gmeta.core.staging import explain_write_errors, lock_file
@@ -223,10 +224,18 @@ def find_strange(store: Path) -> list[str]:
     """Return what is in the folder of generations and isn't of the store, a line each."""
     folder = store / GENERATIONS
     found = sorted(folder.iterdir()) if folder.exists() else []
+    cut = [path for path in found if is_generation_name(path.name) and not (path / FILE_NAME).exists()]
     return [
-        f"{path}: it isn't of the store, and may hold events that were deleted: move it elsewhere"
-        for path in found
-        if path.name[0] != "." and not is_generation_name(path.name)
+        *(
+            f"{path}: it has no manifest, and may hold events that were deleted: restore it, or drop it with "
+            f"`gmeta history drop {store} {int(path.name)}`"
+            for path in cut
+        ),
+        *(
+            f"{path}: it isn't of the store, and may hold events that were deleted: move it elsewhere"
+            for path in found
+            if path.name[0] != "." and not is_generation_name(path.name)
+        ),
     ]
 
 
