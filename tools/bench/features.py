@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf

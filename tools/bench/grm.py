@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 import numpy as np
 import tensorflow as tf
 from gmeta.io import SequenceCost
