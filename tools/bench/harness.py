@@ -154,7 +154,8 @@ def _print(title: str, rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(title=title, title_justify="left")
     for heading in rows[0]:
-        table.add_column(heading, justify="left" if heading in ("", "unit", "peer") else "right")
+        left = heading in ("", "unit", "peer")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=not heading)
     for row in rows[1:]:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
