@@ -25,7 +25,7 @@ _FOLDER = "sharded"
 
 
 class TableBackup(WorkerTrainingState):
-    """What `tf.keras.callbacks.BackupAndRestore` does its work by, for a model with tables.
+    """The state with which `tf.keras.callbacks.BackupAndRestore` saves and restores a model with tables.
 
     A backup that is due while gradients are accumulated is made after their step, because checkpoints don't
     contain them.
@@ -133,10 +133,10 @@ class TableBackup(WorkerTrainingState):
 
 
 class _Saver(ShardedCheckpoint):
-    """A `ShardedCheckpoint` that saves when it is told to."""
+    """A `ShardedCheckpoint` that saves on request."""
 
     def save_after(self, epochs: int, steps: int) -> None:
-        """Save.
+        """Save a checkpoint of the model's present state.
 
         Args:
           epochs: How many epochs are done.

@@ -22,7 +22,16 @@ from gmeta.preprocess.cluster.text_records import parse_lines
 from gmeta.preprocess.plan.column_types import Example, Findings, Seen
 from gmeta.preprocess.table_spec import RESERVED, ColumnSpec, Role, TableSpec
 from gmeta.preprocess.tables.duckdb_text import sql_name, sql_text
-from gmeta.preprocess.tables.table_survey import Names, Wanted, decide_spec, merge_names, open_columns
+from gmeta.preprocess.tables.table_survey import (
+    REWRITTEN,
+    Names,
+    Wanted,
+    decide_spec,
+    is_rewritten,
+    merge_names,
+    open_columns,
+    rewritten,
+)
 from gmeta.preprocess.tables.type_survey import JSON, TEXT, Probe, find, survey
 
 if TYPE_CHECKING:
@@ -125,7 +134,12 @@ def resolve_on_spark(table: DataFrame, spec: TableSpec, files: Sequence[InputFil
         whole.headers |= {tuple(file.form.names) for file in files if file.form and file.form.format == "csv"}
         names = merge_names(whole.headers)
         known = dict.fromkeys(names.all, pa.string())
-    wanted = open_columns(spec, names, lists=form is not None and form.format == "json")
+    is_json = form is not None and form.format == "json"
+    wanted = open_columns(spec, names, lists=is_json)
+    for one in wanted if is_json else ():
+        if one.source in whole.found and is_rewritten(one.column, whole.found[one.source]):
+            shown = whole.show(one.source, one.role, one.column, REWRITTEN)
+            raise rewritten(one.source, shown)
     return decide_spec(spec, names, known, wanted, whole.found, whole.show)
 
 

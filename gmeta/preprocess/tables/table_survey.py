@@ -13,9 +13,10 @@ from gmeta.core.errors import ConfigError
 from gmeta.preprocess.plan.column_types import Doubt, Example, Findings, Seen, decide
 from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec, check_names
 from gmeta.preprocess.tables.table_scan import Scan
-from gmeta.preprocess.tables.type_survey import Probe
 
 MAX_COLUMNS = 1 << 16
+REWRITTEN = Example("numbers with a point or an exponent", Seen.POINT)
+"""The numbers that a reader of JSON writes anew."""
 _NUMBERED = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 """The names that pandas gives to a column without one, most often the number of a row."""
 
@@ -95,8 +96,8 @@ def resolve_spec(scans: Sequence[Scan], spec: TableSpec) -> TableSpec:
         }
         if probes:
             for source, own in scan.survey([*probes.values()]).items():
-                if scan.file.format == "json" and probes[source].column.hash and Seen.POINT in own.plain:
-                    _refuse_fractions(scan, probes[source])
+                if scan.file.format == "json" and is_rewritten(probes[source].column, own):
+                    raise rewritten(source, scan.find(probes[source], REWRITTEN))
                 found[source] = found[source].merge(own) if source in found else own
 
     if not spec.columns:
@@ -137,12 +138,16 @@ def open_columns(spec: TableSpec, names: Names, *, lists: bool = False) -> list[
     return wanted
 
 
-def _refuse_fractions(scan: Scan, probe: Probe) -> None:
-    """Refuse numbers that JSON's reader writes anew, rounded, before they could be hashed."""
-    shown = scan.find(probe, Example("", Seen.POINT))
-    raise ConfigError(
-        f"column {probe.source!r} has hash = true, and holds numbers with a point or an exponent such as "
-        f"{shown}, of which two may have one hash, and one two: write ids as text or digits"
+def is_rewritten(column: ColumnSpec, found: Findings) -> bool:
+    """Return whether a column of JSON has numbers that its reader writes anew, rounded, before a hash."""
+    return column.hash and bool(found.plain & REWRITTEN.kinds)
+
+
+def rewritten(source: str, shown: str | None) -> ConfigError:
+    """Return the error for a column of which `is_rewritten` is true."""
+    return ConfigError(
+        f"column {source!r} has hash = true, and holds numbers with a point or an exponent such as {shown}, "
+        "of which two may have one hash, and one two: write ids as text or digits"
     )
 
 

@@ -201,6 +201,13 @@ def test_types_are_decided_by_all_values_on_a_cluster_too(spark, tmp_path, form)
         spark_engine.prepare_on_spark(f"file://{tmp_path}/u/*.{form}", tmp_path / "c", CONFIG, spec=spec)
 
 
+def test_numbers_that_json_rewrites_are_not_hashed_on_a_cluster(spark, tmp_path):
+    write_table(pa.table({"user": [1, 2], "id": [9.0, 9007199254740993.0]}), tmp_path / "t" / "a.jsonl")
+    spec = TableSpec("user", columns={"id": ColumnSpec(hash=True)})
+    with pytest.raises(ConfigError, match=r"hash = true, and holds numbers with a point .* such as '9"):
+        spark_engine.prepare_on_spark(f"file://{tmp_path}/t/*.jsonl", tmp_path / "a", CONFIG, spec=spec)
+
+
 def test_errors_of_workers_are_one_line(spark):
     numbers = spark.range(1)
     with pytest.raises(DataError, match=r"^t.csv:7: nothing is right$"), spark_errors():

@@ -151,24 +151,15 @@ class JointOptimizer:
             self._trainer._own_step.note("accumulate_steps")
         trainer = self if self._trainer is None else self._trainer
         follow_late(trainer, lookups.tables, self.optimizer)
-        allowed = tf.constant(True)
-        if self._raises and not self._skips_bad_steps:  # no guard has seen these gradients
-            dense, rows = gradients[: len(variables)], gradients[len(variables) :]
+        dense, rows = list(gradients[: len(variables)]), list(gradients[len(variables) :])
+        count, allowed = tf.convert_to_tensor(1 if samples is None else samples), tf.constant(True)
+        if self._raises and not self._skips_bad_steps:  # no guard has checked these gradients
             named = [*NamedGradient.of_weights(dense, variables), *lookups.named(rows)]
-            if ranks > 1:
-                allowed = tf.equal(describe_bad(named, tf.convert_to_tensor(samples)), "")
+            if ranks > 1:  # on which all must end together
+                allowed = tf.equal(describe_bad(named, count), "")
             else:
-                given = [gradient for gradient in gradients if gradient is not None]
-                held = iter(refuse_bad(named, given))
-                gradients = [None if gradient is None else next(held) for gradient in gradients]
-        self.apply_gradients(
-            gradients[: len(variables)],
-            variables,
-            lookups,
-            gradients[len(variables) :],
-            tf.convert_to_tensor(1 if samples is None else samples),
-            allowed,
-        )
+                dense, rows = refuse_bad(named, [dense, rows])
+        self.apply_gradients(dense, variables, lookups, rows, count, allowed)
 
     def apply_gradients(
         self,
