@@ -30,8 +30,9 @@ def test_a_smoke_run(subject, tmp_path):
             f"{subject}/",
             f"{subject.replace('_', '/')}/",
             f"{subject.removeprefix('gpu_')}/",
-            "pipeline/",
-        )  # of the parts that steps consist of
+            "pipeline/",  # the parts that steps consist of
+            "io/",  # the readers
+        )
         assert result["name"].startswith(known)
         assert result["name"] in run.stdout
         assert isinstance(result["value"], float | int)
