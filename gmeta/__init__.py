@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gmeta.core.keras import select_legacy_keras
 from gmeta.core.version import __version__ as __version__
-from gmeta.core.version import check_python
+from gmeta.core.version import check_python, select_legacy_keras
 
 check_python()
 select_legacy_keras()
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from gmeta import preprocess as preprocess
     from gmeta import reinforcement as reinforcement
     from gmeta.core.collectives import init as init
-    from gmeta.models.training.pipeline.settings import Pipeline as Pipeline
+    from gmeta.training.pipeline import Pipeline as Pipeline
 
 __all__ = [
     "Pipeline",
@@ -64,7 +63,7 @@ def __getattr__(name: str) -> Any:
     if name == "init":
         return importlib.import_module("gmeta.core.collectives").init
     if name == "Pipeline":
-        return importlib.import_module("gmeta.models.training.pipeline.settings").Pipeline
+        return importlib.import_module("gmeta.training.pipeline").Pipeline
     if name in __all__:
         return importlib.import_module(f"gmeta.{name}")
     raise AttributeError(f"module 'gmeta' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Sparse optimizers: what a `gmeta.ops.HashTable` does with a gradient, inside its update op.
 
 They are settings; the arithmetic is native (``optimizers.h`` and ``row_prior.h`` in ``ops/table/core``), and
-in NumPy in `gmeta.testing.reference`. All are lazy: a row that gets no gradient in a call is left as it is.
+in NumPy in `support.reference.table`. All are lazy: a row that gets no gradient in a call is left as it is.
 With a `RowPrior` it pays for that call in the next one that has a gradient for it.
 """
 

@@ -21,9 +21,8 @@ import tensorflow as tf
 import gmeta
 from gmeta.ops import AttentionMask, HashTable, hstu_attention
 from gmeta.optimizers import SGD
-from gmeta.testing.data.movielens_files import small_100k
-from gmeta.testing.reference.sequence import attention as reference
-from gmeta.testing.small_experiment import small_toml
+from gmeta.testing import attention as reference
+from gmeta.testing.small_experiment import small_100k, small_toml
 
 
 def check_table(_: Path) -> str:

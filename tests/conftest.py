@@ -27,6 +27,11 @@ EXAMPLES = 50 if "GMETA_ALL_CASES" in os.environ else 20
 hypothesis.settings.register_profile("gmeta", deadline=None, derandomize=True, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("gmeta")
 
+# `tests/support`, for the processes that tests start.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+)
+
 # A shell makes what it starts with `&` ignore Ctrl-C, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,8 +96,7 @@ def _words(item: pytest.Item) -> list[str]:
 def pytest_collection_finish() -> None:
     """`tests/distributed/test_autograph.py` sees what users see."""
     if "tensorflow" in sys.modules:
-        from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-        from gmeta.testing.jobs.tuning import tune_no_datasets
+        from support.warm import leave_keras_as_it_is, tune_no_datasets
 
         leave_keras_as_it_is()
         tune_no_datasets()

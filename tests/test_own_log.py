@@ -15,9 +15,9 @@ from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.cli import main
 from gmeta.export.saved_model import export_model
 from gmeta.models.sequence.grm_model import grm
-from gmeta.testing.data.clicks import TAGS, write_click_log
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.serving import ask
+from support.data_files import TAGS, write_click_log
+from support.process_ranks import run_ranks
+from support.serving import ask
 
 ITEMS = [f"item-{number}" for number in range(20)]
 # What a client knows of three samples: text as the log has it, once of things that the log hasn't.

@@ -1,4 +1,4 @@
-"""README, docs and recipes run as a reader pastes them (`gmeta.testing.pages`), and what they name exists."""
+"""README, docs and recipes run as a reader pastes them (`support.pages`), and what they name exists."""
 
 from __future__ import annotations
 
@@ -21,18 +21,9 @@ import pytest
 
 import gmeta
 from gmeta.cli import main as gmeta_command
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.output_filter import without_stalls
-from gmeta.testing.pages import (
-    ROOT,
-    SCRIPTS,
-    Block,
-    agrees,
-    blocks_of,
-    check_expression,
-    check_python,
-    modules_of,
-)
+from support import warm
+from support.pages import ROOT, SCRIPTS, Block, agrees, blocks_of, check_expression, check_python, modules_of
+from support.process_ranks import without_stalls
 
 PAGES = [
     str(path.relative_to(ROOT))
@@ -150,7 +141,7 @@ RUN = [
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
     skip_without_programs(page)
-    done = warm.run([sys.executable, "-m", "gmeta.testing.pages", page], cwd=tmp_path)
+    done = warm.run([sys.executable, "-m", "support.pages", page], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     # No chatter of TensorFlow's, but that a page with many models traces a function again and again.
     assert re.sub(r".* triggered tf.function retracing\..*\n", "", without_stalls(done.stderr)) == ""
@@ -160,7 +151,7 @@ def test_a_page_runs(page: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_with_slow_blocks_where_nothing_is_imported(page: str, tmp_path: Path) -> None:
     skip_without_programs(page)
-    command = [sys.executable, "-m", "gmeta.testing.pages", page, "slow"]
+    command = [sys.executable, "-m", "support.pages", page, "slow"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -270,7 +261,7 @@ def public_names() -> dict[str, Any]:
 def test_a_page_that_shows_something_else_fails(lines: list[str], says: str, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("\n".join(lines) + "\n")
     (tmp_path / "run").mkdir()
-    command = [sys.executable, "-m", "gmeta.testing.pages", tmp_path / "page.md"]
+    command = [sys.executable, "-m", "support.pages", tmp_path / "page.md"]
     done = warm.run(command, cwd=tmp_path / "run")
     assert (done.returncode == 0) is (says == ""), done.stderr
     assert says in done.stderr

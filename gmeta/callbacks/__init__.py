@@ -14,14 +14,14 @@ from gmeta.core.lazy import load_lazily
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
     from gmeta.callbacks.step_times import StepTimes as StepTimes
-    from gmeta.callbacks.warmup import LearningRateWarmup as LearningRateWarmup
     from gmeta.checkpoint.callback import ShardedCheckpoint as ShardedCheckpoint
-    from gmeta.models.training.optimizer.one_cycle import OneCycle as OneCycle
+    from gmeta.training.learning_rates import LearningRateWarmup as LearningRateWarmup
+    from gmeta.training.learning_rates import OneCycle as OneCycle
 
 _WHERE = {
     "AdaptationCurve": "gmeta.callbacks.adaptation_curve",
-    "LearningRateWarmup": "gmeta.callbacks.warmup",
-    "OneCycle": "gmeta.models.training.optimizer.one_cycle",
+    "LearningRateWarmup": "gmeta.training.learning_rates",
+    "OneCycle": "gmeta.training.learning_rates",
     "ShardedCheckpoint": "gmeta.checkpoint.callback",
     "StepTimes": "gmeta.callbacks.step_times",
 }

@@ -13,22 +13,243 @@ makes use of it, or TensorFlow would leave out a copy that nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from gmeta.callbacks.step_records import PARTS, Step
-from gmeta.callbacks.step_stamps import BEGIN, STOP, Notes, Site, Stamp, steps_of
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.host_ops import out_of_turn
-from gmeta.core.graph.step_marks import SpanKind
+from gmeta.core.graph import lift_variables, out_of_turn
+from gmeta.core.step_marks import SpanKind
+
+# What a clock has read of a training step: when its parts ended, and what went on beside them.
+
+PARTS = ("data", "lookup", "exchange", "wait", "forward", "inner", "backward", "outer", "update", "step")
+"""A step's parts. The batch is read; its rows are looked up; keys, rows and gradients travel between ranks;
+this rank waits for others that aren't ready to exchange; the loss is computed; tasks adapt; the gradients are
+computed, and those of the outer loss, with this loss; tables and dense weights step. "step" is all that a
+model of another library does, which tells of no parts."""
+
+
+class Mark(NamedTuple):
+    """The end of a part.
+
+    Attributes:
+      part: One of `PARTS`.
+      time: In seconds.
+    """
+
+    part: str
+    time: float
+
+
+class Span(NamedTuple):
+    """Something that went on beside parts of a step.
+
+    Attributes:
+      what: What it is.
+      begin: When what it begins with was there, in seconds.
+      end: When what it ends with was there.
+    """
+
+    what: SpanKind
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measured step of one rank.
+
+    Attributes:
+      number: The batch's number since training began, from 0.
+      begin: In seconds.
+      end: When its last part, and all that it had begun for later batches, was over.
+      marks: The ends of its parts, in their order.
+      spans: What went on beside.
+    """
+
+    number: int
+    begin: float
+    end: float
+    marks: tuple[Mark, ...] = ()
+    spans: tuple[Span, ...] = ()
+
+    def earlier(self, seconds: float) -> Step:
+        """Return the same step, on a clock that is so many seconds behind."""
+        return replace(
+            self,
+            begin=self.begin - seconds,
+            end=self.end - seconds,
+            marks=tuple(Mark(part, time - seconds) for part, time in self.marks),
+            spans=tuple(Span(what, begin - seconds, end - seconds) for what, begin, end in self.spans),
+        )
+
+    def to_list(self) -> list[Any]:
+        """Return numbers and texts that another rank makes the step of, by `from_list`."""
+        spans = [
+            [*(w.kind, w.name, w.lane, list(w.ranks), w.batches_ahead, w.beside), begin, end]
+            for w, begin, end in self.spans
+        ]
+        return [self.number, self.begin, self.end, [list(mark) for mark in self.marks], spans]
+
+    @classmethod
+    def from_list(cls, told: list[Any]) -> Step:
+        """Make the step of what `to_list` returned."""
+        number, begin, end, marks, spans = told
+        found = (
+            Span(SpanKind(kind, name, lane, tuple(ranks), ahead, beside), first, last)
+            for kind, name, lane, ranks, ahead, beside, first, last in spans
+        )
+        return cls(number, begin, end, tuple(Mark(*mark) for mark in marks), tuple(found))
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """The seconds of steps' parts; several can be added up.
+
+    Attributes:
+      seconds: Part -> the seconds spent in it, in all steps together. Parts that steps don't have are left
+        out.
+      steps: How many steps those are.
+      waits: For each rank, by number, the seconds in which it waited; () of one rank.
+    """
+
+    seconds: dict[str, float]
+    steps: float = 0
+    waits: tuple[float, ...] = field(default=())
+
+    def __add__(self, other: StepSeconds) -> StepSeconds:
+        both = {
+            part: self.seconds.get(part, 0.0) + other.seconds.get(part, 0.0)
+            for part in PARTS
+            if part in self.seconds or part in other.seconds
+        }
+        ranks = max(len(self.waits), len(other.waits))
+        padded = [(*each.waits, *[0.0] * (ranks - len(each.waits))) for each in (self, other)]
+        return StepSeconds(both, self.steps + other.steps, tuple(map(sum, zip(*padded, strict=True))))
+
+    @property
+    def total(self) -> float:
+        """The seconds of all parts."""
+        return sum(self.seconds.values())
+
+    @property
+    def slowest(self) -> str:
+        """The part that most of the time was spent in."""
+        return max(self.seconds, key=lambda name: self.seconds[name])
+
+    def share(self, part: str) -> float:
+        """Return a part's share of all time, 0 to 1."""
+        return self.seconds[part] / self.total if self.total else 0.0
+
+    def milliseconds(self, part: str) -> float:
+        """Return what a part takes in one step, in milliseconds."""
+        return 1e3 * self.seconds[part] / self.steps if self.steps else 0.0
+
+
+# Keeps the times that a clock has read in a step, and tells the steps of a call apart.
+
+BEGIN, STOP = "begin", "stop"
+"""The places where the clock begins to run, and stops."""
+
+
+class Stamp(NamedTuple):
+    """A time, () float64, and the sum of the numbers that were fetched for it, if there were any."""
+
+    time: tf.Tensor
+    witness: tf.Tensor | None
+
+
+class Site:
+    """A place of a step where the time is read, and its latest values."""
+
+    def __init__(self, what: str | SpanKind, room: int) -> None:
+        self.what = what
+        self.times = np.zeros([0, 2])  # (values, 2): those of the last reading, from when to when
+        self._room, self._taken = room, 0
+        with lift_variables(), tf.device("CPU:0"):
+            self._values = tf.Variable(
+                tf.zeros([room, 3], tf.float64), trainable=False, name="step_clock/times"
+            )
+            self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="step_clock/count")
+
+    def write(self, begin: Stamp, end: Stamp) -> tf.Tensor:
+        """Add a value."""
+        with tf.device("CPU:0"):
+            witnesses = [each for each in (begin.witness, end.witness) if each is not None]
+            witness = tf.add_n(witnesses) if witnesses else tf.constant(0.0, tf.float64)
+            place = self._count.read_value()
+            row = tf.stack([begin.time, end.time, witness])[tf.newaxis]
+            with tf.control_dependencies([self._values.scatter_nd_update([[place % self._room]], row)]):
+                return self._count.assign(place + 1, read_value=True)
+
+    def peek(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return how many values there ever were, and the latest."""
+        return self._count.read_value(), self._values.read_value()
+
+    def take(self, count: int, values: Any) -> None:
+        """Keep what is new among the latest values; nothing, if some of it was overwritten."""
+        new = range(self._taken, count)
+        self._taken = count
+        lost = len(new) > self._room
+        self.times = values[[] if lost else [place % self._room for place in new], :2]
+
+
+class Notes:
+    """A place of an eager step where the time is read, and its values since the last reading."""
+
+    def __init__(self, what: str | SpanKind) -> None:
+        self.what = what
+        self.times = np.zeros([0, 2])
+
+    def write(self, begin: Stamp, end: Stamp) -> tf.Tensor:
+        """Add a value."""
+        self.times = np.append(self.times, [[float(begin.time), float(end.time)]], axis=0)
+        return end.time
+
+
+def steps_of(sites: Sequence[Site | Notes], number: int) -> Iterator[Step]:
+    """Tell the steps of a call apart by their order, or where something isn't in each, by time."""
+    begins, stops, data = (
+        [each for site in sites if site.what == name for each in site.times[:, 1].tolist()]
+        for name in (BEGIN, STOP, "data")
+    )
+    count = len(data)
+    if not (begins and stops and data):
+        return
+    begin, stop = begins[-1], stops[-1]
+    marks: list[list[tuple[float, int, Mark]]] = [[] for _ in range(count)]
+    spans: list[tuple[int | None, Span]] = []
+    for order, site in enumerate(sites):
+        each = len(site.times) // count if len(site.times) % count == 0 else 0
+        for place, (first, last) in enumerate(site.times.tolist()):
+            turn = place // each if each else None
+            if isinstance(site.what, SpanKind):
+                # On a busy machine what begins it may be noted after it has ended.
+                spans.append((turn, Span(site.what, min(first, last), last)))
+            elif site.what in PARTS and turn is not None:
+                rank = order + len(sites) * (place % each)
+                marks[turn].append((last, rank, Mark(site.what, last)))
+    ends = [max((mark.time for *_, mark in found), default=begin) for found in marks[:-1]]
+    bounds = [begin, *ends, stop]
+    for turn, found in enumerate(marks):
+        first, last = bounds[turn], max(bounds[turn], bounds[turn + 1])
+        own = [
+            span
+            for place, span in spans
+            if (place == turn if place is not None else first <= span.begin < last)
+        ]
+        own.sort(key=lambda span: (span.end, span.begin))
+        yield Step(number + turn, first, last, tuple(mark for *_, mark in sorted(found)), tuple(own))
 
 
 class StepClock:
     """Stamps the parts of a training step as it runs.
 
-    While a step is traced under `gmeta.core.graph.step_marks.use_clock`, the model, the exchanges between
+    While a step is traced under `gmeta.core.step_marks.use_clock`, the model, the exchanges between
     ranks and the pipeline call it. `gmeta.callbacks.StepTimes` calls `start` before the step and `stop` after
     it, marks the end of "data", and takes the steps by `read`. A stamp is half a dozen ops of some
     microseconds, so a step that nobody measures has none.

@@ -13,28 +13,27 @@ from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.checkpoint.callback import ShardedCheckpoint
-    from gmeta.checkpoint.files.chain import CheckpointReader
-    from gmeta.checkpoint.files.contents import CheckpointSummary, summarize
+    from gmeta.checkpoint.chain import CheckpointReader
+    from gmeta.checkpoint.contents import CheckpointSummary, summarize
     from gmeta.checkpoint.sharded import CheckpointInfo, load, save
     from gmeta.checkpoint.store import CheckpointStore
-    from gmeta.checkpoint.vocabulary.model_export import export_table
-    from gmeta.checkpoint.vocabulary.model_import import TableImport, import_table
-    from gmeta.checkpoint.vocabulary.saved_export import TableExport, export_saved_table
+    from gmeta.checkpoint.table_export import TableExport, export_saved_table, export_table
+    from gmeta.checkpoint.table_import import TableImport, import_table
 
 _WHERE = {
     "CheckpointInfo": "gmeta.checkpoint.sharded",
-    "CheckpointReader": "gmeta.checkpoint.files.chain",
+    "CheckpointReader": "gmeta.checkpoint.chain",
     "CheckpointStore": "gmeta.checkpoint.store",
-    "CheckpointSummary": "gmeta.checkpoint.files.contents",
+    "CheckpointSummary": "gmeta.checkpoint.contents",
     "ShardedCheckpoint": "gmeta.checkpoint.callback",
-    "TableExport": "gmeta.checkpoint.vocabulary.saved_export",
-    "TableImport": "gmeta.checkpoint.vocabulary.model_import",
-    "export_saved_table": "gmeta.checkpoint.vocabulary.saved_export",
-    "export_table": "gmeta.checkpoint.vocabulary.model_export",
-    "import_table": "gmeta.checkpoint.vocabulary.model_import",
+    "TableExport": "gmeta.checkpoint.table_export",
+    "TableImport": "gmeta.checkpoint.table_import",
+    "export_saved_table": "gmeta.checkpoint.table_export",
+    "export_table": "gmeta.checkpoint.table_export",
+    "import_table": "gmeta.checkpoint.table_import",
     "load": "gmeta.checkpoint.sharded",
     "save": "gmeta.checkpoint.sharded",
-    "summarize": "gmeta.checkpoint.files.contents",
+    "summarize": "gmeta.checkpoint.contents",
 }
 """Name -> the module that defines it."""
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.checkpoint.files.chain import CheckpointReader
-from gmeta.checkpoint.files.manifest import FilterLayout
-from gmeta.checkpoint.files.record_file import RecordFileWriter
+from gmeta.checkpoint.chain import CheckpointReader
+from gmeta.checkpoint.manifest import FilterLayout
+from gmeta.checkpoint.record_file import RecordFileWriter
 from gmeta.core.errors import ConfigError
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import AdmissionState

@@ -17,9 +17,9 @@ from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core import collectives
-from gmeta.core.data.position import Position
 from gmeta.core.errors import ConfigError
-from gmeta.core.keras import submodules
+from gmeta.core.position import Position
+from gmeta.core.version import submodules
 
 _FOLDER = "sharded"
 

@@ -12,19 +12,28 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.checkpoint import dense_weights as dense
-from gmeta.checkpoint.epoch_metrics import Sums, add_sums, read_metrics, results_of, sums_of, write_metrics
-from gmeta.checkpoint.files.chain import CheckpointReader
-from gmeta.checkpoint.resumed_fit import Data, Stages, fit_on
+from gmeta.checkpoint.chain import CheckpointReader
+from gmeta.checkpoint.resumed_fit import (
+    Data,
+    Stages,
+    Sums,
+    add_sums,
+    fit_on,
+    read_metrics,
+    results_of,
+    sums_of,
+    write_metrics,
+)
 from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.checkpoint.table_load import count_rows
 from gmeta.core import collectives
-from gmeta.core.data.position import position_of
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import whole
-from gmeta.core.keras import submodules
-from gmeta.core.step_callback import StepCallback
+from gmeta.core.position import position_of
+from gmeta.core.step_marks import StepCallback
+from gmeta.core.version import submodules
 from gmeta.io.readers.group_reader import reads_ranges
-from gmeta.io.readers.starts.position import ReadingPosition
+from gmeta.io.readers.position import ReadingPosition
 from gmeta.ops.table.hash_table import HashTable
 
 _METRICS = "metrics.npz"  # beside the dense weights, if the checkpoint is from the middle of an epoch

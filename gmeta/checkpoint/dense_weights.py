@@ -18,7 +18,7 @@ from tensorflow.python.checkpoint.restore import CheckpointPosition
 from tf_keras.src.utils.generic_utils import to_snake_case
 
 from gmeta.core.errors import DataError, GmetaError, warn_caller
-from gmeta.ops.table.saving import tables_saved_elsewhere
+from gmeta.ops.table.records import tables_saved_elsewhere
 
 FOLDER = "dense"  # and the prefix of TensorFlow's files in it
 

@@ -51,15 +51,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gmeta.checkpoint.files import folder as folders
-from gmeta.checkpoint.files.chain import CheckpointReader, crc32_of
-from gmeta.checkpoint.files.manifest import FULL, INCREMENT, Manifest, OtherFile, TableEntry
-from gmeta.checkpoint.files.rank_group import Gather, Ranks
+from gmeta.checkpoint import lock as folders
+from gmeta.checkpoint.chain import CheckpointReader, crc32_of
+from gmeta.checkpoint.manifest import FULL, INCREMENT, Manifest, OtherFile, TableEntry
+from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.table_load import TableLoader
 from gmeta.checkpoint.table_part import Baseline, baselines, save_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
-from gmeta.core.logical_shards import owned_shards
+from gmeta.core.shares import owned_shards
 from gmeta.ops.table.hash_table import HashTable
 
 Tables = Mapping[str, HashTable]
@@ -121,7 +121,7 @@ def save(
       folder: The checkpoint to make; a missing parent folder is made too. All ranks name the same folder, in
         a file system that they share.
       tables: Name -> this rank's table. All ranks name the same tables.
-      rank: This rank; it saves the shards of `gmeta.core.logical_shards.owned_shards`. By default the rank of
+      rank: This rank; it saves the shards of `gmeta.core.shares.owned_shards`. By default the rank of
         `gmeta.core.collectives.world`.
       world_size: How many ranks save; by default that of `gmeta.core.collectives.world`.
       base: The previous checkpoint, a folder beside this one. Only what changed since then is saved, and

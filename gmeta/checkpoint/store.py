@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gmeta.checkpoint.files import folder as folders
-from gmeta.checkpoint.files import lock as locks
-from gmeta.checkpoint.files.chain import Link, read_links
-from gmeta.checkpoint.files.manifest import FILE_NAME, Manifest
-from gmeta.checkpoint.files.rank_group import Gather, Ranks
+from gmeta.checkpoint import lock as folders
+from gmeta.checkpoint import lock as locks
+from gmeta.checkpoint.chain import Link, read_links
+from gmeta.checkpoint.manifest import FILE_NAME, Manifest
+from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.sharded import CheckpointInfo, Tables, load, save
-from gmeta.core.collectives.driver.elastic import after_save
+from gmeta.core.collectives.elastic import after_save
 from gmeta.core.errors import ConfigError, DataError
 
 _NAME = re.compile(r"step-(\d{12})")
@@ -32,7 +32,7 @@ class CheckpointStore:
 
     Args:
       root: The folder; only this run may use it. One job at a time saves in it, from `claim` or its first
-        save until the job ends or the store object is deleted (`gmeta.checkpoint.files.lock`).
+        save until the job ends or the store object is deleted (`gmeta.checkpoint.lock`).
       keep: How many checkpoints to keep. Those that a kept one continues stay too.
       max_increments: How many increments follow a full checkpoint; 0: all are full.
       journal: About how many removed keys each table notes between two saves; when more are removed, the next
@@ -129,7 +129,7 @@ class CheckpointStore:
           ConfigError: The step isn't above the latest one's, or another job saves here.
           GmetaError: As in `gmeta.checkpoint.save`.
           SystemExit: In an elastic job, on all ranks, if the job is to continue with another number of ranks;
-            it restarts from this checkpoint (`gmeta.core.collectives.driver.elastic`).
+            it restarts from this checkpoint (`gmeta.core.collectives.elastic`).
         """
         ranks = self.ranks
         base = ranks.from_first(lambda: self._next_base(step))

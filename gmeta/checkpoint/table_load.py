@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.checkpoint.admission import load_admission, read_waiting
-from gmeta.checkpoint.files.chain import CheckpointReader
-from gmeta.checkpoint.files.manifest import TableEntry
+from gmeta.checkpoint.chain import CheckpointReader
+from gmeta.checkpoint.manifest import TableEntry
 from gmeta.checkpoint.table_part import layout
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.logical_shards import LOGICAL_SHARDS
-from gmeta.ops.keys.distinct import owned_by
+from gmeta.core.shares import LOGICAL_SHARDS
+from gmeta.ops.distinct import owned_by
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.moved_rows import (
     SavedTable,

@@ -17,16 +17,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.checkpoint.admission import filter_layout, refuse_foreign_counts, write_filters
-from gmeta.checkpoint.files.manifest import (
-    FILE_NAME,
-    FULL,
-    INCREMENT,
-    Manifest,
-    Part,
-    SegmentFile,
-    TableEntry,
-)
-from gmeta.checkpoint.files.record_file import (
+from gmeta.checkpoint.manifest import FILE_NAME, FULL, INCREMENT, Manifest, Part, SegmentFile, TableEntry
+from gmeta.checkpoint.record_file import (
     RecordFileWriter,
     filter_schema,
     removed_schema,
@@ -34,7 +26,7 @@ from gmeta.checkpoint.files.record_file import (
     waiting_schema,
 )
 from gmeta.core.errors import ConfigError, GmetaError
-from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
+from gmeta.core.shares import LOGICAL_SHARDS, owned_shards
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.policies import TwoPrecisions
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from gmeta.core.errors import GmetaError
-from gmeta.core.interrupts import remember_interrupts
+from gmeta.core.terminal import remember_interrupts
 from gmeta.core.version import __version__
 
 __all__ = ["COMMANDS", "CommandLine", "main"]

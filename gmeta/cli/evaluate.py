@@ -8,7 +8,7 @@ import click
 
 from gmeta.cli.options import RUN, on_bad_option
 from gmeta.cli.rank_options import ranks_option, start_ranks
-from gmeta.core.data.on_bad import OnBad
+from gmeta.core.schema import OnBad
 
 
 @click.command("evaluate")
@@ -39,8 +39,7 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
     from gmeta.core.collectives import world
     from gmeta.experiment.measurement.run_pool import evaluate
     from gmeta.experiment.report.findings import headline
-    from gmeta.experiment.report.page import write_report
-    from gmeta.experiment.report.table import rich_table
+    from gmeta.experiment.report.page import rich_table, write_report
     from gmeta.experiment.results.evaluation_json import save
     from gmeta.experiment.runs.run_folder import RunFolder
 

@@ -68,7 +68,7 @@ def command(
     a feature with several ids per sample as a matrix, its rows padded with -1. OUT/VERSION appears whole or
     not at all.
     """
-    from gmeta.experiment.runs.run_export import export_run
+    from gmeta.experiment.runs.all_runs import export_run
     from gmeta.experiment.runs.run_folder import RunFolder
 
     exported = export_run(

@@ -9,13 +9,7 @@ from typing import Any
 
 import click
 
-from gmeta.checkpoint.files.contents import (
-    CheckpointSummary,
-    TableSummary,
-    find_checkpoint,
-    format_size,
-    summarize,
-)
+from gmeta.checkpoint.contents import CheckpointSummary, TableSummary, find_checkpoint, format_size, summarize
 
 
 @click.command("inspect")

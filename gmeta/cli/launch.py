@@ -7,10 +7,10 @@ import shlex
 import click
 
 from gmeta.cli.rank_options import elastic_of, elastic_options, run_ranks
-from gmeta.core.collectives.launcher.hosts import parse_hosts
-from gmeta.core.collectives.launcher.rank_processes import SSH
 from gmeta.core.collectives.place import check_alone, launched_size, under_launcher
 from gmeta.core.errors import ConfigError
+from gmeta.core.launcher.meeting import parse_hosts
+from gmeta.core.launcher.rank_processes import SSH
 
 
 @click.command("launch", context_settings={"allow_interspersed_args": False})

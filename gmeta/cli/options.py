@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import click
 
-from gmeta.core.data.on_bad import ON_BAD
+from gmeta.core.schema import ON_BAD
 from gmeta.preprocess.config import ENGINES
 
 F = TypeVar("F", bound=Callable[..., object])

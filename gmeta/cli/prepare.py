@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import ProgressColumn, Task, TaskID
+from rich.table import Table
+from rich.text import Text
 
 from gmeta.cli.options import DATA, engine_options, on_bad_option
-from gmeta.core.data.group_index import CODECS, LAYOUTS
-from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess.config import Engine, PrepareConfig
+from gmeta.core.group_index import CODECS, LAYOUTS
+from gmeta.core.schema import OnBad
+from gmeta.core.terminal import Bars
+from gmeta.preprocess.cluster.table_job import TableJob
+from gmeta.preprocess.config import STAGES, Engine, PrepareConfig
+from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_spec import TableSpec
 
 _DEFAULT = PrepareConfig()
@@ -100,12 +110,10 @@ def command(
     warm tasks, to train on, and cold tasks, to evaluate on. OUT appears whole or not at all. If OUT was made
     before from the same files with the same settings, it is used as it is.
     """
-    from gmeta.cli.prepare_jobs import describe_jobs, refuse_foreign, run_on_spark
-    from gmeta.cli.prepare_output import PrepareProgress, print_summary
-    from gmeta.core.staging import explain_write_errors
+    from gmeta.core.files import explain_write_errors
     from gmeta.preprocess import SyntheticConfig
     from gmeta.preprocess import prepare as run
-    from gmeta.preprocess.local.memory import parse_bytes
+    from gmeta.preprocess.local.duckdb_engine import parse_bytes
     from gmeta.preprocess.task_sizes import FILE_NAME, draw_task_sizes
 
     if compress is not None:
@@ -177,3 +185,192 @@ def _spec(settings: dict[str, Any]) -> TableSpec | None:
     if own and "task" not in own:
         raise ConfigError(f"--{next(iter(own))} is of a table: name its --task too")
     return TableSpec(**own) if own else None
+
+
+# The part of ``gmeta prepare`` for engines other than this process: Hadoop Streaming jobs and Spark.
+
+_OF: dict[str, tuple[Engine, ...]] = {
+    "synthetic": ("duckdb",),
+    "resume": ("duckdb",),
+    "memory_limit": ("duckdb",),
+    "job": ("streaming",),
+    "ranges": ("spark", "streaming"),
+    "spark_master": ("spark",),
+    "spark_conf": ("spark",),
+}
+
+
+def refuse_foreign(engine: Engine, **given: Any) -> None:
+    """Refuse options that the engine has no use for.
+
+    Raises:
+      ConfigError: Such an option is given.
+    """
+    for name, value in given.items():
+        if value not in (None, False, ()) and engine not in _OF[name]:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} is for --engine {' and '.join(_OF[name])}, not for {engine}")
+
+
+def describe_jobs(
+    data: Sequence[str],
+    out: Path,
+    config: PrepareConfig,
+    on_bad: str,
+    spec: TableSpec | None,
+    overwrite: bool,
+    folder: Path | None,
+    ranges: int | None,
+) -> str:
+    """Make the folder of a job, and return a text that says what comes next.
+
+    Raises:
+      ConfigError: The files, the task or the folder aren't given.
+      GmetaError: There is something else at ``out``, or the data set is there already.
+    """
+    if not data or spec is None or folder is None:
+        raise ConfigError(
+            "--engine streaming needs --data, --task or --spec, and --job, a folder for the jobs"
+        )
+    job = TableJob.of_files(data, out, spec, config, on_bad, ranges=ranges, overwrite=overwrite)
+    if job.is_done():
+        return f"already prepared, from the same files with the same settings: {out}"
+    folder.mkdir(parents=True, exist_ok=True)
+    job.save(folder)
+    return (
+        f"{folder}: files {len(job.files)}, ranges {job.ranges}, shards {job.config.shards} a split; "
+        f"run the jobs (docs/preprocessing.md), then: gmeta-reduce finish --job {folder}"
+    )
+
+
+def run_on_spark(
+    data: Sequence[str],
+    out: Path,
+    config: PrepareConfig,
+    on_bad: str,
+    spec: TableSpec | None,
+    *,
+    conf: Sequence[str],
+    **options: Any,
+) -> PrepareSummary:
+    """Prepare on Spark; ``conf`` holds settings ``name=value``, the rest is as for `prepare_on_spark`.
+
+    Raises:
+      ConfigError: The data or the task aren't given, or a setting has no value.
+    """
+    from gmeta.preprocess.cluster import spark_engine
+
+    if not data or spec is None:
+        raise ConfigError(
+            "--engine spark needs --data, and --task or --spec; it doesn't read MovieLens' files"
+        )
+    return spark_engine.prepare_on_spark(
+        data, out, config, on_bad, spec=spec, conf=parse_settings(conf), **options
+    )
+
+
+def parse_settings(conf: Sequence[str]) -> dict[str, str]:
+    """Return Spark's settings of texts ``name=value``.
+
+    Raises:
+      ConfigError: A setting has no value.
+    """
+    if wrong := [setting for setting in conf if "=" not in setting]:
+        raise ConfigError(f"--spark-conf {wrong[0]}: write it as NAME=VALUE")
+    return dict(setting.split("=", 1) for setting in conf)
+
+
+# Output of ``gmeta prepare``: progress bars while it works, and a table of the results.
+
+_COLUMNS = 8  # the most columns of a kind that the table names
+
+
+class _Rate(ProgressColumn):
+    """Column with the rows per second over the stage so far."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} rows/s" if speed else "")
+
+
+class _TimeLeft(ProgressColumn):
+    """Column with the time that the stage still needs, or, once it is over, has taken."""
+
+    def render(self, task: Task) -> Text:
+        if task.finished:
+            return Text(f"in {_duration(task.finished_time or 0.0)}")
+        left = task.time_remaining
+        return Text("" if left is None else f"{_duration(left)} left")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class PrepareProgress(Bars):
+    """One progress bar per stage on standard error; without a terminal, one line at the end of each stage.
+
+    Callers use it as a `gmeta.preprocess.config.Progress`.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(_Rate(), _TimeLeft(), console=console)
+        self._stages: dict[str, tuple[TaskID, float]] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Move the stage's bar."""
+        if stage not in self._stages:
+            self._stages[stage] = self.bars.add_task(STAGES[stage], total=total), time.monotonic()
+        bar, started = self._stages[stage]
+        self.bars.update(bar, completed=done, total=total)
+        if done == total and not self.drawn:
+            seconds = time.monotonic() - started
+            self.say(f"{STAGES[stage]}: {total:,} rows in {seconds:.1f} s")
+
+
+def print_summary(summary: PrepareSummary, console: Console | None = None) -> None:
+    """Print what was kept and what was left out, with the first bad records by name."""
+    console = console or Console()
+    console.print(_table(summary))
+    least, _, median, _, most = summary.size_quantiles()
+    console.print(f"rows a task: {least:,} to {most:,}, median {median:,}", highlight=False)
+    for note in summary.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+    for kind in summary.bad:
+        for example in kind.examples:
+            console.print(f"skipped: {example}", highlight=False, markup=False, soft_wrap=True)
+        if kind.count > len(kind.examples):
+            more = kind.count - len(kind.examples)
+            console.print(
+                f"skipped: {more:,} more in {kind.file}: {kind.reason}", highlight=False, markup=False
+            )
+    if summary.reused:
+        text = f"already prepared, from the same files with the same settings: {summary.out}"
+    else:
+        text = f"prepared in {summary.seconds:.1f} s: {summary.out}"
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _table(summary: PrepareSummary) -> Table:
+    table = Table(
+        title=f"{summary.source}: {summary.rows_read:,} rows",
+        title_justify="left",
+    )
+    table.add_column("")
+    table.add_column("tasks", justify="right")
+    table.add_column("rows", justify="right")
+    for name, split in summary.splits.items():
+        table.add_row(name, f"{split.tasks:,}", f"{split.rows:,}")
+    of_all = f" of {summary.rows_read:,}"
+    for entry in summary.left_out:
+        table.add_row(f"left out: {entry.reason}", f"{entry.tasks:,}", f"{entry.rows:,}{of_all}")
+    for kind in summary.bad:
+        count = f"{kind.count:,}{of_all if kind.of_rows else ''}"
+        table.add_row(f"bad: {kind.reason} ({kind.file})", "", count)
+    for what, names in (("hashed", summary.columns_hashed), ("left out", summary.columns_left_out)):
+        if names:
+            shown = ", ".join(names[:_COLUMNS]) + (", ..." if len(names) > _COLUMNS else "")
+            table.add_row(f"{what}: {escape(shown)}", "", f"{len(names):,} of {summary.columns:,} columns")
+    return table

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import click
 
-from gmeta.core.collectives.launcher.elastic_ranks import launch_elastic
-from gmeta.core.collectives.launcher.local_ranks import Write, launch
-from gmeta.core.collectives.launcher.rank_processes import module_command
 from gmeta.core.collectives.place import check_alone, launched_size, under_launcher
 from gmeta.core.errors import ConfigError
+from gmeta.core.launcher.elastic_ranks import launch_elastic
+from gmeta.core.launcher.local_ranks import Write, launch
+from gmeta.core.launcher.rank_processes import module_command
 from gmeta.core.shares import total_shares
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -35,7 +35,7 @@ class Elastic:
 
     Attributes:
       min_size: The least number of ranks.
-      script: As in `gmeta.core.collectives.launcher.elastic_ranks.launch_elastic`.
+      script: As in `gmeta.core.launcher.elastic_ranks.launch_elastic`.
     """
 
     min_size: int = 1
@@ -97,7 +97,7 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
     Args:
       size: The value of ``--np``.
       elastic: Whether and how the number of ranks varies.
-      write: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
+      write: As in `gmeta.core.launcher.local_ranks.launch`.
 
     Returns:
       Whether this call started ranks, all of which have succeeded.
@@ -134,12 +134,12 @@ def run_ranks(
       command: The program and its arguments.
       size: The number of ranks.
       elastic: Whether and how the number of ranks varies.
-      write: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
+      write: As in `gmeta.core.launcher.local_ranks.launch`.
       **over: ``hosts`` and ``ssh`` as there.
 
     Raises:
       RanksError: As in `start_ranks`.
-      ConfigError: As in `gmeta.core.collectives.launcher.local_ranks.launch`.
+      ConfigError: As in `gmeta.core.launcher.local_ranks.launch`.
     """
     before = signal.signal(signal.SIGTERM, _end)
     try:

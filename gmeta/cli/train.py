@@ -8,9 +8,9 @@ import click
 
 from gmeta.cli.options import DATA, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
-from gmeta.core.data.manifest_file import FILE_NAME as MANIFEST
-from gmeta.core.data.on_bad import OnBad
 from gmeta.core.errors import DataError
+from gmeta.core.json_values import FILE_NAME as MANIFEST
+from gmeta.core.schema import OnBad
 
 
 @click.command("train")
@@ -70,9 +70,8 @@ def command(
     from gmeta.core.collectives import check_agreement, world
     from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.own_plan import plan_experiment
-    from gmeta.experiment.runs.all_runs import run_training
+    from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
     from gmeta.experiment.runs.run_folder import RunFolder
-    from gmeta.experiment.runs.run_progress import TrainingProgress
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
     check_agreement({name: repr(value) for name, value in settings.items()})

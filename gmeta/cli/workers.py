@@ -53,7 +53,7 @@ def command(folder: Path | None, host: str, port: int, idle: float | None, paths
 
     import tensorflow as tf  # isort: skip
 
-    from gmeta.io.service.announcements import key_of
+    from gmeta.io.service.channel import key_of
     from gmeta.io.service.worker_server import WorkerServer
 
     key = key_of(folder)

@@ -21,7 +21,7 @@ def load_lazily(
       The two functions.
 
     Example:
-      >>> __getattr__, __dir__ = load_lazily("gmeta", {"Manifest": "gmeta.core.data.manifest"})
+      >>> __getattr__, __dir__ = load_lazily("gmeta", {"Manifest": "gmeta.core.data_manifest"})
       >>> __getattr__("Manifest").__name__
       'Manifest'
     """

@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError
 
@@ -74,3 +78,68 @@ def total_shares(ranks: int) -> int:
             f"at most {text}"
         )
     return int(text)
+
+
+# Logical shards: how the keys of a table are divided among ranks, and how a table is saved.
+#
+# A key's logical shard is the top ten bits of its MurmurHash3: the same in every process. Each rank owns a
+# run of neighboring shards. So any number of ranks can load what any other number has saved, and each rank
+# reads only its own shards.
+
+LOGICAL_SHARDS = 1024
+
+
+def owned_shards(rank: int, world_size: int) -> range:
+    """Return the logical shards of a rank: shard s belongs to rank ``s * world_size // 1024``.
+
+    Args:
+      rank: 0 up to ``world_size - 1``.
+      world_size: How many ranks there are, 1 up to 1024.
+
+    Raises:
+      ConfigError: There is no such rank, or there are more ranks than shards.
+
+    Example:
+      >>> [len(owned_shards(rank, 3)) for rank in range(3)]
+      [342, 341, 341]
+    """
+    if not 1 <= world_size <= LOGICAL_SHARDS:
+        raise ConfigError(f"world_size must lie in [1, {LOGICAL_SHARDS}], got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank must lie in [0, {world_size}), got {rank}")
+    return range(*(-(-edge * LOGICAL_SHARDS // world_size) for edge in (rank, rank + 1)))
+
+
+# A hash of 64-bit numbers, and the equal ranges that it is divided into.
+
+ODD = 0x9E3779B97F4A7C15
+"""The number that SplitMix64 adds before it mixes."""
+
+_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+_LAST = 31
+
+
+def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of each number (SplitMix64, Steele, Lea and Flood, 2014); a bijection."""
+    x = x + np.uint64(ODD)  # on arrays, arithmetic wraps at 2^64
+    for shift, factor in _ROUNDS:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(_LAST))
+
+
+def splitmix64_tensor(x: Any) -> Any:
+    """Compute `splitmix64` of a uint64 tensor by TensorFlow's own ops."""
+    import tensorflow as tf  # `gmeta.preprocess`, which imports this module, doesn't load it
+
+    def xor_shift(x: Any, places: int) -> Any:
+        return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(places, tf.uint64)))
+
+    x = x + tf.constant(ODD, tf.uint64)
+    for shift, factor in _ROUNDS:
+        x = xor_shift(x, shift) * tf.constant(factor, tf.uint64)
+    return xor_shift(x, _LAST)
+
+
+def range_of(key: NDArray[np.uint64], ranges: int) -> NDArray[np.int64]:
+    """Return which of so many equal, ascending ranges of the 64-bit numbers each key lies in."""
+    return (((key >> np.uint64(32)) * np.uint64(ranges)) >> np.uint64(32)).astype(np.int64)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from gmeta.experiment.plan.own_plan import plan_experiment
     from gmeta.experiment.report.page import write_report
     from gmeta.experiment.results.evaluation import Evaluation
-    from gmeta.experiment.runs.all_runs import run_training
-    from gmeta.experiment.runs.run_export import export_run
+    from gmeta.experiment.runs.all_runs import export_run, run_training
     from gmeta.experiment.runs.run_folder import RunFolder
     from gmeta.experiment.runs.trainer import train
 
@@ -27,7 +26,7 @@ _WHERE = {
     "MethodConfig": "gmeta.experiment.plan.method_config",
     "RunFolder": "gmeta.experiment.runs.run_folder",
     "evaluate": "gmeta.experiment.measurement.run_pool",
-    "export_run": "gmeta.experiment.runs.run_export",
+    "export_run": "gmeta.experiment.runs.all_runs",
     "plan_experiment": "gmeta.experiment.plan.own_plan",
     "run_training": "gmeta.experiment.runs.all_runs",
     "train": "gmeta.experiment.runs.trainer",

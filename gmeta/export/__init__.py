@@ -10,30 +10,26 @@ from typing import TYPE_CHECKING
 from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from gmeta.export.client_inputs import PADDING
     from gmeta.export.defaults import default_signatures
-    from gmeta.export.meta_models import meta_signatures
-    from gmeta.export.meta_sequence_models import meta_sequence_signatures
-    from gmeta.export.retrieval import retrieval_signatures
-    from gmeta.export.saved_model import Exported, export_model
-    from gmeta.export.sequence_models import exposure_signatures, next_item_signatures
-    from gmeta.export.signature import DEFAULT_SIGNATURE, Signature, feature_inputs
-    from gmeta.export.unknown_ids import unknown_rows
+    from gmeta.export.meta_models import meta_sequence_signatures, meta_signatures
+    from gmeta.export.saved_model import Exported, export_model, unknown_rows
+    from gmeta.export.sequence_models import exposure_signatures, next_item_signatures, retrieval_signatures
+    from gmeta.export.signature import DEFAULT_SIGNATURE, PADDING, Signature, feature_inputs
 
 _WHERE = {
     "DEFAULT_SIGNATURE": "gmeta.export.signature",
     "Exported": "gmeta.export.saved_model",
-    "PADDING": "gmeta.export.client_inputs",
+    "PADDING": "gmeta.export.signature",
     "Signature": "gmeta.export.signature",
     "default_signatures": "gmeta.export.defaults",
     "export_model": "gmeta.export.saved_model",
     "exposure_signatures": "gmeta.export.sequence_models",
     "feature_inputs": "gmeta.export.signature",
-    "meta_sequence_signatures": "gmeta.export.meta_sequence_models",
+    "meta_sequence_signatures": "gmeta.export.meta_models",
     "meta_signatures": "gmeta.export.meta_models",
     "next_item_signatures": "gmeta.export.sequence_models",
-    "retrieval_signatures": "gmeta.export.retrieval",
-    "unknown_rows": "gmeta.export.unknown_ids",
+    "retrieval_signatures": "gmeta.export.sequence_models",
+    "unknown_rows": "gmeta.export.saved_model",
 }
 """Name -> the module that defines it."""
 

@@ -8,10 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.export.meta_models import RATING, meta_signatures
-from gmeta.export.meta_sequence_models import meta_sequence_signatures
-from gmeta.export.retrieval import retrieval_signatures
-from gmeta.export.sequence_models import exposure_signatures, next_item_signatures
+from gmeta.export.meta_models import RATING, meta_sequence_signatures, meta_signatures
+from gmeta.export.sequence_models import exposure_signatures, next_item_signatures, retrieval_signatures
 from gmeta.export.signature import DEFAULT_SIGNATURE, Signature, feature_inputs
 from gmeta.layers import EmbeddingCollection
 from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel
@@ -26,10 +24,9 @@ def default_signatures(
 ) -> Mapping[str, Signature]:
     """Choose the signatures of a model by its class.
 
-    A `MetaModel` has those of `gmeta.export.meta_models`, a `MetaGRM` those of
-    `gmeta.export.meta_sequence_models`, a `GRM` or a `NextItemModel` those of `gmeta.export.sequence_models`,
-    and a `GenerativeRetriever` or a `FlatRetriever` that of `gmeta.export.retrieval`. Any other model has one
-    signature, its own call with ``training=False``. The inputs of that signature are a functional model's
+    A `MetaModel` or a `MetaGRM` has those of `gmeta.export.meta_models`, and a `GRM`, a `NextItemModel`, a
+    `GenerativeRetriever` or a `FlatRetriever` those of `gmeta.export.sequence_models`. Any other model has
+    one signature, its own call with ``training=False``. The inputs of that signature are a functional model's
     inputs, or else the features of the model's embedding collections; its answer is the same as that of
     `predict`.
 

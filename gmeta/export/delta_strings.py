@@ -2,22 +2,181 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
-from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import assert_first
-from gmeta.export.safetensors_graph import Decoder, encode
+from gmeta.core.errors import ConfigError, whole_number
+from gmeta.core.graph import assert_first
 from gmeta.models import MetaModel
-from gmeta.models.meta.adapter import checksum
-from gmeta.models.meta.adapter.deltas import DIVERGED, TaskDeltas
-from gmeta.models.meta.adapter.fast_weights import FORMAT, KEYS, ROWS, VERSION, DeltaDtype, metadata
-from gmeta.models.meta.adapter.origin import fingerprint
-from gmeta.models.meta.learner.checks import check_compiled
-from gmeta.models.meta.learner.task_view import row_names
+from gmeta.models.meta import fast_weights
+from gmeta.models.meta.deltas import DIVERGED, TaskDeltas
+from gmeta.models.meta.fast_weights import (
+    FORMAT,
+    KEYS,
+    ROWS,
+    VERSION,
+    DeltaDtype,
+    fingerprint,
+    is_whole,
+    metadata,
+)
+from gmeta.models.meta.task_losses import check_compiled
+from gmeta.models.meta.task_view import row_names
+
+# Encodes and decodes the safetensors format with TensorFlow's own ops, for graphs that run without Python.
+#
+# The format is eight bytes with the length of a header, the header in JSON, and the tensors' bytes, little
+# endian, one after another::
+#
+#     {"__metadata__":{"steps":"5"},"out/bias":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}
+#
+# A graph writes that header by joining strings. To read it, the graph finds entries by name with regular
+# expressions, so it accepts a header from any writer that, like the library, writes no spaces.
+
+_DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
+
+
+def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str]) -> tf.Tensor:
+    """Encode tensors as the bytes of a safetensors file, () string.
+
+    Args:
+      tensors: Name -> tensor of float32, float16 or int64.
+      metadata: The header's ``__metadata__``.
+    """
+    # The library's layout: tensors of wide numbers come first, so all are aligned.
+    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.size, name))
+    entries: list[tf.Tensor | str] = [f'{{"__metadata__":{_json(dict(metadata))}']
+    end = tf.constant(0, tf.int64)
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + _size(tensor)
+        shape = tf.strings.reduce_join(tf.strings.as_string(tf.shape(tensor)), separator=",")
+        entries += [
+            f',{_json(name)}:{{"dtype":"{_DTYPES[tensor.dtype]}","shape":[',
+            shape,
+            '],"data_offsets":[',
+            tf.strings.as_string(begin),
+            ",",
+            tf.strings.as_string(end),
+            "]}",
+        ]
+    header = tf.strings.join([*entries, "}"])
+    header = tf.strings.join([header, tf.strings.substr(" " * 8, 0, -tf.strings.length(header) % 8)])
+    length = _bytes(tf.cast(tf.strings.length(header), tf.int64))
+    return tf.strings.join([length, header, *(_bytes(tensors[name]) for name in order)])
+
+
+class Decoder:
+    """Reads tensors out of the bytes of a safetensors file, in a graph.
+
+    Args:
+      data: The bytes of the file, () string.
+      what: The name of the data in errors.
+      advice: What errors tell the user to do.
+    """
+
+    def __init__(self, data: tf.Tensor, what: str, advice: str) -> None:
+        self._what, self._advice = what, advice
+        data = self._check(data, tf.strings.length(data) >= 8, "is shorter than a header")
+        length = tf.io.decode_raw(tf.strings.substr(data, 0, 8), tf.int64)[0]
+        rest = tf.cast(tf.strings.length(data), tf.int64) - 8
+        inside = (length >= 0) & (length <= rest)
+        data = self._check(data, inside, "is no safetensors file, or is cut")
+        self._data = data
+        self._start = 8 + tf.where(inside, length, 0)
+        header = _slice(data, tf.constant(8, tf.int64), self._start)
+        # The header lists tensors in the file's order, so the last entry says where the file ends.
+        last = r'(?s).*"data_offsets":\[\d+,(\d+)\]\}.*'
+        some = tf.strings.regex_full_match(header, last)
+        end = tf.strings.to_number(
+            tf.where(some, tf.strings.regex_replace(header, last, r"\1"), "0"), tf.int64
+        )
+        header = self._check(header, rest - length >= end, "is cut")
+        self._header = self._check(header, rest - length <= end, "has bytes behind its end")
+
+    def expect_whole(self) -> None:
+        """Check the checksum, if there is one, before any later read."""
+        with tf.control_dependencies([self._header]):  # failures of earlier checks are reported first
+            whole = is_whole(self._data)
+        self._header = self._check(self._header, whole, "is damaged, as its checksum is another")
+
+    def expect(self, key: str, value: str, otherwise: str) -> None:
+        """Check an entry of the metadata before any later read.
+
+        Args:
+          key: The entry.
+          value: The value that the entry must have.
+          otherwise: What the error says if it has another value.
+        """
+        pattern = f"(?s).*{re.escape(_json(key) + ':' + _json(value))}.*"
+        self._header = self._check(
+            self._header, tf.strings.regex_full_match(self._header, pattern), otherwise
+        )
+
+    def tensor(self, name: str, dtype: tf.DType, shape: tf.TensorShape) -> tf.Tensor:
+        """Read a tensor of the file.
+
+        Args:
+          name: Its name.
+          dtype: int64, or float32, which can be read from stored float16 too.
+          shape: Its shape; the first dimension may be None.
+        """
+        stored = "I64" if dtype == tf.int64 else "F32|F16"
+        dims = ",".join(r"\d+" if dim is None else str(dim) for dim in shape.as_list())
+        pattern = (
+            rf'(?s).*{re.escape(_json(name))}:\{{"dtype":"({stored})","shape":\[{dims}\],'
+            rf'"data_offsets":\[(\d+),(\d+)\]\}}.*'
+        )
+        header = self._check(
+            self._header,
+            tf.strings.regex_full_match(self._header, pattern),
+            f"has no {name} of shape {shape}",
+        )
+        kind, begin, end = (tf.strings.regex_replace(header, pattern, rf"\{group}") for group in (1, 2, 3))
+        begin, end = (tf.strings.to_number(number, tf.int64) for number in (begin, end))
+        whole = self._start + end <= tf.cast(tf.strings.length(self._data), tf.int64)
+        data = self._check(self._data, whole & (begin <= end), "is cut")
+        part = _slice(data, self._start + begin, self._start + end)
+        if dtype == tf.int64:
+            values = tf.io.decode_raw(part, tf.int64)
+        else:
+            values = tf.cond(
+                tf.equal(kind, "F16"),
+                lambda: tf.cast(tf.io.decode_raw(part, tf.float16), tf.float32),
+                lambda: tf.io.decode_raw(part, tf.float32),
+            )
+        return tf.reshape(values, [-1 if dim is None else dim for dim in shape.as_list()])
+
+    def _check(self, value: tf.Tensor, holds: tf.Tensor, otherwise: str) -> tf.Tensor:
+        return assert_first(value, holds, [f"{self._what} {otherwise}: {self._advice}"])
+
+
+def _slice(data: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
+    return tf.strings.substr(data, begin, end - begin)
+
+
+def _json(value: object) -> str:
+    """Format a value as JSON as the library does."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _size(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.size(tensor, tf.int64) * tensor.dtype.size
+
+
+def _bytes(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the bytes of a tensor's numbers, () string.
+
+    TensorFlow has ``decode_raw`` but not its reverse. ``serialize_tensor`` writes a message whose last field
+    holds these bytes.
+    """
+    size = _size(tensor)
+    return tf.strings.substr(tf.io.serialize_tensor(tensor), -size, size)  # -size counts from the end
+
 
 WEIGHTS = "weights_bytes"
 """The name of a task's deltas on the wire. Over REST, values whose name ends so are base64."""
@@ -76,7 +235,7 @@ class DeltaStrings:
             )
             told = ["adapt: float16 ends at 65,504, and a delta is larger: export with dtype float32"]
             tensors = assert_first(tensors, tf.math.is_finite(numbers), told)
-        return checksum.seal(encode(tensors, {**self._about, checksum.NAME: checksum.NONE}))
+        return fast_weights.seal(encode(tensors, {**self._about, fast_weights.NAME: fast_weights.NONE}))
 
     def decode(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         """Decode the deltas of weights, and the keys and deltas of rows.

@@ -15,26 +15,96 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
-from gmeta.core.staging import stage_folder
-from gmeta.export.client_inputs import PADDING as PADDING
-from gmeta.export.client_inputs import receive, wire_specs
+from gmeta.core.files import stage_folder
 from gmeta.export.defaults import default_signatures
 from gmeta.export.signature import DEFAULT_SIGNATURE as DEFAULT_SIGNATURE
-from gmeta.export.signature import OUTPUT
+from gmeta.export.signature import OUTPUT, receive, wire_specs
+from gmeta.export.signature import PADDING as PADDING
 from gmeta.export.signature import Signature as Signature
 from gmeta.export.signature import feature_inputs as feature_inputs
-from gmeta.export.unknown_ids import Unknown, unknown_rows
 from gmeta.layers import EmbeddingCollection
+from gmeta.layers.embedding.merge_plan import MergedTable
 from gmeta.models import MetaGRM, MetaModel
 from gmeta.models.sequence.catalogue import Catalogue
-from gmeta.ops import HashTable, portable_ops
+from gmeta.ops import HashTable, UnknownRows, initial_rows_of, portable_ops
+
+# Rows that an exported model reads for ids that were never trained.
+
+Unknown: TypeAlias = "Literal['initial', 'zeros'] | Mapping[str, npt.ArrayLike]"
+"""``"initial"``: the row that training would have started the id with, as an evaluation reads it.
+``"zeros"``: a row of zeros. A mapping: embedding table -> the one row, (dim,), that all its unknown ids read;
+tables that the mapping doesn't name use ``"initial"``."""
+
+
+def unknown_rows(
+    unknown: Unknown, collections: Iterable[EmbeddingCollection]
+) -> Callable[[HashTable], UnknownRows]:
+    """Make the function that gives `gmeta.ops.portable_ops` the rows of unknown keys in a physical table.
+
+    Raises:
+      ConfigError: ``unknown`` is another word, or names a table that doesn't exist, or has a row of another
+        width, or one that isn't finite.
+    """
+    if unknown == "initial":
+        return initial_rows_of
+    if unknown == "zeros":
+        return _zeros
+    if not isinstance(unknown, Mapping):
+        raise ConfigError(f"unknown must be 'initial', 'zeros' or rows by table, got {unknown!r}")
+    merged_of = {
+        id(table): merged
+        for collection in collections
+        for table, merged in zip(collection.tables, collection.merged, strict=True)
+    }
+    names = [name for merged in merged_of.values() for name in merged.tables]
+    strange = sorted(set(unknown) - set(names))
+    if strange:
+        raise ConfigError(f"unknown names {', '.join(strange)}, but the tables are {', '.join(names)}")
+
+    def rows_of(table: HashTable) -> UnknownRows:
+        merged = merged_of.get(id(table))
+        return initial_rows_of(table) if merged is None else _take_rows(unknown, table, merged)
+
+    return rows_of
+
+
+def _zeros(table: HashTable) -> UnknownRows:
+    return lambda keys: tf.zeros([tf.size(keys), table.dim])
+
+
+def _take_rows(unknown: Mapping[str, npt.ArrayLike], table: HashTable, merged: MergedTable) -> UnknownRows:
+    rows = np.zeros((len(merged.tables), merged.dim), np.float32)
+    for number, name in enumerate(merged.tables):
+        if name in unknown:
+            row = np.asarray(unknown[name], np.float32)
+            if row.shape != (merged.dim,):
+                raise ConfigError(
+                    f"unknown[{name!r}] must have shape ({merged.dim},), the table's width; got {row.shape}"
+                )
+            if not np.isfinite(row).all():
+                raise ConfigError(f"unknown[{name!r}] must hold finite numbers, got {row}")
+            rows[number] = row
+    given = np.array([name in unknown for name in merged.tables])
+    initial = initial_rows_of(table)
+
+    def read(keys: tf.Tensor) -> tf.Tensor:
+        number = tf.bitwise.right_shift(keys, tf.constant(merged.id_bits, tf.int64))
+        fixed = tf.gather(tf.constant(rows), number)
+        if given.all():
+            return fixed
+        return tf.where(tf.gather(tf.constant(given), number)[:, tf.newaxis], fixed, initial(keys))
+
+    return read
 
 
 @dataclass(frozen=True)
@@ -73,7 +143,7 @@ def export_model(
         as soon as it appears; this function makes it appear whole.
       signatures: Name -> signature; the first is also served as `DEFAULT_SIGNATURE`. None: the signatures
         that `gmeta.export.defaults` has for every model.
-      unknown: The row that an untrained id reads; see `gmeta.export.unknown_ids.Unknown`.
+      unknown: The row that an untrained id reads; see `gmeta.export.saved_model.Unknown`.
       text_ids: Whether clients send text for the inputs that have the name of a feature that hashes. False:
         they send the numbers that ``gmeta prepare`` would store for it (`gmeta.ops.hash_text`). Where the
         model itself takes text, clients send text in either case.

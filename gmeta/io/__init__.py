@@ -17,12 +17,10 @@
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """
 
-from gmeta.io.balance.rank_balance import balance_over_ranks, balanced_elements
-from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.io.balance import SequenceCost
 from gmeta.io.cuts.query_rule import After, Flag
 from gmeta.io.cuts.sequence_split import SequenceSplit
 from gmeta.io.cuts.task_choice import TaskChoice
-from gmeta.io.error_lines import as_data_error, data_errors
 from gmeta.io.features import (
     ArrowSource,
     FeatureSource,
@@ -32,25 +30,33 @@ from gmeta.io.features import (
     RocksDBSource,
     join_features,
 )
-from gmeta.io.histories.checksum import history_crc
+from gmeta.io.histories.history_plan import history_crc
 from gmeta.io.histories.late_reader import late
 from gmeta.io.histories.store import HistoryStore
-from gmeta.io.predictions.prediction_plan import Predictions
+from gmeta.io.predictions.plan import Predictions
 from gmeta.io.predictions.write import write_predictions
-from gmeta.io.reader_stats import ReaderCounts, ReaderStats
+from gmeta.io.rank_balance import balance_over_ranks, balanced_elements
+from gmeta.io.reader_stats import ReaderCounts, ReaderStats, as_data_error, data_errors
+from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_dataset import group_batch
 from gmeta.io.readers.group_reader import epoch_plan, groups
-from gmeta.io.readers.read_options import AfterSteps, EpochPiece, OneEpoch, ReadOptions, Start
-from gmeta.io.readers.reading_time import ReadingTime, Waiting, from_memory
+from gmeta.io.readers.position import ReadingPosition
+from gmeta.io.readers.read_options import (
+    AfterSteps,
+    EpochPiece,
+    OneEpoch,
+    ReadingTime,
+    ReadOptions,
+    Start,
+    Waiting,
+    from_memory,
+)
 from gmeta.io.readers.row_reader import rows
 from gmeta.io.readers.sequence_reader import sequences
-from gmeta.io.readers.starts.epoch import EpochPlan
-from gmeta.io.readers.starts.position import ReadingPosition
 from gmeta.io.readers.step_balance import Balance
 from gmeta.io.readers.task_reader import tasks
-from gmeta.io.service.base_batches import rebatch
 from gmeta.io.service.scaled_pool import ScaledPool
-from gmeta.io.service.served_epochs import distribute
+from gmeta.io.service.served_epochs import distribute, rebatch
 from gmeta.io.service.served_position import ServedPosition
 from gmeta.io.service.worker_pool import WorkerPool
 

@@ -2,22 +2,19 @@
 
 from gmeta.layers.adaptive.mlp import MLP
 from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection
-from gmeta.layers.embedding.entity_vector import EntityVector
 from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.pooling import EntityVector
 from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, TableGradient, record_lookups
-from gmeta.layers.multitask.expert_use import ExpertBalance, expert_balance, squared_variation
-from gmeta.layers.multitask.mmoe import MMoE
+from gmeta.layers.multitask.mmoe import ExpertBalance, MMoE, expert_balance, squared_variation
 from gmeta.layers.multitask.task_heads import TaskHeads, product_logits
 from gmeta.layers.sequence.bias_tables import RelativeBiasTables
 from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
 from gmeta.layers.sequence.fuxi import FuXi, FuXiBlock
-from gmeta.layers.sequence.group_layer_norm import GroupLayerNorm
-from gmeta.layers.sequence.hstu import HSTU, HSTUBlock
-from gmeta.layers.sequence.reading import Kept, Place, Reading
+from gmeta.layers.sequence.hstu import HSTU, GroupLayerNorm, HSTUBlock
+from gmeta.layers.sequence.reading import Kept, Place, Reading, SequenceView, sequence_view
 from gmeta.layers.sequence.stack import SequenceStack
-from gmeta.layers.sequence.view import SequenceView, sequence_view
-from gmeta.ops.layer.norms import layer_norm, rms_norm
+from gmeta.ops.hstu_layer import layer_norm, rms_norm
 
 __all__ = [
     "HSTU",

@@ -4,9 +4,7 @@ They take tensors and give a value for each sample; `mean_loss` makes the mean o
 all ranks if it is asked to.
 """
 
-from gmeta.losses.means import mean_loss
-from gmeta.losses.multi_task import MultiTaskBCE, product_cross_entropy
-from gmeta.losses.negatives import uniform_negatives
-from gmeta.losses.sampled_softmax import SampledSoftmax
+from gmeta.losses.multi_task import MultiTaskBCE, mean_loss, product_cross_entropy
+from gmeta.losses.sampled_softmax import SampledSoftmax, uniform_negatives
 
 __all__ = ["MultiTaskBCE", "SampledSoftmax", "mean_loss", "product_cross_entropy", "uniform_negatives"]

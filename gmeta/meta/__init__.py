@@ -5,10 +5,8 @@ functions of them. See G-Meta, section 2.1, and MAML (Finn et al., 2017), algori
 """
 
 from gmeta.meta.adaptation import Adaptation, Adapted, adapt, inner_step, per_task
-from gmeta.meta.head_prior import HeadPrior
-from gmeta.meta.inner_loop import InnerLoop
+from gmeta.meta.inner_loop import HeadPrior, InnerLoop, reduce_tasks, task_means
 from gmeta.meta.inner_optimizers import SGD, Adam, Momentum
-from gmeta.meta.reduction import reduce_tasks, task_means
 
 __all__ = [
     "SGD",

@@ -1,4 +1,4 @@
-r"""The inner loop's gradient steps on the support set, for many tasks at once.
+"""The inner loop's gradient steps on the support set, for many tasks at once.
 
 Every parameter has a leading task dimension, so all tasks adapt in one graph and each has its own fast
 weights. Each task's slice of the gradient of the *sum* of the tasks' losses is then the gradient of that
@@ -16,9 +16,103 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from gmeta.meta.clipping import clip
 from gmeta.meta.inner_optimizers import SGD, InnerOptimizer, Slots
-from gmeta.meta.recomputing import recompute
+
+# Clipping of inner gradients, task by task.
+
+
+def clip(
+    gradients: Mapping[str, tf.Tensor],
+    owners: Mapping[str, tf.Tensor],
+    tasks: tf.Tensor | int,
+    norm: float | None = None,
+    value: float | None = None,
+) -> dict[str, tf.Tensor]:
+    r"""Clip each task's gradient: first its numbers to [-value, value], then its norm to ``norm``.
+
+    .. math:: g_t \leftarrow g_t \min(1, c / \lVert g_t \rVert_2)
+
+    with the norm over all parameters of task t together. Clipping is differentiable except exactly at a
+    limit; it is differentiable at a gradient of zero too.
+
+    Args:
+      gradients: Name -> (tasks, ...), or (rows, ...) for those in ``owners``.
+      owners: Name -> (rows,) the task of each row.
+      tasks: Number of tasks.
+      norm: c. None: no limit on the norm.
+      value: Maximum magnitude of each number. None: no limit.
+    """
+    clipped = dict(gradients)
+    if value is not None:
+        clipped = {name: tf.clip_by_value(each, -value, value) for name, each in clipped.items()}
+    if norm is None:
+        return clipped
+    squares = tf.add_n([_task_squares(each, owners.get(name), tasks) for name, each in clipped.items()])
+    limit = tf.constant(norm**2, squares.dtype)
+    long = squares > limit
+    # The factor is exactly 1 for a gradient within the limit.
+    factor = tf.where(long, norm * tf.math.rsqrt(tf.where(long, squares, limit)), 1)
+    return {name: _times(each, factor, owners.get(name)) for name, each in clipped.items()}
+
+
+def _task_squares(gradient: tf.Tensor, owner: tf.Tensor | None, tasks: tf.Tensor | int) -> tf.Tensor:
+    squares = tf.reduce_sum(gradient**2, axis=list(range(1, gradient.shape.rank)))
+    return squares if owner is None else tf.math.unsorted_segment_sum(squares, owner, tasks)
+
+
+def _times(gradient: tf.Tensor, factor: tf.Tensor, owner: tf.Tensor | None) -> tf.Tensor:
+    factor = factor if owner is None else tf.gather(factor, owner)
+    return gradient * tf.reshape(factor, [-1, *[1] * (gradient.shape.rank - 1)])
+
+
+# Runs a function so that its gradient recomputes the intermediate results instead of keeping them.
+
+
+def recompute(
+    function: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], tensors: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Compute ``function(tensors)``, and keep only ``tensors`` for the gradient.
+
+    ``tf.recompute_grad`` isn't used, because it stops all tapes while it runs the function. That includes
+    tapes inside the function, such as an inner loop's: its results would be wrong without any error.
+
+    Args:
+      function: Float tensors -> float tensors. Gradients reach ``tensors`` and the variables that it reads.
+      tensors: The function's arguments.
+    """
+
+    @tf.custom_gradient
+    def run(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def backward(*upstream: Any, variables: Sequence[tf.Variable] = ()) -> Any:
+            upstream = tuple(tf.convert_to_tensor(gradient) for gradient in upstream)
+            with tf.GradientTape() as tape:
+                again = _not_before(given, upstream[0])
+                tape.watch(again)
+                results = function(again)
+            found = tape.gradient(
+                results,
+                [*again, *variables],
+                output_gradients=list(upstream),
+                unconnected_gradients=tf.UnconnectedGradients.ZERO,
+            )
+            found = [tf.convert_to_tensor(gradient) for gradient in found]
+            own, of_variables = found[: len(given)], found[len(given) :]
+            return (own, of_variables) if variables else own
+
+        return function(given), backward
+
+    return list(run(*tensors))
+
+
+def _not_before(tensors: Sequence[tf.Tensor], gradient: tf.Tensor) -> list[tf.Tensor]:
+    """Return the same tensors, but available only once the gradient is.
+
+    Otherwise TensorFlow would notice that the results were computed before, and keep those.
+    """
+    first = tf.reduce_max(tf.reshape(gradient, [-1])[:1])
+    zero = tf.where(first == first, tf.zeros_like(first), first)
+    return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]
+
 
 Parameters = Mapping[str, tf.Tensor]
 """Name -> tensor of shape (tasks, ...), or (rows, ...) if `Adapted.owners` holds the rows' tasks."""
@@ -62,7 +156,7 @@ class Adaptation:
         (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016).
       read: A function of the parameters and the number of steps taken so far. The loss receives its result
         in place of the parameters. Gradients are taken with respect to that result, and each name's gradient
-        gives the direction of the parameter of that name; see `gmeta.meta.dual_dense`. None: the loss
+        gives the direction of the parameter of that name; see `gmeta.meta.ridge`. None: the loss
         receives the parameters themselves.
     """
 

@@ -6,11 +6,62 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from gmeta.core.arguments import finite_number, whole_number
-from gmeta.core.errors import ConfigError
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.meta.adaptation import Adaptation, Rates
-from gmeta.meta.head_prior import HeadPrior
 from gmeta.meta.inner_optimizers import SGD, Adam, InnerOptimizer, Momentum, OptimizerName, inner_optimizer
+
+# The settings of the prior with which ridge regression solves for a head.
+
+
+@dataclass(frozen=True)
+class HeadPrior:
+    r"""How the learned prior of ``InnerLoop("ridge")`` starts, and how fast it moves.
+
+    A variance is :math:`v = e^{p \theta}`, and so is the noise; the outer loop learns :math:`\theta`, which
+    begins where v is :math:`v_0`. Adam moves a number by about its rate in a step, so p says how fast
+    variances move beside weights.
+
+    Attributes:
+      variance: :math:`v_0` of all features; None: 1 / features for the kernel, 1 for the bias.
+      noise: :math:`v_0` of the noise, by which the support loss is divided.
+      pace: p.
+      likelihood: Whether the outer loss of a squared error is the negative log-likelihood of the query's
+        labels under the variances that ridge predicts (`gmeta.models.meta.ridge_steps`). Then
+        variances are true to scale, which a squared error alone doesn't teach; what is predicted hardly
+        changes. A logistic loss is a negative log-likelihood as it is, and stays. Training reports this loss,
+        and evaluation the squared error.
+      unadapted: The weight, beside 1, that the outer loss gives to the same samples as predicted before
+        adaptation. The loss after adaptation alone hardly teaches the prior's mean: support samples correct
+        any mean whose variance is large. With a weight of 0, predictions for tasks without support samples
+        are therefore arbitrary. Training reports the loss after adaptation.
+
+    Raises:
+      ConfigError: ``variance``, ``noise`` or ``pace`` isn't above 0, ``unadapted`` is below 0, or
+        ``likelihood`` isn't True or False.
+
+    Example:
+      >>> HeadPrior(variance=1.0, pace=0.2).noise
+      1.0
+    """
+
+    variance: float | None = None
+    noise: float = 1.0
+    pace: float = 1.0
+    likelihood: bool = False
+    unadapted: float = 0.03
+
+    def __post_init__(self) -> None:
+        for name in ("variance", "noise", "pace"):
+            value = getattr(self, name)
+            if value is not None and finite_number(f"head prior: {name}", value) <= 0:
+                raise ConfigError(f"head prior: {name} must be above 0, got {value}")
+        if finite_number("head prior: unadapted", self.unadapted) < 0:
+            raise ConfigError(f"head prior: unadapted must be at least 0, got {self.unadapted}")
+        if not isinstance(self.likelihood, bool):
+            raise ConfigError(f"head prior: likelihood must be True or False, got {self.likelihood!r}")
+
 
 Algorithm = Literal["maml", "fomaml", "anil", "boil", "reptile", "meta-sgd", "ridge"]
 LearnedRates = Literal["layer", "parameter"]
@@ -268,3 +319,47 @@ class InnerLoop:
 def _is_in(layer: str, name: str) -> bool:
     """Return whether a layer has the given name or is part of the layer with that name."""
     return layer == name or layer.startswith(f"{name}/")
+
+
+# Reduces losses of samples to losses of tasks, and these to one loss, without any effect of padding.
+
+Reduction = Literal["task", "sample"]
+
+
+def task_means(losses: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    r"""Compute each task's mean loss over its real samples, :math:`\sum_s m_{ts} l_{ts} / \sum_s m_{ts}`.
+
+    Args:
+      losses: (tasks, samples), padded. Values in the padding have no effect, not even NaN.
+      mask: (tasks, samples): 1 for a real sample, 0 for padding.
+
+    Returns:
+      (tasks,). A task without samples has loss 0 and so no gradient.
+    """
+    mask = tf.cast(mask, losses.dtype)
+    total = tf.reduce_sum(tf.where(mask > 0, losses * mask, 0), axis=-1)
+    return tf.math.divide_no_nan(total, tf.reduce_sum(mask, axis=-1))
+
+
+def reduce_tasks(losses: tf.Tensor, mask: tf.Tensor, reduction: Reduction = "sample") -> tf.Tensor:
+    """Reduce many tasks' query losses to one loss.
+
+    Args:
+      losses: (tasks, samples), padded.
+      mask: (tasks, samples): 1 for a real sample, 0 for padding.
+      reduction: ``"sample"`` is the mean over all real samples of all tasks, so that a task counts by
+        its size; ``"task"`` is the mean over tasks of each task's mean, so that all tasks count alike.
+
+    Returns:
+      A scalar; 0 if there is no real sample at all.
+
+    Raises:
+      ConfigError: ``reduction`` has another value.
+    """
+    mask = tf.cast(mask, losses.dtype)
+    if reduction == "task":
+        real = tf.cast(tf.reduce_any(mask > 0, axis=-1), losses.dtype)
+        return tf.math.divide_no_nan(tf.reduce_sum(task_means(losses, mask)), tf.reduce_sum(real))
+    if reduction == "sample":
+        return tf.math.divide_no_nan(tf.reduce_sum(tf.where(mask > 0, losses * mask, 0)), tf.reduce_sum(mask))
+    raise ConfigError(f"reduction must be 'task' or 'sample', got {reduction!r}")

@@ -8,12 +8,8 @@ together. `gmeta.models.MetaModel` hands `GAUC`, `NDCG` and other kinds of `Task
 models: at which rank the item that came next is among all items (`catalogue_ranks`).
 """
 
-from gmeta.metrics.auc import AUC, UserGAUC
-from gmeta.metrics.gauc import GAUC
-from gmeta.metrics.item_rank import catalogue_ranks
-from gmeta.metrics.ndcg import NDCG
-from gmeta.metrics.next_item import NextItem
-from gmeta.metrics.sample_metric import SampleMetric
-from gmeta.metrics.task_metric import TaskMetric
+from gmeta.metrics.auc import AUC, SampleMetric, UserGAUC
+from gmeta.metrics.next_item import NextItem, catalogue_ranks
+from gmeta.metrics.ranking import GAUC, NDCG, TaskMetric
 
 __all__ = ["AUC", "GAUC", "NDCG", "NextItem", "SampleMetric", "TaskMetric", "UserGAUC", "catalogue_ranks"]

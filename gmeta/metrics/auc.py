@@ -4,9 +4,170 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from gmeta.metrics.sample_metric import SampleMetric, auc_of_groups
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError
+from gmeta.core.graph import refuse_numbers, refuse_unless
+
+# The base of metrics that no sums can make: they keep every sample until the result is asked for.
+
+_COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "negative": tf.float32}
+
+
+class SampleMetric(tf.keras.metrics.Metric):
+    """Keeps samples as columns: a group, a score, and a weight that is the positive or the negative one.
+
+    Memory: 20 bytes a sample, in host memory, on each rank those that it has seen; room is doubled when it is
+    used up. `gather_over_ranks` sends 20 bytes a sample to every rank, after which each holds those of all:
+    the result is exact, and the same on all.
+
+    The result costs a sort of all samples, 2.5 s for a million of them on a core. Keras asks for it after
+    every step of ``fit`` and ``evaluate``: for many samples, update it in a loop of your own, and ask once.
+
+    Args:
+      positive: The least label that is positive; None: labels are 0 or 1.
+      name: What the logs call it.
+      dtype: Of the result.
+    """
+
+    def __init__(self, positive: float | None, name: str, dtype: Any) -> None:
+        super().__init__(name=name, dtype=dtype)
+        self.positive = positive
+        with tf.device("CPU:0"):
+            self.count = tf.Variable(0, dtype=tf.int64, trainable=False, name="count")
+            self.columns = [
+                tf.Variable(tf.zeros([0], column), shape=[None], trainable=False, name=name)
+                for name, column in _COLUMNS.items()
+            ]
+
+    def add_samples(self, labels: Any, predictions: Any, groups: Any, sample_weight: Any) -> None:
+        """Append samples; arguments of the same number of elements each, or None for groups and weights."""
+        score = tf.reshape(tf.cast(predictions, tf.float32), [-1])
+        label = tf.reshape(tf.cast(labels, tf.float64), [-1])
+        group = (
+            tf.zeros_like(score, tf.int64) if groups is None else tf.reshape(tf.cast(groups, tf.int64), [-1])
+        )
+        weight = tf.ones_like(score)
+        if sample_weight is not None:
+            weight = tf.reshape(tf.cast(sample_weight, tf.float32), [-1])
+        sizes = [column.shape[0] for column in (label, score, group, weight)]
+        if len({size for size in sizes if size is not None}) > 1:
+            raise ConfigError(
+                f"{self.name}: labels, predictions, groups and weights must have as many elements each, got "
+                f"{', '.join(map(str, sizes))}"
+            )
+        weight = refuse_numbers(weight, weight >= 0, f"{self.name}: weights must be at least 0")
+        real = tf.where(weight > 0)[:, 0]
+        label, score, group, weight = (tf.gather(x, real) for x in (label, score, group, weight))
+        clicked = are_positive(label, self.positive, self.name)
+        with tf.device("CPU:0"):
+            self._append([group, score, tf.where(clicked, weight, 0), tf.where(clicked, 0.0, weight)])
+
+    def samples(self) -> list[tf.Tensor]:
+        """Groups, scores, and the weights as positives and as negatives, each (samples,)."""
+        return [column[: self.count] for column in self.columns]
+
+    def gather_over_ranks(self) -> None:
+        """Give this metric, on every rank, the samples of all. Called eagerly, by all ranks, once."""
+        by_rank = collectives.allgather_objects([column.numpy() for column in self.samples()])
+        for variable, parts in zip(self.columns, zip(*by_rank, strict=True), strict=True):
+            variable.assign(np.concatenate(parts))
+        self.count.assign(tf.size(self.columns[0], tf.int64))
+
+    def reset_state(self) -> None:
+        """Forget all samples, and give their memory back."""
+        self.count.assign(0)
+        for variable in self.columns:
+            variable.assign(tf.zeros([0], variable.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make this metric again."""
+        return {**super().get_config(), "positive": self.positive}
+
+    def _append(self, columns: list[tf.Tensor]) -> None:
+        begin = self.count.read_value()
+        end = begin + tf.size(columns[0], tf.int64)
+        room = tf.size(self.columns[0], tf.int64)
+
+        def grow() -> tf.Tensor:
+            more = tf.maximum(end - room, room)
+            for variable in self.columns:
+                variable.assign(tf.concat([variable, tf.zeros([more], variable.dtype)], axis=0))
+            return room + more
+
+        room = tf.cond(end > room, grow, lambda: room)
+        with tf.control_dependencies([room]):
+            places = tf.range(begin, end)[:, tf.newaxis]
+            for variable, column in zip(self.columns, columns, strict=True):
+                variable.scatter_nd_update(places, column)
+        self.count.assign(end)
+
+
+def are_positive(labels: tf.Tensor, positive: float | None, name: str) -> tf.Tensor:
+    """Return which labels are positive, bool of their shape.
+
+    Args:
+      labels: Floats.
+      positive: The least positive label; None: labels are 0 or 1.
+      name: The metric's name in errors.
+
+    Raises:
+      ConfigError: A label is NaN, or without ``positive`` is neither 0 nor 1.
+    """
+    nan = f"{name}: labels hold NaN, which is of neither class: leave these samples out, or weigh them 0"
+    labels = refuse_unless(labels, ~tf.math.is_nan(labels), nan)
+    if positive is not None:
+        return labels >= positive
+    good = tf.equal(labels, 0) | tf.equal(labels, 1)
+    advice = "make the metric with positive=, the least label that is positive: 4 for ratings of 1 to 5"
+    return tf.equal(refuse_numbers(labels, good, f"{name}: labels must be 0 or 1", advice), 1)
+
+
+def auc_of_groups(
+    groups: tf.Tensor, scores: tf.Tensor, positive: tf.Tensor, negative: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    r"""Each group's AUC, by one sort.
+
+    .. math::
+       \mathrm{AUC}_g = \frac{\sum_{i, j \in g} a_i b_j ([s_i > s_j] + [s_i = s_j] / 2)}
+       {\sum_{i \in g} a_i \sum_{j \in g} b_j}
+
+    Args:
+      groups: (n,) int64.
+      scores: (n,) finite floats.
+      positive: (n,) floats, the weights a of positive samples, 0 for others.
+      negative: (n,) floats, the weights b of negative ones.
+
+    Returns:
+      (groups,) float64, 0 where a group has samples of one class only; (groups,) float64, the groups' weights
+      :math:`\sum a + \sum b`, or 0 for those of one class.
+
+    Example:
+      >>> values, weights = auc_of_groups([3, 3, 5], [0.2, 0.1, 0.9], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0])
+      >>> values.numpy(), weights.numpy()
+      (array([1., 0.]), array([2., 0.]))
+    """
+    by_score = tf.argsort(scores, stable=True)
+    order = tf.gather(by_score, tf.argsort(tf.gather(groups, by_score), stable=True))
+    group, score = tf.gather(groups, order), tf.gather(scores, order)
+    above, below = (tf.cast(tf.gather(weight, order), tf.float64) for weight in (positive, negative))
+    other_group = group[1:] != group[:-1]
+    # A run is the samples of a group that have the same score.
+    run, of = _number(other_group | (score[1:] != score[:-1]), group), _number(other_group, group)
+    above, below = tf.math.segment_sum(above, run), tf.math.segment_sum(below, run)
+    of = tf.math.segment_max(of, run)
+    positives, negatives = tf.math.segment_sum(above, of), tf.math.segment_sum(below, of)
+    lower = tf.cumsum(below, exclusive=True) - tf.gather(tf.cumsum(negatives, exclusive=True), of)
+    won = tf.math.segment_sum(above * (lower + below / 2), of)
+    both = (positives > 0) & (negatives > 0)
+    return tf.math.divide_no_nan(won, positives * negatives), tf.where(both, positives + negatives, 0)
+
+
+def _number(begins: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """(n,): numbers from 0 on, one more wherever another run begins."""
+    return tf.cumsum(tf.concat([tf.zeros_like(like[:1], tf.int64), tf.cast(begins, tf.int64)], axis=0))
 
 
 class _GroupedAUC(SampleMetric):
@@ -32,7 +193,7 @@ class AUC(_GroupedAUC):
     It is the chance that a positive sample is scored above a negative one, by the order of the scores as
     float32. `tf.keras.metrics.AUC` puts scores into 200 bins between 0 and 1 instead: it needs probabilities,
     and the order within a bin is lost, which is where most of rare clicks' predictions lie. This one takes
-    logits too, and keeps every sample, 20 bytes each (`gmeta.metrics.sample_metric`). Over several ranks it
+    logits too, and keeps every sample, 20 bytes each (`gmeta.metrics.auc`). Over several ranks it
     is that of all their samples.
 
     Args:

@@ -2,21 +2,21 @@
 
 from gmeta.models.generative.flat_retriever import FlatRetriever
 from gmeta.models.generative.generative_retriever import GenerativeRetriever
-from gmeta.models.meta.adapter.adapter import Adapter
-from gmeta.models.meta.adapter.fast_weights import FastWeights
-from gmeta.models.meta.learner.task_learner import OuterLoss, TaskLearner
+from gmeta.models.meta.adapter import Adapter
+from gmeta.models.meta.fast_weights import FastWeights
 from gmeta.models.meta.meta_model import MetaModel
+from gmeta.models.meta.task_learner import OuterLoss, TaskLearner
 from gmeta.models.sequence.grm_model import GRM, grm
 from gmeta.models.sequence.meta_grm import MetaGRM
 from gmeta.models.sequence.next_item_model import NextItemModel
-from gmeta.models.training.memory.token_limit import max_tokens
-from gmeta.models.training.model import Model
-from gmeta.models.training.optimizer.joint_optimizer import JointOptimizer
 from gmeta.models.zoo.cbml_model import CBML, cbml
 from gmeta.models.zoo.dlrm_model import dlrm
 from gmeta.models.zoo.factor_model import FactorSettings, factor_ridge
 from gmeta.models.zoo.melu_model import melu, melu_features
 from gmeta.models.zoo.meta_emb import MetaEmb
+from gmeta.training.joint_optimizer import JointOptimizer
+from gmeta.training.model import Model
+from gmeta.training.token_limit import max_tokens
 
 __all__ = [
     "CBML",

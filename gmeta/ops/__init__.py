@@ -4,31 +4,30 @@ The dynamic embedding table is `HashTable`; `reference` holds the same ops in Nu
 """
 
 from gmeta.ops import jagged
-from gmeta.ops.attention.jagged_attention import bias_attention, hstu_attention
-from gmeta.ops.attention.mask import AttentionMask
-from gmeta.ops.attention.padded import dense_mask, padded_attention
-from gmeta.ops.attention.relative_bias import RelativeBias, time_bucket
-from gmeta.ops.exchange.key_messages import receive_keys, route_keys
-from gmeta.ops.exchange.messages import OwnedKeys, PackedRows, RoutedKeys
-from gmeta.ops.exchange.row_buffers import pack_rows, unpack_rows
+from gmeta.ops.attention_inputs import AttentionMask, RelativeBias, time_bucket
+from gmeta.ops.distinct import Unique, UniqueByOwner, unique, unique_by_owner
+from gmeta.ops.hstu_layer import hstu_mix, layer_norm, rms_norm
+from gmeta.ops.id_hash import count_collisions, fold_ids, hash_ids, hash_text, merge_keys
 from gmeta.ops.jagged import Jagged
-from gmeta.ops.keys.distinct import Unique, UniqueByOwner, unique, unique_by_owner
-from gmeta.ops.keys.id_hash import count_collisions, fold_ids, hash_ids, hash_text
-from gmeta.ops.keys.key_merge import merge_keys
-from gmeta.ops.layer.mix import hstu_mix
-from gmeta.ops.layer.norms import layer_norm, rms_norm
-from gmeta.ops.table.frozen_table import FrozenTable, UnknownRows
+from gmeta.ops.jagged_attention import bias_attention, hstu_attention
+from gmeta.ops.key_messages import OwnedKeys, PackedRows, RoutedKeys, receive_keys, route_keys
+from gmeta.ops.padded_forms import dense_mask, padded_attention
+from gmeta.ops.row_buffers import pack_rows, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.lookup import Lookup
-from gmeta.ops.table.portable_tables import initial_rows_of, portable_ops
+from gmeta.ops.table.portable_tables import FrozenTable, UnknownRows, initial_rows_of, portable_ops
 from gmeta.ops.table.read_ahead import Peeked, Reread
-from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
-from gmeta.ops.table.saving import tables_saved_elsewhere
+from gmeta.ops.table.records import (
+    AdmissionState,
+    FilterShards,
+    Lookup,
+    Records,
+    ShardRecords,
+    Statistics,
+    tables_saved_elsewhere,
+)
 from gmeta.ops.table.snapshot import TableSnapshot
-from gmeta.ops.table.statistics import Statistics
-from gmeta.ops.trie.beam_step import TrieStep, trie_step
-from gmeta.ops.trie.child_log_probs import trie_log_probs
-from gmeta.ops.trie.draws import GumbelStep, TrieNoise, trie_gumbel_step, trie_sample
+from gmeta.ops.trie import TrieStep, trie_log_probs, trie_step
+from gmeta.ops.trie_draws import GumbelStep, TrieNoise, trie_gumbel_step, trie_sample
 
 __all__ = [
     "AdmissionState",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import assert_first
+from gmeta.core.graph import assert_first
 
 
 class Jagged(NamedTuple):

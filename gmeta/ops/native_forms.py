@@ -4,11 +4,73 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.core.native import build_info, library_path
-from gmeta.ops.portable import is_portable
+
+# The switch between native ops and their forms in plain TensorFlow (`gmeta.ops.portable_ops`).
+
+
+class FreezesTables(Protocol):
+    """Source of copies to read instead of tables: `gmeta.ops.table.portable_tables.PortableTables`."""
+
+    def freeze(self, table: Any) -> Any:
+        """Copy a table in its current state."""
+        ...
+
+
+ACTIVE: ContextVar[FreezesTables | None] = ContextVar("portable_tables", default=None)
+"""The tables that `portable_ops` has set in this thread; None outside of it."""
+
+
+class _NoTables:
+    """For computations without tables."""
+
+    def freeze(self, table: Any) -> Any:
+        raise AssertionError(f"table {table.name!r} is read where no tables are expected")
+
+
+@contextmanager
+def portable_forms(tables: FreezesTables | None = None) -> Iterator[None]:
+    """Make ops compute in plain TensorFlow, in this thread and inside this block.
+
+    Args:
+      tables: Source of the copies that lookups read; without it, nothing may be looked up.
+    """
+    token = ACTIVE.set(_NoTables() if tables is None else tables)
+    try:
+        yield
+    finally:
+        ACTIVE.reset(token)
+
+
+def is_portable() -> bool:
+    """Return whether ops must use their forms in plain TensorFlow."""
+    return ACTIVE.get() is not None
+
+
+def freeze(table: Any, insert: bool | tf.Tensor) -> Any:
+    """Return the copy to read instead of the table; None outside of `portable_ops`.
+
+    Raises:
+      ConfigError: The lookup would insert.
+    """
+    tables = ACTIVE.get()
+    if tables is None:
+        return None
+    if insert is True:
+        raise ConfigError(
+            f"table {table.name!r}: an exported graph stores no rows; look up with insert=False, as "
+            "layers do that are called with training=False"
+        )
+    return tables.freeze(table)
+
 
 WIDTHS = (64, 128, 256)
 """The widths of heads that the GPU kernels take."""

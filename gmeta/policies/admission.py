@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gmeta.core.errors import ConfigError
-from gmeta.policies.limits import check_whole
+from gmeta.policies.storage import check_whole
 
 
 @dataclass(frozen=True)

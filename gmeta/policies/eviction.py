@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gmeta.core.errors import ConfigError
-from gmeta.policies.limits import check_whole
+from gmeta.policies.storage import check_whole
 
 ROW_INDEX_BYTES = 48
 """What a bound in bytes charges a row beside its record, for its share of the key index.

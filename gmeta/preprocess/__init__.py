@@ -4,31 +4,25 @@
 process. Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
-from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.core.semantic_ids import SemanticIds
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.history.append import append_history
-from gmeta.preprocess.history.append_summary import AppendSummary
-from gmeta.preprocess.history.cluster.spark_append import append_history_on_spark
-from gmeta.preprocess.history.drop import drop_generations
-from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, remove_examples
+from gmeta.preprocess.cooccurrence import cooccurrence_vectors
+from gmeta.preprocess.history.append import AppendSummary, append_history
+from gmeta.preprocess.history.example_sets import ExampleSet, drop_generations, list_examples, remove_examples
 from gmeta.preprocess.history.example_writer import ExamplesSummary, history_examples
 from gmeta.preprocess.history.export import ExportSummary, export_history
-from gmeta.preprocess.history.files.history_crc import history_crcs
 from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
+from gmeta.preprocess.history.shard_reader import history_crcs
+from gmeta.preprocess.history.spark_append import append_history_on_spark
 from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.item_codes import RqVae, semantic_ids
 from gmeta.preprocess.local.preparation import prepare
-from gmeta.preprocess.semantic.cooccurrence import cooccurrence_vectors
-from gmeta.preprocess.semantic.fit import semantic_ids
-from gmeta.preprocess.semantic.rq_vae import RqVae
 from gmeta.preprocess.summary import PrepareSummary
-from gmeta.preprocess.synthetic.exposure_config import ExposureConfig
-from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, write_exposures
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
-from gmeta.preprocess.synthetic.simulator.simulator_config import SimulatorConfig
-from gmeta.preprocess.synthetic.simulator.user_histories import UserHistories
-from gmeta.preprocess.synthetic.simulator.user_simulator import UserSimulator
-from gmeta.preprocess.synthetic.simulator.user_states import UserStates
+from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig, UserStates
+from gmeta.preprocess.synthetic.user_simulator import UserHistories, UserSimulator
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 __all__ = [

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from gmeta.core.data.schema import Column
+from gmeta.core.schema import Column
 
 Ints = NDArray[np.int64]
 Ragged = tuple[NDArray[Any], Ints]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
-from gmeta.core.data.group_index import LAYOUTS, Codec, Layout, check_codec
 from gmeta.core.errors import ConfigError
+from gmeta.core.group_index import LAYOUTS, Codec, Layout, check_codec
 
 Engine = Literal["duckdb", "spark", "streaming"]
 """The engine that does the work: this process, a Spark cluster, or jobs of Hadoop Streaming."""
@@ -124,3 +124,48 @@ def _check(config: PrepareConfig | PlanConfig) -> None:
     if config.layout not in LAYOUTS:
         raise ConfigError(f"layout must be one of {', '.join(LAYOUTS)}, got {config.layout!r}")
     check_codec(config.codec, config.layout)
+
+
+# The reporting of an engine's progress.
+
+STAGES = {"read": "reading rows", "sort": "sorting and cutting", "write": "writing shards"}
+"""The stages of a preparation, and their texts for display."""
+
+
+class Progress(Protocol):
+    """A callback that receives the progress of a stage."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        """Report that ``done`` of ``total`` rows of ``stage`` are done; the stage ends when they are equal.
+
+        While rows are read from files that don't state their number, ``total`` is an estimate or None.
+        """
+
+
+def no_progress(stage: str, done: int, total: int | None) -> None:
+    """Report nothing."""
+
+
+class PartsProgress:
+    """The joint progress of parts that run through every stage one after another.
+
+    Args:
+      progress: Receives the sums; the total is known in the last part.
+      parts: The number of parts.
+    """
+
+    def __init__(self, progress: Progress, parts: int) -> None:
+        self._progress, self._parts = progress, parts
+        self._before: dict[str, int] = {}
+
+    def of(self, part: int) -> Progress:
+        """Return the callback for the part with this number."""
+        before = dict(self._before)
+
+        def tell(stage: str, done: int, total: int | None) -> None:
+            through = before.get(stage, 0)
+            self._before[stage] = through + done
+            last = part + 1 == self._parts
+            self._progress(stage, through + done, None if total is None or not last else through + total)
+
+        return tell

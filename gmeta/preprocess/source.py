@@ -2,15 +2,114 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from gmeta.preprocess.bad_records import BadRecords
+from gmeta.core.errors import DataError
+from gmeta.core.schema import OnBad
 from gmeta.preprocess.columns import Columns, Ints
-from gmeta.preprocess.config import PlanConfig
-from gmeta.preprocess.progress import Progress
+from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.table_spec import TableSpec
+
+# The handling of bad records: the first one ends the run, or each is counted.
+#
+# A function that parses a record knows what is wrong with it, but not where it is; the engine that calls it
+# knows where, but not what. So the function raises a `BadRecord` without a place, and the engine passes it
+# with the place to a `BadRecords`, which alone knows the rule.
+
+
+class Reason(Enum):
+    """The ways in which a record can be bad; the values are what reports and manifests print."""
+
+    MISSING_FIELD = "missing field"
+    EXTRA_FIELD = "extra field"
+    NOT_A_NUMBER = "not a number"
+    OUT_OF_RANGE = "out of range"
+    UNKNOWN_CODE = "unknown code"
+    UNKNOWN_USER = "unknown user id"
+    UNKNOWN_ITEM = "unknown item id"
+    REPEATED_ID = "id given twice"
+    REPEATED_KEY = "key given twice in a task"
+    EMPTY_TASK = "empty task"
+    NULL = "null"
+    NAN = "NaN"
+    WRONG_TYPE = "wrong type"
+    MISSING_COLUMN = "missing column"
+    MALFORMED = "malformed line"
+
+
+WHOLE_NUMBER = "a whole number"
+"""The expected content of an int64 column, in messages; text in such a column is most often an id."""
+TIME = "a time, as a whole number or a date"
+"""The expected content of an int64 column that is the time."""
+_TEXT_ID = re.compile(rf"{WHOLE_NUMBER}, got (?!'-?[0-9.]+')")
+
+
+class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom an error of the run
+    """A record that breaks a rule.
+
+    Args:
+      reason: The rule that it breaks.
+      message: What was received and what was expected; the caller adds the place.
+      of_table: Whether a spec describes its columns; the spec may then be what needs mending.
+    """
+
+    def __init__(self, reason: Reason, message: str, *, of_table: bool = False) -> None:
+        super().__init__(message)
+        self.reason, self.of_table = reason, of_table
+
+
+@dataclass
+class BadRecords:
+    """The rule for bad records, and their counts.
+
+    Attributes:
+      on_bad: The rule.
+      counts: (file name, reason) -> records left out.
+      examples: (file name, reason) -> messages with file and line, for the first `EXAMPLES` left out.
+    """
+
+    EXAMPLES = 3
+
+    on_bad: OnBad = "raise"
+    counts: dict[tuple[str, Reason], int] = field(default_factory=dict)
+    examples: dict[tuple[str, Reason], list[str]] = field(default_factory=dict)
+
+    def add(self, error: BadRecord, path: Path, line: int | None, count: int = 1) -> None:
+        """Raise ``error`` with its place, or count it.
+
+        Args:
+          error: What is wrong.
+          path: The file that the record is in.
+          line: Its line, counted from 1; None if the message says where it is.
+          count: The number of records that are bad in this way.
+
+        Raises:
+          DataError: The rule is ``"raise"``.
+        """
+        if self.on_bad == "raise":
+            advice = "mend it, or leave such records out with --on-bad skip"
+            if error.of_table and error.reason is Reason.NULL:
+                advice = (
+                    "set a default for its column in --spec, such as default = 0, or "
+                    f'default = "unknown" for text, {advice}'
+                )
+            if error.of_table and error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
+                advice = (
+                    "if it is an id, say hash = true for its column in --spec, which stores text and numbers "
+                    "alike; if not, mend it"
+                )
+            raise DataError(f"{error.reason.value}: {error}", path=path, line=line, advice=advice) from error
+        key = (path.name, error.reason)
+        self.counts[key] = self.counts.get(key, 0) + count
+        examples = self.examples.setdefault(key, [])
+        if len(examples) < self.EXAMPLES:
+            examples.append(str(DataError(str(error), path=path, line=line)))
+
 
 NUMBER = "_gmeta_number"
 """A column that sources add: the record's number, by which `Source.where` finds it. It isn't stored."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.manifest import Shard
+from gmeta.core.data_manifest import Shard
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.json_values import parse_json

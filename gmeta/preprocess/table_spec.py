@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from gmeta.core.data.schema import Column, DType, Schema
 from gmeta.core.errors import ConfigError
+from gmeta.core.schema import Column, DType, Schema
 from gmeta.core.settings import load_toml
 
 _EXACT = 2.0**53

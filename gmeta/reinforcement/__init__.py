@@ -3,10 +3,9 @@
 from gmeta.reinforcement import losses as losses
 from gmeta.reinforcement import rewards as rewards
 from gmeta.reinforcement.objectives import DPO, ECPO, GRPO, Judged
-from gmeta.reinforcement.policies import Policy
 from gmeta.reinforcement.policy_training import PolicyTraining
 from gmeta.reinforcement.rewards import HitReward, ModelReward, RankAwareReward, Reward, SimulatorReward
-from gmeta.reinforcement.rollouts import Rollout, Rollouts
+from gmeta.reinforcement.rollouts import Policy, Rollout, Rollouts
 
 __all__ = [
     "DPO",

@@ -7,11 +7,20 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from gmeta.core.arguments import finite_number
-from gmeta.core.errors import ConfigError
-from gmeta.reinforcement.losses import PolicyLoss, dpo, ecpo, group_advantages, grpo, k3_divergence
-from gmeta.reinforcement.losses.advantages import Baseline, Scale, check_names
-from gmeta.reinforcement.losses.ratios import Per, check_numbers
+from gmeta.core.errors import ConfigError, finite_number
+from gmeta.reinforcement.losses import (
+    Baseline,
+    Per,
+    PolicyLoss,
+    Scale,
+    check_names,
+    check_numbers,
+    dpo,
+    ecpo,
+    group_advantages,
+    grpo,
+    k3_divergence,
+)
 from gmeta.reinforcement.rollouts import Rollout
 
 

@@ -9,16 +9,15 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gmeta.core.arguments import finite_number, whole_number
-from gmeta.core.errors import ConfigError
-from gmeta.core.keras import submodules
+from gmeta.core.errors import ConfigError, finite_number, whole_number
+from gmeta.core.version import submodules
 from gmeta.losses import mean_loss
 from gmeta.models import Model
-from gmeta.models.training.compile_settings import only_columns, refuse_settings
-from gmeta.models.training.ranks.step import rank_step
 from gmeta.reinforcement.objectives import DPO, GRPO
 from gmeta.reinforcement.rewards import Reward, rewards_of
 from gmeta.reinforcement.rollouts import Rollout, Rollouts, only
+from gmeta.training.compile_settings import only_columns, refuse_settings
+from gmeta.training.rank_steps import rank_step
 
 _METHODS = ("sample", "digit_log_probs", "retrieve", "copy_dense")
 _INSTEAD = {

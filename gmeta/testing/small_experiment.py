@@ -1,13 +1,61 @@
-"""An experiment that trains in seconds: a few tasks of synthetic ratings, a narrow network."""
+"""Small MovieLens folders for tests, in either layout."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, MethodConfig
 from gmeta.meta import InnerLoop
 from gmeta.preprocess import prepare
-from gmeta.testing.data.movielens_files import small_100k
+from gmeta.preprocess.movielens.movielens_records import AGE_THRESHOLDS, GENRES
+from gmeta.preprocess.synthetic import ratings as synthetic
+
+USERS, ITEMS = 60, 80
+_GROUPS_1M = (1, *AGE_THRESHOLDS)
+
+
+def small_100k(folder: Path, seed: int = 0) -> Path:
+    """Write a synthetic folder of `USERS` users and `ITEMS` items in MovieLens-100K's layout."""
+    return synthetic.generate(folder, synthetic.SyntheticConfig(seed=seed, users=USERS, items=ITEMS))
+
+
+def as_1m(folder_100k: Path, folder: Path) -> Path:
+    """Write the content of a MovieLens-100K folder in MovieLens-1M's layout.
+
+    Attributes come out the same from either, but for items of the genre "unknown", which 1M doesn't have
+    and which are given none.
+    """
+    occupations = (folder_100k / "u.occupation").read_text().split()
+    users = []
+    for line in (folder_100k / "u.user").read_text().splitlines():
+        user, age, gender, occupation, code = line.split("|")
+        group = _GROUPS_1M[sum(int(age) >= threshold for threshold in AGE_THRESHOLDS)]
+        users.append(f"{user}::{gender}::{group}::{occupations.index(occupation)}::{code}")
+    items = []
+    for line in (folder_100k / "u.item").read_text(encoding="latin-1").splitlines():
+        item, title, _, _, _, *flags = line.split("|")
+        genres = [name for name, flag in zip(GENRES[1:], flags[1:], strict=True) if flag == "1"]
+        items.append(f"{item}::{title}::{'|'.join(genres)}")
+    ratings = (folder_100k / "u.data").read_text().replace("\t", "::").splitlines()
+    contents = {"users.dat": users, "movies.dat": items, "ratings.dat": ratings}
+    return synthetic.write(folder, {name: _join(lines) for name, lines in contents.items()})
+
+
+def edit(folder: Path, name: str, lines: Mapping[int, str | None]) -> None:
+    """Replace lines of a file, counted from 1; None removes one, the number after the last appends one."""
+    path = folder / name
+    content: list[str | None] = [*path.read_text(encoding="latin-1").splitlines(), None]
+    for number, line in lines.items():
+        content[number - 1] = line
+    path.write_bytes(_join([line for line in content if line is not None]))
+
+
+def _join(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode("latin-1")
+
+
+# An experiment that trains in seconds: a few tasks of synthetic ratings, a narrow network.
 
 
 def small_data(folder: Path) -> Path:

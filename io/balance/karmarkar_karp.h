@@ -19,7 +19,7 @@
 // Invariants. The parts of all splits in the heap are disjoint chains, and together contain all
 // sequences. No two splits have the same number, so the heap's order is total. Parts of equal cost
 // keep their previous order. So the result is a function of the costs alone, the same on each rank,
-// and the same as that of `karmarkar_karp` in gmeta/testing/reference/io/balance.py; a test
+// and the same as that of `karmarkar_karp` in tests/support/reference/balance.py; a test
 // compares the two. Costs are never negative, so an empty part is never dearer than one with
 // sequences, which is why it can be left out. If a cost is zero, an empty part can be as dear, and
 // its place matters, so nothing is left out then.

@@ -19,7 +19,7 @@
 //
 // The cut is a function of the stream from the cursor on. Prefixes beyond the first that reaches
 // the target are only further from it, so the rest of the queue doesn't affect the cut. One number
-// is the whole state of a stream: no queue has to be saved. gmeta/testing/reference/io/balance.py
+// is the whole state of a stream: no queue has to be saved. tests/support/reference/balance.py
 // does the same in Python.
 
 #ifndef GMETA_IO_BALANCE_PREFIX_BATCHER_H_

@@ -85,7 +85,7 @@ inline OpenFile Opener(tf::Env* env) {
   return [env](const std::string& path, std::string* error) { return OpenInEnv(env, path, error); };
 }
 
-// Makes a status with the mark "gmeta: ", by which gmeta/io/error_lines.py finds the line within
+// Makes a status with the mark "gmeta: ", by which gmeta/io/reader_stats.py finds the line within
 // the text that TensorFlow and Keras add around it.
 inline absl::Status ToStatus(const Problem& problem) {
   const std::string line = "gmeta: " + problem.message;

@@ -5,7 +5,7 @@
 // where to report it, and whether it ends the reading. So finding makes a Finding (what is wrong,
 // how many records it costs, what to do), and the reader puts the place in front of it. In this way
 // all readers use the same words, and Python finds file and offset in all of them
-// (gmeta/io/error_lines.py).
+// (gmeta/io/reader_stats.py).
 
 #ifndef GMETA_IO_GROUP_BATCH_PROBLEM_H_
 #define GMETA_IO_GROUP_BATCH_PROBLEM_H_

@@ -1,4 +1,4 @@
-// The index beside a shard (gmeta/core/data/group_index.py has the format), read a piece at a time.
+// The index beside a shard (gmeta/core/group_index.py has the format), read a piece at a time.
 //
 // A big data set has tens of millions of groups, and 48 bytes of index for each. A reader needs
 // only the entries of the window that it reads, so it reads just those: entries have one size, and

@@ -50,7 +50,7 @@ struct Opened {
   int64_t shards() const { return static_cast<int64_t>(indexes.size()); }
 };
 
-// A shard of a generation. Its paths are those of gmeta/core/data/history_manifest.py.
+// A shard of a generation. Its paths are those of gmeta/core/history_manifest.py.
 class OpenShard {
  public:
   OpenShard(std::string store, int64_t generation, int64_t shard)

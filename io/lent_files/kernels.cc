@@ -1,4 +1,4 @@
-// File systems of Python's (gmeta/io/readers/lent_files.py) as file systems of TensorFlow's: the
+// File systems of Python's (gmeta/io/readers/remote.py) as file systems of TensorFlow's: the
 // readers, and tf.io.gfile, then read their files like any others. Nothing can be written.
 
 #include <atomic>

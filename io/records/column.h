@@ -1,4 +1,4 @@
-// A column of a record: its name and type, the native twin of gmeta.core.data.schema, and the
+// A column of a record: its name and type, the native twin of gmeta.core.schema, and the
 // arrays that its values are read from and written to.
 
 #ifndef GMETA_IO_RECORDS_COLUMN_H_

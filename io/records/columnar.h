@@ -45,7 +45,7 @@
 //                well-formed in both layouts, and a reader of the wrong layout reports it at once.
 //
 // tfrecord.h has the framing and the checksum of the payload. The encoder and the parser are in the
-// files beside this one. gmeta/testing/reference/io/columnar.py implements the same in NumPy.
+// files beside this one. tests/support/reference/reader.py implements the same in NumPy.
 
 #ifndef GMETA_IO_RECORDS_COLUMNAR_H_
 #define GMETA_IO_RECORDS_COLUMNAR_H_

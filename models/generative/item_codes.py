@@ -23,7 +23,7 @@ from sequences import find_file, read_attributes, read_sequences
 from settings import options_of
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.core.staging import stage_folder
+from gmeta.core.files import stage_folder
 from gmeta.preprocess import SemanticIds, cooccurrence_vectors, semantic_ids
 
 SOURCES = ("attributes", "cooccurrence", "items", "random")

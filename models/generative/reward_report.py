@@ -18,7 +18,7 @@ from report import CHOSEN_BY, Run, choose_epoch, read_runs, table
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import write_atomically
 from gmeta.experiment.report.style import MUTED, PALETTE, canvas, label_lines
-from gmeta.experiment.results.spread import Spread
+from gmeta.experiment.results.evaluation import Spread
 
 SFT, MORE, RL = PARTS = ("sft", "more-sft", "rewards")
 

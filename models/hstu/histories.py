@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.bad_records import BadRecords
+from gmeta.preprocess.config import no_progress
 from gmeta.preprocess.movielens.movielens_folder import ML_1M_MELU, open_folder
 from gmeta.preprocess.movielens.movielens_source import MovieLensSource
-from gmeta.preprocess.progress import no_progress
+from gmeta.preprocess.source import BadRecords
 
 Histories = Mapping[str, tf.RaggedTensor]
 

@@ -16,7 +16,7 @@ import click
 from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.files import write_atomically
 from gmeta.experiment.report.style import MUTED, PALETTE, canvas, label_lines, whole_numbers
-from gmeta.experiment.results.spread import Spread
+from gmeta.experiment.results.evaluation import Spread
 
 CHOSEN_BY = "ndcg@10"
 COLUMNS = {"hr@10": "HR@10", "hr@50": "HR@50", "ndcg@10": "NDCG@10", "mrr": "MRR"}

@@ -11,7 +11,7 @@ import click
 
 from gmeta.core.settings import read_toml
 from gmeta.experiment import RunFolder, evaluate, plan_experiment, run_training, write_report
-from gmeta.experiment.runs.run_progress import TrainingProgress
+from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.preprocess import prepare
 
 CONFIG = Path(__file__).with_name("ml-100k.toml")

@@ -13,8 +13,8 @@ from gmeta.meta import InnerLoop
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
-from gmeta.testing.data.made_tasks import dataset, task_batch
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.drawn_batches import dataset, task_batch
+from support.process_ranks import run_ranks
 
 STEPS = (0, 1, 4)
 

@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 
 from gmeta.callbacks import step_clock
-from gmeta.callbacks.step_clock import StepClock
-from gmeta.callbacks.step_parts import seconds_of
-from gmeta.callbacks.step_records import StepSeconds
+from gmeta.callbacks.step_clock import StepClock, StepSeconds
+from gmeta.callbacks.step_trace import seconds_of
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.step_marks import SpanKind, mark_end, upstream_of, use_clock
-from gmeta.testing.fake_time import FakeTime
+from gmeta.core.step_marks import SpanKind, mark_end, upstream_of, use_clock
+from support.evaluations import FakeTime
 
 
 @pytest.fixture(params=["host", "gpu"])

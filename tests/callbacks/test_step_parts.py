@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.callbacks import rank_clocks
-from gmeta.callbacks.rank_clocks import offsets_of
-from gmeta.callbacks.step_parts import exchanges_of, parts_of, seconds_of, slices_of
-from gmeta.callbacks.step_records import PARTS, Mark, Span, Step, StepSeconds
-from gmeta.core.graph.step_marks import SpanKind
+from gmeta.callbacks import step_trace
+from gmeta.callbacks.step_clock import PARTS, Mark, Span, Step, StepSeconds
+from gmeta.callbacks.step_trace import exchanges_of, offsets_of, parts_of, seconds_of, slices_of
+from gmeta.core.step_marks import SpanKind
 
 MARKS = (Mark("data", 1), Mark("forward", 5), Mark("backward", 8), Mark("update", 12))
 
@@ -161,8 +160,8 @@ def test_clocks_of_machines_are_made_to_agree():
 
 def test_clocks_that_may_agree_do():
     assert offsets_of([[[0.0, 0.3]], [[0.1, 0.2]]]).ahead == (0.0, 0.0)
-    assert offsets_of([[]]) == rank_clocks.Offsets((0.0,), 0.0)
+    assert offsets_of([[]]) == step_trace.Offsets((0.0,), 0.0)
 
 
 def test_examples():
-    assert doctest.testmod(rank_clocks).failed == 0
+    assert doctest.testmod(step_trace).failed == 0

@@ -7,14 +7,13 @@ import pytest
 import tensorflow as tf
 
 from gmeta.callbacks import StepTimes, step_times
-from gmeta.callbacks.step_advice import Setting, advice, summary
-from gmeta.callbacks.step_clock import StepClock
-from gmeta.callbacks.step_records import PARTS, StepSeconds
+from gmeta.callbacks.step_clock import PARTS, StepClock, StepSeconds
+from gmeta.callbacks.step_times import Setting, advice, summary
+from gmeta.core import step_marks
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph import step_marks
-from gmeta.core.graph.step_marks import begin_span, mark_end
+from gmeta.core.step_marks import begin_span, mark_end
 from gmeta.meta import InnerLoop
-from gmeta.testing.fake_time import FakeTime
+from support.evaluations import FakeTime
 
 
 class Line(tf.keras.Model):

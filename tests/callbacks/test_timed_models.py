@@ -11,7 +11,7 @@ from gmeta.callbacks import StepTimes
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.testing.jobs.timed_fits import FAMILIES, fit_timed
+from support.timed_fits import FAMILIES, fit_timed
 
 
 @pytest.mark.parametrize("family", FAMILIES)

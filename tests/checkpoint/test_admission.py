@@ -14,14 +14,14 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 
 from gmeta import initializers, ops, optimizers, policies
-from gmeta.checkpoint.files.chain import CheckpointReader
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.chain import CheckpointReader
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.logical_shards import owned_shards
-from gmeta.testing.jobs.thread_ranks import run_thread_ranks
-from gmeta.testing.reference import ReferenceHashTable, logical_shards
-from gmeta.testing.tables import assert_same_tables, sorted_records
+from gmeta.core.shares import owned_shards
+from support.reference.table import ReferenceHashTable, logical_shards
+from support.tables import assert_same_tables, sorted_records
+from support.thread_ranks import run_thread_ranks
 
 EXACT = policies.CountAdmission(3)
 FILTER = policies.CountAdmission(3, filter=policies.Bloom(2000, error=0.05))
@@ -280,7 +280,7 @@ def test_damage_is_named_and_a_failed_save_changes_nothing(tmp_path, admission, 
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gmeta.checkpoint.files.folder.commit", full_disk)
+        patch.setattr("gmeta.checkpoint.lock.commit", full_disk)
         with pytest.raises(Exception, match="No space left on device; make room"):
             save(tmp_path / "b", {"item": table}, base=tmp_path / "a", journal=1000)
     again = new_table(admission)

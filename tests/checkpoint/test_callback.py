@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta import io, ops, optimizers
 from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import part_of
@@ -17,8 +17,8 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import SHARES
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.tables import assert_same_tables
+from support.grouped_data import write_folder
+from support.tables import assert_same_tables
 
 
 class Scorer(tf.keras.Model):

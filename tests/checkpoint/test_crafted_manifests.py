@@ -14,15 +14,14 @@ import pytest
 
 from gmeta import initializers, ops, optimizers
 from gmeta.checkpoint.callback import ShardedCheckpoint
-from gmeta.checkpoint.files.chain import CheckpointReader, read_links
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.chain import CheckpointReader, read_links
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.testing.manifest_cases import Case, checkpoint_case, data_set_case
-from gmeta.testing.manifest_damage import damage, inside, with_digest
+from support.manifest_damage import Case, checkpoint_case, damage, data_set_case, inside, with_digest
 
 
 @pytest.fixture

@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 
 from gmeta import initializers, ops, optimizers
-from gmeta.checkpoint.files import lock as module
-from gmeta.checkpoint.files.lock import FILE_NAME, STALE, FolderLock, Writer
+from gmeta.checkpoint import lock as module
+from gmeta.checkpoint.lock import FILE_NAME, STALE, FolderLock, Writer
 from gmeta.checkpoint.store import CheckpointStore
-from gmeta.core.collectives.driver.elastic import ELASTIC
+from gmeta.core.collectives.elastic import ELASTIC
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.testing.jobs import warm
+from support import warm
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from gmeta.checkpoint.files.lock import FolderLock
+from gmeta.checkpoint.lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]), "the folder is written")
 lock.take()
 print("taken", flush=True)
@@ -201,7 +201,7 @@ import gmeta
 import numpy as np
 from gmeta import initializers, ops, optimizers
 from gmeta.core.errors import ConfigError
-from gmeta.checkpoint.files import lock
+from gmeta.checkpoint import lock
 from gmeta.checkpoint.store import CheckpointStore, step_of
 
 lock._PATIENCE = 0.01

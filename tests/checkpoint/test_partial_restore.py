@@ -13,7 +13,7 @@ from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import MetaModel, Model
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.process_ranks import run_ranks
 
 WIDTHS = {"user": 4, "item": 4, "city": 4, "shop": 2, "age": 4}
 NAMES = ("user", "item", "city", "shop")

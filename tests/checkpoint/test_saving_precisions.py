@@ -11,8 +11,8 @@ from gmeta.checkpoint import sharded as sharded_checkpoint
 from gmeta.export.saved_model import Signature, export_model, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
-from gmeta.testing.serving import ask
-from gmeta.testing.tables import assert_same_tables, sorted_records
+from support.serving import ask
+from support.tables import assert_same_tables, sorted_records
 
 THRESHOLD = 3
 FEATURES = tuple(

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gmeta import initializers, ops, optimizers
-from gmeta.checkpoint.files.chain import CheckpointReader
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.chain import CheckpointReader
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.logical_shards import LOGICAL_SHARDS, owned_shards
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.thread_ranks import run_thread_ranks
-from gmeta.testing.reference import logical_shards
-from gmeta.testing.tables import assert_same_tables, sorted_records
+from gmeta.core.shares import LOGICAL_SHARDS, owned_shards
+from support import warm
+from support.reference.table import logical_shards
+from support.tables import assert_same_tables, sorted_records
+from support.thread_ranks import run_thread_ranks
 
 DIM = 3
 
@@ -255,7 +255,7 @@ def test_a_failed_increment_loses_no_removal(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gmeta.checkpoint.files.folder.commit", full_disk)
+        patch.setattr("gmeta.checkpoint.lock.commit", full_disk)
         with pytest.raises(Exception, match="No space left on device; make room"):
             save(tmp_path / "b", {"item": table}, base=tmp_path / "a", journal=1000)
     assert not (tmp_path / "b").exists()

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from gmeta import initializers, ops, optimizers
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.testing.jobs import warm
-from gmeta.testing.tables import assert_same_tables
+from support import warm
+from support.tables import assert_same_tables
 
 
 def new_table() -> ops.HashTable:
@@ -94,7 +94,7 @@ import os, random, signal, sys, time
 import gmeta
 import numpy as np
 from gmeta import initializers, ops, optimizers
-from gmeta.checkpoint.files.chain import CheckpointReader
+from gmeta.checkpoint.chain import CheckpointReader
 from gmeta.checkpoint.store import CheckpointStore, step_of
 
 KEYS = 300

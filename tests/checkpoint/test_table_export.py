@@ -16,15 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from gmeta import checkpoint, initializers, ops, optimizers, policies
+from gmeta.checkpoint import column_files
 from gmeta.checkpoint.callback import tables_by_name
-from gmeta.checkpoint.files.manifest import Manifest
-from gmeta.checkpoint.vocabulary import column_files
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
-from gmeta.core.logical_shards import owned_shards
+from gmeta.core.shares import owned_shards
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.testing.jobs.thread_ranks import run_thread_ranks
-from gmeta.testing.reference import logical_shards
-from gmeta.testing.tables import assert_same_tables, sorted_records
+from support.reference.table import logical_shards
+from support.tables import assert_same_tables, sorted_records
+from support.thread_ranks import run_thread_ranks
 
 DIM = 3
 FORMATS = ["arrow", "npy"]

@@ -16,13 +16,13 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 
 from gmeta import checkpoint, ops, optimizers, policies
+from gmeta.checkpoint import column_files, table_import
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.store import CheckpointStore
-from gmeta.checkpoint.vocabulary import column_source, distinct_keys
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.testing.tables import assert_same_tables, sorted_records
+from support.tables import assert_same_tables, sorted_records
 
 DIM = 2
 KEYS = np.array([5, 1, 9], np.int64)
@@ -203,8 +203,8 @@ def test_the_table_of_a_model_is_found_and_its_next_save_is_whole(tmp_path):
 @given(ids=st.lists(st.integers(0, 30), min_size=2, max_size=40))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_key_is_refused_exactly_if_it_is_there_twice(tmp_path_factory, monkeypatch, keys_at_a_time, ids):
-    monkeypatch.setattr(distinct_keys, "_KEYS", keys_at_a_time)
-    monkeypatch.setattr(column_source, "_ROWS", 3)
+    monkeypatch.setattr(table_import, "_KEYS", keys_at_a_time)
+    monkeypatch.setattr(column_files, "_ROWS", 3)
     tables = collection("user", "item")
     values = np.zeros((len(ids), DIM), np.float32)
     source = write(tmp_path_factory.mktemp("a") / "in", "npy", keys=np.array(ids), values=values)

@@ -18,18 +18,15 @@ from hypothesis import strategies as st
 
 from gmeta import ops, optimizers, policies
 from gmeta.checkpoint.store import CheckpointStore
-from gmeta.cli import main
-from gmeta.cli.checks import capacity, gpu_capacity
-from gmeta.cli.checks import installation as doctor
-from gmeta.cli.checks.capacity import Drive, judge
-from gmeta.cli.checks.gpu_capacity import judge_gpu
-from gmeta.cli.checks.installation import Finding, Status
-from gmeta.cli.checks.table_sizes import TableSize, read_sizes
-from gmeta.cli.nccl_log import parse_transports
+from gmeta.cli import doctor_installation as doctor
+from gmeta.cli import doctor_memory, main
+from gmeta.cli.doctor import parse_transports
+from gmeta.cli.doctor_installation import Finding, Status
+from gmeta.cli.doctor_memory import Drive, TableSize, judge, judge_gpu, read_sizes
 from gmeta.core import collectives, native
 from gmeta.core.collectives import backend
 from gmeta.core.errors import ConfigError
-from gmeta.testing.jobs import warm
+from support import warm
 
 
 def find(subject: str) -> Finding:
@@ -210,10 +207,10 @@ def size_up(
 ) -> Result:
     """Call the command on a machine of that memory and drive without a GPU, where blocks take no memory."""
     monkeypatch.setattr(doctor, "examine", lambda: [Finding("python", "3")])
-    monkeypatch.setattr(capacity, "available_memory", lambda: memory)
-    monkeypatch.setattr(capacity, "SEGMENT_BYTES", 0)
-    monkeypatch.setattr(capacity, "gpu_memory", lambda: None)
-    monkeypatch.setattr(gpu_capacity, "BLOCK_BYTES", 0)
+    monkeypatch.setattr(doctor_memory, "available_memory", lambda: memory)
+    monkeypatch.setattr(doctor_memory, "SEGMENT_BYTES", 0)
+    monkeypatch.setattr(doctor_memory, "gpu_memory", lambda: None)
+    monkeypatch.setattr(doctor_memory, "BLOCK_BYTES", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     return CliRunner().invoke(main, ["doctor", "--checkpoint", str(checkpoint), *map(str, options)])
 
@@ -316,8 +313,8 @@ def test_tables_that_fit_on_a_gpu(monkeypatch: pytest.MonkeyPatch, checkpoints: 
     )
     assert "ok gpu memory 1.17 MB available: 879 kB for tables" in re.sub(" +", " ", done.output)
     assert verdict(done).startswith("note tables")  # they needn't fit in host memory
-    monkeypatch.setattr(capacity, "gpu_memory", lambda: gpu)
-    found = capacity.examine_tables(checkpoints, None)
+    monkeypatch.setattr(doctor_memory, "gpu_memory", lambda: gpu)
+    found = doctor_memory.examine_tables(checkpoints, None)
     assert [each.status for each in found if each.subject == "tables on a GPU"] == [Status.OK]
 
 
@@ -402,7 +399,7 @@ def test_proposed_rows_on_a_gpu_are_the_most_that_fit(
 
 def test_a_gpus_memory_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_capacity.gpu_memory() is None
+    assert doctor_memory.gpu_memory() is None
     command = tmp_path / "nvidia-smi"
     for script, expected in (
         ("echo 81000; echo 70000", 70_000 << 20),
@@ -412,7 +409,7 @@ def test_a_gpus_memory_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pyte
     ):
         command.write_text(f"#!/bin/sh\n{script}\n")
         command.chmod(0o755)
-        assert gpu_capacity.gpu_memory() == expected
+        assert doctor_memory.gpu_memory() == expected
 
 
 @given(
@@ -438,14 +435,14 @@ def test_available_memory_is_the_containers_if_that_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal:  2000 kB\nMemAvailable:  1000 kB\nHugePages_Total: 0\n")
-    monkeypatch.setattr(capacity, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
-    assert capacity.available_memory() == 1_024_000
+    monkeypatch.setattr(doctor_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(doctor_memory, "_CGROUP", tmp_path)
+    assert doctor_memory.available_memory() == 1_024_000
     for name, text in (("max", "900000"), ("current", "500000"), ("stat", "anon 5\ninactive_file 100000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert capacity.available_memory() == 500_000
+    assert doctor_memory.available_memory() == 500_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert capacity.available_memory() == 1_024_000
+    assert doctor_memory.available_memory() == 1_024_000
 
 
 @pytest.mark.parametrize(
@@ -474,5 +471,5 @@ def test_what_cannot_be_sized_is_one_line(tmp_path: Path, options: list[str], sa
 
 
 def test_sizes_need_no_tensorflow() -> None:
-    code = "import sys, gmeta.cli.checks.capacity; sys.exit('tensorflow' in sys.modules)"
+    code = "import sys, gmeta.cli.doctor_memory; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

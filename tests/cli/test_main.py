@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import gmeta
 from gmeta.cli import COMMANDS, main
 from gmeta.core.errors import ConfigError
-from gmeta.testing.jobs.startup_lines import own_lines
+from support.process_ranks import own_lines
 
 LAZY = """
 import sys

@@ -12,12 +12,10 @@ import tensorflow as tf
 
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import restore
-from gmeta.testing.data.movielens_files import small_100k
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.output_filter import without_stalls
-from gmeta.testing.jobs.startup_lines import own_lines
-from gmeta.testing.serving import ask
-from gmeta.testing.small_experiment import small_toml
+from gmeta.testing.small_experiment import small_100k, small_toml
+from support import warm
+from support.process_ranks import own_lines, without_stalls
+from support.serving import ask
 
 
 def gmeta(*words, folder):

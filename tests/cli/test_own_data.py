@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.experiment.results import evaluation_json
-from gmeta.testing.data.clicks import TAGS, write_click_log
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.startup_lines import own_lines
-from gmeta.testing.serving import ask_all
+from support import warm
+from support.data_files import TAGS, write_click_log
+from support.process_ranks import own_lines
+from support.serving import ask_all
 
 SMALL = """
 tasks_per_batch = 8

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from gmeta.cli import main
-from gmeta.cli.prepare_output import PrepareProgress
-from gmeta.core.data.manifest import Manifest
-from gmeta.testing.data.event_tables import event_table, write_table
-from gmeta.testing.data.movielens_files import edit, small_100k
+from gmeta.cli.prepare import PrepareProgress
+from gmeta.core.data_manifest import Manifest
+from gmeta.testing.small_experiment import edit, small_100k
+from support.data_files import event_table, write_table
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.cli import rank_options as ranks
-from gmeta.core.collectives.launcher.hosts import Host
+from gmeta.core.launcher.meeting import Host
 
 ELASTIC = ["--elastic", "--min-np", "2", "--host-discovery-script", "./hosts"]
 

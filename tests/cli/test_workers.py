@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.reading_workers import WorkerProcess
+from support import warm
+from support.reading_workers import WorkerProcess
 
 COUNT = 60
 
@@ -93,7 +93,7 @@ def submit(folder):
     import os
 
     from gmeta.io import ScaledPool, ServedPosition, distribute
-    from gmeta.io.readers.reading_time import Waiting
+    from gmeta.io.readers.read_options import Waiting
 
     script, until = Path(folder, "submit.py"), time.monotonic() + 100
     script.write_text(SUBMIT)

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.progress import TextColumn
 
-from gmeta.core.bars import Bars
+from gmeta.core.terminal import Bars
 
 
 @pytest.mark.parametrize("terminal", [True, False])

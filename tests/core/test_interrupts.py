@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gmeta.core.interrupts import Interrupts, remember_interrupts
+from gmeta.core.terminal import Interrupts, remember_interrupts
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from gmeta.core import keras
+from gmeta.core import version as keras
 from gmeta.core.errors import KerasError
 from gmeta.core.version import find_tensorflow
-from gmeta.testing.jobs.startup_lines import own_lines
+from support.process_ranks import own_lines
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gmeta.core import staging
-from gmeta.core.staging import put_in_place, restore, stage_folder
+from gmeta.core import files
+from gmeta.core.files import put_in_place, restore, stage_folder
 
 
 def made(path, text):
@@ -37,7 +37,7 @@ def in_a_killed_process(work):
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_killed_replacement_leaves_a_whole_folder(tmp_path, monkeypatch, exchanges):
     if not exchanges:
-        monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     new, old = made(tmp_path / "new", "new"), made(tmp_path / "out", "old")
     status = in_a_killed_process(lambda: put_in_place(new, old))
     assert os.WIFSIGNALED(status) != exchanges
@@ -48,7 +48,7 @@ def test_a_killed_replacement_leaves_a_whole_folder(tmp_path, monkeypatch, excha
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_the_old_folder_goes_once_the_new_one_is_there(tmp_path, monkeypatch, exchanges):
     if not exchanges:
-        monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     made(tmp_path / "out", "old")
     with stage_folder(tmp_path / "out") as folder:
         (folder / "a").write_text("new")

@@ -9,13 +9,13 @@ from types import ModuleType
 
 import pytest
 
-from gmeta.testing.gpu.cuda_library import why_missing
+from support.gpu.cuda_library import why_missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 if importlib.util.find_spec("tensorflow") is None:
     # The NumPy reference needs no TensorFlow, but the doors of its packages do: they are passed by.
-    for name in ("gmeta.ops", "gmeta.testing.reference"):
+    for name in ("gmeta.ops", "support.reference.table"):
         package = ModuleType(name)
         package.__path__ = [str(ROOT / name.replace(".", "/"))]
         sys.modules[name] = package

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from gmeta.testing.gpu.gpu_attention import GpuAttention, Mask, Table
+from support.gpu.gpu_attention import GpuAttention, Mask, Table
 
 torch: Any = pytest.importorskip("torch")
 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9:

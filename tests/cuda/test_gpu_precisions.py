@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmeta.initializers.distributions import Constant, Normal, Uniform
+from gmeta.initializers import Constant, Normal, Uniform
 from gmeta.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad, SparseOptimizer
 from gmeta.policies import LFU, LRU, TTL, CountAdmission, MinNorm
-from gmeta.testing.gpu.cuda_library import CudaError
-from gmeta.testing.gpu.gpu_table import GpuTable
-from gmeta.testing.gpu.gpu_table_model import EXTREMES, check_equal, check_trace, pair
+from support.gpu.cuda_library import CudaError
+from support.gpu.gpu_table import EXTREMES, GpuTable, check_equal, check_trace, pair
 
 # Optimizers that NumPy computes to the same bit: with others, a number may be rounded to a neighbour.
 EXACT: list[SparseOptimizer] = [SGD(), Adagrad(), Momentum(), Momentum(nesterov=True)]

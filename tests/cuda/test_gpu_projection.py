@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gmeta.testing.gpu.cuda_library import CudaError
-from gmeta.testing.gpu.gpu_projection import GpuProjection
+from support.gpu.cuda_library import CudaError
+from support.gpu.gpu_projection import GpuProjection
 
 torch: Any = pytest.importorskip("torch")
 if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gmeta.initializers.distributions import Uniform
+from gmeta.initializers import Uniform
 from gmeta.optimizers import SGD, Adam, RowWiseAdagrad, SparseOptimizer
 from gmeta.policies import LRU, CountAdmission, MinNorm
-from gmeta.testing.gpu.gpu_table import GpuTable
+from support.gpu.gpu_table import GpuTable
 
 POLICIES = [
     (None, None),

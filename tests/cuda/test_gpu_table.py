@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmeta.initializers.distributions import Constant, Initializer, Normal, TruncatedNormal, Uniform
+from gmeta.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
 from gmeta.optimizers import (
     SGD,
     Adagrad,
@@ -23,11 +23,10 @@ from gmeta.optimizers import (
     SparseOptimizer,
 )
 from gmeta.policies import LFU, LRU, TTL, Bloom, CountAdmission, MinNorm, ProbabilityAdmission
-from gmeta.testing.gpu.cuda_library import CudaError, DeviceArray, Stream
-from gmeta.testing.gpu.gpu_table import GpuTable
-from gmeta.testing.gpu.gpu_table_model import EXTREMES, LEAST, MOST, check_equal, check_trace, pair
-from gmeta.testing.reference.table.initializers import initial_rows
-from gmeta.testing.reference.table.shards import logical_shards
+from support.gpu.cuda_library import CudaError, DeviceArray, Stream
+from support.gpu.gpu_table import EXTREMES, LEAST, MOST, GpuTable, check_equal, check_trace, pair
+from support.reference.table import logical_shards
+from support.reference.table_rules import initial_rows
 
 INITIALIZERS = [Constant(0.25), Uniform(-0.5, 1.5), Normal(0.5, 2.0), TruncatedNormal(0.0, 0.05)]
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gmeta.core.data.code_trie import CodeTrie
-from gmeta.core.data.splitmix import splitmix64
-from gmeta.testing.gpu.cuda_library import CudaError, DeviceArray, call
-from gmeta.testing.gpu.gpu_trie import GpuTrieLevel
+from gmeta.core.code_trie import CodeTrie
+from gmeta.core.shares import splitmix64
+from support.gpu.cuda_library import CudaError, DeviceArray, call
+from support.gpu.gpu_trie import GpuTrieLevel
 
 CODES = 256
 

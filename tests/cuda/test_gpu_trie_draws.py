@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gmeta.core.data.code_trie import CodeTrie
-from gmeta.testing.gpu.cuda_library import CudaError
-from gmeta.testing.gpu.gpu_trie import GpuTrieLevel, GpuTrieNoise
-from gmeta.testing.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place
+from gmeta.core.code_trie import CodeTrie
+from support.gpu.cuda_library import CudaError
+from support.gpu.gpu_trie import GpuTrieLevel, GpuTrieNoise
+from support.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place
 
 CODES, USERS = 256, 3
 

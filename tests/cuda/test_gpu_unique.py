@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gmeta.testing.gpu.cuda_library import CudaError, DeviceArray, call, library
-from gmeta.testing.reference.table.shards import logical_shards
+from support.gpu.cuda_library import CudaError, DeviceArray, call, library
+from support.reference.table import logical_shards
 
 Array = npt.NDArray[np.int64]
 

@@ -10,7 +10,7 @@ import pytest
 from gmeta.experiment.results.bootstrap import compare
 from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, SplitResult
 from gmeta.experiment.results.evaluation_json import save
-from gmeta.testing.jobs import warm
+from support import warm
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "dev" / "cold_results.py"
 

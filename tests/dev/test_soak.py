@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmeta.testing.jobs import warm
+from support import warm
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools" / "dev"
 

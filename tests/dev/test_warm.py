@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gmeta.testing.jobs import warm
+from support import warm
 
 
 def run(code, *words, **options):

@@ -10,7 +10,7 @@ from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 import gmeta
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.models import MetaModel, Model
-from gmeta.testing.data.drawn_tasks import make_batch
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import rewrite_keras_too
+from support.drawn_batches import make_batch
+from support.process_ranks import run_ranks
+from support.warm import rewrite_keras_too
 
 pytestmark = pytest.mark.ranks
 

@@ -11,10 +11,10 @@ from gmeta.core.errors import ConfigError
 from gmeta.io import Balance, ReadingPosition, ReadOptions, sequences
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
-from gmeta.models.training.pipeline.settings import Pipeline
 from gmeta.optimizers import SGD
-from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.training.pipeline import Pipeline
+from support.grouped_data import write_folder
+from support.process_ranks import run_ranks
 
 SIZES = [3, 1, 9, 2, 2, 7, 1, 1, 4, 12, 5, 2, 3, 3, 8, 1, 2, 6, 4, 1]
 BY_COST, BY_NUMBER = {"balance": Balance(9.0)}, {"sequences_per_batch": 3}

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from gmeta.checkpoint import rank_group as ranks
 from gmeta.checkpoint import sharded as sharded_checkpoint
 from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
-from gmeta.checkpoint.files import rank_group as ranks
-from gmeta.checkpoint.files.chain import read_links
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.chain import read_links
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.initializers import Normal
@@ -25,9 +25,9 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.ops import tables_saved_elsewhere
 from gmeta.optimizers import Adam
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.tables import sorted_records
+from support.process_ranks import run_ranks
+from support.tables import sorted_records
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

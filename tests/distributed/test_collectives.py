@@ -12,8 +12,8 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.losses import mean_loss
 from gmeta.metrics import AUC, NextItem, UserGAUC
-from gmeta.models.training.ranks.metric_merge import merge_over_ranks
-from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.training.rank_steps import merge_over_ranks
+from support.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

@@ -23,11 +23,10 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import SHARES
 from gmeta.models import Model
-from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
-from gmeta.testing.hosts.machines import rack, why_no_rack
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.pipeline_runs import differences
-from gmeta.testing.jobs.process_ranks import ranks_environment
+from support import warm
+from support.hosts import rack, start_ranks, wait_for_ranks, why_no_rack
+from support.pipeline_runs import differences
+from support.process_ranks import ranks_environment
 
 pytestmark = pytest.mark.ranks
 
@@ -46,12 +45,12 @@ SCRIPT = """
     import gmeta
     import tensorflow as tf
     from gmeta.core import collectives
-    from gmeta.core.collectives.driver.elastic import find_driver
+    from gmeta.core.collectives.elastic import find_driver
     from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
     from gmeta.models import Model
     from gmeta.initializers import Normal
     from gmeta.optimizers import Adam
-    from gmeta.testing.tables import small_tiers, sorted_records
+    from support.tables import small_tiers, sorted_records
     from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
 
     folder, depth = Path(sys.argv[1]), int(sys.argv[2])
@@ -228,7 +227,7 @@ def test_the_same_script_with_a_pipeline_ends_with_the_same_bits(script: Path) -
 
 @pytest.mark.horovod
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["horovod.runner.launch", "gmeta.core.collectives.launcher.horovodrun"])
+@pytest.mark.parametrize("launcher", ["horovod.runner.launch", "gmeta.core.launcher.horovodrun"])
 def test_horovods_elastic_driver_runs_the_same_script(
     script: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
 ) -> None:

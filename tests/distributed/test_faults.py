@@ -16,9 +16,9 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.collectives.stalls import watch_for_stalls
+from gmeta.core.collectives.failures import watch_for_stalls
 from gmeta.core.errors import RanksError
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -99,7 +99,7 @@ def test_ranks_with_another_version_are_refused(tmp_path: Path) -> None:
 def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     rank = tmp_path / "rank.py"
     rank.write_text("import os, time, gmeta\ngmeta.init()\nprint(os.getpid())\ntime.sleep(600)\n")
-    module = "gmeta.core.collectives.launcher.local_ranks"
+    module = "gmeta.core.launcher.local_ranks"
     code = f"from {module} import launch; launch([{sys.executable!r}, {str(rank)!r}], 2)"
     job = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

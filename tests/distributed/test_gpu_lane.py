@@ -20,9 +20,9 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
 from gmeta.optimizers import Adagrad
-from gmeta.testing.gpu.cuda_library import count_gpus_apart
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.tables import sorted_records
+from support.gpu.cuda_library import count_gpus_apart
+from support.process_ranks import run_ranks
+from support.tables import sorted_records
 
 _GPUS = count_gpus_apart()
 pytestmark = [

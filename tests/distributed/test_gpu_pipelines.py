@@ -7,14 +7,9 @@ from typing import Any
 import pytest
 
 from gmeta.core.collectives.lane import lane_kind
-from gmeta.testing.gpu.cuda_library import count_gpus_apart
-from gmeta.testing.jobs.pipeline_runs import (
-    differences,
-    distances,
-    train_at_depth,
-    train_to_compare_sums,
-)
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.gpu.cuda_library import count_gpus_apart
+from support.pipeline_runs import differences, distances, train_at_depth, train_to_compare_sums
+from support.process_ranks import run_ranks
 
 _GPUS = count_gpus_apart()
 pytestmark = [

@@ -13,9 +13,9 @@ from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.models import grm
 from gmeta.optimizers import Adam
-from gmeta.testing.data.exposure_batches import draw_exposures
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.tables import sorted_records
+from support.drawn_batches import draw_exposures
+from support.process_ranks import run_ranks
+from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
 

@@ -14,26 +14,19 @@ import tensorflow as tf
 import gmeta
 from gmeta.checkpoint import CheckpointStore, ShardedCheckpoint
 from gmeta.checkpoint.callback import tables_by_name
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.core import collectives
 from gmeta.core.collectives.place import choose_groups
 from gmeta.core.errors import ConfigError, RanksError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
-from gmeta.ops.table.statistics import Statistics
+from gmeta.ops.table.records import Statistics
 from gmeta.optimizers import Momentum
-from gmeta.testing.jobs import pipeline_runs
-from gmeta.testing.jobs.pipeline_runs import (
-    KINDS,
-    collections_of,
-    differences,
-    distances,
-    make_model,
-    train_at_depth,
-)
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.reference.table.shards import logical_shards
-from gmeta.testing.tables import sorted_records
+from support import pipeline_runs
+from support.pipeline_runs import KINDS, collections_of, differences, distances, make_model, train_at_depth
+from support.process_ranks import run_ranks
+from support.reference.table import logical_shards
+from support.tables import sorted_records
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

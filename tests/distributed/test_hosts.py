@@ -25,11 +25,10 @@ from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.optimizers import Adagrad
-from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
-from gmeta.testing.hosts.machines import Rack, rack, why_no_rack
-from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment, results
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.tables import sorted_records
+from support.hosts import Rack, rack, start_ranks, wait_for_ranks, why_no_rack
+from support.process_ranks import rank_command, ranks_environment, results
+from support.tables import sorted_records
+from support.warm import leave_keras_as_it_is
 
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(bool(why_no_rack()), reason=why_no_rack())]
 TCP = {"GMETA_LANE": "tcp"}
@@ -212,7 +211,7 @@ def test_a_lost_host_ends_the_other(tmp_path: Path, fate: str, said: str, own: b
 def test_nothing_outlives_who_made_the_rack(number: signal.Signals) -> None:
     script = """
 import sys, time
-from gmeta.testing.hosts.machines import rack
+from support.hosts import rack
 with rack(2, gbit=1) as machines:
     sleeping = machines.hosts[0].start(["sleep", "600"])
     print(machines.head.process, *(host.process for host in machines.hosts), flush=True)

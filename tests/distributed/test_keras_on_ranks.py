@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.callbacks.warmup import LearningRateWarmup
 from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
@@ -24,9 +23,10 @@ from gmeta.layers.exchange import pieces as exchange
 from gmeta.metrics import AUC
 from gmeta.models import Model
 from gmeta.optimizers import Adam
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.tables import sorted_records
+from gmeta.training.learning_rates import LearningRateWarmup
+from support.process_ranks import run_ranks
+from support.tables import sorted_records
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

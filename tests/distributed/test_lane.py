@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gmeta.core import collectives
 from gmeta.core.collectives.lane import lane_kind
 from gmeta.core.errors import CollectiveError, RanksError
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 TCP = {"GMETA_LANE": "tcp"}

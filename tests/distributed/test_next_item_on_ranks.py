@@ -13,8 +13,8 @@ from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import NextItemModel
 from gmeta.optimizers import Adam
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.tables import sorted_records
+from support.process_ranks import run_ranks
+from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
 

@@ -21,12 +21,12 @@ from gmeta.core.errors import CollectiveError, RanksError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.ops.device import VARIABLE
-from gmeta.testing.gpu.cuda_library import count_gpus_apart
-from gmeta.testing.jobs.pipeline_runs import own_data
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.step_stages import STAGES, act_at_stage
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.tables import small_tiers
+from support.gpu.cuda_library import count_gpus_apart
+from support.pipeline_runs import own_data
+from support.process_ranks import run_ranks
+from support.tables import small_tiers
+from support.timed_fits import STAGES, act_at_stage
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 PATIENCE = "10"  # seconds that a rank waits for a stopped one; a busy machine keeps others waiting too

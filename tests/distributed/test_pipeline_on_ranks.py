@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.policies import Tiers
-from gmeta.testing.jobs.pipeline_runs import KINDS, differences, take_moves, train_at_depth
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.tables import give_tiers
+from support.pipeline_runs import KINDS, differences, take_moves, train_at_depth
+from support.process_ranks import run_ranks
+from support.tables import give_tiers
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

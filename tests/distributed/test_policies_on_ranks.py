@@ -12,8 +12,8 @@ from gmeta.core import collectives
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.reinforcement import ECPO, PolicyTraining, RankAwareReward, Rollouts
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.softmax_policy import SoftmaxPolicy
+from support.process_ranks import run_ranks
+from support.softmax_policy import SoftmaxPolicy
 
 pytestmark = pytest.mark.ranks
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import RanksError
 from gmeta.io import sequences, write_predictions
-from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.grouped_data import write_folder
+from support.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 

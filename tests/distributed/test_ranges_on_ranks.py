@@ -17,9 +17,9 @@ from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
-from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+from support.grouped_data import write_folder
+from support.process_ranks import run_ranks
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

@@ -14,8 +14,8 @@ from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import FlatRetriever, GenerativeRetriever
 from gmeta.optimizers import Adam
 from gmeta.preprocess import semantic_ids
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.tables import sorted_records
+from support.process_ranks import run_ranks
+from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
 

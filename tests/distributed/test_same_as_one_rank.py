@@ -12,16 +12,16 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.logical_shards import owned_shards
+from gmeta.core.shares import owned_shards
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import Adagrad, Adam
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
-from gmeta.testing.reference.table.shards import logical_shards
-from gmeta.testing.tables import sorted_records
+from support.process_ranks import run_ranks
+from support.reference.table import logical_shards
+from support.tables import sorted_records
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

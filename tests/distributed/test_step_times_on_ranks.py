@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from gmeta.callbacks import StepTimes
-from gmeta.callbacks.step_records import PARTS
+from gmeta.callbacks.step_clock import PARTS
 from gmeta.core import collectives
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.step_stages import act_at_stage
-from gmeta.testing.jobs.timed_fits import FAMILIES, fit_timed
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+from support.process_ranks import run_ranks
+from support.timed_fits import FAMILIES, act_at_stage, fit_timed
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 

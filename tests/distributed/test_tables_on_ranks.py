@@ -14,8 +14,8 @@ from gmeta.checkpoint.callback import tables_by_name
 from gmeta.core import collectives
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.optimizers import Adam
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.tables import sorted_records
+from support.process_ranks import run_ranks
+from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
 

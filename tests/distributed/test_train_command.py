@@ -17,9 +17,9 @@ from gmeta.core.shares import SHARES
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.runs.trainer import restore
 from gmeta.models import MetaModel
-from gmeta.testing.jobs import warm
 from gmeta.testing.small_experiment import small_data, small_toml
-from gmeta.testing.tables import sorted_records
+from support import warm
+from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
 
@@ -53,7 +53,7 @@ def test_ranks_with_other_settings_are_named(tmp_path: Path) -> None:
         "main(['train', '--run', 'run', '--config', rank + '.toml'])\n"
     )
     code = (
-        "from gmeta.core.collectives.launcher.local_ranks import launch; import sys; "
+        "from gmeta.core.launcher.local_ranks import launch; import sys; "
         f"launch([sys.executable, {str(start)!r}], 2)"
     )
     said = warm.run([sys.executable, "-c", code], cwd=tmp_path)
@@ -71,7 +71,7 @@ import os, signal, sys
 from pathlib import Path
 import gmeta
 import tensorflow as tf
-from gmeta.experiment.runs.epoch_checkpoints import EpochCheckpoints
+from gmeta.experiment.runs.trainer import EpochCheckpoints
 
 def on_train_batch_end(self, batch, logs=None):
     usual(self, batch, logs)

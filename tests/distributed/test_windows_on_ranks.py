@@ -8,18 +8,11 @@ from typing import Any
 import pytest
 
 from gmeta.core import collectives
-from gmeta.layers.exchange.window import gradients
-from gmeta.layers.exchange.window.keys import key_classes
-from gmeta.testing.jobs.pipeline_runs import (
-    KINDS,
-    STEPS,
-    collections_of,
-    distances,
-    make_model,
-    train_to_compare_sums,
-)
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
+from gmeta.layers.exchange import window_gradients
+from gmeta.layers.exchange.window_keys import key_classes
+from support.pipeline_runs import KINDS, STEPS, collections_of, distances, make_model, train_to_compare_sums
+from support.process_ranks import run_ranks
+from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -77,7 +70,7 @@ def measure() -> dict[str, Any]:
     train_to_compare_sums("ctr", 1, 3)
     collectives.alltoall = plain
     found["names"] = names[2:]  # before training, all ranks run the model once
-    gradients.leaves_after = lambda keys: keys.first  # type: ignore[assignment]
+    window_gradients.leaves_after = lambda keys: keys.first  # type: ignore[assignment]
     early = train_to_compare_sums("towers", 0, 2)
     found["early"] = max(distances(found.pop("whole"), early).values())
     model, _ = make_model("towers")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from gmeta.core.errors import DataError
-from gmeta.experiment.measurement.answer_metrics import click_metrics, number_metrics
+from gmeta.experiment.measurement.split import click_metrics, number_metrics
 from gmeta.metrics import GAUC
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.experiment.baselines.task_rows import ItemNumbers
-from gmeta.experiment.measurement.attribute_reader import AttributeReader
+from gmeta.experiment.measurement.methods import AttributeReader
 from gmeta.testing.small_experiment import small_config
 
 

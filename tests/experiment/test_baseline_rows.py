@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.experiment.baselines.item_mean import ItemMean
+from gmeta.experiment.baselines.biases import ItemMean
 from gmeta.experiment.baselines.task_rows import ItemNumbers
 from gmeta.experiment.baselines.tuning import tune
-from gmeta.experiment.measurement.baseline_rows import as_logits, number_items, read_tasks, read_whole
-from gmeta.experiment.measurement.baseline_words import describe
+from gmeta.experiment.measurement.run_pool import describe
+from gmeta.experiment.measurement.split import as_logits, number_items, read_tasks, read_whole
 from gmeta.testing.small_experiment import small_config
 
 BATCH = {

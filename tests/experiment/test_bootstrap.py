@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.experiment.results.bootstrap import compare
-from gmeta.experiment.results.calibration import Calibration
+from gmeta.experiment.results.evaluation import Calibration
 
 
 def drawn(seed, seeds, tasks):

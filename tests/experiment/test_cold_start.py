@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.experiment.measurement.cold_start import predict_after, query_rows
+from gmeta.experiment.measurement.split import predict_after, query_rows
 from gmeta.experiment.plan.task_sets import measured_tasks
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.testing.small_experiment import small_config, small_data
@@ -43,7 +43,7 @@ def test_predictions_after_steps_are_those_of_a_model_that_takes_so_many(model_a
 def test_a_graph_predicts_what_ops_run_at_once_do(model_and_batches, monkeypatch):
     model, batches = model_and_batches
     at_once = predict_after(model, batches, [0, 2], support_size=3)
-    monkeypatch.setattr("gmeta.experiment.measurement.cold_start.WORTH_A_GRAPH", 0)
+    monkeypatch.setattr("gmeta.experiment.measurement.split.WORTH_A_GRAPH", 0)
     from_a_graph = predict_after(model, batches, [0, 2], support_size=3)
     for steps, expected in at_once.items():
         np.testing.assert_allclose(from_a_graph[steps], expected, rtol=1e-5, atol=1e-6)

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.experiment.report import table
+from gmeta.experiment.report import page
 from gmeta.experiment.results import evaluation_json
-from gmeta.experiment.results.evaluation import MethodResult, SplitResult, TrainingRun
-from gmeta.experiment.results.spread import Spread
-from gmeta.testing.evaluations import METRICS_BY_STEPS, example_evaluation
+from gmeta.experiment.results.evaluation import MethodResult, SplitResult, Spread, TrainingRun
+from support.evaluations import METRICS_BY_STEPS, example_evaluation
 
 
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=6))
@@ -158,8 +157,8 @@ def test_best_looks_the_right_way():
 
 def test_table_marks_the_best_of_each_column_and_its_ties():
     evaluation = example_evaluation()
-    assert table.header(evaluation) == ["MAE ↓", "RMSE ↓", "AUC ↑", "nDCG@1 ↑", "nDCG@3 ↑"]
-    rows = table.rows(evaluation)
+    assert page.header(evaluation) == ["MAE ↓", "RMSE ↓", "AUC ↑", "nDCG@1 ↑", "nDCG@3 ↑"]
+    rows = page.rows(evaluation)
     assert [(row.label, row.steps) for row in rows if row.first] == [
         ("MAML", "0"),
         ("joint training", "0"),
@@ -167,7 +166,7 @@ def test_table_marks_the_best_of_each_column_and_its_ties():
     ]
     best = {
         title: [(row.label, row.steps) for row in rows if row.cells[column].best]
-        for column, title in enumerate(table.header(evaluation))
+        for column, title in enumerate(page.header(evaluation))
     }
     assert best == {
         "MAE ↓": [("MAML", "1")],
@@ -183,7 +182,7 @@ def test_terminal_table_fits_80_columns_without_cutting_a_number():
 
     console = Console(width=80, record=True, color_system=None, file=None)
     with console.capture() as capture:
-        console.print(table.rich_table(example_evaluation()))
+        console.print(page.rich_table(example_evaluation()))
     text = capture.get()
     assert "…" not in text
     assert "0.917±.002*" in text
@@ -203,8 +202,8 @@ def test_further_splits_have_tables_of_their_own_and_no_curves(tmp_path):
     assert first is evaluation
     assert (warm.data.split, warm.data.cold_tasks) == ("warm", 461)
     assert warm.metrics == ["mae", "auc"]
-    assert table.legend(warm) == "461 warm tasks, 3 seeds: mean ± sample standard deviation"
-    assert len(table.rows(warm)) == len(evaluation.methods)
+    assert page.legend(warm) == "461 warm tasks, 3 seeds: mean ± sample standard deviation"
+    assert len(page.rows(warm)) == len(evaluation.methods)
     assert [warm.support_curve, warm.training, warm.splits] == [{}, {}, {}]
     again = evaluation_json.load(evaluation_json.save(evaluation, tmp_path / "e.json"))
     assert evaluation_json.to_json(again) == evaluation_json.to_json(evaluation)

@@ -9,9 +9,8 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.measurement.run_pool import evaluate
 from gmeta.experiment.plan.experiment_config import MethodConfig
 from gmeta.experiment.results import evaluation_json
-from gmeta.experiment.runs.all_runs import run_training
+from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.meta import InnerLoop
 from gmeta.testing.small_experiment import small_config, small_data
 

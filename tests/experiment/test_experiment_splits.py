@@ -12,16 +12,14 @@ from gmeta.experiment.plan.experiment_config import ExperimentConfig, MethodConf
 from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
 from gmeta.experiment.report.page import write_report
 from gmeta.experiment.results.metrics import auc
-from gmeta.experiment.runs.all_runs import run_training
-from gmeta.experiment.runs.model_choice import build_model
-from gmeta.experiment.runs.rated_at_least import RatedAtLeast, RatedAtLeastAUC
+from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
+from gmeta.experiment.runs.model_choice import RatedAtLeast, RatedAtLeastAUC, build_model
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.meta import InnerLoop
 from gmeta.preprocess import prepare
-from gmeta.testing.data.melu_files import small_melu
-from gmeta.testing.data.task_batches import sides_by_task
 from gmeta.testing.small_experiment import small_config
+from support.data_files import small_melu
+from support.drawn_batches import sides_by_task
 
 SPLITS = ("user_cold", "item_cold", "warm")
 BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors", "attributes")

@@ -8,9 +8,9 @@ import pytest
 
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import ItemNumbers
-from gmeta.experiment.measurement.baseline_rows import number_items, read_tasks, read_whole
 from gmeta.experiment.measurement.methods import measure
 from gmeta.experiment.measurement.run_pool import evaluate
+from gmeta.experiment.measurement.split import number_items, read_tasks, read_whole
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import (
@@ -21,12 +21,10 @@ from gmeta.experiment.plan.task_sets import (
     other_training_tasks,
     training_tasks,
 )
-from gmeta.experiment.runs.all_runs import run_training
+from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.testing.data.movielens_files import USERS, small_100k
-from gmeta.testing.small_experiment import small_config
+from gmeta.testing.small_experiment import USERS, small_100k, small_config
 
 BOUNDS = (20, 40)
 

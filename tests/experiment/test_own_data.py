@@ -8,17 +8,16 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.plan.column_settings import FeatureSettings
-from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, measured_tasks, training_tasks
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.models import FactorSettings
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
-from gmeta.testing.data.clicks import SPEC, click_log, prepared_clicks
-from gmeta.testing.data.event_tables import write_table
 from gmeta.testing.small_experiment import small_data
+from support.data_files import CLICK_SPEC as SPEC
+from support.data_files import click_log, prepared_clicks, write_table
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from gmeta.initializers import Constant
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaGRM, grm
-from gmeta.testing.data.clicks import prepared_clicks
-from gmeta.testing.serving import ask_all
+from support.data_files import prepared_clicks
+from support.serving import ask_all
 
 START = Constant(0.1)  # initial rows that take no graph to compute
 

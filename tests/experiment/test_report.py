@@ -9,14 +9,13 @@ from html.parser import HTMLParser
 import matplotlib.image
 import pytest
 
-from gmeta.experiment.report import table
-from gmeta.experiment.report.figures import draw
+from gmeta.experiment.report import page as table
+from gmeta.experiment.report.figures import draw, mean_curve
 from gmeta.experiment.report.findings import headline
-from gmeta.experiment.report.marks import mean_curve
 from gmeta.experiment.report.page import flatten, write_report
 from gmeta.experiment.report.style import ceiling
 from gmeta.experiment.results.evaluation import MethodResult, TrainingRun
-from gmeta.testing.evaluations import example_evaluation
+from support.evaluations import example_evaluation
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
@@ -112,10 +111,10 @@ def test_the_report_is_a_function_of_the_evaluation(tmp_path):
 def test_pyplot_and_tensorflow_are_left_alone_and_matplotlib_waits(tmp_path):
     program = """
 import pathlib, sys
-from gmeta.testing.evaluations import example_evaluation
+from support.evaluations import example_evaluation
 from gmeta.experiment.results.metrics import rating_metrics
 from gmeta.experiment.report.page import write_report
-from gmeta.experiment.report.table import rich_table
+from gmeta.experiment.report.page import rich_table
 late = {"matplotlib", "sklearn", "jinja2", "rich"} & set(sys.modules)
 assert not late, late
 write_report(example_evaluation(), pathlib.Path(sys.argv[1]))

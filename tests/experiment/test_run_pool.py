@@ -10,17 +10,14 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.measurement import run_pool
 from gmeta.experiment.measurement.methods import measure
 from gmeta.experiment.measurement.run_pool import evaluate
-from gmeta.experiment.plan.experiment_config import HELD_OUT
-from gmeta.experiment.plan.label_facts import LabelFacts
+from gmeta.experiment.plan.experiment_config import HELD_OUT, LabelFacts
 from gmeta.experiment.report.page import write_report
-from gmeta.experiment.results.calibration import Calibration
+from gmeta.experiment.results.evaluation import Calibration
 from gmeta.experiment.results.metrics import rating_metrics
-from gmeta.experiment.runs.all_runs import run_training
+from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.testing.data.movielens_files import small_100k
-from gmeta.testing.small_experiment import small_config
+from gmeta.testing.small_experiment import small_100k, small_config
 
 ONE_SPLIT = PrepareConfig(cold_modulus=0, min_rows=1, max_rows=0)
 

@@ -5,16 +5,13 @@ import json
 
 import pytest
 
-from gmeta.experiment.report.differences import difference_header, difference_rows
-from gmeta.experiment.report.figures import draw
-from gmeta.experiment.report.findings import headline
-from gmeta.experiment.report.page import write_report
-from gmeta.experiment.report.passages import passage_sentences, passing_size
-from gmeta.experiment.report.reliability import reliability_rows
+from gmeta.experiment.report.figures import draw, reliability_rows
+from gmeta.experiment.report.findings import headline, passage_sentences, passing_size
+from gmeta.experiment.report.page import difference_header, difference_rows, write_report
 from gmeta.experiment.results import evaluation_json
 from gmeta.experiment.results.bootstrap import Bootstrap, Comparison
-from gmeta.experiment.results.calibration import Calibration
-from gmeta.testing.evaluations import example_evaluation
+from gmeta.experiment.results.evaluation import Calibration
+from support.evaluations import example_evaluation
 
 
 def compared(low, high, **means):

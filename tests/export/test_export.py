@@ -11,7 +11,7 @@ from gmeta import initializers, optimizers
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.export.saved_model import PADDING, Signature, export_model, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.testing.serving import ask
+from support.serving import ask
 
 FEATURES = (
     FeatureConfig("user", TableConfig("user", 4, initializer=initializers.Normal(0, 1))),

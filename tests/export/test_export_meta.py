@@ -16,7 +16,7 @@ from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml, dlrm, factor_ridge
 from gmeta.optimizers import SGD
-from gmeta.testing.serving import ask_all
+from support.serving import ask_all
 
 K = tf.keras
 FEATURES = (

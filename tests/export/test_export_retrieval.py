@@ -11,7 +11,7 @@ from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import GenerativeRetriever
 from gmeta.optimizers import SGD
 from gmeta.preprocess import semantic_ids
-from gmeta.testing.serving import ask_all
+from support.serving import ask_all
 
 ITEMS = 30
 

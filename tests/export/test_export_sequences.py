@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.export.meta_sequence_models import meta_sequence_signatures
+from gmeta.export.meta_models import meta_sequence_signatures
 from gmeta.export.saved_model import PADDING, export_model
 from gmeta.export.sequence_models import next_item_signatures
 from gmeta.initializers import Constant
@@ -13,9 +13,9 @@ from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableCo
 from gmeta.meta import InnerLoop
 from gmeta.models import FastWeights, MetaGRM, NextItemModel, grm
 from gmeta.optimizers import SGD
-from gmeta.preprocess.plan.column_values import hash_text
-from gmeta.testing.data.exposure_batches import draw_exposures, of_user, with_targets
-from gmeta.testing.serving import ask_all
+from gmeta.preprocess.plan.normalisation import hash_text
+from support.drawn_batches import draw_exposures, of_user, with_targets
+from support.serving import ask_all
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}
 START = Constant(0.1)  # initial rows that take no graph to compute: unknown ids are tested elsewhere

@@ -7,7 +7,7 @@ import tensorflow as tf
 from gmeta import initializers, models, ops
 from gmeta.export.saved_model import export_model
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.testing.serving import ask, padded
+from support.serving import ask, padded
 
 FEATURES = (
     FeatureConfig("item", TableConfig("item", 4, initializer=initializers.Normal(0, 1)), hash=True),

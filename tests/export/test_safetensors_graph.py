@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors.numpy import load, save
 
-from gmeta.export.safetensors_graph import Decoder, encode
+from gmeta.export.delta_strings import Decoder, encode
 
 NAMES = st.text('abz/:+.é"\\(', min_size=1, max_size=6)
 TENSORS = st.dictionaries(

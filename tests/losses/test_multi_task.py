@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.losses import MultiTaskBCE, mean_loss, product_cross_entropy
-from gmeta.testing.reference import losses as reference
+from support.reference import losses as reference
 
 FUNNEL = {"ctr": ["click"], "ctcvr": ["click", "buy"]}
 

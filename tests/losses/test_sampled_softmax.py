@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.losses import SampledSoftmax, uniform_negatives
 from gmeta.ops import Jagged
-from gmeta.testing.reference import losses as reference
+from support.reference import losses as reference
 
 Case = dict[str, Any]
 

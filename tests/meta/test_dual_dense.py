@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.meta import SGD, Adaptation, Momentum, per_task
-from gmeta.meta.dual_dense import DualDense
+from gmeta.meta.ridge import DualDense
 
 RATE = 0.3
 

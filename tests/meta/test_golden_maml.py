@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta import meta
-from gmeta.testing.data.maml_fixture import DENSE, FEATURES, INNER_LEARNING_RATE
-from gmeta.testing.data.public import golden_maml
+from support.public_data import DENSE, FEATURES, INNER_LEARNING_RATE, golden_maml
 
 pytestmark = pytest.mark.data
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.metrics import NextItem, catalogue_ranks
-from gmeta.metrics import item_rank as catalogue
+from gmeta.metrics import next_item as catalogue
 
 
 def ranks_by_counting(queries, items, positives, seen):

@@ -8,7 +8,7 @@ import pytest
 
 from gmeta.ops.device import VARIABLE, Place, why_no_gpu
 from gmeta.policies import Tiers
-from gmeta.testing.tables import give_tiers
+from support.tables import give_tiers
 
 
 @pytest.fixture(scope="module", params=["cpu", "drive", "gpu", "gpu over host", "gpu over drive"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops import Jagged, jagged
-from gmeta.testing.reference.sequence import jagged as reference
+from support.reference import jagged as reference
 
 INNER = st.sampled_from([(), (3,), (2, 2), (0,)])
 LENGTHS = st.lists(st.integers(0, 5), max_size=4)

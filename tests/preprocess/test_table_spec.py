@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
+from gmeta.core.schema import Column
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 TABLE = pa.schema(

@@ -8,8 +8,8 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.reinforcement import DPO, ECPO, GRPO, HitReward, PolicyTraining, Rollouts
-from gmeta.testing.softmax_policy import SoftmaxPolicy
-from gmeta.testing.tables import sorted_records
+from support.softmax_policy import SoftmaxPolicy
+from support.tables import sorted_records
 
 USERS, ITEMS = 24, 9
 

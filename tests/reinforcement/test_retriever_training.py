@@ -11,7 +11,7 @@ from gmeta.models import GenerativeRetriever
 from gmeta.optimizers import Adam
 from gmeta.preprocess import ExposureConfig, SimulatorConfig, UserSimulator, semantic_ids
 from gmeta.reinforcement import ECPO, GRPO, HitReward, Policy, PolicyTraining, Rollouts, SimulatorReward
-from gmeta.testing.tables import sorted_records
+from support.tables import sorted_records
 
 ITEMS, EVENTS, USERS = 60, 8, 64
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import name_refusals
+from gmeta.core.graph import name_refusals
 from gmeta.layers import FeatureConfig
 from gmeta.models import grm
 from gmeta.preprocess import ExposureConfig, SimulatorConfig, UserSimulator

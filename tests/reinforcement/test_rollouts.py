@@ -7,7 +7,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.reinforcement import GRPO, HitReward, PolicyTraining, Rollouts
-from gmeta.testing.softmax_policy import SoftmaxPolicy
+from support.softmax_policy import SoftmaxPolicy
 
 USERS = tf.range(12, dtype=tf.int64)
 VALUES = tf.constant([0.0, 1.0, 0.3, -0.5, 0.2, 2.0, 0.0, 0.7, -1.0])  # of the 9 items, for every user

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
-from gmeta.testing.jobs import warm
+from support import warm
 
 FOLDER = Path(__file__).resolve().parents[2] / "tools" / "bench"
 SUBJECTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "harness")

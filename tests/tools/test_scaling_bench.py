@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.process_ranks import run_ranks
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
 SETTINGS = {"features": 3, "tasks": 5, "support": 6, "query": 2, "distinct_steps": 3, "steps": 6}

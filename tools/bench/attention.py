@@ -3,7 +3,7 @@
     gmeta bench attention --json FILE
 
 native  `gmeta.ops.hstu_attention`
-plain   `gmeta.ops.attention.padded.padded_attention`: sequences padded to the longest, scores of all
+plain   `gmeta.ops.padded_forms.padded_attention`: sequences padded to the longest, scores of all
         pairs, a mask; what users write without an op of its own
 
 forward, train  milliseconds of the outputs alone, and of outputs and all gradients, for 4,096 tokens; 4 heads
@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
+from gmeta.ops import AttentionMask, RelativeBias, hstu_attention, padded_attention
+
 import numpy as np
 import tensorflow as tf
-from gmeta.ops import AttentionMask, RelativeBias, hstu_attention, padded_attention
 from harness import Result, interleave, parser, report
 from parts.balance_lengths import Lengths, lengths
 from parts.meta.memory import status_kib

@@ -42,12 +42,12 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from gmeta.io.readers.prepared_split import open_split
+from gmeta.training.token_limit import MemoryLine, memory_limit, peak_memory
+from support.reference.balance import prefix_batches
+
 import numpy as np
 import tensorflow as tf
-from gmeta.io.readers.prepared_split import open_split
-from gmeta.models.training.memory.device_memory import memory_limit, peak_memory
-from gmeta.models.training.memory.limit_search import MemoryLine
-from gmeta.testing.reference.io.balance import prefix_batches
 from harness import Result, parser, report
 from parts.balance_lengths import LONGEST, Lengths, lengths
 from parts.batch_memory import host_memory, measured_limit, measured_steps

@@ -29,12 +29,12 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import gmeta  # noqa: F401, E402  (before TensorFlow)
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from gmeta.core.data.codebooks import Codebooks  # noqa: E402
-from gmeta.core.data.semantic_ids import SemanticIds  # noqa: E402
+from gmeta.core.semantic_ids import Codebooks, SemanticIds  # noqa: E402
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig  # noqa: E402
 from gmeta.models import FlatRetriever, GenerativeRetriever  # noqa: E402
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
 from harness import Result, interleave, parser, report  # noqa: E402
 from parts.decode_again import DigitsAgain, HistoriesAgain  # noqa: E402
 from trie import CODES, draw_codes  # noqa: E402

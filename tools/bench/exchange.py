@@ -42,7 +42,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gmeta.testing.hosts.machines import why_no_rack
+from support.hosts import why_no_rack
+
 from harness import Result, parser, report
 from parts.exchange.wire_model import WireModel, plot
 from parts.jobs import run_job

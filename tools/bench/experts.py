@@ -28,9 +28,10 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import gmeta  # noqa: F401, E402  (before TensorFlow)
+from gmeta.layers import MMoE  # noqa: E402
+
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from gmeta.layers import MMoE  # noqa: E402
 from harness import Result, interleave, parser, report  # noqa: E402
 
 TASKS = ["ctr", "cvr"]

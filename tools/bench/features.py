@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
+from gmeta.core.schema import Column
+from gmeta.io import ArrowSource, FetchPolicy, HBaseSource, RocksDBSource, join_features
+
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
-from gmeta.core.data.schema import Column
-from gmeta.io import ArrowSource, FetchPolicy, HBaseSource, RocksDBSource, join_features
 from harness import Result, interleave, parser, report
 
 COLUMNS = [Column("shop"), Column("price", "float32"), Column("tags", is_list=True)]
 NAMES = [column.name for column in COLUMNS]
 SERVER = """
 import sys
-from gmeta.testing.hbase_server import HBaseServer
+from support.hbase_server import HBaseServer
 with HBaseServer() as server:
     print(server.port, flush=True)
     sys.stdin.read()

@@ -22,6 +22,7 @@ length_of       the tokens of a sequence that takes so many operations, by the f
 from __future__ import annotations
 
 from gmeta.io import SequenceCost
+
 from harness import Result, parser, report
 
 SIZES = [(512, 3, 2, 4e9), (1024, 22, 4, 110e9)]

@@ -38,9 +38,10 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
+from support.gpu.cuda_library import why_missing  # noqa: E402
+from support.gpu.gpu_attention import GpuAttention, Table  # noqa: E402
+
 import numpy as np  # noqa: E402
-from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
-from gmeta.testing.gpu.gpu_attention import GpuAttention, Table  # noqa: E402
 from harness import Result, machine, parser, report  # noqa: E402
 from parts.attention.cases import Array, jagged_lengths  # noqa: E402
 

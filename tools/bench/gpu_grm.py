@@ -87,9 +87,10 @@ from pathlib import Path
 from typing import Any
 
 import gmeta
-import tensorflow as tf
 from gmeta.core.errors import RanksError
 from gmeta.io import SequenceCost
+
+import tensorflow as tf
 from harness import Result, parser, report
 from parts.balance_lengths import LONGEST
 from parts.gpu_grm.ablation import WAYS

@@ -25,11 +25,12 @@ from collections.abc import Callable
 from typing import Any
 
 import gmeta  # before TensorFlow: it selects Keras
-import numpy as np
-import tensorflow as tf
 from gmeta.layers import HSTU
 from gmeta.ops import AttentionMask, HashTable, Jagged, hstu_attention, portable_ops
 from gmeta.optimizers import Adam
+
+import numpy as np
+import tensorflow as tf
 from harness import Result, parser, report
 
 MODELS = {"d512x3": (512, 3, 4), "d1024x22": (1024, 22, 8)}  # width, blocks, heads

@@ -20,8 +20,9 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
-from gmeta.testing.gpu.gpu_projection import GpuProjection  # noqa: E402
+from support.gpu.cuda_library import why_missing  # noqa: E402
+from support.gpu.gpu_projection import GpuProjection  # noqa: E402
+
 from harness import Result, parser, report  # noqa: E402
 
 MOST_APART = 1e-2

@@ -29,8 +29,9 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from gmeta.optimizers import SGD, Adam  # noqa: E402
-from gmeta.testing.gpu.cuda_library import call, library, why_missing  # noqa: E402
-from gmeta.testing.gpu.gpu_table import GpuTable  # noqa: E402
+from support.gpu.cuda_library import call, library, why_missing  # noqa: E402
+from support.gpu.gpu_table import GpuTable  # noqa: E402
+
 from harness import Result, parser, report  # noqa: E402
 
 NORMAL = SimpleNamespace(kind="normal", parameters=(0.0, 0.05))

@@ -44,7 +44,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
+from support.gpu.cuda_library import why_missing  # noqa: E402
+
 from harness import Result, parser, report, write  # noqa: E402
 from parts.notes import Notes, gpu  # noqa: E402
 

@@ -35,12 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
+from gmeta.io import SequenceCost
+from gmeta.io.balance import Costs
+from gmeta.io.rank_balance import rank_of_each
+from support.reference.balance import karmarkar_karp
+
 import numpy as np
 import tensorflow as tf
-from gmeta.io import SequenceCost
-from gmeta.io.balance.rank_balance import rank_of_each
-from gmeta.io.balance.sequence_cost import Costs
-from gmeta.testing.reference.io.balance import karmarkar_karp
 from harness import Result, interleave, parser, report
 from parts.balance_lengths import LONGEST, Lengths, balanced, lengths
 from parts.grm_throughput import BACKBONES, batches, model

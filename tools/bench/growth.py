@@ -67,8 +67,9 @@ def batch_seconds(insert: Callable[[object], object], batches: Iterator[object])
 def grow_table(rows: int, dim: int, seed: int) -> list[float]:
     """Fill an empty table with rows of random numbers."""
     import gmeta.ops as ops
-    import tensorflow as tf
     from gmeta import initializers, optimizers
+
+    import tensorflow as tf
 
     table = ops.HashTable(dim, optimizers.Adam(), initializers.Normal())
     seconds = batch_seconds(
@@ -81,8 +82,8 @@ def grow_table(rows: int, dim: int, seed: int) -> list[float]:
 def grow_gpu_table(rows: int, dim: int, seed: int, hbm_rows: int) -> tuple[list[float], list[float]]:
     """Fill an empty table on a GPU; seconds of the batches by the host's clock, and by events."""
     from gmeta.optimizers import Adam
-    from gmeta.testing.gpu.cuda_library import DeviceArray, Event, Stream, synchronize
-    from gmeta.testing.gpu.gpu_table import GpuTable
+    from support.gpu.cuda_library import DeviceArray, Event, Stream, synchronize
+    from support.gpu.gpu_table import GpuTable
 
     normal = SimpleNamespace(kind="normal", parameters=(0.0, 0.05))
     table = GpuTable(dim, Adam(), normal, seed, hbm_rows=hbm_rows)
@@ -162,7 +163,7 @@ def main() -> None:
     given = options.parse_args()
     rows = min(given.rows, 500_000) if given.smoke else given.rows
     if given.device == "gpu":
-        from gmeta.testing.gpu.cuda_library import why_missing
+        from support.gpu.cuda_library import why_missing
 
         absent = why_missing()
         if absent is not None:

@@ -39,10 +39,11 @@ from pathlib import Path
 from typing import Any
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
-import numpy as np
-import tensorflow as tf
 from gmeta.preprocess import ExposureConfig
 from gmeta.preprocess.synthetic.exposures import exposure_log
+
+import numpy as np
+import tensorflow as tf
 from harness import Result, parser, report
 from parts.history_counts import rank_by_counts
 from parts.history_rows import size, write_requests

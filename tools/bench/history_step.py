@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import gmeta
+
 import numpy as np
 import tensorflow as tf
 from harness import WARM_UP, Result, parser, report

@@ -36,7 +36,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
-from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
+from support.gpu.cuda_library import why_missing  # noqa: E402
+
 from harness import Result, interleave, parser, report  # noqa: E402
 from parts.tiers.zipf import Zipf  # noqa: E402
 

@@ -17,10 +17,11 @@ import statistics
 from collections.abc import Callable
 
 import gmeta.ops as ops
-import numpy as np
-import tensorflow as tf
 from gmeta import initializers, optimizers
 from gmeta.policies import TwoPrecisions
+
+import numpy as np
+import tensorflow as tf
 from harness import Result, interleave, parser, report
 
 NEVER = 2**32 - 1

@@ -24,17 +24,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gmeta.preprocess import PrepareConfig, TableSpec, prepare
+from gmeta.preprocess.cluster.spark_engine import spark_session
+from gmeta.preprocess.config import no_progress
+from gmeta.preprocess.local import duckdb_engine
+from gmeta.preprocess.source import BadRecords
+from gmeta.preprocess.tables.table_source import TableSource
+from support import plan_in_memory
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from gmeta.preprocess import PrepareConfig, TableSpec, prepare
-from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.cluster.spark_connection import spark_session
-from gmeta.preprocess.local import duckdb_engine
-from gmeta.preprocess.progress import no_progress
-from gmeta.preprocess.tables.table_source import TableSource
-from gmeta.testing import plan_in_memory
 from harness import Result, interleave, parser, report
 
 SPEC = TableSpec("user", time="time")

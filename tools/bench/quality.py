@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.preprocess import ExposureConfig, PrepareConfig, SyntheticConfig, prepare
+
 from harness import Result, parser, report
 from parts.jobs import run_job
 from parts.quality.figure import plot

@@ -31,8 +31,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gmeta
-import tensorflow as tf
 from gmeta import io, layers, meta, models
+
+import tensorflow as tf
 from harness import Result, interleave, parser, report
 from parts.io_data import FLOATS, INTS, SCHEMA, write, write_text
 

@@ -38,7 +38,6 @@ from typing import get_args
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import gmeta  # noqa: F401, E402  (before TensorFlow)
-import tensorflow as tf  # noqa: E402
 from gmeta.models import GenerativeRetriever  # noqa: E402
 from gmeta.reinforcement import (  # noqa: E402
     ECPO,
@@ -49,7 +48,9 @@ from gmeta.reinforcement import (  # noqa: E402
     Rollouts,
     SimulatorReward,
 )
-from gmeta.reinforcement.policies import Sampling  # noqa: E402
+from gmeta.reinforcement.rollouts import Sampling  # noqa: E402
+
+import tensorflow as tf  # noqa: E402
 from harness import Result, parser, report  # noqa: E402
 from parts.rl.simulated_users import SimulatedUsers  # noqa: E402
 from parts.rl.stress import OPTIMIZERS, stress  # noqa: E402

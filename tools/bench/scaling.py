@@ -48,9 +48,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from support.hosts import why_no_rack
+
 import numpy as np
 import tensorflow as tf
-from gmeta.testing.hosts.machines import why_no_rack
 from harness import Result, parser, report
 from parts.jobs import SOCKET, run_job
 from parts.meta import task_files

@@ -14,12 +14,13 @@ import tempfile
 from pathlib import Path
 
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
-import numpy as np
-import tensorflow as tf
 from gmeta.export import export_model, meta_signatures
 from gmeta.meta import InnerLoop
 from gmeta.models import melu
-from gmeta.testing.serving import padded
+from support.serving import padded
+
+import numpy as np
+import tensorflow as tf
 from harness import Result, interleave, parser, report
 
 STEPS, RATED, ASKED, TASKS = 5, 10, 20, 256

@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 
 import gmeta.ops as ops
+from gmeta import initializers, optimizers
+
 import numpy as np
 import tensorflow as tf
-from gmeta import initializers, optimizers
 from harness import ROUNDS, WARM_UP, Result, interleave, parser, report
 
 BATCH = 65_536

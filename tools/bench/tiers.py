@@ -29,10 +29,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
-import numpy as np
-import tensorflow as tf
 from gmeta.ops import HashTable
 from gmeta.policies import Tiers
+
+import numpy as np
+import tensorflow as tf
 from harness import WARM_UP, Result, parser, report
 from parts.tiers.drive import Drive, written_bytes
 from parts.tiers.figure import plot

@@ -34,9 +34,10 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import gmeta  # noqa: F401, E402  (before TensorFlow)
+from gmeta.core.code_trie import CodeTrie  # noqa: E402
+from support.gpu.cuda_library import why_missing  # noqa: E402
+
 import numpy as np  # noqa: E402
-from gmeta.core.data.code_trie import CodeTrie  # noqa: E402
-from gmeta.testing.gpu.cuda_library import why_missing  # noqa: E402
 from harness import Result, interleave, parser, report  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 from parts.python_tries import PythonTrie  # noqa: E402

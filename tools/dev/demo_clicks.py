@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from gmeta.testing.data.clicks import click_log, write_parts
+from support.data_files import click_log, write_parts
 
 USERS, NEW_USER = 400, "user-400"
 

@@ -1,6 +1,6 @@
 """Reads manifests of checkpoints and of prepared data sets that are damaged with their structure in view.
 
-`gmeta.testing.manifest_damage` has the rule. What breaks it is kept in ``--out`` and named;
+`support.manifest_damage` has the rule. What breaks it is kept in ``--out`` and named;
 ``--seed`` and the case's number make it again. TensorFlow is not loaded.
 """
 
@@ -14,8 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gmeta.testing.manifest_cases import Case, checkpoint_case, data_set_case
-from gmeta.testing.manifest_damage import damage, with_digest
+from support.manifest_damage import Case, checkpoint_case, damage, data_set_case, with_digest
 
 
 def main() -> int:

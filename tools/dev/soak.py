@@ -24,8 +24,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.reference.table import ReferenceHashTable
+
 import numpy as np
-from gmeta.testing.reference import ReferenceHashTable
 from soak_draw import rigs
 from soak_trace import Profile, Trace
 

@@ -6,8 +6,9 @@ settings make all arithmetic exact, so that they too are held to the reference t
 
 from __future__ import annotations
 
-import numpy as np
 from gmeta import initializers, optimizers, policies
+
+import numpy as np
 from soak_trace import LEARNING_RATE, SHARDED, WHOLE, Profile
 
 DRAWN = 2

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 import gmeta.ops as ops
-import numpy as np
-import tensorflow as tf
 from gmeta.checkpoint import CheckpointStore
 from gmeta.checkpoint.store import step_of
-from gmeta.testing.tables import sorted_records
+from support.tables import sorted_records
+
+import numpy as np
+import tensorflow as tf
 from soak_draw import rigs as rigs_of
 from soak_trace import Profile, Trace
 

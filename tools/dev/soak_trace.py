@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import gmeta.ops as ops
-import numpy as np
 from gmeta import initializers, optimizers, policies
-from gmeta.testing.reference import ReferenceHashTable
+from support.reference.table import ReferenceHashTable
+
+import numpy as np
 
 LEARNING_RATE = 0.5
 """With small whole gradients, sums of SGD are exact, in whatever order."""

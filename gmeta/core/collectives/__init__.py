@@ -4,7 +4,7 @@ A job of N ranks is N processes of the same program. `init` makes this process o
 started the process, the world is one rank, every collective is the identity, and Horovod isn't imported.
 
 * Inside a step (`tensors`): `alltoall` and `allreduce_sum`, usable in a ``tf.function``.
-* Between steps (`objects`, `weights`): `allgather_objects`, `broadcast_object`, `barrier`,
+* Between steps (`objects`): `allgather_objects`, `broadcast_object`, `barrier`,
   `broadcast_variables`, `gather_states`.
 * `check_agreement` refuses ranks that differ in values that must be the same.
 * `count_collectives` counts the executed collectives; `name_failures` says which rank reports an error.
@@ -23,13 +23,18 @@ from gmeta.core.collectives.place import World, check_init, world
 from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from gmeta.core.collectives.agreement import check_agreement
     from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
     from gmeta.core.collectives.failures import name_failures
-    from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object
+    from gmeta.core.collectives.objects import (
+        allgather_objects,
+        barrier,
+        broadcast_object,
+        broadcast_variables,
+        check_agreement,
+        gather_states,
+    )
     from gmeta.core.collectives.shared_data import part_of
     from gmeta.core.collectives.tensors import allreduce_sum, alltoall
-    from gmeta.core.collectives.weights import broadcast_variables, gather_states
 
 __all__ = [
     "CollectiveCounts",
@@ -61,10 +66,10 @@ _LAZY = {
     "alltoall": "tensors",
     "barrier": "objects",
     "broadcast_object": "objects",
-    "broadcast_variables": "weights",
-    "check_agreement": "agreement",
+    "broadcast_variables": "objects",
+    "check_agreement": "objects",
     "count_collectives": "counting",
-    "gather_states": "weights",
+    "gather_states": "objects",
     "name_failures": "failures",
     "part_of": "shared_data",
 }

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.core.graph.variables import lift_variables
+from gmeta.core.graph import lift_variables
 
 KINDS = ("alltoall", "allreduce", "allgather", "broadcast", "barrier")
 

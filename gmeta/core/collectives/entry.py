@@ -10,8 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from gmeta.core.collectives import horovod_elastic
 from gmeta.core.collectives.backend import check_launcher, horovod_version
-from gmeta.core.collectives.driver import horovod_elastic
 from gmeta.core.collectives.place import (
     GROUPS,
     LAUNCHER,
@@ -108,11 +108,9 @@ def init(groups: int | None = None) -> World:
     here = World(place.rank, place.size, place.local_rank, groups)
     enter(here)
     # These import TensorFlow.
-    from gmeta.core.collectives.agreement import check_agreement
-    from gmeta.core.collectives.failures import print_errors_first
+    from gmeta.core.collectives.failures import print_errors_first, watch_for_stalls
     from gmeta.core.collectives.lane_start import open_lanes
-    from gmeta.core.collectives.objects import use_peers
-    from gmeta.core.collectives.stalls import watch_for_stalls
+    from gmeta.core.collectives.objects import check_agreement, use_peers
 
     print_errors_first(here.rank, here.size)
     # Before any computation or exchange, because NCCL refuses two ranks on one GPU.

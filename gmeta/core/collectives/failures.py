@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import site
 import sys
 import sysconfig
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +16,11 @@ from types import FrameType, TracebackType
 
 import tensorflow as tf
 
-from gmeta.core.collectives.counting import forget_starts
-from gmeta.core.collectives.driver.horovod_elastic import start_again_at_exit
-from gmeta.core.collectives.driver.notes import LOST_PEERS, tell
-from gmeta.core.collectives.place import world
-from gmeta.core.errors import CollectiveError, GmetaError
+from gmeta.core.collectives.counting import count_finished, forget_starts, waiting
+from gmeta.core.collectives.horovod_elastic import start_again, start_again_at_exit
+from gmeta.core.collectives.notes import LOST_PEERS, leave_note
+from gmeta.core.collectives.place import World, world
+from gmeta.core.errors import CollectiveError, ConfigError, GmetaError
 
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")
 # "(0) INTERNAL: " stands before each error where several nodes failed, and the names of ops around that of an
@@ -98,7 +101,7 @@ def _note(error: tf.errors.OpError) -> None:
     """Note that a collective has failed, and for the launcher if other ranks are gone."""
     forget_starts()
     if _PEER_IS_GONE.search(str(error.message)):
-        tell(LOST_PEERS)
+        leave_note(LOST_PEERS)
         start_again_at_exit()
 
 
@@ -152,3 +155,56 @@ def user_place(at: TracebackType | FrameType | None) -> str:
         if written and not str(path.resolve()).startswith(_NOT_THE_USERS):
             return f"; at {file}:{line}"
     return ""
+
+
+# Ends a rank that waits too long in a collective for another rank.
+#
+# A rank that loops, sleeps or does something else keeps its connection alive, so the network never fails and
+# the others would wait for ever. Horovod has a check for this, but with 0.28.1 on Gloo it did not act,
+# whatever its settings. So each rank watches itself. A rank is in a collective when it has started more
+# collectives than it has ended, and it stalls when none has ended for the time allowed. A rank that hangs
+# outside of collectives doesn't end itself, so the launcher knows which rank it was.
+
+STALLED_EXIT = 75  # the shell's EX_TEMPFAIL: nothing is wrong with this rank, try again
+
+_EVERY = 1.0  # seconds between two checks
+
+
+def watch_for_stalls(world: World, limit: str) -> None:
+    """Start the watch, a daemon thread.
+
+    Args:
+      world: This rank.
+      limit: How many seconds the rank may wait in a collective, the text of
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; "0" means for ever.
+
+    Raises:
+      ConfigError: `limit` is no whole number of seconds.
+    """
+    if not limit.isdecimal():
+        raise ConfigError(f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit!r}: give whole seconds, or 0 for ever")
+    if int(limit) > 0:
+        threading.Thread(target=_watch, args=(world, int(limit)), name="gmeta-stalls", daemon=True).start()
+
+
+def _watch(world: World, limit: int) -> None:
+    seen, since = count_finished(), time.monotonic()
+    while True:
+        time.sleep(_EVERY)
+        ended, kinds = count_finished(), waiting()
+        now = time.monotonic()
+        if ended != seen or not kinds:
+            seen, since = ended, now
+        elif now - since > limit:
+            print(  # noqa: T201
+                f"gmeta: error: rank {world.rank} of {world.size} has waited {now - since:.0f} s in "
+                f"{', '.join(kinds)} for ranks that did not come; look at what they do (a long save or "
+                "evaluation of one rank alone?), or allow more with HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+                f"{user_place(sys._current_frames().get(threading.main_thread().ident or 0))}",
+                file=sys.stderr,
+                flush=True,
+            )
+            leave_note(LOST_PEERS)
+            start_again_at_exit()
+            start_again()  # only under Horovod's driver, which would otherwise give up the waiting ranks
+            os._exit(STALLED_EXIT)  # the main thread is inside TensorFlow and can't be interrupted

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core.collectives import horovod_elastic, rendezvous
 from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, count_start, leave_out_alltoall
-from gmeta.core.collectives.driver import horovod_elastic, rendezvous
-from gmeta.core.collectives.driver.notes import LOST_PEERS, tell
 from gmeta.core.collectives.lane import exchange, find_lane
+from gmeta.core.collectives.notes import LOST_PEERS, leave_note
 from gmeta.core.collectives.place import Place, World, launched_rank, launched_size, world
 from gmeta.core.errors import CollectiveError
 
@@ -36,7 +36,7 @@ class HorovodPeers:
         try:
             hvd.init()
         except Exception as error:  # whatever the network and the rendezvous may raise
-            tell(LOST_PEERS)
+            leave_note(LOST_PEERS)
             horovod_elastic.start_again_at_exit()
             raise CollectiveError(
                 f"rank {launched_rank()} of {launched_size()} on {platform.node()} can't reach the others: "

@@ -14,12 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.collectives.counting import count_as
-from gmeta.core.collectives.driver.addresses import name_loopback
-from gmeta.core.collectives.driver.store import Store
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.lane import Lane, exchange, find_lane, use_lanes
 from gmeta.core.collectives.lane_start import choose_lane, open_lane, patience_seconds, start_seconds
 from gmeta.core.collectives.place import Place, World, told_place, world
+from gmeta.core.collectives.store import Store
+from gmeta.core.collectives.wire import name_loopback
 from gmeta.core.errors import ConfigError
 
 _PIECE = 64 << 20  # bytes that a rank sends to all others in a piece of a broadcast

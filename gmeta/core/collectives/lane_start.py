@@ -23,14 +23,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.collectives.agreement import check_agreement
-from gmeta.core.collectives.driver.addresses import choose_addresses, name_loopback, name_machine
-from gmeta.core.collectives.driver.greeting import sign
-from gmeta.core.collectives.driver.rendezvous import SECRET
 from gmeta.core.collectives.failures import name_failures
+from gmeta.core.collectives.greeting import sign
 from gmeta.core.collectives.lane import DEVICES, Lane, Place, find_lane, use_lanes
-from gmeta.core.collectives.objects import allgather_objects
+from gmeta.core.collectives.objects import allgather_objects, check_agreement
 from gmeta.core.collectives.place import World
+from gmeta.core.collectives.rendezvous import SECRET
+from gmeta.core.collectives.wire import choose_addresses, name_loopback, name_machine
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.native import build_info, library_path, load_op_library
 

@@ -9,14 +9,19 @@ lanes (`lane_peers`). `gmeta.init` says which, by `use_peers`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
-from gmeta.core.collectives.driver.wire import pack, unpack
+import numpy as np
+import tensorflow as tf
+
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import Place, World, world
+from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError
+from gmeta.core.version import submodules
 
 T = TypeVar("T")
 
@@ -69,7 +74,7 @@ def allgather_objects(obj: T) -> list[T]:
 
     Args:
       obj: Numbers, texts, bytes, arrays, and lists, tuples and dicts of them
-        (`gmeta.core.collectives.driver.wire`).
+        (`gmeta.core.collectives.wire`).
 
     Returns:
       The objects by rank; ``[obj]`` with one rank.
@@ -145,3 +150,108 @@ def check_root(root: int) -> None:
     """Refuse a root that is no rank of the job."""
     if not 0 <= root < world().size:
         raise ConfigError(f"root is rank {root}, but the ranks are 0 to {world().size - 1}")
+
+
+# Refuses to go on if ranks differ in values that must be the same, and names the ranks that differ.
+
+
+def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank the same settings") -> None:
+    """Check that all ranks have the same values, such as package versions or a digest of the settings.
+
+    All ranks must call it. A single rank always agrees.
+
+    Args:
+      what: Name -> this rank's value.
+      advice: What to do about a difference; the message ends with it.
+
+    Raises:
+      ConfigError: Any two ranks differ; every rank raises it. The message names the first few things that
+        differ, and each of their values with the ranks that have it.
+      CollectiveError: A rank has ended, or called something else.
+    """
+    differences = disagreements(allgather_objects(dict(what)))
+    if differences:
+        shown = "; ".join(differences[:3])
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise ConfigError(f"ranks disagree on {shown}{more}; {advice}")
+
+
+def disagreements(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
+    """List where the ranks' mappings differ, one phrase for each name; the list is empty if they agree.
+
+    Example:
+      >>> disagreements([{"numpy": "1.26.4"}, {"numpy": "1.26.4"}, {"numpy": "1.25.0"}])
+      ['numpy: 1.25.0 on rank 2, 1.26.4 on ranks 0, 1']
+    """
+    phrases = []
+    for name in dict.fromkeys(name for values in by_rank for name in values):
+        values = [by_rank[rank].get(name, "nothing") for rank in range(len(by_rank))]
+        if len(set(values)) > 1:
+            few_first = sorted(Counter(values).items(), key=lambda item: (item[1], -values.index(item[0])))
+            parts = (f"{value} on {_ranks(values, value)}" for value, _ in few_first)
+            phrases.append(f"{name}: {', '.join(parts)}")
+    return phrases
+
+
+def _ranks(values: Sequence[str], value: str) -> str:
+    ranks = [str(rank) for rank, other in enumerate(values) if other == value]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+
+
+# Gives every rank the initial weights of one, and every rank's own state to all before one saves it.
+
+_PIECE = 64 << 20  # bytes of weights in one broadcast
+
+
+def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None:
+    """Give every rank's variables the values that they have on rank `root`.
+
+    Variables are matched by their position in the sequence, because their names may depend on what a rank has
+    created before. They travel as bytes, 64 MB per collective.
+
+    Args:
+      variables: Numeric or boolean, the same shapes and types on all ranks.
+      root: The rank whose values are sent.
+
+    Raises:
+      ConfigError: The ranks' variables differ in number, shape or type; the message names both.
+      CollectiveError: A rank has ended, or called something else.
+    """
+    here = world()
+    check_root(root)
+    if here.size == 1:
+        return
+    forms = {f"variable {i}": f"{tuple(v.shape)} {v.dtype.name}" for i, v in enumerate(variables)}
+    advice = "build the same model on every rank before its weights are broadcast"
+    check_agreement({"number of variables": str(len(forms)), **forms}, advice=advice)
+    values = [variable.numpy() for variable in variables]
+    sent = b"".join(value.tobytes() for value in values) if here.rank == root else b""
+    size = sum(value.nbytes for value in values)
+    received = bytearray(size)
+    for start in range(0, size, _PIECE):
+        piece = sent[start : start + _PIECE]
+        received[start : start + _PIECE] = broadcast_bytes(piece, root, doing="broadcast_variables")
+    if here.rank != root:
+        offset = 0
+        for variable, value in zip(variables, values, strict=True):
+            flat = np.frombuffer(received, value.dtype, count=value.size, offset=offset)
+            variable.assign(flat.reshape(value.shape))
+            offset += value.nbytes
+
+
+@runtime_checkable
+class RankState(Protocol):
+    """A part of a model that one rank can save for all, once they have told each other theirs."""
+
+    def gather_ranks(self) -> None:
+        """Tell all ranks the state of all ranks; all must call this together, between two steps."""
+
+
+def gather_states(model: tf.Module) -> None:
+    """Gather the model, if it is such a part, and all such parts of it.
+
+    Call this before one rank's variables are saved, or sent to the others.
+    """
+    for part in (model, *submodules(model)):
+        if isinstance(part, RankState):
+            part.gather_ranks()

@@ -24,7 +24,7 @@ from gmeta.core.collectives.backend import import_horovod, node_name
 from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import world
-from gmeta.core.graph.step_marks import begin_span
+from gmeta.core.step_marks import begin_span
 
 _WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of the same width; Horovod lacks this one
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type

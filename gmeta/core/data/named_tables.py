@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.data.merged_keys import HASHED_BITS, MOST_HASHED, Fold, Ints, MergedKeys
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.merged_keys import HASHED_BITS, MOST_HASHED, Fold, Ints, MergedKeys
 
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Physical: TypeAlias = Mapping[str, "MergedKeys | None"]

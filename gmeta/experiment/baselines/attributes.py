@@ -1,8 +1,8 @@
 r"""Ridge on attributes: what attributes say of an item, and what a task's own rows say of attributes.
 
-An item's level is :math:`l_i` (`gmeta.experiment.baselines.attribute_levels`), which a new item has as well.
+An item's level is :math:`l_i` (`gmeta.experiment.baselines.attributes`), which a new item has as well.
 A task's rows lie off it by a Gaussian process over attributes with covariance K and noise
-:math:`\sigma^2` (`gmeta.experiment.baselines.attribute_variances`), which its support rows S condition:
+:math:`\sigma^2` (`gmeta.experiment.baselines.attributes`), which its support rows S condition:
 
 .. math:: \hat y_q = \mu + l_q + K_{qS} (K_{SS} + \sigma^2 I)^{-1} r_S, \quad
    \mathrm{var}_q = \sigma^2 + K_{qq} - K_{qS} (K_{SS} + \sigma^2 I)^{-1} K_{Sq}
@@ -14,17 +14,192 @@ takes levels as known, and is too small for new items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import nnls
+from scipy.sparse import csr_matrix, hstack, identity
+from scipy.sparse.linalg import LinearOperator, lsmr
 
-from gmeta.experiment.baselines.attribute_levels import ItemAttributes, Levels
-from gmeta.experiment.baselines.attribute_variances import MOST_ROWS, Variances, norms
-from gmeta.experiment.baselines.biases import FittedBiases
-from gmeta.experiment.baselines.pseudo_cold import Fold
-from gmeta.experiment.baselines.task_blocks import Block, cut_blocks, multiply
-from gmeta.experiment.baselines.task_rows import Floats, Rows, Tasks
+from gmeta.experiment.baselines.biases import ITEM_DAMPINGS, FittedBiases
+from gmeta.experiment.baselines.pseudo_cold import MOST_PAIRS, Fold, choose, hide_items, squared_error, within
+from gmeta.experiment.baselines.task_rows import Block, Floats, Ints, Rows, Tasks, cut_blocks, multiply
+
+# Levels of items by ridge regression on their attributes: what a new item's mean is expected to be.
+#
+# An item's level is what its attributes :math:`a_i` say, and how far it lies off that. All of it is found
+# jointly: the levels minimise, over all warm rows r of item i(r) and task t(r),
+#
+# .. math:: \sum_r (y_r - \mu - l_{i(r)} - b_{t(r)})^2 + \lambda |\beta|^2 + d_i \sum_i b_i^2
+#    + d_t \sum_t b_t^2, \quad l_i = a_i^T \beta + b_i
+#
+# An item without warm rows has :math:`b_i = 0`: its level is that of its attributes. One without attributes
+# has the damped bias of `gmeta.experiment.baselines.biases`.
+
+PENALTIES = (30.0, 1.0, 3.0, 10.0, 100.0, 300.0)
+
+
+@dataclass(frozen=True)
+class ItemAttributes:
+    r"""The attributes of all items, also of those that no warm row has.
+
+    An item with the n values V in a column has there the row :math:`a_v = 1 / \sqrt n` for v in V, and 0
+    elsewhere. So each column says as much of an item, however many values it lists.
+
+    Attributes:
+      columns: Name of a column -> (items, values), float64.
+
+    Example:
+      >>> genres = np.array([7, 7, 3]), np.array([1, 2])  # item 0 has genre 7, item 1 has 7 and 3
+      >>> ItemAttributes.of({"genre": genres}).columns["genre"].toarray().round(2)
+      array([[0.  , 1.  ],
+             [0.71, 0.71]])
+    """
+
+    columns: Mapping[str, csr_matrix]
+
+    @classmethod
+    def of(cls, values: Mapping[str, tuple[Ints, Ints]]) -> ItemAttributes:
+        """Build the rows from each column's values, item after item, and how many of them each item has."""
+        return cls({name: _indicate(*each) for name, each in values.items()})
+
+    @property
+    def items(self) -> int:
+        """How many items there are."""
+        return int(next(iter(self.columns.values())).shape[0])
+
+
+def _indicate(values: Ints, counts: Ints) -> csr_matrix:
+    ids, column = np.unique(values, return_inverse=True)
+    splits = np.concatenate([[0], np.cumsum(counts)])
+    entries = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
+    return csr_matrix((entries, column, splits), shape=(len(counts), len(ids)))
+
+
+@dataclass(frozen=True)
+class Levels:
+    r"""The settings of levels.
+
+    Attributes:
+      penalty: :math:`\lambda`, in rows.
+      item_damping: :math:`d_i`, in rows.
+      task_damping: :math:`d_t`, in rows.
+    """
+
+    penalty: float
+    item_damping: float
+    task_damping: float
+
+    @classmethod
+    def tune(cls, folds: Sequence[Fold], attributes: ItemAttributes, task_damping: float) -> Levels:
+        """Choose the item damping on pseudo-cold tasks, then the penalty on such tasks with new items."""
+
+        def best(every: list[Levels], folds: Sequence[Fold]) -> Levels:
+            return choose(
+                every,
+                (
+                    [squared_error(one.fit(fold.warm, attributes), fold.cold) for one in every]
+                    for fold in folds
+                ),
+            )
+
+        damped = best([cls(PENALTIES[0], damping, task_damping) for damping in ITEM_DAMPINGS], folds)
+        hidden = [hide_items(fold, attributes.items, turn) for turn, fold in enumerate(folds)]
+        return best([replace(damped, penalty=penalty) for penalty in PENALTIES], hidden)
+
+    def fit(self, warm: Rows, attributes: ItemAttributes) -> FittedBiases:
+        """Fit the levels of all items, in place of their biases.
+
+        The unknowns are divided by the roots of their penalties, so that one penalty of 1 holds for all.
+        """
+        mean = float(warm.labels.mean())
+        items, tasks, task = attributes.items, len(warm.sizes), warm.task
+        known = [each / np.sqrt(self.penalty) for each in attributes.columns.values()]
+        level = csr_matrix(hstack([*known, identity(items) / np.sqrt(self.item_damping)]))
+        across, width, scale = level.T.tocsr(), level.shape[1], 1 / np.sqrt(self.task_damping)
+
+        def of_rows(unknowns: Floats) -> Floats:
+            own = np.asarray(unknowns).ravel()
+            return (level @ own[:width])[warm.items] + scale * own[width:][task]
+
+        def of_unknowns(rows: Floats) -> Floats:
+            rest = np.asarray(rows).ravel()
+            sums = [np.bincount(where, rest, size) for where, size in ((warm.items, items), (task, tasks))]
+            return np.concatenate([across @ sums[0], scale * sums[1]])
+
+        shape = len(warm.labels), width + tasks
+        operator = LinearOperator(shape, matvec=of_rows, rmatvec=of_unknowns, dtype=np.float64)
+        found = lsmr(operator, warm.labels - mean, damp=1.0, atol=1e-7, btol=1e-7, maxiter=1000)[0]
+        return FittedBiases(mean, level @ found[:width], self.task_damping)
+
+
+# What rows of one task have in common, divided among a task's bias and the columns of attributes.
+#
+# Residuals r of two rows a, b of a task have the covariance
+#
+# .. math:: K_{ab} = c + \sum_k w_k \langle a^k_{i(a)}, a^k_{i(b)} \rangle + w_0 [i(a) = i(b)],
+#
+# and each row has noise of variance :math:`\sigma^2` besides. The variances are estimated by moments, as
+# Haseman-Elston regression does: they are the least squares fit, none below 0, of the products
+# :math:`r_a r_b` of all pairs of two rows of a warm task. Tasks weigh by their rows, not by their pairs. What
+# is left of the mean squared residual is :math:`\sigma^2`.
+
+MOST_ROWS = 1000
+"""So many of a task's latest rows count."""
+
+
+@dataclass(frozen=True)
+class Variances:
+    r"""The vectors of items whose products are the covariance, and the noise.
+
+    Attributes:
+      vectors: (items, width) :math:`\sqrt c`, then each column's :math:`\sqrt{w_k} a^k_i`, then
+        :math:`\sqrt{w_0}` in a place of the item's own.
+      noise: :math:`\sigma^2`, at least a thousandth of the mean squared residual.
+    """
+
+    vectors: csr_matrix
+    noise: float
+
+    @classmethod
+    def of(cls, warm: Rows, levels: FittedBiases, attributes: ItemAttributes) -> Variances:
+        """Estimate the variances from the warm rows; a random part of the tasks if pairs are many."""
+        items = attributes.items
+        parts = [csr_matrix(np.ones((items, 1))), *attributes.columns.values(), identity(items, format="csr")]
+        weights = _fit(parts, _some(warm), levels)
+        vectors = csr_matrix(hstack([np.sqrt(w) * part for w, part in zip(weights, parts, strict=True)]))
+        variance = max(float(np.square(levels.residuals(warm)).mean()), 1e-12)
+        common = float(norms(vectors)[warm.items].mean())
+        return cls(vectors, max(variance - common, 1e-3 * variance))
+
+
+def norms(vectors: csr_matrix) -> Floats:
+    """Compute the squared length of each item's vector, (items,)."""
+    return np.asarray(vectors.multiply(vectors).sum(axis=1)).ravel()
+
+
+def _some(warm: Rows) -> Rows:
+    latest = warm.latest(MOST_ROWS)
+    order = np.random.default_rng(0).permutation(len(latest.sizes))
+    return latest.choose(within(order, latest.sizes**2, MOST_PAIRS))
+
+
+def _fit(parts: list[csr_matrix], rows: Rows, levels: FittedBiases) -> Floats:
+    """Fit the variances to the pairs of two rows: (parts,), none below 0."""
+    residuals = levels.residuals(rows)
+    left, right = np.zeros((len(parts), len(parts))), np.zeros(len(parts))
+    for block in cut_blocks(Tasks(rows, rows)):
+        pairs = block.given[:, :, None] & block.given[:, None] & ~np.eye(block.given.shape[1], dtype=bool)
+        weight = pairs / np.maximum(block.given.sum(axis=1) - 1, 1)[:, None, None]
+        own = np.where(block.given, residuals[block.support], 0)
+        each = np.stack([multiply(part, rows, rows, block).ravel() for part in parts])
+        weighted = each * weight.ravel()
+        left += weighted @ each.T
+        right += weighted @ (own[:, :, None] * own[:, None]).ravel()
+    # w' L w - 2 w' r is |R w - R'^-1 r|^2 with R'R = L; a part that no pair has in common gets 0.
+    root = np.linalg.cholesky(left + 1e-9 * max(float(np.trace(left)), 1.0) * np.eye(len(left))).T
+    return np.asarray(nnls(root, np.linalg.solve(root.T, right))[0])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 r"""k nearest neighbours: of the items that a task has rated, those that go best with the item asked for.
 
 The weight of support row s for query row q is what their items' labels have in common beyond the task's bias,
-:math:`w = \max(\Sigma_{qs} - c, 0)` (`gmeta.experiment.baselines.co_ratings`). Among the k rows of largest
+:math:`w = \max(\Sigma_{qs} - c, 0)` (`gmeta.experiment.baselines.vectors`). Among the k rows of largest
 weight, with residuals off mean, item bias and task bias,
 
 .. math:: \hat y = \mu + b_q + b_t + \frac{\sum_s w_s (r_s - b_t)}{\sum_s w_s + \lambda v}
@@ -18,9 +18,8 @@ from itertools import product
 import numpy as np
 
 from gmeta.experiment.baselines.biases import FittedBiases
-from gmeta.experiment.baselines.co_ratings import CoRatings
-from gmeta.experiment.baselines.task_blocks import cut_blocks
-from gmeta.experiment.baselines.task_rows import Floats, Tasks
+from gmeta.experiment.baselines.task_rows import Floats, Tasks, cut_blocks
+from gmeta.experiment.baselines.vectors import CoRatings
 
 SHRINKAGES, SIZES, DAMPINGS = (100.0, 10.0, 30.0, 300.0), (40, 5, 10, 20), (0.2, 0.1, 0.4, 0.8)
 

@@ -8,19 +8,126 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.data.manifest import Manifest
-from gmeta.core.data.on_bad import OnBad
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
+from gmeta.core.schema import OnBad
 from gmeta.core.settings import to_mapping
-from gmeta.experiment.measurement.baseline_words import describe
+from gmeta.experiment.baselines import ATTRIBUTES, BIASES, FACTORS, ITEM_MEAN, KRIGING, NEIGHBOURS
+from gmeta.experiment.baselines.tuning import Tuned
 from gmeta.experiment.measurement.methods import measure
-from gmeta.experiment.measurement.run_notes import notes_on_methods, notes_on_tasks
 from gmeta.experiment.measurement.split import Split
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
-from gmeta.experiment.plan.task_sets import count_measured, count_trained
+from gmeta.experiment.plan.task_sets import count_measured, count_trained, count_unmeasured, training_queries
 from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, SplitResult
 from gmeta.experiment.runs.run_folder import RunFolder
+
+# What tables and notes call the baselines, and a sentence on each.
+
+_LABELS = {
+    ITEM_MEAN: "item mean",
+    BIASES: "user and item biases",
+    NEIGHBOURS: "nearest neighbours",
+    KRIGING: "kriging",
+    FACTORS: "ridge on factors",
+    ATTRIBUTES: "ridge on attributes",
+}
+_WHAT = {
+    BIASES: "The mean, how far the item lies off it, and how far the user's own support rows do",
+    NEIGHBOURS: (
+        "Those biases, and the support rows whose items go best with the item asked for, weighted by the "
+        "covariance of their labels"
+    ),
+    KRIGING: "A Gaussian process over items with their covariance, conditioned on the user's support rows",
+    FACTORS: "Items' factors by alternating least squares, and a ridge regression of the user's support rows",
+    ATTRIBUTES: (
+        "A ridge regression on items' attributes, which new items have too, and a Gaussian process over "
+        "them, conditioned on the user's support rows"
+    ),
+}
+
+
+def describe(tuned: Sequence[Tuned], config: ExperimentConfig) -> dict[str, tuple[str, str]]:
+    """Return each baseline's label, and a sentence on what it is with the settings that each run chose."""
+    chosen = [each.describe() for each in tuned]
+    return {
+        name: _describe(name, "; or ".join(dict.fromkeys(each[name] for each in chosen)), config)
+        for name in chosen[0]
+    }
+
+
+def _describe(name: str, chosen: str, config: ExperimentConfig) -> tuple[str, str]:
+    kind = config.label if config.own_columns else "rating"
+    rows = f"the {config.train_split} tasks"
+    if config.item is None:
+        if name == ITEM_MEAN:
+            return "mean", f"The mean {kind} of {rows}: no column is named as the item."
+        return "task bias", f"That mean, and how far a task's own support rows lie off it ({chosen})."
+    if name == ITEM_MEAN:
+        what = f"The mean {kind} of the item ({config.item}) among {rows}; knows nothing of the user"
+        return _LABELS[ITEM_MEAN], f"{what} ({chosen})."
+    return _LABELS[name], f"{_WHAT[name]} ({chosen})."
+
+
+NO_ITEM = (
+    "No column is named as the item: the baselines by neighbours, kriging, factors and attributes, which "
+    "need one, are left out."
+)
+
+
+# Notes for the reader of an evaluation: which tasks count, and what the table doesn't tell.
+
+
+def notes_on_tasks(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentConfig, Path]]) -> list[str]:
+    """Return notes on how many tasks each run trains on and measures, and how many it passes over."""
+    if len(runs) == 1:
+        return _passed_over(*loaded[0])
+    notes = [f"{len(runs)} runs are measured as one: each predicts the tasks that it held out."]
+    for run, (config, data) in zip(runs, loaded, strict=True):
+        counts = (
+            f"trained on {count_trained(config, data)[0]:,}, {count_measured(config, data, HELD_OUT)[0]:,}"
+        )
+        notes.append(f"{run.path.name}: {counts} tasks of part {config.held_out_part} measured")
+        notes += [f"{run.path.name}: {note}" for note in _passed_over(config, data)]
+    return notes
+
+
+def _passed_over(config: ExperimentConfig, data: Path) -> list[str]:
+    """Return notes on the tasks that are not trained on or not measured for their size."""
+    notes = []
+    too_small = "are too small for a support and a query set: passed over"
+    for query, methods in training_queries(config).items():
+        _, small = count_trained(config, data, query)
+        if small:
+            names = ", ".join(config.methods[name].label for name in methods)
+            notes.append(f"{small:,} {config.train_split} tasks {too_small} in training ({names})")
+    for split in config.test_splits:
+        _, small = count_measured(config, data, split)
+        if small:
+            notes.append(f"{small:,} {split} tasks {too_small}")
+        beyond = count_unmeasured(config, data, split)
+        if beyond and config.measured_rows:
+            fewest, most = config.measured_rows
+            bounds = f"fewer than {fewest:,}" + (f" or more than {most:,}" if most else "")
+            use = "trained on, not measured" if split == HELD_OUT else "not measured"
+            notes.append(f"{beyond:,} {split} tasks have {bounds} rows: {use}")
+    return notes
+
+
+def notes_on_methods(config: ExperimentConfig) -> list[str]:
+    """Return the notes that a reader needs to judge the table."""
+    notes = []
+    if all(method.inner.steps for method in config.methods.values()):
+        notes.append("No method was trained without an inner loop: what meta-learning adds can't be told.")
+    if config.item is None:
+        notes.append(NO_ITEM)
+    if config.train_split in config.test_splits:
+        notes.append(
+            f"Methods were trained on the {config.train_split} tasks whose table is shown; baselines predict "
+            "each of these tasks from the rows of others, so that their differences are not compared."
+        )
+    return notes
+
 
 _OF_TRAINING_ROWS = ("held_out_part", "labels", "label_scale")
 """Settings in which folds differ: which tasks are held out, and what is read off the rows of the others."""

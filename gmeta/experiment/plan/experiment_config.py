@@ -2,18 +2,116 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
+import numpy as np
+
+from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.core.json_values import folder_name
 from gmeta.experiment.baselines import NAMES as BASELINES
-from gmeta.experiment.plan.column_settings import MAX_WIDTH, FeatureSettings, NumberScale
-from gmeta.experiment.plan.label_facts import LabelFacts
 from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
 from gmeta.io.cuts.task_choice import By, check_bounds
+from gmeta.layers.embedding.feature_config import Combiner
+
+# An experiment's settings of a column: how ids are embedded, and how numbers are scaled.
+
+MAX_WIDTH = 1 << 16
+"""The most units of a layer, and numbers of an embedding."""
+
+
+@dataclass(frozen=True)
+class FeatureSettings:
+    """The settings of a column of ids.
+
+    Attributes:
+      dim: Width of its embedding; None: the experiment's ``embedding_dim``.
+      hash: Whether its ids are hashed: clients of an exported model then send text, and ids may be any
+        numbers. None: as `gmeta prepare` has stored the column.
+      combiner: How a row's several ids become one vector; None: their mean, if the column holds lists.
+      table: The embedding table, if the column shares it with another column; None: a table of its own.
+      max_length: How many of a row's ids are used, counted from the last; None: all.
+    """
+
+    FORMER_NAMES: ClassVar[dict[str, str]] = {"pooling": "combiner"}
+
+    dim: int | None = None
+    hash: bool | None = None
+    combiner: Combiner | None = None
+    table: str | None = None
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and not 1 <= self.dim <= MAX_WIDTH:
+            raise ConfigError(f"dim must lie in [1, {MAX_WIDTH}], got {self.dim}")
+        if self.max_length is not None and not 1 <= self.max_length < 2**31:
+            raise ConfigError(f"max_length must lie in [1, {2**31 - 1}], got {self.max_length}")
+
+
+@dataclass(frozen=True)
+class NumberScale:
+    """The scale of a column of numbers: the network takes ``(x - mean) / deviation``.
+
+    Attributes:
+      mean: The mean over the training rows.
+      deviation: Their standard deviation, above 0.
+    """
+
+    mean: float
+    deviation: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and math.isfinite(self.deviation) and self.deviation > 0):
+            raise ConfigError(
+                f"mean must be a number and deviation one above 0, got {self.mean} and {self.deviation}"
+            )
+
+
+# What a model with priors has to know of the training labels: how many there are, and their mean.
+
+_TASKS = 256  # per element
+
+
+@dataclass(frozen=True)
+class LabelFacts:
+    """The training labels.
+
+    Attributes:
+      count: How many there are.
+      mean: Their mean; where the loss is a cross-entropy, the share of those that count as 1.
+    """
+
+    count: int
+    mean: float
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not np.isfinite(self.mean):
+            raise ConfigError(f"labels: there must be one, and their mean a number, got {self}")
+
+
+def read_labels(path: Path, label: str, positive: float | None, choice: io.TaskChoice) -> LabelFacts:
+    """Read all training labels.
+
+    Args:
+      path: The folder of a data set, followed by the split.
+      label: Their column.
+      positive: The label from which on one counts as 1, and below as 0; None: labels count as they are.
+      choice: Which tasks to read.
+    """
+    options = io.ReadOptions(shuffle=False, shard=(0, 1))
+    elements = io.groups(path, groups_per_element=_TASKS, start=io.OneEpoch(), options=options)
+    count, total = 0, 0.0
+    for element in elements.map(choice):
+        labels = element["columns"][label].numpy().astype(np.float64)
+        count += len(labels)
+        total += float((labels if positive is None else labels >= positive).sum())
+    return LabelFacts(count, float(f"{total / max(count, 1):.6g}"))
+
 
 MAX_STEPS = 1 << 20
 Loss = Literal["mse", "binary_crossentropy"]

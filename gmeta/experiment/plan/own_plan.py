@@ -24,14 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from gmeta import io
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.plan.column_survey import Survey, survey
-from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
-from gmeta.experiment.plan.label_facts import read_labels
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, read_labels
 from gmeta.experiment.plan.method_config import own_methods
-from gmeta.experiment.plan.own_columns import ColumnPlan
+from gmeta.experiment.plan.own_columns import ColumnPlan, Survey, survey
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, training_choice
 
 HELD_OUT_OF = 5

@@ -9,13 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta import io
-from gmeta.core.data.group_index import GroupIndex
-from gmeta.core.data.manifest import Manifest
-from gmeta.core.data.on_bad import OnBad
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
+from gmeta.core.group_index import GroupIndex
+from gmeta.core.schema import OnBad
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.io.cuts.query_rule import least_rows
-from gmeta.io.cuts.unsplit_tasks import keep
+from gmeta.io.cuts.task_choice import keep
 
 DEFAULTS = io.ReadOptions()
 

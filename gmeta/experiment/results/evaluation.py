@@ -8,15 +8,131 @@ all made from it, so they can't disagree.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.results.bootstrap import Bootstrap
-from gmeta.experiment.results.calibration import Calibration
 from gmeta.experiment.results.metrics import ERRORS, METRICS
-from gmeta.experiment.results.spread import Spread
+
+# Calibration of predicted variances: whether errors are as large as they were said to be.
+
+LEVELS, BINS = (50, 80, 95), 10
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How predicted variances of labels compare with squared errors on the query rows.
+
+    Attributes:
+      ratio: One value per seed: the mean of squared error / predicted variance; 1 is ideal, above 1 the
+        method is too sure.
+      coverage: Level in percent -> one value per seed: the share of labels within the normal distribution's
+        central interval of that level.
+      deviations: The rows of all seeds, in ascending order of predicted variance, in parts of equal size: the
+        root of each part's mean predicted variance.
+      errors: Each part's root mean squared error; ideally the same numbers.
+    """
+
+    ratio: Sequence[float]
+    coverage: Mapping[int, Sequence[float]]
+    deviations: Sequence[float]
+    errors: Sequence[float]
+
+    @classmethod
+    def of(
+        cls,
+        labels: NDArray[np.float64],
+        predictions: Sequence[NDArray[np.float64]],
+        variances: Sequence[NDArray[np.float64]],
+    ) -> Calibration:
+        """Compare variances with errors.
+
+        Args:
+          labels: (rows,).
+          predictions: For each seed (rows,).
+          variances: For each seed (rows,), above 0, the noise of labels included.
+
+        Example:
+          >>> found = Calibration.of(np.array([1.0, -3.0]), [np.zeros(2)], [np.array([1.0, 4.0])])
+          >>> found.ratio, found.coverage, found.deviations, found.errors
+          ([1.625], {50: [0.0], 80: [0.5], 95: [1.0]}, [1.0, 2.0], [1.0, 3.0])
+        """
+        from scipy.stats import norm
+
+        wrong = np.square(np.asarray(predictions) - labels)
+        said = np.asarray(variances)
+        scaled = wrong / said
+        order = np.argsort(said, axis=None, kind="stable")
+        parts = np.array_split(order, min(BINS, order.size))
+        return cls(
+            ratio=scaled.mean(axis=1).tolist(),
+            coverage={
+                level: (scaled <= norm.ppf(0.5 + level / 200) ** 2).mean(axis=1).tolist() for level in LEVELS
+            },
+            deviations=[float(np.sqrt(said.ravel()[part].mean())) for part in parts],
+            errors=[float(np.sqrt(wrong.ravel()[part].mean())) for part in parts],
+        )
+
+
+# Mean and spread of a number that is measured once per seed.
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds.
+
+    Attributes:
+      mean: Mean of the defined values; nan if there are none.
+      deviation: Sample standard deviation, ``sqrt(sum (x - mean)^2 / (n - 1))``, in the metric's own unit;
+        ``None`` if fewer than two values are defined. It says how far apart single runs lie, not how
+        well the mean is known: for that, divide it by ``sqrt(n)``.
+      defined: Number of values that are finite.
+      total: Number of values, undefined ones included.
+
+    Example:
+      >>> Spread.of([0.75, 1.0, 1.25])
+      Spread(mean=1.0, deviation=0.25, defined=3, total=3)
+    """
+
+    mean: float
+    deviation: float | None
+    defined: int
+    total: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise one value per seed; values that are not finite count in ``total`` only."""
+        finite = [value for value in values if math.isfinite(value)]
+        return cls(
+            mean=statistics.fmean(finite) if finite else math.nan,
+            deviation=statistics.stdev(finite) if len(finite) > 1 else None,
+            defined=len(finite),
+            total=len(values),
+        )
+
+    def parts(self, digits: int = 3) -> tuple[str, str]:
+        """Format mean and spread as two texts: ``("0.917", "±.009")``.
+
+        A spread of ``None`` is empty; an undefined mean is a dash. If only some seeds are defined, the spread
+        ends with their number: ``"±.009 (2/3)"``.
+        """
+        if not self.defined:
+            return "–", ""
+        spread = "" if self.deviation is None else "±" + f"{self.deviation:.{digits}f}".removeprefix("0")
+        if self.defined < self.total:
+            spread += f" ({self.defined}/{self.total})"
+        return f"{self.mean:.{digits}f}", spread
+
+    def format(self, digits: int = 3) -> str:
+        """Format mean and spread as one text, ``"0.917±.009"``."""
+        return "".join(self.parts(digits))
+
 
 TRAIN_LOSS, VALIDATION_MAE = "loss", "mae"
 """The curves of a `TrainingRun` that the report draws."""

@@ -37,15 +37,15 @@ from gmeta.core.files import write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import copy_converter, from_mapping, to_mapping
 from gmeta.experiment.results.bootstrap import Bootstrap
-from gmeta.experiment.results.calibration import Calibration
 from gmeta.experiment.results.evaluation import (
+    Calibration,
     DataDescription,
     Evaluation,
     MethodResult,
     SplitResult,
+    Spread,
     TrainingRun,
 )
-from gmeta.experiment.results.spread import Spread
 
 FORMAT, VERSION, FORMER = "gmeta-evaluation", 3, 2
 

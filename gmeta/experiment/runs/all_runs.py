@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import tensorflow as tf
+from rich.console import Console
+from rich.progress import TextColumn, TimeElapsedColumn
+
 from gmeta import io
-from gmeta.checkpoint.files.rank_group import Ranks
+from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
-from gmeta.core.data.manifest import Manifest
-from gmeta.core.data.on_bad import OnBad
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.schema import OnBad
+from gmeta.core.terminal import Bars
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.task_sets import folder_of
 from gmeta.experiment.results.evaluation import TrainingRun
 from gmeta.experiment.runs.model_choice import build_model, experiment_features
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.run_progress import TrainingProgress
 from gmeta.experiment.runs.trainer import Outcome, restore, train
+from gmeta.export.meta_models import Stale, meta_signatures
+from gmeta.export.saved_model import Exported, Unknown, export_model
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.models import MetaModel
+from gmeta.models.meta.fast_weights import DeltaDtype
+
+# Progress display of several training runs in the terminal.
+
+
+class TrainingProgress(Bars):
+    """A progress bar for each training run or, if the output isn't a terminal, a line for each.
+
+    Example:
+      ::
+
+        with TrainingProgress() as progress:
+            model.fit(data, epochs=10, verbose=0, callbacks=[progress.track("MAML, seed 0", epochs=10)])
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        columns = (TextColumn("epochs"), TimeElapsedColumn(), TextColumn("{task.fields[logs]}"))
+        super().__init__(*columns, console=console)
+
+    def track(self, label: str, epochs: int) -> tf.keras.callbacks.Callback:
+        """Make a Keras callback that shows one run of ``epochs`` epochs under ``label``."""
+        return _EpochBar(self, label, epochs)
+
+
+class _EpochBar(tf.keras.callbacks.Callback):
+    def __init__(self, progress: Bars, label: str, epochs: int) -> None:
+        super().__init__()
+        self._progress, self._label, self._epochs = progress, label, epochs
+        self._task = progress.bars.add_task(label, total=epochs, logs="")
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        text = "  ".join(f"{name} {value:.4f}" for name, value in (logs or {}).items())
+        self._progress.bars.update(self._task, completed=epoch + 1, logs=text)
+        if not self._progress.drawn and epoch + 1 == self._epochs:
+            self._progress.say(f"{self._label}: {epoch + 1} epochs, {text}")
 
 
 def run_training(
@@ -156,3 +198,56 @@ def load_trained(
             advice="run `gmeta train` again to finish",
         )
     return model, checkpoints.run
+
+
+# Export of a trained model from a run's folder to a version of a served model.
+
+
+def export_run(
+    run: RunFolder,
+    out: Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    version: int | None = None,
+    unknown: Unknown = "initial",
+    steps: int | None = None,
+    dtype: DeltaDtype = "float32",
+    stale: Stale = "refuse",
+) -> Exported:
+    """Export one trained model of a run to ``out/version``.
+
+    Args:
+      run: A run that is trained to the end.
+      out: The model's base path, in TensorFlow Serving's terms.
+      method: The run's first method by default.
+      seed: The run's first seed by default.
+      version: One more than the highest existing version by default.
+      unknown: See `gmeta.export.saved_model.Unknown`.
+      steps: See `gmeta.export.meta_models`, also for the arguments below.
+      dtype: The dtype of the deltas that a client gets to keep.
+      stale: What happens to deltas that came from another version.
+
+    Raises:
+      ConfigError: The run has no such method or seed, or the version already exists.
+      DataError: The model isn't trained to the end.
+    """
+    config, _ = run.load()
+    method = next(iter(config.methods)) if method is None else method
+    if method not in config.methods:
+        raise ConfigError(f"{run.path} has no method {method!r}; it has {', '.join(config.methods)}")
+    seed = config.seeds[0] if seed is None else seed
+    if seed not in config.seeds:
+        raise ConfigError(f"{run.path} has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
+    model, _ = load_trained(config, run, method, seed)
+    folder = out / str(next_version(out) if version is None else version)
+    signatures = meta_signatures(
+        model, steps=steps, dtype=dtype, stale=stale, answer=config.label, of_logits=config.loss != "mse"
+    )
+    return export_model(model, folder, signatures=signatures, unknown=unknown)
+
+
+def next_version(base: Path) -> int:
+    """Return one more than the highest version in a model's base path; 1 if there is none."""
+    found = base.iterdir() if base.is_dir() else ()
+    return 1 + max((int(path.name) for path in found if path.name.isdecimal()), default=0)

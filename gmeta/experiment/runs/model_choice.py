@@ -11,21 +11,88 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.experiment.plan.column_settings import FeatureSettings
-from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
-from gmeta.experiment.runs.rated_at_least import RatedAtLeast, RatedAtLeastAUC
-from gmeta.experiment.runs.scaled_error import ScaledError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import MetaModel, cbml, dlrm, factor_ridge, melu, melu_features
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
-from gmeta.models.zoo.melu_attributes import published_features
+from gmeta.models.zoo.melu_model import published_features
 from gmeta.models.zoo.scaled_numbers import ScaledNumbers
 from gmeta.optimizers import Adam
+
+# Loss and AUC for ratings as binary labels: at least so many stars, or fewer.
+#
+# The labels stay ratings. So the same batches serve regression and classification, and ranking metrics keep
+# their gains.
+
+
+class RatedAtLeast(tf.keras.losses.Loss):
+    r"""Binary cross-entropy of :math:`1[rating \geq r]` and a logit.
+
+    Args:
+      rating: r.
+
+    Shapes:
+      Ratings (..., 1) and logits (..., 1) -> losses (...).
+    """
+
+    def __init__(self, rating: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rating = rating
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Compute the loss of each sample."""
+        liked = tf.cast(y_true >= self.rating, y_pred.dtype)
+        # A NaN is of neither class, so that the loss is NaN too.
+        liked = tf.where(tf.math.is_nan(tf.cast(y_true, tf.float32)), tf.constant(np.nan, liked.dtype), liked)
+        return tf.keras.losses.binary_crossentropy(liked, y_pred, from_logits=True)
+
+
+class RatedAtLeastAUC(tf.keras.metrics.AUC):
+    """Area under the ROC curve of "rated at least so much", computed from logits over all samples together.
+
+    It uses Keras' 200 thresholds, and so approximates `gmeta.experiment.results.metrics.auc`, which is exact
+    and needs all predictions.
+
+    Args:
+      rating: A sample with at least this rating is positive.
+    """
+
+    def __init__(self, rating: float, name: str = "auc", **kwargs: Any) -> None:
+        super().__init__(name=name, from_logits=True, **kwargs)
+        self.rating = rating
+
+    def update_state(self, y_true: tf.Tensor, y_pred: tf.Tensor, sample_weight: Any = None) -> Any:
+        """Add a batch of samples to the metric."""
+        return super().update_state(tf.cast(y_true >= self.rating, tf.float32), y_pred, sample_weight)
+
+
+# The squared error in units of the labels' spread, so that one learning rate suits labels of any size.
+
+
+class ScaledError(tf.keras.losses.Loss):
+    r"""Mean of :math:`((y - \hat y) / \sigma)^2` over outputs.
+
+    Args:
+      deviation: :math:`\sigma`, the labels' standard deviation.
+
+    Shapes:
+      Labels (..., outputs) and predictions (..., outputs) -> losses (...).
+    """
+
+    def __init__(self, deviation: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.deviation = deviation
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        """Compute the loss of each sample."""
+        return tf.reduce_mean(tf.square((tf.cast(y_true, y_pred.dtype) - y_pred) / self.deviation), axis=-1)
+
 
 Options = dict[str, Any]
 Build = Callable[[ExperimentConfig, Sequence[FeatureConfig], Options], MetaModel]

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gmeta.checkpoint.files.lock import FILE_NAME, FolderLock
-from gmeta.core.data.manifest import Manifest
+from gmeta.checkpoint.lock import FILE_NAME, FolderLock
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import write_atomically
+from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.core.staging import explain_write_errors
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 
 

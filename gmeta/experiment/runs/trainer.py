@@ -2,24 +2,157 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
 from gmeta import io
+from gmeta.checkpoint.callback import ShardedCheckpoint
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.resumed_fit import Stages
-from gmeta.core.data.on_bad import OnBad
-from gmeta.core.interrupts import Interrupts, remember_interrupts
-from gmeta.core.step_callback import StepCallback
+from gmeta.checkpoint.store import CheckpointStore
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.files import write_atomically
+from gmeta.core.json_values import parse_json
+from gmeta.core.schema import OnBad
+from gmeta.core.step_marks import StepCallback
+from gmeta.core.terminal import Interrupts, remember_interrupts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
 from gmeta.experiment.results.evaluation import TrainingRun
-from gmeta.experiment.runs.epoch_checkpoints import EpochCheckpoints
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.models import MetaModel
-from gmeta.models.training.optimizer.one_cycle import OneCycle
+from gmeta.training.learning_rates import OneCycle
+
+# Checkpoints of a training run and its curves, saved after and within epochs, and their restoring.
+
+
+class EpochCheckpoints(ShardedCheckpoint):
+    """A callback that keeps checkpoints of a training run's last two epochs, and the curves so far.
+
+    A checkpoint holds model, tables and optimizer. It is a `ShardedCheckpoint` and whole by itself: all ranks
+    of a job write it, and any number of ranks can read it. Whatever kills the process, the last checkpoint is
+    whole. Rank 0 writes the curves, ``history.json``.
+
+    With ``every``, further checkpoints are saved within the epochs, and each replaces the one before. An
+    interrupted run resumes from the last checkpoint of either kind. If the order of the data is a function of
+    the epoch (`gmeta.io.tasks`), the resumed run sees the data that the uninterrupted run would have seen,
+    and reaches the same curves.
+
+    Args:
+      folder: A folder for this training run alone.
+      every: Save after so many steps too.
+
+    Attributes:
+      ranks_before: The number of ranks that shared the data of a step when the checkpoint that `restore` has
+        loaded was saved: the ranks of the job or, in an elastic job, those that it was started with. 0 if
+        `restore` has loaded nothing.
+
+    Example:
+      ::
+
+        checkpoints = EpochCheckpoints(Path("runs/maml/seed-0"), every=1000)
+        checkpoints.fit(
+            model,
+            lambda epoch, passed: gmeta.io.tasks("data/warm", start=gmeta.io.AfterSteps(passed, epoch)),
+            epochs=10,
+        )
+    """
+
+    def __init__(self, folder: Path, *, every: int | None = None) -> None:
+        super().__init__(CheckpointStore(folder, keep=2, max_increments=0), every=every)
+        self._file = folder / "history.json"
+        self._history: list[dict[str, float]] = []
+        self.ranks_before = 0
+
+    def restore(self, model: tf.keras.Model, checkpoint: Path | None = None, **options: Any) -> int:
+        """Load the given checkpoint, or else the latest one, if there is any; options are those of the base.
+
+        Returns:
+          How many epochs are done.
+
+        Raises:
+          ConfigError: A table's width or optimizer differs from the saved one.
+          DataError: The checkpoint exists but can't be read, or belongs to another model.
+        """
+        chosen = checkpoint or self.store.agree_on_latest()
+        if chosen is None:
+            with self.store.ranks.together():
+                self._refuse_other_format()
+            self._restored = model
+            return 0
+        try:
+            done = super().restore(model, chosen, **options)
+            with self.store.ranks.together():
+                self._history = self._read_history() if done else []
+                manifest = Manifest.load(chosen)
+                self.ranks_before = int(manifest.metadata.get("shares", manifest.world_size))
+        except (ConfigError, DataError) as error:
+            raise type(error)(
+                f"{chosen}: this checkpoint can't be restored: {error}; delete it to go on from the one "
+                f"before, or all of {self._file.parent} to train anew"
+            ) from error
+        # The history is written first, so it may be one epoch ahead of the checkpoint.
+        self._history = self._history[:done]
+        return done
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Save the epoch that has just ended.
+
+        Raises:
+          GmetaError: The checkpoint can't be written; the one before it is whole.
+        """
+        self._history = [*self._history[:epoch], {k: float(v) for k, v in (logs or {}).items()}]
+        try:
+            with self.store.ranks.together():
+                if self.store.ranks.rank == 0:
+                    self._write_history()
+            super().on_epoch_end(epoch, logs)
+        except GmetaError as error:
+            raise type(error)(
+                f"epoch {epoch + 1} can't be saved: {error}; the same command goes on from the epoch before"
+            ) from error
+
+    @property
+    def run(self) -> TrainingRun:
+        """The curves so far, one point per epoch: training loss and, if measured, held-out MAE or AUC."""
+        logged = {"loss": "loss", "mae": "val_mae", "auc": "val_auc"}
+        return TrainingRun(
+            epoch=list(range(1, len(self._history) + 1)),
+            curves={
+                curve: [logs.get(name, math.nan) for logs in self._history]
+                for curve, name in logged.items()
+                if any(name in logs for logs in self._history)
+            },
+        )
+
+    def _read_history(self) -> Any:
+        try:
+            return parse_json(self._file.read_text())
+        except (OSError, ValueError) as error:
+            raise DataError(f"the run's curves can't be read: {error}", path=self._file) from error
+
+    def _write_history(self) -> None:
+        try:
+            write_atomically(self._file, json.dumps(self._history) + "\n")
+        except OSError as error:
+            raise GmetaError(
+                f"{self._file}: {error.strerror or error}; make room or mend the folder"
+            ) from error
+
+    def _refuse_other_format(self) -> None:
+        """Raise an error if the folder holds training of an earlier gmeta, rather than overwrite it."""
+        if (self._file.parent / "checkpoint").exists():
+            raise DataError(
+                "its checkpoints are tf.train.Checkpoint's, from an earlier gmeta, and not sharded ones",
+                path=self._file.parent,
+                advice="delete the folder, or name another --run, to train anew",
+            )
 
 
 @dataclass(frozen=True)

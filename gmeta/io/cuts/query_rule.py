@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.arguments import finite_number
-from gmeta.core.data.schema import Schema
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, finite_number
+from gmeta.core.schema import Schema
 
 
 @dataclass(frozen=True)

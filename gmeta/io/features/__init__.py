@@ -1,8 +1,8 @@
 """Changing features, fetched by key from a store while data is read."""
 
 from gmeta.io.features.arrow import ArrowSource
+from gmeta.io.features.cells import FetchCounts, FetchPolicy
 from gmeta.io.features.feature_source import FeatureSource
-from gmeta.io.features.fetch_policy import FetchCounts, FetchPolicy
 from gmeta.io.features.hbase import HBaseSource
 from gmeta.io.features.join import join_features
 from gmeta.io.features.rocksdb import RocksDBSource

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io.features.cells import arrow_schema, column_of
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import FetchPolicy, arrow_schema, column_of
 from gmeta.io.features.feature_source import FeatureSource
-from gmeta.io.features.fetch_policy import FetchPolicy
 
 Ints = npt.NDArray[np.int64]
 

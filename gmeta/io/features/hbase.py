@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, StoreError, StoreUnavailableError
-from gmeta.io.features.cells import ByteOrder, decode, encode
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import ByteOrder, FetchPolicy, decode, encode
 from gmeta.io.features.feature_source import NEWEST, FeatureSource
-from gmeta.io.features.fetch_policy import FetchPolicy
-from gmeta.io.features.library import import_for
+from gmeta.io.features.rocksdb import import_for
 
 Ints = npt.NDArray[np.int64]
 _BYTES_OF_LONG = struct.Struct(">q").pack

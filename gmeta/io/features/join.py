@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import default_of
 from gmeta.io.features.feature_source import FeatureSource
-from gmeta.io.features.missing import default_of
 
 
 @tf.autograph.experimental.do_not_convert

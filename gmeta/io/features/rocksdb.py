@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, StoreError
-from gmeta.io.features.cells import Cell, decode, encode
+from gmeta.core.schema import Column
+from gmeta.io.features.cells import Cell, FetchPolicy, decode, encode
 from gmeta.io.features.feature_source import NEWEST, FeatureSource
-from gmeta.io.features.fetch_policy import FetchPolicy
-from gmeta.io.features.library import import_for
+
+# Optional packages that a single store needs, imported when such a source is made.
+
+
+def import_for(source: str, package: str) -> ModuleType:
+    """Import a package of the extra ``stores``.
+
+    Raises:
+      ConfigError: The package isn't installed, or doesn't load.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{source} needs {package} ({error}): pip install 'gmeta[stores]'") from error
+
 
 Ints = npt.NDArray[np.int64]
 _PREFIX, _SIZE = 10, 18  # bytes: of key and column, and with the version

@@ -2,21 +2,184 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
-from gmeta.core.data.history_manifest import BIRTH
-from gmeta.core.data.on_bad import OnBad
-from gmeta.core.data.schema import Schema
-from gmeta.core.errors import ConfigError
-from gmeta.io.histories.deleted_examples import leave_out_deleted
-from gmeta.io.histories.logged_check import LoggedCheck, need_numbers
+from gmeta.core.errors import ConfigError, whole_number
+from gmeta.core.history_manifest import BIRTH
+from gmeta.core.native import load_op_library
+from gmeta.core.schema import OnBad, Schema
 from gmeta.io.histories.store import HistoryStore
 from gmeta.io.reader_stats import ReaderStats
+
+# The checksum of histories in a graph.
+
+
+def history_crc(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
+    """Compute the checksum of each history: the CRC-32C of its columns, one after another.
+
+    Every value is a word of 64 bits, little end first; a float32 is its bits, with zeros above. A ranker logs
+    the number beside the exposure, and ``late(check="crc")`` compares the history with it.
+    `gmeta.preprocess.history_crcs` computes the same without TensorFlow.
+
+    Args:
+      columns: RaggedTensors (R, None), int64 or float32, all with the same row splits, in the order that
+        `late` names them in.
+
+    Returns:
+      (R,) int64, from 0 to 2^32 - 1; 0 for a history without events.
+
+    Raises:
+      ConfigError: There is no column, or one is no RaggedTensor (R, None) of int64 or float32.
+      tf.errors.InvalidArgumentError: A column has another number of values than the first.
+
+    Example:
+      >>> items = tf.ragged.constant([[7, 9], []], tf.int64)
+      >>> prices = tf.ragged.constant([[0.5, 2.0], []], tf.float32)
+      >>> history_crc([items, prices]).numpy().tolist()
+      [1671835289, 0]
+
+    References:
+      Versioned Late Materialization, section 3.3.
+    """
+    if not columns:
+        raise ConfigError("history_crc: columns is empty: name what the ranker read")
+    for number, column in enumerate(columns):
+        is_ragged = isinstance(column, tf.RaggedTensor) and column.ragged_rank == 1 and column.shape.rank == 2
+        if not is_ragged or column.dtype not in (tf.int64, tf.float32):
+            raise ConfigError(
+                f"history_crc: column {number} must be a RaggedTensor (R, None) of int64 or float32, "
+                f"got {column!r}"
+            )
+    splits = tf.cast(columns[0].row_splits, tf.int64)
+    crcs: tf.Tensor = load_op_library("io").gmeta_history_crc(
+        row_splits=splits, columns=[column.values for column in columns]
+    )
+    return crcs
+
+
+# A comparison of rebuilt histories with what the ranker logged of those it saw.
+
+CRC_COLUMN = "history_crc"
+"""The examples' column with the checksum of the history that the ranker saw (`gmeta.io.history_crc`)."""
+LENGTH_COLUMN = "history_length"
+"""The examples' column with the number of events of the history that the ranker saw."""
+Check = Literal["crc", "length"]
+
+
+def need_numbers(schema: Schema, name: str, why: str) -> None:
+    """Check that the examples have an int64 column of this name.
+
+    Raises:
+      ConfigError: They don't.
+    """
+    found: object = f"no {name!r}"
+    if name in schema:
+        found = schema[name]
+        if schema[name].dtype == "int64" and not schema[name].is_list:
+            return
+    raise ConfigError(
+        f"late: {why}, an int64 column of what the ranker saw, and the examples have {found}: log it, or "
+        "name another column"
+    )
+
+
+@dataclass(frozen=True)
+class LoggedCheck:
+    """A function that refuses the examples of a batch whose histories differ from the ranker's.
+
+    Attributes:
+      check: What is compared.
+      column: The examples' column with the ranker's number.
+      longest: The most events of a history; a ranker that saw more of them has this length.
+      examples: The examples, for messages.
+      store: The store, for messages.
+      on_bad: ``"skip"`` leaves such an example out, and counts it.
+      stats: The counters.
+
+    Raises:
+      ConfigError: ``check`` is neither.
+    """
+
+    check: Check
+    column: str
+    longest: int | None
+    examples: str
+    store: str
+    on_bad: OnBad
+    stats: ReaderStats | None
+
+    def __post_init__(self) -> None:
+        if self.check not in get_args(Check):
+            raise ConfigError(f"late: check must be 'crc', 'length' or None, got {self.check!r}")
+
+    def __call__(
+        self, batch: dict[str, Any], generations: tf.Tensor, logged: tf.Tensor, rows: tf.Tensor
+    ) -> dict[str, Any]:
+        """Return the batch without the examples whose histories differ from what was `logged`, (B,).
+
+        `rows` (B,) are the numbers of records that are counted with each.
+        """
+        histories = list(batch["history"].values())
+        if self.check == "crc":
+            found = history_crc(histories)
+        else:
+            found = histories[0].row_lengths()
+            logged = logged if self.longest is None else tf.minimum(logged, self.longest)
+        sound = load_op_library("io").gmeta_check_histories(
+            users=batch["task"],
+            generations=generations,
+            rows=rows,
+            found=found,
+            logged=logged,
+            examples=self.examples,
+            store=self.store,
+            check=self.check,
+            on_bad=self.on_bad,
+            stats=0 if self.stats is None else self.stats.id,
+        )
+        if self.on_bad == "raise":  # all are sound; the task waits for it
+            return {**batch, "task": tf.boolean_mask(batch["task"], sound)}
+
+        def sound_ones() -> dict[str, Any]:
+            kept = tf.where(sound)[:, 0]
+            return tf.nest.map_structure(lambda part: tf.gather(part, kept), batch)
+
+        return tf.cond(tf.reduce_all(sound), lambda: batch, sound_ones)
+
+
+# Examples of users whose events were deleted: they are left out, and counted.
+
+
+def leave_out_deleted(
+    batch: dict[str, Any], deleted: tf.Tensor, rows: tf.Tensor, stats: ReaderStats | None, store: str
+) -> dict[str, Any]:
+    """Return the batch without the examples of deleted users.
+
+    Args:
+      batch: A batch of B sequences.
+      deleted: (B,) bool: whose events were deleted.
+      rows: (B,) int64: the records of each example.
+      stats: The counters, which count these examples as ``"deleted"``.
+      store: The store, for messages.
+    """
+
+    def the_others() -> dict[str, Any]:
+        dependencies = []
+        if stats is not None:
+            users = tf.strings.as_string(tf.boolean_mask(batch["task"], deleted))
+            lines = tf.strings.join([f"gmeta: {store}: events of user ", users, " were deleted"])
+            count = functools.partial(stats.leave_out, "deleted")
+            dependencies = [tf.numpy_function(count, [tf.boolean_mask(rows, deleted), lines], tf.int64)]
+        with tf.control_dependencies(dependencies):
+            kept = tf.where(~deleted)[:, 0]
+        return tf.nest.map_structure(lambda part: tf.gather(part, kept), batch)
+
+    return tf.cond(tf.reduce_any(deleted), the_others, lambda: batch)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
-from gmeta.core.data.history_manifest import HistoryManifest, dropping, newest_generation
-from gmeta.core.data.on_bad import OnBad, check_on_bad
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, whole_number
+from gmeta.core.history_manifest import HistoryManifest, dropping, newest_generation
 from gmeta.core.native import load_op_library
+from gmeta.core.schema import OnBad, check_on_bad
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.remote import locate
 

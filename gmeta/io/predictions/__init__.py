@@ -1,3 +1,3 @@
-"""Predictions for a whole data set, written as Arrow files by any number of ranks."""
+"""Writes a model's predictions for a prepared split, in parts that are resumed after an interruption."""
 
 __all__: list[str] = []

@@ -3,28 +3,181 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.arguments import whole_number
-from gmeta.core.errors import ConfigError
-from gmeta.core.files import sync
-from gmeta.core.staging import explain_write_errors, lock_file
-from gmeta.io.error_lines import data_errors
-from gmeta.io.predictions.arrow_columns import record_batch
-from gmeta.io.predictions.calls import Calls, on_all_ranks, on_first_rank
-from gmeta.io.predictions.part_file import check_same, part_path, read_part, schema_of, write_part
-from gmeta.io.predictions.prediction_plan import Part, PredictionPlan, Predictions, manifest_path
+from gmeta.core.collectives.shared_data import empty_batch
+from gmeta.core.errors import CollectiveError, ConfigError, GmetaError, whole_number
+from gmeta.core.files import explain_write_errors, lock_file, sync
+from gmeta.io.predictions.plan import (
+    Part,
+    PredictionPlan,
+    Predictions,
+    check_same,
+    manifest_path,
+    part_path,
+    read_part,
+    schema_of,
+    write_part,
+)
+from gmeta.io.reader_stats import data_errors
+from gmeta.io.readers.epoch import PartStart
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
-from gmeta.io.readers.starts.part_start import PartStart
+
+# Tensors as Arrow columns: a row of the table for each entry of the first dimension.
+
+
+def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """Make a record batch of tensors with as many rows each.
+
+    Args:
+      columns: Name -> a tensor (n, ...) or RaggedTensor (n, ...), eager.
+
+    Returns:
+      A scalar of each row is a number, text is binary. A vector is a list of fixed size, and so is each
+      further dimension of a dense tensor. A ragged dimension is a large list.
+
+    Raises:
+      ConfigError: A value has no first dimension, or columns have different numbers of rows.
+
+    Example:
+      >>> record_batch({"user": tf.constant([4, 2]), "vector": tf.zeros([2, 3])}).schema
+      user: int32 not null
+      vector: fixed_size_list<item: float not null>[3] not null
+        child 0, item: float not null
+    """
+    arrays = {name: _array(name, value) for name, value in columns.items()}
+    sizes = {name: len(array) for name, array in arrays.items()}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(
+            "columns of predictions must have a value for each row of the batch, but their numbers of rows "
+            "are " + ", ".join(f"{name} {size}" for name, size in sizes.items())
+        )
+    fields = [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=pa.schema(fields))
+
+
+def _array(name: str, value: Any) -> pa.Array:
+    if isinstance(value, tf.SparseTensor):
+        raise ConfigError(f"column {name!r} is a SparseTensor: make it dense or ragged")
+    value = value if isinstance(value, tf.RaggedTensor) else tf.convert_to_tensor(value)
+    if value.shape.rank == 0:
+        raise ConfigError(f"column {name!r} is one number for the whole batch: give a value for each row")
+    if not isinstance(value, tf.RaggedTensor):
+        return _dense(value)
+    array = _dense(value.flat_values)
+    for splits in reversed(value.nested_row_splits):
+        offsets = pa.array(splits.numpy().astype(np.int64))
+        kind = pa.large_list(pa.field("item", array.type, nullable=False))
+        array = pa.LargeListArray.from_arrays(offsets, array, type=kind)
+    return array
+
+
+def _dense(tensor: tf.Tensor) -> pa.Array:
+    if tensor.dtype == tf.bfloat16:
+        tensor = tf.cast(tensor, tf.float32)
+    values = tensor.numpy()
+    flat = values.reshape(-1)
+    array = pa.array(flat.tolist(), pa.binary()) if tensor.dtype == tf.string else pa.array(flat)
+    for size in reversed(values.shape[1:]):
+        kind = pa.list_(pa.field("item", array.type, nullable=False), size)
+        array = pa.FixedSizeListArray.from_arrays(array, type=kind)
+    return array
+
+
+# Calls of a model on ranks that have different numbers of batches, and errors that all ranks hear of.
+
+T = TypeVar("T")
+
+
+class ToldError(GmetaError):
+    """An error of another rank."""
+
+
+class Calls:
+    """Calls a function of batches: a Keras model in step with all ranks, anything else on each rank alone.
+
+    Args:
+      model: A Keras model, whose ``predict_step`` is called, or a function.
+      spec: The form of the batches.
+    """
+
+    def __init__(self, model: tf.keras.Model | Callable[[Any], Any], spec: Any) -> None:
+        self._spec, self._in_step, self._inside = spec, False, False
+        self._function: Callable[[Any], Any] = model
+        if isinstance(model, tf.keras.Model):
+            self._in_step = collectives.world().size > 1
+            self._function = tf.function(model.predict_step, input_signature=[spec], autograph=False)
+
+    def __call__(self, batch: Any) -> Any:
+        """Return what the model predicts for a batch."""
+        if self._in_step:
+            _tell(True)
+        self._inside = self._in_step
+        found = self._function(batch)
+        self._inside = False
+        return found
+
+    def nothing(self) -> tuple[Any, Any]:
+        """Return a batch of no samples, and what the model predicts for it."""
+        batch = empty_batch(self._spec)
+        return batch, self(batch)
+
+    @contextmanager
+    def of_all_ranks(self) -> Iterator[None]:
+        """Enter with all ranks, and leave when none has calls left; an error on one is raised on all."""
+        try:
+            yield
+        except (ToldError, CollectiveError):
+            raise
+        except Exception as error:
+            if not self._inside:  # or the others wait for this rank inside the model
+                collectives.allgather_objects(str(error) or type(error).__name__)
+            raise
+        while _tell(False):
+            self._function(empty_batch(self._spec))
+
+
+def on_all_ranks(work: Callable[[], T]) -> list[T]:
+    """Do something on each rank, and return the results of all; an error on one is raised on all."""
+    try:
+        found = work()
+    except Exception as error:
+        collectives.allgather_objects(str(error) or type(error).__name__)
+        raise
+    told = collectives.allgather_objects([found])
+    _raise_told(told)
+    return [result for (result,) in told]
+
+
+def on_first_rank(work: Callable[[], T]) -> T:
+    """Do something on rank 0, and return its result on all ranks; an error is raised on all."""
+    first = collectives.world().rank == 0
+    found: list[Any] = on_all_ranks(lambda: work() if first else None)
+    result: T = found[0]
+    return result
+
+
+def _tell(has_batch: bool) -> bool:
+    """Tell all ranks whether this one has a batch, and return whether any has."""
+    told: list[Any] = collectives.allgather_objects(has_batch)
+    _raise_told(told)
+    return any(told)
+
+
+def _raise_told(told: list[Any]) -> None:
+    for rank, said in enumerate(told):
+        if isinstance(said, str):
+            raise ToldError(f"rank {rank}: {said}")
 
 
 class Reader(Protocol):

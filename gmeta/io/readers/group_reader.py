@@ -8,12 +8,14 @@ from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
 
-from gmeta.core.data.schema import Schema
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
+from gmeta.core.schema import Schema
 from gmeta.core.shares import Shares
-from gmeta.io.balance.token_bound import bound_groups, group_tokens
-from gmeta.io.readers.elements import columns_as_dict, columns_attributes, columns_specs
+from gmeta.io.balance import bound_groups, group_tokens
+from gmeta.io.readers.epoch import EpochPlan, PartStart
+from gmeta.io.readers.group_dataset import columns_as_dict, columns_attributes, columns_specs
+from gmeta.io.readers.position import ReadingPosition, count_epochs, ranges
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
     DEFAULTS,
@@ -26,10 +28,6 @@ from gmeta.io.readers.read_options import (
     shares_of,
     without_steps,
 )
-from gmeta.io.readers.starts.epoch import EpochPlan
-from gmeta.io.readers.starts.group_count import ranges
-from gmeta.io.readers.starts.part_start import PartStart
-from gmeta.io.readers.starts.position import ReadingPosition, count_epochs
 from gmeta.io.readers.step_balance import Balance
 
 WINDOW_BYTES = 64 << 20

@@ -10,14 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
-from gmeta.io.balance.token_bound import bound_batch
+from gmeta.core.errors import whole_number
+from gmeta.io.balance import bound_batch
 from gmeta.io.cuts.query_rule import Flag, Query
 from gmeta.io.cuts.sequence_split import SequenceSplit, Unexposed
 from gmeta.io.readers.group_reader import groups, settle
+from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start, shares_of
-from gmeta.io.readers.starts.position import ReadingPosition
 from gmeta.io.readers.step_balance import Balance
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gmeta.core.arguments import whole_number
-from gmeta.core.errors import ConfigError
-from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.core.errors import ConfigError, whole_number
+from gmeta.io.balance import SequenceCost
 from gmeta.io.readers.prepared_split import open_split
 
 

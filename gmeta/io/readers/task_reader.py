@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
+from gmeta.core.errors import whole_number
 from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, least_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.cuts.task_split import Rows, TaskSplit
-from gmeta.io.readers.column_choice import choose_features, choose_label, choose_weight
 from gmeta.io.readers.group_reader import groups, settle
-from gmeta.io.readers.prepared_split import open_split
+from gmeta.io.readers.position import ReadingPosition
+from gmeta.io.readers.prepared_split import choose_features, choose_label, choose_weight, open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
-from gmeta.io.readers.starts.position import ReadingPosition
 from gmeta.io.readers.step_balance import Balance
 
 
@@ -74,7 +73,7 @@ def tasks(
       features: The columns to return, of int64 or float32; they may include the task's column. None: all
         columns except the task, the batch, the time, the labels, the weight and the column that ``query``
         names. The time is the column that was given to `gmeta prepare`
-        (`gmeta.core.data.manifest.Manifest.roles`).
+        (`gmeta.core.data_manifest.Manifest.roles`).
       pad_value: None: list columns are ragged. A number: list columns are dense, padded with this number to
         the longest list of the element.
       only: Which tasks are read. Tasks that it leaves out make their element smaller, or empty. It also

@@ -9,9 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.arguments import whole_number
-from gmeta.core.data.position import Position
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, whole_number
+from gmeta.core.position import Position
 
 _SCALARS = ("epoch", "turn", "within")
 _VECTORS = ("taken", "ended")

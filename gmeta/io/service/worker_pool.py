@@ -13,9 +13,8 @@ from pathlib import Path
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.version import __version__
-from gmeta.io.readers.reading_time import Waiting
-from gmeta.io.service.announcements import announced, key_of
-from gmeta.io.service.channel import Channel, split_address
+from gmeta.io.readers.read_options import Waiting
+from gmeta.io.service.channel import Channel, announced, key_of, split_address
 
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = (0.5, 30.0)

@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.collectives.driver.greeting import Callers
+from gmeta.core.collectives.greeting import Callers
 from gmeta.core.native import load_op_library
 from gmeta.core.settings import from_mapping
 from gmeta.core.version import __version__
 from gmeta.io.readers.read_options import EpochPiece
-from gmeta.io.service.announcements import announce
-from gmeta.io.service.channel import Channel
+from gmeta.io.service.channel import Channel, announce
 
 _ASKING_SECONDS = 60.0
 _MOST_CALLERS = 64  # that haven't proved yet to know the key
@@ -42,7 +41,7 @@ class WorkerServer:
     Args:
       host: The address to listen at; ``"0.0.0.0"`` or ``"::"`` for all of this machine's.
       port: The port; 0 for any that is free.
-      key: What those who ask must know (`gmeta.io.service.announcements.key_of`).
+      key: What those who ask must know (`gmeta.io.service.channel.key_of`).
       folder: Where the worker announces itself while it listens, if it does.
 
     Attributes:

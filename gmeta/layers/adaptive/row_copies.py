@@ -16,8 +16,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection
-from gmeta.layers.embedding.ids import Ids, flat_ids, like_ids
-from gmeta.ops.keys.distinct import unique
+from gmeta.layers.embedding.feature_config import Ids, flat_ids, like_ids
+from gmeta.ops.distinct import unique
 
 
 class TaskRows(NamedTuple):

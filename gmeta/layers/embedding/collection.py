@@ -14,15 +14,21 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.data.merged_keys import Fold, check_fold, fold_of
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.step_marks import begin_span
+from gmeta.core.merged_keys import Fold, check_fold, fold_of
+from gmeta.core.step_marks import begin_span
 from gmeta.layers.embedding import keras_config as settings
-from gmeta.layers.embedding.feature_config import FeatureConfig
+from gmeta.layers.embedding.feature_config import (
+    FeatureConfig,
+    Ids,
+    feature_ids,
+    flat_ids,
+    is_single,
+    like_ids,
+    numbers_of_texts,
+)
 from gmeta.layers.embedding.feature_order import FeatureOrder
-from gmeta.layers.embedding.ids import Ids, feature_ids, flat_ids, like_ids, numbers_of_texts
-from gmeta.layers.embedding.merge_plan import MergedTable, merge_tables
-from gmeta.layers.embedding.plan_text import plan_table
+from gmeta.layers.embedding.merge_plan import MergedTable, merge_tables, plan_table
 from gmeta.layers.embedding.pooling import join_vectors, pool
 from gmeta.layers.embedding.saved_tables import SavesItsTables
 from gmeta.layers.embedding.table_config import check_optimizer
@@ -30,16 +36,14 @@ from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.ahead import active_fetched, hear_samples, note
 from gmeta.layers.exchange.fetch import Fetch, Requested
 from gmeta.layers.exchange.pieces import SentKeys
-from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recording
-from gmeta.layers.exchange.sample_counts import active_step_samples
+from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recording, active_step_samples
 from gmeta.ops.device import DEVICE_NAMES, Device
-from gmeta.ops.keys.key_merge import merge_keys
-from gmeta.ops.portable import freeze, is_portable
+from gmeta.ops.id_hash import merge_keys
+from gmeta.ops.native_forms import freeze, is_portable
+from gmeta.ops.row_buffers import WIRE_DTYPES
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Tiers
-
-WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 class CollectionLookup(NamedTuple):
@@ -98,7 +102,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         use that rate. If the rate is None, they follow the current rate of the Keras optimizer, schedules and
         callbacks included; the Keras optimizer's other settings then apply to dense weights only.
         None: the tables follow the Keras optimizer that a model is compiled with, in kind, hyperparameters,
-        rate, decay and clipping (`gmeta.models.training.optimizer.table_rule`); in loops without `compile`
+        rate, decay and clipping (`gmeta.training.table_rule`); in loops without `compile`
         they use ``Adam(learning_rate=None)``.
       seed: Initial rows are a pure function of (seed, key).
       wire_dtype: The dtype in which rows and gradients travel between ranks. ``"float16"`` and
@@ -153,8 +157,8 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         name = name or "embeddings"
         super().__init__(name=name, **kwargs)
         check_optimizer(optimizer, name)
-        if wire_dtype not in WIRE_DTYPES:
-            raise ConfigError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}")
+        if wire_dtype not in (names := [dtype.name for dtype in WIRE_DTYPES]):
+            raise ConfigError(f"wire_dtype must be one of {', '.join(names)}, got {wire_dtype!r}")
         self.features = tuple(features)
         self._optimizer = optimizer
         self.seed = seed
@@ -387,7 +391,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         """
         self._order.note_concat()
         parts = [part for feature in self._order.features for part in feature.parts]
-        single = [part.name for part in parts if _is_single(part, lookup.positions[part.name])]
+        single = [part.name for part in parts if is_single(part, lookup.positions[part.name])]
         adds = any(feature.join == "sum" for feature in self.features)
         if len(self.merged) == 1 and len(single) == len(parts) and not adds:
             side_by_side = tf.gather(lookup.rows[0], self._stack(lookup, single, axis=1))
@@ -492,8 +496,3 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         layer = cls(**{**{key: value for key, value in config.items() if key != "device_rows"}, **made})
         layer.tiers = settings.tiers_of(config)  # as they are to be saved again
         return layer
-
-
-def _is_single(feature: FeatureConfig, positions: Ids) -> bool:
-    """Return whether each sample has exactly one id."""
-    return feature.combiner is None and isinstance(positions, tf.Tensor) and positions.shape.rank == 1

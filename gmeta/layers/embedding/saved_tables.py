@@ -23,15 +23,20 @@ import tensorflow as tf
 from tensorflow.python.checkpoint.tensor_callable import Callable as LateTensor
 
 from gmeta.core import collectives
-from gmeta.core.data.merged_keys import MergedKeys
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.keras import submodules
-from gmeta.ops.keys.distinct import owned_by
+from gmeta.core.merged_keys import MergedKeys
+from gmeta.core.version import submodules
+from gmeta.ops.distinct import owned_by
 from gmeta.ops.table.followed_optimizer import KINDS
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.moved_rows import Keep, SavedTable, fill_table, plan_moves, warn_of_filters
-from gmeta.ops.table.records import AdmissionState, Records
-from gmeta.ops.table.saving import are_saved_elsewhere, refuse_asynchronous, refuse_part
+from gmeta.ops.table.records import (
+    AdmissionState,
+    Records,
+    are_saved_elsewhere,
+    refuse_asynchronous,
+    refuse_part,
+)
 
 Widths = tuple[tuple[str, int], ...]
 """Features in their order, with the widths of their vectors."""

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.exchange.fetch import Fetch, Owned, Requested
-from gmeta.layers.exchange.sample_counts import active_step_samples, current_graph
+from gmeta.layers.exchange.recorded_lookups import active_step_samples, current_graph
 from gmeta.ops.table.read_ahead import Peeked
 
 

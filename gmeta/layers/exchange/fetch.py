@@ -21,7 +21,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.layers.exchange.pieces import SentKeys, exchange_values, send_keys
 from gmeta.ops.device import DEVICE_NAMES, Place
-from gmeta.ops.keys.distinct import unique
+from gmeta.ops.distinct import unique
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.read_ahead import Peeked
 
@@ -46,7 +46,7 @@ class Requested(NamedTuple):
 
 
 class Owned(Protocol):
-    """The interface of a `Requested`, and of a `gmeta.layers.exchange.window.keys.WindowKeys`."""
+    """The interface of a `Requested`, and of a `gmeta.layers.exchange.window_keys.WindowKeys`."""
 
     @property
     def owned(self) -> tuple[tf.Tensor, ...]:

@@ -1,6 +1,6 @@
 """Fetches a lookup's rows from the ranks that own them and sends the gradients back: a step in pieces.
 
-On N ranks each rank owns the keys of its logical shards (`gmeta.core.logical_shards`) and no others, so a
+On N ranks each rank owns the keys of its logical shards (`gmeta.core.shares`) and no others, so a
 lookup needs several exchanges (G-Meta, algorithm 1; MTGenRec, section 3.3)::
 
     send_keys           each rank's distinct keys go to their owners               one exchange
@@ -28,12 +28,18 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.layers.exchange.groups import CameGradient, JoinedKeys, join_gradients, join_keys
-from gmeta.layers.exchange.owned_gradients import OwnedGradient, by_key, present
+from gmeta.layers.exchange.groups import (
+    CameGradient,
+    JoinedKeys,
+    OwnedGradient,
+    by_key,
+    join_gradients,
+    join_keys,
+    present,
+)
 from gmeta.ops.device import DEVICE_NAMES, Place, compute_place
-from gmeta.ops.exchange.key_messages import receive_keys, route_keys
-from gmeta.ops.exchange.messages import OwnedKeys, RoutedKeys
-from gmeta.ops.exchange.row_buffers import count_numbers, pack_rows, row_place, unpack_rows
+from gmeta.ops.key_messages import OwnedKeys, RoutedKeys, receive_keys, route_keys
+from gmeta.ops.row_buffers import count_numbers, pack_rows, row_place, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
 
 

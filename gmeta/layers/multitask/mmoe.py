@@ -5,15 +5,182 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.adaptive.task_map import is_mapped
-from gmeta.layers.multitask.chosen_experts import mix_chosen, strongest
-from gmeta.layers.multitask.expert_use import expert_balance, squared_variation
+from gmeta.layers.adaptive.task_network import is_mapped
+from gmeta.ops import jagged
 from gmeta.ops.native_forms import on_gpu
+
+# Computes for each sample only the experts that its gates have chosen.
+
+
+class ExpertGroups(NamedTuple):
+    """The pairs of an expert and a sample that has chosen it, expert after expert.
+
+    Attributes:
+      samples: (pairs,) int64, the samples of expert 0 in their order, then those of expert 1, ….
+      sizes: (experts,) int64, how many samples each expert has.
+      gates: (pairs, tasks), the expert's weight for each of the sample's tasks.
+    """
+
+    samples: tf.Tensor
+    sizes: tf.Tensor
+    gates: tf.Tensor
+
+
+def strongest(logits: tf.Tensor, k: int) -> tf.Tensor:
+    """Find the k largest of each row; of equal ones the first, as `tf.math.top_k` does.
+
+    There are k passes of elementwise ops: on a GPU `tf.math.top_k` takes a block of threads for each row, and
+    a mixture has many short rows.
+
+    Args:
+      logits: (..., experts).
+      k: At most as many as there are experts.
+
+    Returns:
+      (..., experts) bool. A row that has a NaN has none.
+
+    Example:
+      >>> strongest(tf.constant([[1.0, 3.0, 3.0, 2.0]]), 1).numpy().tolist()
+      [[False, True, False, False]]
+    """
+    experts = logits.shape[-1]
+    numbers = tf.range(experts, dtype=tf.float32)
+    left, chosen = logits, tf.zeros_like(logits, tf.bool)
+    for _ in range(k):
+        best = tf.equal(left, tf.reduce_max(left, axis=-1, keepdims=True))
+        first = tf.reduce_min(tf.where(best, numbers, float(experts)), axis=-1, keepdims=True)
+        one = tf.equal(numbers, first)
+        chosen, left = chosen | one, tf.where(one, tf.constant(-math.inf, left.dtype), left)
+    return chosen
+
+
+def group_by_expert(gates: tf.Tensor) -> ExpertGroups:
+    """Group the samples by the experts that any of their tasks has chosen.
+
+    No sample is left out, however many have chosen one expert. With k experts a task there are at most
+    ``min(experts, tasks * k)`` pairs for each sample.
+
+    Args:
+      gates: (samples, tasks, experts), 0 where a task hasn't chosen the expert.
+
+    Example:
+      >>> groups = group_by_expert(tf.constant([[[0.0, 1.0]], [[0.5, 0.5]], [[0.0, 1.0]]]))
+      >>> groups.samples.numpy().tolist(), groups.sizes.numpy().tolist()
+      ([1, 0, 1, 2], [1, 3])
+      >>> groups.gates.numpy().tolist()
+      [[0.5], [1.0], [0.5], [1.0]]
+    """
+    of_expert = tf.transpose(gates, [2, 0, 1])
+    chosen = tf.reduce_any(tf.not_equal(of_expert, 0), axis=2)  # a gate that is NaN isn't lost
+    pairs = tf.where(chosen)  # in the order of experts
+    sizes = tf.reduce_sum(tf.cast(chosen, tf.int64), axis=1)
+    return ExpertGroups(pairs[:, 1], sizes, tf.gather_nd(of_expert, pairs))
+
+
+def mix_chosen(x: tf.Tensor, gates: tf.Tensor, kernels: Sequence[Any], biases: Sequence[Any]) -> tf.Tensor:
+    r"""Mix the outputs of the chosen experts for each task, and compute no others.
+
+    .. math::
+       y_{tn} = \sum_{e:\, (e, n) \in P} g_{nte}\, f_e(x_n)
+
+    P are the pairs of `group_by_expert`. The samples of each pair are copied once, an expert's layers are
+    products of exactly its own samples, and an output serves all tasks that have chosen the expert. So the
+    result is that of all experts, up to the rounding of sums, in values and in gradients of any order.
+
+    Args:
+      x: (samples, dim).
+      gates: (samples, tasks, experts), 0 where a task hasn't chosen the expert.
+      kernels: For each layer (experts, in, out).
+      biases: For each layer (experts, out).
+
+    Returns:
+      (tasks, samples, last of out).
+
+    Example:
+      >>> gates = tf.constant([[[0.0, 1.0]], [[0.5, 0.5]]])
+      >>> kernel, bias = tf.constant([[[1.0]], [[10.0]]]), tf.zeros([2, 1])
+      >>> mix_chosen(tf.constant([[1.0], [2.0]]), gates, [kernel], [bias]).numpy().tolist()
+      [[[10.0], [11.0]]]
+    """
+    samples, sizes, weights = group_by_expert(gates)
+    tasks, experts = gates.shape[1:]
+    outputs = tf.split(jagged.take(x, samples), sizes, num=experts)
+    for kernel, bias in zip(kernels, biases, strict=True):
+        of_expert = zip(outputs, tf.unstack(kernel), tf.unstack(bias), strict=True)
+        outputs = [
+            tf.nn.relu(tf.matmul(rows, its_kernel) + its_bias) for rows, its_kernel, its_bias in of_expert
+        ]
+    mixed = weights[:, :, tf.newaxis] * tf.concat(outputs, axis=0)[:, tf.newaxis]
+    # Sums of half precision in float32, as a matrix product has them.
+    wide = tf.cast(mixed, tf.float32) if mixed.dtype.size < 4 else mixed
+    sums = tf.math.unsorted_segment_sum(wide, samples, tf.shape(x, tf.int64)[0])
+    return tf.transpose(tf.cast(tf.ensure_shape(sums, [None, tasks, mixed.shape[2]]), x.dtype), [1, 0, 2])
+
+
+# Measures how evenly a mixture's tasks use its experts.
+
+
+class ExpertBalance(NamedTuple):
+    r"""A batch's use of the experts.
+
+    Attributes:
+      importance: (tasks, experts), each expert's share in a task's gates; a task's shares sum to 1.
+      load: (tasks, experts), the share of the task's samples that go to the expert; with k experts per
+        sample, a task's shares sum to k.
+    """
+
+    importance: tf.Tensor
+    load: tf.Tensor
+
+
+def expert_balance(gates: tf.Tensor, sample_weight: tf.Tensor | None = None) -> ExpertBalance:
+    """Compute importance and load of each expert.
+
+    See Shazeer et al., "Outrageously Large Neural Networks", 2017, 4.
+
+    Args:
+      gates: (samples, tasks, experts), at least 0, as `MMoE.gates` returns them.
+      sample_weight: (samples,); 0 for samples that don't count, such as padding. None: all count alike.
+
+    Returns:
+      The shares; all 0 if no sample counts.
+
+    Example:
+      >>> balance = expert_balance(tf.constant([[[0.5, 0.5, 0.0]], [[1.0, 0.0, 0.0]]]))
+      >>> balance.importance.numpy().tolist(), balance.load.numpy().tolist()
+      ([[0.75, 0.25, 0.0]], [[1.0, 0.5, 0.0]])
+    """
+    gates = tf.cast(gates, tf.float32) if gates.dtype.size < 4 else gates
+    weight = tf.ones_like(gates[:, 0, 0]) if sample_weight is None else tf.cast(sample_weight, gates.dtype)
+    sums = [tf.einsum("nte,n->te", x, weight) for x in (gates, tf.cast(gates > 0, gates.dtype))]
+    total = tf.reduce_sum(weight)
+    return ExpertBalance(*(tf.math.divide_no_nan(x, total) for x in sums))
+
+
+def squared_variation(shares: tf.Tensor) -> tf.Tensor:
+    r"""Compute the squared coefficient of variation over experts, :math:`\mathrm{var}(s) / \bar{s}^2`.
+
+    It is 0 if all experts are used alike, and experts - 1 if one expert does everything.
+
+    Args:
+      shares: (..., experts).
+
+    Returns:
+      (...).
+
+    Example:
+      >>> squared_variation(tf.constant([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])).numpy().tolist()
+      [0.0, 3.0]
+    """
+    return tf.math.divide_no_nan(
+        tf.math.reduce_variance(shares, axis=-1), tf.square(tf.reduce_mean(shares, axis=-1))
+    )
+
 
 _PAYS = 2
 """How many times more experts than a sample can need make grouping pay (`gmeta bench experts`)."""

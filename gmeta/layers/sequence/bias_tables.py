@@ -10,9 +10,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.sequence.view import SequenceView
+from gmeta.layers.sequence.reading import SequenceView
 from gmeta.ops import RelativeBias
-from gmeta.ops.attention.relative_bias import BUCKETS, WIDTH
+from gmeta.ops.attention_inputs import BUCKETS, WIDTH
 
 _LOWEST = -8.0  # SiLU(-8) is -0.003, so thousands of old events weigh less than a few recent ones
 _TIMELESS = 1.0  # of the last bucket, which only tokens without a time reach, such as a user's contexts

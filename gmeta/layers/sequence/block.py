@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import assert_first
+from gmeta.core.graph import assert_first
 from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.layers.sequence.bias_tables import RelativeBiasTables
-from gmeta.layers.sequence.reading import Kept, Place
-from gmeta.layers.sequence.view import SequenceView, sequence_view
+from gmeta.layers.sequence.reading import Kept, Place, SequenceView, sequence_view
 from gmeta.ops import AttentionMask, Jagged, jagged
 
 

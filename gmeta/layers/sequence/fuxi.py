@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.sequence.block import SequenceBlock
+from gmeta.layers.sequence.reading import SequenceView
 from gmeta.layers.sequence.stack import SequenceStack
-from gmeta.layers.sequence.view import SequenceView
 from gmeta.ops import RelativeBias, bias_attention, hstu_attention
-from gmeta.ops.layer.norms import rms_norm
-from gmeta.ops.layer.residual_sum import residual
+from gmeta.ops.hstu_layer import residual, rms_norm
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

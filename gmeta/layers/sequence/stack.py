@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
-from gmeta.layers.sequence.reading import Kept, Reading
-from gmeta.layers.sequence.view import SequenceView, sequence_view
+from gmeta.layers.sequence.reading import Kept, Reading, SequenceView, sequence_view
 from gmeta.ops import AttentionMask, Jagged
 
 

@@ -10,18 +10,65 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gmeta.core.arguments import whole_number
-from gmeta.core.data.semantic_ids import SemanticIds
-from gmeta.core.data.splitmix import splitmix64
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, whole_number
+from gmeta.core.semantic_ids import SemanticIds
+from gmeta.core.shares import splitmix64
 from gmeta.models.generative.code_tables import CodeTables
-from gmeta.models.generative.code_walk import Walk
+from gmeta.models.generative.digit_decoder import Walk
 from gmeta.models.generative.searches import distinct, independent, likeliest, without_trie
-from gmeta.models.generative.seen_items import SeenItems, history_keys
 from gmeta.models.sequence.history_model import HistoryModel
-from gmeta.models.training.compile_settings import only_columns
-from gmeta.models.training.ranks.step import rank_step
 from gmeta.ops import Jagged, TrieNoise, jagged
+from gmeta.training.compile_settings import only_columns
+from gmeta.training.rank_steps import rank_step
+
+# Which items users have had, to be asked of many pairs at once.
+
+_ODD = 0x2545F4914F6CDD1D  # powers of it wrap around, and stay odd
+
+
+class SeenItems:
+    """The items of histories, sorted, with the place at which each first occurs.
+
+    Args:
+      histories: Values are numbers of items, from -1 on (-1: not in the catalogue), one sequence a user.
+      size: V, the number of items.
+    """
+
+    def __init__(self, histories: Jagged, size: int) -> None:
+        self.size = size
+        keys = self._keys(jagged.row_ids(histories), histories.values)
+        order = tf.argsort(keys, stable=True)  # of equal items the first stands first
+        self.keys, self.places = tf.gather(keys, order), tf.cast(order, tf.int64)
+
+    def holds(self, users: tf.Tensor, items: tf.Tensor, until: Any = None) -> tf.Tensor:
+        """Say whether users have had items.
+
+        Args:
+          users: (n,) int64.
+          items: (n, c) int64, numbers from 0 on.
+          until: (n,) int64, places in the histories' values: only items up to them count. None: all count.
+
+        Returns:
+          bool (n, c).
+        """
+        wanted = self._keys(users[:, tf.newaxis], items)
+        keys, places = tf.concat([self.keys, [-1]], 0), tf.concat([self.places, [0]], 0)
+        found = tf.searchsorted(self.keys, tf.reshape(wanted, [-1]), out_type=tf.int64)
+        found = tf.reshape(found, tf.shape(wanted))
+        there = tf.gather(keys, found) == wanted
+        return there if until is None else there & (tf.gather(places, found) <= until[:, tf.newaxis])
+
+    def _keys(self, users: tf.Tensor, items: tf.Tensor) -> tf.Tensor:
+        return users * (self.size + 1) + items + 1
+
+
+def history_keys(histories: Jagged) -> tf.Tensor:
+    """Compute a hash of each history's items and their order, (users,) int64."""
+    longest = tf.reduce_max(tf.concat([jagged.lengths(histories), [0]], 0))
+    powers = tf.math.cumprod(tf.fill([longest], tf.constant(_ODD, tf.int64)))
+    terms = (histories.values + 2) * tf.gather(powers, jagged.positions(histories))
+    return jagged.sums(histories._replace(values=terms))
+
 
 Method = Literal["sample", "without_replacement", "beam"]
 _Own = TypeVar("_Own", bound="CodeModel")

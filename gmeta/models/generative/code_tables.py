@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.data.code_trie import CodeTrie
-from gmeta.core.data.codebooks import Codebooks, places_in_groups
-from gmeta.core.data.semantic_ids import SemanticIds
+from gmeta.core.code_trie import CodeTrie
+from gmeta.core.semantic_ids import Codebooks, SemanticIds, places_in_groups
 from gmeta.ops import trie_log_probs
 
 

@@ -7,22 +7,59 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from gmeta.core.arguments import whole_number
-from gmeta.core.data.semantic_ids import SemanticIds
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, whole_number
+from gmeta.core.semantic_ids import SemanticIds
 from gmeta.layers import FeatureConfig, SequenceStack, layer_norm, sequence_view
 from gmeta.losses import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
+from gmeta.models.generative.code_scorer import CodeVectors
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
-from gmeta.models.generative.code_vectors import CodeVectors
-from gmeta.models.generative.flat_walk import FlatWalk
 from gmeta.models.generative.searches import of_items
 from gmeta.models.sequence.catalogue import Catalogue
-from gmeta.models.sequence.history_model import check_times
-from gmeta.models.sequence.shifts import but_first, but_last
-from gmeta.models.training.compile_settings import only_columns
+from gmeta.models.sequence.history_model import but_first, but_last, check_times
 from gmeta.ops import Jagged, jagged
+from gmeta.training.compile_settings import only_columns
+
+# Beams whose digits are tokens after a history, whose keys and values are kept.
+
+Append = Callable[[int, tf.Tensor, Any], tf.Tensor]
+"""A level, its digits (users, beams), and the beams that they go on, None: histories -> (users, beams, d)."""
+
+
+class FlatWalk:
+    """A `Walk` whose digits a backbone reads.
+
+    Args:
+      tables: The codes.
+      h: (users, d), what the backbone tells after the histories.
+      append: Reads one more digit of each beam.
+      logits: The logits of a level, of queries (n, d).
+    """
+
+    def __init__(
+        self,
+        tables: CodeTables,
+        h: tf.Tensor,
+        append: Append,
+        logits: Callable[[int, tf.Tensor], tf.Tensor],
+    ) -> None:
+        self.tables, self.h, self._append, self._logits = tables, h, append, logits
+        self.level, self.users, self.levels = 0, tf.shape(h)[0], tables.levels
+
+    def logits(self, nodes: tf.Tensor, beams: Any = None, digits: Any = None) -> tf.Tensor:
+        """Compute the logits of the children of nodes, as of `Walk`."""
+        level, many = self.level, tf.shape(nodes)[1]
+        self.level += 1
+        if beams is None:
+            found = self._logits(level, self.h)[:, tf.newaxis]
+            return tf.repeat(found, many, axis=1)
+        digits = self.tables.digits_at(level, nodes) if digits is None else digits
+        # A beam of the first digit goes on from the history, whichever of several equal roots it had.
+        queries = self._append(level - 1, digits, tf.maximum(beams, 0) if level > 1 else None)
+        found = self._logits(level, tf.reshape(queries, [-1, self.h.shape[-1]]))
+        return tf.reshape(found, [self.users, many, self.tables.sizes[level]])
+
 
 Softmax = Literal["children", "codes"]
 _SETTINGS = ("dim", "max_length", "item", "time", "hash", "depth", "softmax", "beam", "seed", "name")

@@ -7,20 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.core.arguments import finite_number, whole_number
-from gmeta.core.data.semantic_ids import SemanticIds
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, finite_number, whole_number
+from gmeta.core.semantic_ids import SemanticIds
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses import mean_loss
-from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
+from gmeta.models.generative.code_model import CodeModel, SeenItems, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_scorer import CodeScorer
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
-from gmeta.models.generative.code_walk import CodeWalk
-from gmeta.models.generative.seen_items import SeenItems
+from gmeta.models.generative.digit_decoder import CodeWalk
+from gmeta.models.sequence.history_model import but_first, but_last
 from gmeta.models.sequence.next_item_model import NextItemModel
-from gmeta.models.sequence.shifts import but_first, but_last
-from gmeta.models.training.compile_settings import only_columns
 from gmeta.ops import Jagged, jagged
+from gmeta.training.compile_settings import only_columns
 
 _FEW = 1 << 16  # items of which a search looks up all at once, instead of those at the ends of its beams
 _BLOCK = 1 << 20  # items of which `item_vectors` has the vectors of all codes in memory at once

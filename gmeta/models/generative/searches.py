@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.models.generative.code_walk import Walk
+from gmeta.models.generative.digit_decoder import Walk
 from gmeta.ops import TrieNoise, TrieStep, trie_gumbel_step, trie_sample, trie_step
 
 Noise = Callable[[int], TrieNoise]

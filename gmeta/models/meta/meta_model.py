@@ -11,14 +11,13 @@ from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import from_mapping
 from gmeta.layers import EmbeddingCollection
-from gmeta.meta.reduction import Reduction
-from gmeta.models.meta.adapter.adapter import Adapter, Samples
-from gmeta.models.meta.adapter.fast_weights import FastWeights
-from gmeta.models.meta.adapter.sample_columns import names_columns
-from gmeta.models.meta.learner.adaptive_network import AdaptiveNetwork, given_network
-from gmeta.models.meta.learner.task_learner import OuterSamples, TaskLearner
-from gmeta.models.meta.learner.task_view import TaskBatch
+from gmeta.meta.inner_loop import Reduction
+from gmeta.models.meta.adapter import Adapter, Samples
+from gmeta.models.meta.fast_weights import FastWeights
+from gmeta.models.meta.sample_columns import names_columns
+from gmeta.models.meta.task_learner import OuterSamples, TaskLearner
 from gmeta.models.meta.task_model import TaskModel
+from gmeta.models.meta.task_view import AdaptiveNetwork, TaskBatch, given_network
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

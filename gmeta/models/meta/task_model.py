@@ -8,41 +8,217 @@ shared weights and to the embedding rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import tensorflow as tf
+from tf_keras.src.engine.training_utils import RespectCompiledTrainableState
 from tf_keras.src.saving.serialization_lib import Config
+from tf_keras.src.utils import tf_utils
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.host_ops import shapes_on_host
+from gmeta.core.graph import shapes_on_host
 from gmeta.layers import CollectionLookup, EmbeddingCollection, RecordedLookups
-from gmeta.meta.reduction import Reduction
-from gmeta.models.meta.batch_loops import refuse_beside, run_batch, weigh_data, weigh_tasks
-from gmeta.models.meta.learner.checks import check_compiled
-from gmeta.models.meta.learner.forms import Form, choose_form
-from gmeta.models.meta.learner.outer_rules import (
+from gmeta.meta.inner_loop import Reduction
+from gmeta.models.meta.outer_rules import (
+    Form,
     OuterGradients,
+    choose_form,
     count_samples,
     learned_part,
     outer_gradients,
 )
-from gmeta.models.meta.learner.task_learner import OuterSamples, TaskLearner
-from gmeta.models.meta.learner.task_losses import SampleLoss, TaskMetrics, like_outputs, without_single_output
-from gmeta.models.meta.learner.task_view import Part, TaskBatch, TaskView
-from gmeta.models.meta.task_parts import split_tasks, task_keys
-from gmeta.models.training.compile_settings import make_metrics
-from gmeta.models.training.faults.batch_faults import fault_of_tasks
-from gmeta.models.training.model import Model
-from gmeta.models.training.optimizer.step_gradients import StepGradients
-from gmeta.models.training.ranks.step import rank_step
+from gmeta.models.meta.task_learner import OuterSamples, TaskLearner
+from gmeta.models.meta.task_losses import (
+    SampleLoss,
+    TaskMetrics,
+    check_compiled,
+    like_outputs,
+    without_single_output,
+)
+from gmeta.models.meta.task_view import SUPPORT_AND_QUERY, Part, TaskBatch, TaskView
+from gmeta.training.clusters import column_keys, take_units
+from gmeta.training.compile_settings import make_metrics
+from gmeta.training.faults import fault_of_tasks
+from gmeta.training.mean_gradients import StepGradients
+from gmeta.training.model import Model
+from gmeta.training.rank_steps import rank_step
+
+# Keras' loops over batches of tasks: one batch at a time, and with class weights.
+
+
+def run_batch(
+    model: Any, doing: str, batch: Any, reset_metrics: bool = False, return_dict: bool = True
+) -> Any:
+    """Run Keras' train, test or predict function on one batch of tasks.
+
+    Keras' own one-batch methods expect the same number of samples in all parts of a batch; a batch of tasks
+    has samples and tasks.
+
+    Args:
+      model: A `gmeta.models.meta.task_model.TaskModel`.
+      doing: ``"train"``, ``"test"`` or ``"predict"``.
+      batch: The batch.
+      reset_metrics: As in Keras.
+      return_dict: As in Keras.
+    """
+    if doing != "predict":
+        model._assert_compile_was_called()
+    model._check_call_args(f"{doing}_on_batch")
+    trains = doing == "train"
+    if trains:
+        model._warn_of_trainable()
+    with (
+        model.distribute_strategy.scope(),
+        model._name_failures(f"{doing}_on_batch"),
+        RespectCompiledTrainableState(model) if trains else nullcontext(),
+    ):
+        make: Callable[[], Callable[[Any], Any]] = getattr(model, f"make_{doing}_function")
+        results = make()(iter(tf.data.Dataset.from_tensors(model.learner.tasks_of(batch))))
+    results = tf_utils.sync_to_numpy_or_python_type(results)
+    if reset_metrics:
+        model.reset_metrics()
+    if return_dict:
+        return results
+    values = [results[name] for name in model.metrics_names]
+    return values[0] if len(values) == 1 else values
+
+
+def weigh_data(learner: TaskLearner, data: Any, class_weight: Mapping[int, float]) -> tf.data.Dataset:
+    r"""Weigh the samples of each batch of a data set by their labels.
+
+    The weights multiply the masks of support and query, so that the inner and the outer loss are weighted
+    means: :math:`\sum_i w_i l_i / \sum_i w_i`. Samples of a class with weight 0 are left out, also from
+    metrics.
+
+    Raises:
+      ConfigError: The data aren't a data set; or as `weigh_tasks`.
+    """
+    if not isinstance(data, tf.data.Dataset):
+        raise ConfigError(
+            "class_weight goes with a tf.data.Dataset of task batches, as gmeta.io.tasks gives, got "
+            f"{type(data).__name__}"
+        )
+    return data.map(lambda batch: weigh_tasks(learner.tasks_of(batch), class_weight))
+
+
+def weigh_tasks(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> dict[str, Any]:
+    """Weigh the samples of a batch of tasks by their labels.
+
+    Args:
+      batch: The batch, with one label per sample.
+      class_weight: Label -> weight, at least 0; other labels have weight 1.
+
+    Raises:
+      ConfigError: Samples have several labels, or a weight is negative or isn't finite.
+    """
+    label = tf.convert_to_tensor(batch["label"])
+    if label.shape.rank != 1:
+        raise ConfigError("class_weight goes with one label a sample; weigh several in a loss of your own")
+    bad = {name: weight for name, weight in class_weight.items() if not 0 <= weight < float("inf")}
+    if bad:
+        raise ConfigError(f"class_weight must be numbers from 0 on, got {bad}")
+    classes = tf.cast(tf.constant(list(class_weight)), label.dtype)
+    weights = tf.constant(list(class_weight.values()), tf.float32)
+    of_class = tf.equal(label[:, tf.newaxis], classes)
+    weight = tf.where(
+        tf.reduce_any(of_class, axis=1), tf.reduce_sum(tf.where(of_class, weights, 0.0), axis=1), 1.0
+    )
+    parts = {
+        part: {**batch[part], "mask": batch[part]["mask"] * tf.gather(weight, batch[part]["index"])}
+        for part in ("support", "query")
+    }
+    return {**batch, **parts}
+
+
+def refuse_beside(**given: Any) -> None:
+    """Refuse arguments that can't accompany a batch of tasks.
+
+    Raises:
+      ConfigError: An argument isn't None.
+    """
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise ConfigError(
+            f"a batch of tasks has its labels and masks in it: leave {' and '.join(named)} out, and put "
+            "weights of samples into the masks of support and query"
+        )
+
+
+# Splits a batch of tasks into micro-batches of whole tasks.
+
+_OF_SAMPLES, _OF_TASKS = ("features", "label"), ("task", *SUPPORT_AND_QUERY)
+
+
+def split_tasks(batch: TaskBatch, units: Sequence[tf.Tensor]) -> list[dict[str, Any]]:
+    """Split a batch of tasks.
+
+    A part gets the samples that its tasks' indices name, in the batch's order, and indices among these. A
+    sample that no index names is looked up too, so it goes to the first part.
+
+    Args:
+      batch: The batch.
+      units: For each part (n,) int64, the numbers of its tasks.
+
+    Raises:
+      ConfigError: The batch has a part that belongs neither to samples nor to tasks.
+    """
+    strange = [name for name in batch if name not in (*_OF_SAMPLES, *_OF_TASKS)]
+    if strange:
+        raise ConfigError(
+            f"micro_batches can't divide {', '.join(map(str, strange))} of a batch of tasks: pass the model "
+            "batches as its reader gives them, or leave micro_batches out"
+        )
+    samples = tf.shape(batch["label"], tf.int64)[0]
+    of_tasks = [take_units({name: batch[name] for name in _OF_TASKS}, chosen) for chosen in units]
+    nowhere = ~_named(batch, samples)
+    return [
+        _with_samples(batch, tasks, _named(tasks, samples) | (nowhere if number == 0 else False))
+        for number, tasks in enumerate(of_tasks)
+    ]
+
+
+def task_keys(batch: TaskBatch) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the keys of tasks' features, and which task has each; see `gmeta.models.Model.unit_keys`.
+
+    A sample that several tasks name counts for the last of them.
+    """
+    keys, samples = column_keys(batch["features"])
+    index = [batch[part]["index"] for part in SUPPORT_AND_QUERY]
+    tasks = tf.concat(
+        [tf.repeat(tf.range(tf.shape(each, tf.int64)[0]), tf.shape(each)[1]) for each in index], axis=0
+    )
+    named = tf.concat([tf.reshape(each, [-1]) for each in index], axis=0)
+    task_of = tf.math.unsorted_segment_max(tasks, named, tf.shape(batch["label"], tf.int64)[0])
+    units = tf.gather(task_of, samples)
+    return tf.boolean_mask(keys, units >= 0), tf.boolean_mask(units, units >= 0)
+
+
+def _named(tasks: TaskBatch, samples: tf.Tensor) -> tf.Tensor:
+    """Return for each sample of a batch whether an index of some tasks names it, (samples,) bool."""
+    index = tf.concat([tf.reshape(tasks[part]["index"], [-1]) for part in SUPPORT_AND_QUERY], axis=0)
+    return tf.math.unsorted_segment_sum(tf.ones_like(index, tf.int32), index, samples) > 0
+
+
+def _with_samples(batch: TaskBatch, tasks: dict[str, Any], named: tf.Tensor) -> dict[str, Any]:
+    numbers = tf.cumsum(tf.cast(named, tf.int32), exclusive=True)
+    own = {
+        part: {**tasks[part], "index": _number(tasks[part]["index"], numbers)} for part in SUPPORT_AND_QUERY
+    }
+    of_samples = take_units({name: batch[name] for name in _OF_SAMPLES}, tf.where(named)[:, 0])
+    return {**of_samples, "task": tasks["task"], **own}
+
+
+def _number(index: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.gather(numbers, index), index.dtype)
 
 
 class TaskModel(Model):
     """A Keras model over a learner; `gmeta.models.MetaModel` and `gmeta.models.MetaGRM` derive from it.
 
-    On several ranks (see `gmeta.models.training.ranks.loops.RunsOnRanks`) the outer loss is a mean over the
+    On several ranks (see `gmeta.training.rank_loops.RunsOnRanks`) the outer loss is a mean over the
     query samples, or tasks, of all ranks, so a step equals that of one rank with all tasks. A task adapts on
     the rank that has its samples: ranks exchange outer gradients, never task parameters (G-Meta, section
     2.1.3).
@@ -106,7 +282,7 @@ class TaskModel(Model):
           inner: The inner loop, which replaces the model's present one.
           form: How a training step computes its inner loop. It changes the speed, and results only by
             rounding: ``"plain"``, ``"dual"``, ``"grouped"`` or ``"dual in groups"``
-            (`gmeta.models.meta.learner.forms`); ``"auto"`` chooses the quickest.
+            (`gmeta.models.meta.outer_rules`); ``"auto"`` chooses the quickest.
           accumulate_steps: Make one outer step of every k batches of tasks; see `gmeta.models.Model.compile`.
           nan: As in `gmeta.models.Model.compile`: ``"raise"``, or ``"allow"`` to train on if the loss isn't
             finite.

@@ -14,14 +14,13 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, MMoE, TaskHeads
 from gmeta.losses import MultiTaskBCE
 from gmeta.metrics import AUC, UserGAUC
-from gmeta.models.sequence.exposure_trunk import ExposureTrunk
-from gmeta.models.sequence.label_metrics import LabelMetrics
+from gmeta.models.sequence.exposure_trunk import ExposureTrunk, LabelMetrics
 from gmeta.models.sequence.sequence_columns import Batch, Layout, SequenceColumns
-from gmeta.models.training.compile_settings import only_columns, refuse_settings
-from gmeta.models.training.model import Model
-from gmeta.models.training.ranks.step import rank_step
 from gmeta.ops import AttentionMask, jagged
 from gmeta.optimizers import SparseOptimizer
+from gmeta.training.compile_settings import only_columns, refuse_settings
+from gmeta.training.model import Model
+from gmeta.training.rank_steps import rank_step
 
 _LAYERS = ("collection", "backbone", "mixture", "heads")
 _HORIZON = 3600.0  # an hour, in seconds

@@ -14,9 +14,9 @@ from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.metrics import NextItem
 from gmeta.models.sequence.catalogue import Catalogue
-from gmeta.models.training.compile_settings import refuse_settings
-from gmeta.models.training.model import Model
 from gmeta.ops import Jagged, jagged
+from gmeta.training.compile_settings import refuse_settings
+from gmeta.training.model import Model
 
 _INSTEAD = {
     "metrics": "hit rate, NDCG and MRR are measured in evaluate, at the ks= that the model was made with",
@@ -213,3 +213,16 @@ def check_times(name: str, backbone: Any, time: str | None) -> None:
             f"{name}: {backbone.name} needs times: name their column by time=, or make it with "
             "bias_by_time=False and a mask that isn't by_time"
         )
+
+
+# Histories without their first or last item: what is to be told, and from what.
+
+
+def but_first(sequences: Jagged) -> Jagged:
+    """Leave out the first token of each sequence that has one."""
+    return jagged.slice_(sequences, tf.minimum(jagged.lengths(sequences), 1))
+
+
+def but_last(sequences: Jagged) -> Jagged:
+    """Leave out the last token of each sequence that has one."""
+    return jagged.split(sequences, tf.maximum(jagged.lengths(sequences) - 1, 0))[0]

@@ -8,21 +8,26 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from gmeta.core.arguments import finite_number, whole_number
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.layers import EmbeddingCollection, FeatureConfig, layer_norm
-from gmeta.layers.sequence.view import sequence_view
+from gmeta.layers.sequence.reading import sequence_view
 from gmeta.losses import SampledSoftmax, mean_loss
 from gmeta.metrics import NextItem, catalogue_ranks
-from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
-from gmeta.models.sequence.history_model import HistoryModel, check_times
-from gmeta.models.sequence.negative_draw import NegativeDraw, Per, log_expected, popularity_shares
-from gmeta.models.sequence.shifts import but_first, but_last
-from gmeta.models.training.compile_settings import only_columns
-from gmeta.models.training.pipeline.clusters import column_keys
-from gmeta.models.training.ranks.step import rank_step
+from gmeta.models.sequence.catalogue import (
+    Catalogue,
+    Items,
+    NegativeDraw,
+    Per,
+    log_expected,
+    popularity_shares,
+    top_items,
+)
+from gmeta.models.sequence.history_model import HistoryModel, but_first, but_last, check_times
 from gmeta.ops import Jagged, jagged
+from gmeta.training.clusters import column_keys
+from gmeta.training.compile_settings import only_columns
+from gmeta.training.rank_steps import rank_step
 
 _DRAWN = "gmeta/negatives"  # a column of a part of a batch: what was drawn for it as a part of the whole
 _REPEAT_SCALE = 32.0  # at Adam's rate of 1e-3, a hundred steps move the bias by 3

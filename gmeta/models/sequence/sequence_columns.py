@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph.conditions import assert_first, refuse_numbers, refuse_unless
+from gmeta.core.graph import assert_first, refuse_numbers, refuse_unless
 from gmeta.layers import EmbeddingCollection
 from gmeta.ops import Jagged, jagged
 
@@ -200,7 +200,7 @@ class SequenceColumns:
 
         Raises:
           ConfigError: A column is missing or has other lengths; or a label is below 0 or above 1 (in a graph,
-            raised as by `gmeta.core.graph.conditions.refuse_unless`).
+            raised as by `gmeta.core.graph.refuse_unless`).
         """
         splits = self._column(batch, "targets", self.targets[0]).offsets
         found = {}
@@ -243,7 +243,7 @@ def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
 
     Raises:
       ConfigError: A label isn't a whole number (in a graph, raised as by
-        `gmeta.core.graph.conditions.refuse_unless`).
+        `gmeta.core.graph.refuse_unless`).
     """
     if not labels.dtype.is_floating:
         return labels

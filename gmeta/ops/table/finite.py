@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.core.arguments import rows_not_finite
-from gmeta.core.errors import NotFiniteError
-from gmeta.core.graph.conditions import refuse_unless
-from gmeta.core.logical_shards import LOGICAL_SHARDS
+from gmeta.core.errors import NotFiniteError, rows_not_finite
+from gmeta.core.graph import refuse_unless
+from gmeta.core.shares import LOGICAL_SHARDS
 
 ADVICE = (
     "a derivative is NaN or infinite there, as that of tf.norm, tf.sqrt or a fractional power at 0: keep the "

@@ -11,20 +11,34 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.initializers.distributions import Initializer, Normal
-from gmeta.ops.device import DEVICE_NAMES, Device, Place, asked_place, place_of, warn_once
-from gmeta.ops.inputs import float_matrix, ids_tensor, keys_vector
-from gmeta.ops.keys.distinct import unique
-from gmeta.ops.keys.key_merge import HoldsMergedKeys
-from gmeta.ops.portable import freeze
+from gmeta.initializers import Initializer, Normal
+from gmeta.ops.device import (
+    DEVICE_NAMES,
+    Device,
+    Place,
+    asked_place,
+    float_matrix,
+    ids_tensor,
+    keys_vector,
+    place_of,
+    warn_once,
+)
+from gmeta.ops.distinct import unique
+from gmeta.ops.id_hash import HoldsMergedKeys
+from gmeta.ops.native_forms import freeze
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.followed_optimizer import FollowsModels
-from gmeta.ops.table.journal import NotesRemovals
-from gmeta.ops.table.lookup import Lookup
 from gmeta.ops.table.read_ahead import ReadsAhead
-from gmeta.ops.table.records import AdmissionState, FilterShards, Records, ShardRecords
-from gmeta.ops.table.saving import SavedByTensorFlow
-from gmeta.ops.table.statistics import Statistics
+from gmeta.ops.table.records import (
+    AdmissionState,
+    FilterShards,
+    Lookup,
+    NotesRemovals,
+    Records,
+    SavedByTensorFlow,
+    ShardRecords,
+    Statistics,
+)
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Admission, Always, Eviction, Tiers, TwoPrecisions
 from gmeta.policies.eviction import ROW_INDEX_BYTES

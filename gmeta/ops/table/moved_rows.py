@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.data.merged_keys import Fold, MergedKeys
 from gmeta.core.data.named_tables import NamedTable, tables_by_full_name
 from gmeta.core.errors import warn_caller
+from gmeta.core.merged_keys import Fold, MergedKeys
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import AdmissionState, Records

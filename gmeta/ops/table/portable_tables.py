@@ -8,16 +8,125 @@ its own.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import tensorflow as tf
 
-from gmeta.initializers.portable_rows import portable_initial_rows, portable_round_to_float16
-from gmeta.ops.portable import ACTIVE
+from gmeta.initializers import portable_initial_rows, portable_round_to_float16
+from gmeta.ops.native_forms import portable_forms
 from gmeta.ops.table.finite import refuse_bad_rows
-from gmeta.ops.table.frozen_table import FrozenTable, UnknownRows
 from gmeta.ops.table.hash_table import HashTable
+
+# A read-only copy of a table in plain TensorFlow ops, for serving without gmeta's own ops.
+#
+# Keys and rows are variables, so they are stored in the SavedModel's variable files: a graph holds at most 2
+# GB of constants, but a variable can be as large as memory. A static hash table maps a key to its row's
+# number; it is filled from the keys when the model is loaded.
+
+UnknownRows = Callable[[tf.Tensor], tf.Tensor]
+"""Function from (n,) keys that a table doesn't hold to the (n, dim) rows that a lookup of them returns."""
+
+_ABSENT = -1
+
+
+class RowNumbers(tf.saved_model.experimental.TrackableResource):
+    """Static hash table from the values of a variable to their positions; -1 for other keys.
+
+    It isn't a ``tf.lookup.StaticHashTable``, because that one's initializers write the keys into the graph.
+    Nor is it found by a name while it serves in Python, as that one is: a table with a name stays in memory
+    until the process ends. Only the graph that TensorFlow Serving runs finds it by a name, because each
+    request runs the op that makes the table; a session's tables end with it.
+    """
+
+    def __init__(self, keys: tf.Variable) -> None:
+        super().__init__(device="CPU")
+        self._variable = keys
+        self._track_trackable(keys, "keys")  # the loaded model needs it
+        self._shared_name = ""
+        with tf.init_scope():
+            _ = self.resource_handle
+            self._initialize()
+
+    def _create_resource(self) -> tf.Tensor:
+        if self._shared_name:
+            return tf.raw_ops.HashTableV2(
+                key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._shared_name
+            )
+        return tf.raw_ops.AnonymousHashTable(key_dtype=tf.int64, value_dtype=tf.int64)
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        self._shared_name = f"gmeta_frozen_{uuid.uuid4().hex}"
+        try:
+            return super()._export_to_saved_model_graph(*args, **kwargs)
+        finally:
+            self._shared_name = ""
+
+    def _initialize(self) -> None:
+        """Fill the table. A SavedModel's loader calls it when the variables have been restored."""
+        keys = self._variable.read_value()
+        values = tf.range(tf.size(keys, tf.int64), dtype=tf.int64)
+        tf.raw_ops.LookupTableImportV2(table_handle=self.resource_handle, keys=keys, values=values)
+
+    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
+        """Look up the positions of keys, int64 of the same shape."""
+        found = tf.raw_ops.LookupTableFindV2(
+            table_handle=self.resource_handle, keys=keys, default_value=tf.constant(_ABSENT, tf.int64)
+        )
+        return tf.ensure_shape(found, keys.shape)
+
+
+def _all_absent(keys: tf.Tensor) -> tf.Tensor:
+    return tf.fill(tf.shape(keys), tf.constant(_ABSENT, tf.int64))
+
+
+class FrozenTable(tf.Module):
+    """Constant rows by key, in plain TensorFlow ops.
+
+    Args:
+      keys: (n,) int64, distinct.
+      rows: (n, dim) float32.
+      unknown: Computes the rows of keys that the table doesn't hold; called with those keys alone.
+
+    Example:
+      >>> table = FrozenTable(
+      ...     keys=tf.constant([7, 3], tf.int64),
+      ...     rows=tf.constant([[1.0], [2.0]]),
+      ...     unknown=lambda keys: tf.zeros([tf.size(keys), 1]),
+      ... )
+      >>> table.lookup_keys(tf.constant([3, 5, 7], tf.int64)).numpy()
+      array([[2.], [0.], [1.]], dtype=float32)
+    """
+
+    def __init__(self, keys: tf.Tensor, rows: tf.Tensor, unknown: UnknownRows) -> None:
+        super().__init__()
+        self.dim = int(rows.shape[1])
+        self._unknown = unknown
+        self._keys = tf.Variable(keys, trainable=False, name="keys")
+        self._rows = tf.Variable(rows, trainable=False, name="rows")
+        # TensorFlow can't fill a static table with nothing.
+        self._index = RowNumbers(self._keys) if self._keys.shape[0] else _all_absent
+
+    @property
+    def size(self) -> int:
+        """Number of keys."""
+        return int(self._keys.shape[0])
+
+    def contains(self, keys: tf.Tensor) -> tf.Tensor:
+        """Return which of (n,) int64 keys the table holds, (n,) bool."""
+        return tf.not_equal(self._index(keys), _ABSENT)
+
+    def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """Look up the (n, dim) rows of (n,) int64 keys."""
+        index = self._index(keys)
+        part = tf.cast(tf.equal(index, _ABSENT), tf.int32)
+        found, _ = tf.dynamic_partition(index, part, 2)
+        _, absent = tf.dynamic_partition(keys, part, 2)
+        places = tf.dynamic_partition(tf.range(tf.size(keys)), part, 2)
+        rows = tf.dynamic_stitch(places, [tf.gather(self._rows, found), self._unknown(absent)])
+        return tf.ensure_shape(rows, [None, self.dim])
 
 
 class PortableTables:
@@ -82,8 +191,5 @@ def portable_ops(
       []
     """
     tables = PortableTables(unknown)
-    token = ACTIVE.set(tables)
-    try:
+    with portable_forms(tables):
         yield tables
-    finally:
-        ACTIVE.reset(token)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gmeta.core.data.group_index import GroupIndex, index_path
-from gmeta.core.data.manifest import Shard
-from gmeta.core.data.schema import Schema
+from gmeta.core.data_manifest import Shard
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
+from gmeta.core.group_index import GroupIndex, index_path
+from gmeta.core.schema import Schema
 from gmeta.preprocess.columns import Columns, join_rows, part, row_count, single
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from gmeta.preprocess.cluster.spark_records import FILE, Batches, by_file, join_lines
+from gmeta.preprocess.cluster.row_text import parse_lines
+from gmeta.preprocess.cluster.spark_rows import FILE, Batches, by_file, join_lines
 from gmeta.preprocess.cluster.table_input import InputFile, TableInput
-from gmeta.preprocess.cluster.text_records import parse_lines
 from gmeta.preprocess.plan.column_types import Example, Findings, Seen
 from gmeta.preprocess.table_spec import RESERVED, ColumnSpec, Role, TableSpec
 from gmeta.preprocess.tables.duckdb_text import sql_name, sql_text

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from gmeta.core.data.on_bad import check_on_bad
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.preprocess.cluster.spark_records import FILE, LINE, FileSplit, cut_files
+from gmeta.core.schema import check_on_bad
+from gmeta.preprocess.cluster.row_text import TextForm
+from gmeta.preprocess.cluster.spark_rows import FILE, LINE, FileSplit, cut_files
 from gmeta.preprocess.cluster.spark_survey import resolve_on_spark
 from gmeta.preprocess.cluster.table_input import FoundTable, InputFile, TableInput, find_table
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.cluster.text_records import TextForm
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.local.preparation import describe_plan
 from gmeta.preprocess.table_spec import TableSpec

@@ -11,9 +11,8 @@ from typing import IO, Generic, TypeVar
 import click
 
 from gmeta.core.errors import DataError, GmetaError
-from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.cluster.table_input import TableInput
-from gmeta.preprocess.cluster.tally import Tally
+from gmeta.preprocess.cluster.table_input import TableInput, Tally
+from gmeta.preprocess.source import BadRecords
 
 COUNTS, SHARDS, TALLY_FILE, BOUNDS = "counts", "shards", "tally.json", "bounds.tsv"
 """File and folder names in the job's folder (`gmeta.preprocess.cluster.table_job`)."""

@@ -24,14 +24,24 @@ import numpy as np
 from gmeta.core.errors import DataError
 from gmeta.core.settings import from_mapping
 from gmeta.preprocess.cluster import row_text
+from gmeta.preprocess.cluster.row_text import parse_lines
 from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, Task, count, count_bad, run
+from gmeta.preprocess.cluster.table_input import Tally, good_rows
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.cluster.tally import Tally, good_rows
-from gmeta.preprocess.cluster.text_records import parse_lines
 from gmeta.preprocess.columns import Columns, Values, row_count, single
-from gmeta.preprocess.plan.numbering import COUNT, KEY, PLACE, POSITION, RangeCount, edges, place_rows, runs
 from gmeta.preprocess.plan.placement import comparable
-from gmeta.preprocess.plan.ranges import Sampler, range_of
+from gmeta.preprocess.plan.ranges import (
+    COUNT,
+    KEY,
+    PLACE,
+    POSITION,
+    RangeCount,
+    Sampler,
+    edges,
+    place_rows,
+    range_of,
+    runs,
+)
 from gmeta.preprocess.source import NUMBER
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from gmeta.core.files import put_in_place
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.core.staging import put_in_place
 from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
 from gmeta.preprocess.cluster.streaming import (
@@ -41,13 +41,12 @@ from gmeta.preprocess.cluster.streaming import (
     run,
 )
 from gmeta.preprocess.cluster.streaming_map import range_order
+from gmeta.preprocess.cluster.table_input import Tally
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.cluster.tally import Tally
 from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.census import Census
-from gmeta.preprocess.plan.numbering import COUNT, POSITION, RangeCount, number_rows, runs
-from gmeta.preprocess.plan.ranges import bounds_of
+from gmeta.preprocess.plan.outcome import Census
+from gmeta.preprocess.plan.ranges import COUNT, POSITION, RangeCount, bounds_of, number_rows, runs
 from gmeta.preprocess.source import NUMBER
 
 _SPLIT = 1 << 20  # bytes parsed at once: a reducer holds a range in memory, and little else

@@ -19,19 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.data.manifest import Shard
-from gmeta.core.data.manifest_file import FILE_NAME as MANIFEST
-from gmeta.core.data.on_bad import check_on_bad
+from gmeta.core.data_manifest import Shard
 from gmeta.core.errors import ConfigError
-from gmeta.core.staging import restore
-from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.cluster.table_input import TableInput, find_table
-from gmeta.preprocess.cluster.tally import Tally
+from gmeta.core.files import restore
+from gmeta.core.json_values import FILE_NAME as MANIFEST
+from gmeta.core.schema import check_on_bad
+from gmeta.preprocess.cluster.table_input import TableInput, Tally, find_table
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.local.preparation import check_replaceable, describe_plan, holds, summarise
-from gmeta.preprocess.plan.census import Census
-from gmeta.preprocess.plan.outcome import refuse_empty
+from gmeta.preprocess.plan.outcome import Census, refuse_empty
 from gmeta.preprocess.shards.data_set import save_manifest
+from gmeta.preprocess.source import BadRecords
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_spec import TableSpec
 

@@ -4,28 +4,174 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.history_manifest import HistoryManifest, user_shards
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess.history.files.generation import (
-    Generation,
-    generations,
-    new_generation,
-    settle_or_warn,
-)
-from gmeta.preprocess.history.files.new_shard import Kept, write_stripes
-from gmeta.preprocess.history.files.shard_reader import PLACE
-from gmeta.preprocess.history.old_shard import OldShard
-from gmeta.preprocess.history.schema_change import change_spec
-from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.progress import Progress, no_progress
+from gmeta.core.history_manifest import HistoryManifest, user_shards
+from gmeta.preprocess.config import Progress, no_progress
+from gmeta.preprocess.history.generation import Generation, generations, new_generation, settle_or_warn
+from gmeta.preprocess.history.shard_reader import PLACE, REQUEST, ShardReader
+from gmeta.preprocess.history.shard_writer import Deletions, Kept, write_stripes
+from gmeta.preprocess.history.spec import EVENTS, HistorySpec
+from gmeta.preprocess.history.stripe import as_words
+from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.table_spec import ColumnSpec
+
+# Another form for the events of a store: columns that come or go, other groups, shards and stripes.
+
+
+def change_spec(old: HistorySpec, new: HistorySpec) -> HistorySpec:
+    """Return a spec with every column and group named, to which the events of a store can be rewritten.
+
+    Args:
+      old: The store's spec.
+      new: What is wanted. A column that the store has keeps its type. A column that it hasn't needs a type,
+        or ``hash``, and a default, which is the value of the events that are there.
+
+    Raises:
+      ConfigError: The user or the time is another column, a column changes its type, or a new column has no
+        type or no default.
+    """
+    for role in ("user", "time"):
+        if getattr(old, role) != getattr(new, role):
+            raise ConfigError(
+                f"{role} is {getattr(old, role)!r} in the store and {getattr(new, role)!r} in the spec: the "
+                f"{role} can't change; make a store of its own"
+            )
+    both = (old.user, old.time)
+    own = [name for name in new.columns if name not in both]
+    every = own or [name for name in old.columns if name not in both]
+    groups = dict(new.groups) or {EVENTS: tuple(every)}
+    names = [name for each in groups.values() for name in each]
+    if absent := sorted(set(own) - set(names)):
+        raise ConfigError(f"groups: no group has column {', '.join(absent)}")
+    columns = {name: _column(name, old, new.columns.get(name)) for name in (*both, *names)}
+    return replace(new, columns=columns, groups=groups)
+
+
+def default_word(column: ColumnSpec) -> int:
+    """Return the default of a column as a stripe holds it."""
+    if isinstance(column.default, str):
+        return hash_text(column.default)
+    value = np.array([column.default], np.float32 if column.dtype == "float32" else np.int64)
+    return int(as_words(value)[0])
+
+
+def _column(name: str, old: HistorySpec, new: ColumnSpec | None) -> ColumnSpec:
+    known = old.columns.get(name)
+    if known is None:
+        if new is None or new.default is None:
+            raise ConfigError(
+                f"column {name!r} isn't in the store: its events need a value, so give it a default"
+            )
+        dtype = "int64" if new.hash or isinstance(new.default, str) else new.dtype
+        if dtype is None or new.is_list:
+            raise ConfigError(f"column {name!r} isn't in the store: give it the dtype int64 or float32")
+        return replace(new, dtype=dtype, hash=new.hash or isinstance(new.default, str), is_list=False)
+    if new is None:
+        return known
+    if new.dtype not in (None, known.dtype) or (new.hash and not known.hash) or new.is_list:
+        raise ConfigError(
+            f"column {name!r} is of {known.dtype}{', a hash' if known.hash else ''} in the store, and a "
+            "column can't change its type: give the new one another name"
+        )
+    return replace(new, dtype=known.dtype, hash=known.hash, is_list=known.is_list)
+
+
+# Reads what a store has for a shard of its next generation.
+
+Ints = NDArray[np.int64]
+_ALL = np.iinfo(np.int64)
+
+
+class OldShard:
+    """The events of the users of a shard of another spec.
+
+    A shard is a range of hashes. With another number of shards its users are in one or more shards of the
+    generation before, which are read one after another.
+
+    Args:
+      before: The generation.
+      shard: The number of the new shard.
+      spec: The new spec; the shard is one of its ``shards``.
+      start: Leave out events before this time; None: none.
+      deleted: (U,) int64, ascending: users whose events are left out.
+      generation: The number of the next generation, which deletes them.
+
+    Attributes:
+      deletions: The users whose events were ever deleted.
+      deleted: How many of `deleted` are in this shard.
+    """
+
+    def __init__(
+        self,
+        before: Generation,
+        shard: int,
+        spec: HistorySpec,
+        *,
+        start: int | None,
+        deleted: Ints,
+        generation: int,
+    ) -> None:
+        self._before, self._spec, self._start = before, spec, _ALL.min if start is None else start
+        self._parts: list[tuple[ShardReader, Ints]] = []
+        self._open, self.deleted, deletions = ExitStack(), 0, []
+        there = len(before.manifest.shards)
+        for number in range(shard * there // spec.shards, -(-(shard + 1) * there // spec.shards)):
+            reader = self._open.enter_context(closing(before.open(number)))
+            index = reader.index()
+            own = user_shards(index.users, spec.shards) == shard
+            has_events = np.diff(index.ends, prepend=0) > 0
+            named = own & has_events & np.isin(index.users, deleted)
+            by = np.where(named, generation, index.deletions)
+            deletions.append(Deletions(index.users[own & (by > 0)], by[own & (by > 0)]))
+            self._parts.append((reader, index.users[own & ~named]))
+            self.deleted += int(named.sum())
+        self.deletions = Deletions(*(np.concatenate(parts) for parts in zip(*deletions, strict=True)))
+
+    def __enter__(self) -> OldShard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def tables(self) -> Iterator[list[Ints]]:
+        """Yield the columns of each new group: user, time, birth and its own, ordered by the first three.
+
+        Raises:
+          DataError: A stripe is damaged.
+        """
+        for names in self._spec.groups.values():
+            parts = [self._read(reader, users, names) for reader, users in self._parts]
+            columns = [np.concatenate(each) for each in zip(*parts, strict=True)]
+            if len(parts) > 1:
+                order = np.argsort(columns[0], kind="stable")
+                columns = [column[order] for column in columns]
+            yield columns
+
+    def _read(self, reader: ShardReader, users: Ints, names: Sequence[str]) -> list[Ints]:
+        requests = np.zeros(len(users), REQUEST)
+        requests["user"], requests["start"] = users, self._start
+        requests["until"] = requests["generation"] = _ALL.max
+        found: dict[str, Ints] = {}
+        first: list[Ints] = []
+        for group, columns in enumerate(self._before.manifest.groups.values()):
+            wanted = [(number, each.name) for number, each in enumerate(columns, 2) if each.name in names]
+            if not wanted and (first or group < len(self._before.manifest.groups) - 1):
+                continue
+            numbers = [number for number, _ in wanted]
+            histories = reader.scan(requests, [0, 1, *numbers], group=group, longest=_ALL.max)
+            first = [np.repeat(users, np.diff(histories.row_splits)), *histories.columns[:2]]
+            found |= {name: own for (_, name), own in zip(wanted, histories.columns[2:], strict=True)}
+        added = {name: default_word(self._spec.columns[name]) for name in names if name not in found}
+        found |= {name: np.full(len(first[0]), word) for name, word in added.items()}
+        return [*first, *(found[name] for name in names)]
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.history_manifest import HistoryManifest, user_shards
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.files.generation import Generation, find_left, find_strange, settle
-from gmeta.preprocess.history.files.shard_reader import Index
-from gmeta.preprocess.history.files.stripe import read_stripe
-from gmeta.preprocess.history.files.stripe_layout import owners
-from gmeta.preprocess.tables.file_digests import sha256
+from gmeta.core.history_manifest import HistoryManifest, user_shards
+from gmeta.preprocess.history.generation import Generation, find_left, find_strange, settle
+from gmeta.preprocess.history.shard_reader import Index
+from gmeta.preprocess.history.shard_writer import owners
+from gmeta.preprocess.history.stripe import read_stripe
+from gmeta.preprocess.tables.table_files import sha256
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ doesn't look at are one column of bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,23 +25,67 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from gmeta.core.errors import GmetaError
-from gmeta.preprocess.bad_records import BadRecords
+from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.preprocess.columns import Columns, Ints, from_arrow, row_count, single, to_arrow
-from gmeta.preprocess.config import PlanConfig
-from gmeta.preprocess.local import memory
+from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.local.group_sorter import GroupSorter
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.cutter import Cutter
 from gmeta.preprocess.plan.outcome import refuse_empty_splits, refuse_repeated
-from gmeta.preprocess.progress import Progress
-from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.plan.ranges import Cutter
+from gmeta.preprocess.source import NUMBER, BadRecords, Source
 from gmeta.preprocess.table_spec import RESERVED, TableSpec
 from gmeta.preprocess.tables.duckdb_text import arrow_batches, explain_errors, sql_name
 from gmeta.preprocess.tables.table_scan import batch_rows
 
 if TYPE_CHECKING:
     import duckdb
+
+# The memory limit of a preparation.
+
+LEAST = 512 << 20
+"""The smallest limit: with less memory, the libraries leave no room to work."""
+
+_LIBRARIES = 256 << 20  # bytes that Python, NumPy, Arrow and DuckDB take before a row is read
+
+DUCKDB_SHARE, RUN_SHARE, MERGE_SHARE = 0.6, 0.1, 0.3
+"""Shares of the remaining memory: for DuckDB, for encoded batches beside it, and for merging them afterwards.
+
+Rows in transit and copies of the data being written take the rest.
+"""
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+def parse_bytes(text: str) -> int:
+    """Parse a size such as ``"2GB"``, ``"512 MiB"`` or ``"1000000000"``, and return it in bytes.
+
+    Raises:
+      ConfigError: The text isn't a size, or the size is too small.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"memory limit must be a size such as 2GB or 512MiB, got {text!r}")
+    unit = (match[2] or "").capitalize()
+    size = float(match[1]) * {**_UNITS, **_BINARY}[unit]
+    if not LEAST <= size < 1 << 62:
+        raise ConfigError(f"memory limit must be at least {LEAST >> 20}MiB and below 4EiB, got {text!r}")
+    return int(size)
+
+
+def share(limit: int, part: float) -> int:
+    """Return the bytes for a part of the work, such as `DUCKDB_SHARE`, out of ``limit`` bytes in all."""
+    return max(int((limit - _LIBRARIES) * part), 1)
+
+
+def default_limit() -> int:
+    """Return half of the memory of the machine, or of the container if that is less."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no container, or "max"
+        there = min(there, int(_CGROUP.read_text()))
+    return max(there // 2, LEAST)
+
 
 _A_THREAD = 144 << 20  # bytes that a thread of DuckDB needs to sort beyond memory
 _ROWS = 122_880  # rows that are sorted, cut and encoded at once
@@ -53,7 +99,7 @@ def connect(memory_limit: int) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect(":memory:")
-    own = memory.share(memory_limit, memory.DUCKDB_SHARE)
+    own = share(memory_limit, DUCKDB_SHARE)
     connection.execute(f"SET memory_limit = '{own >> 20}MiB'")
     connection.execute("SET preserve_insertion_order = true")  # a record's number gives its place in its file
     connection.execute("SET enable_progress_bar = false")
@@ -97,7 +143,7 @@ def sort_groups(
         source.check(tasks, bad)
         refuse_empty_splits(tasks, sizes, config, source.path)
         cutter = Cutter(spec, config, tasks, sizes, lambda whole: refuse_repeated(whole, source, bad))
-        sorter = GroupSorter(folder, spec.schema, config, memory.share(memory_limit, memory.RUN_SHARE))
+        sorter = GroupSorter(folder, spec.schema, config, share(memory_limit, RUN_SHARE))
         done = 0
         progress("sort", 0, rows)
         try:

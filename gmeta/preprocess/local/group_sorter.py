@@ -28,16 +28,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.group_index import ENTRY, GroupIndex
-from gmeta.core.data.manifest import Shard
-from gmeta.core.data.schema import Schema
+from gmeta.core.data_manifest import Shard
+from gmeta.core.group_index import ENTRY, GroupIndex
+from gmeta.core.schema import Schema
 from gmeta.preprocess.columns import Ints
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.cutter import Cut
-from gmeta.preprocess.shards.record_encoder import GroupRuns, RecordEncoder
-from gmeta.preprocess.shards.record_size import refuse_large
-from gmeta.preprocess.shards.shard_file import ShardFile
+from gmeta.preprocess.plan.ranges import Cut
+from gmeta.preprocess.shards.record_encoder import GroupRuns, RecordEncoder, refuse_large
+from gmeta.preprocess.shards.record_writer import ShardFile
 
 KEY = np.dtype(
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -12,27 +13,26 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gmeta.core.data.manifest import Manifest, Shard
-from gmeta.core.data.manifest_file import FILE_NAME as MANIFEST
-from gmeta.core.data.on_bad import OnBad, check_on_bad
+from gmeta.core.data_manifest import Manifest, Shard
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.core.staging import restore, resumable_folder
-from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.config import PlanConfig, PrepareConfig
-from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.core.files import clear, restore, resumable_folder
+from gmeta.core.group_index import GroupIndex
+from gmeta.core.json_values import FILE_NAME as MANIFEST
+from gmeta.core.json_values import parse_json
+from gmeta.core.schema import OnBad, check_on_bad
+from gmeta.preprocess.config import PartsProgress, PlanConfig, PrepareConfig, Progress, no_progress
+from gmeta.preprocess.local import duckdb_engine
+from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.local.group_sorter import ShardMerger
-from gmeta.preprocess.local.journal import FILE_NAME as JOURNAL
-from gmeta.preprocess.local.journal import Journal
 from gmeta.preprocess.movielens import movielens_folder as movielens
 from gmeta.preprocess.movielens.melu_source import MeluSource
 from gmeta.preprocess.movielens.movielens_folder import ML_1M_MELU, ML_100K
+from gmeta.preprocess.movielens.movielens_records import RawFile
 from gmeta.preprocess.movielens.movielens_source import MovieLensSource
-from gmeta.preprocess.movielens.raw_file import RawFile
 from gmeta.preprocess.plan.outcome import EngineResult
 from gmeta.preprocess.plan.placement import PLAN_VERSION, splits
-from gmeta.preprocess.progress import PartsProgress, Progress, no_progress
 from gmeta.preprocess.shards.data_set import save_manifest, shard_name
-from gmeta.preprocess.source import Named, Source
+from gmeta.preprocess.source import BadRecords, Named, Source
 from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
 from gmeta.preprocess.synthetic import ratings as synthetic
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
@@ -42,6 +42,94 @@ from gmeta.preprocess.tables.table_source import TableSource
 
 if TYPE_CHECKING:
     import duckdb
+
+# The journal of a preparation, from which a killed preparation resumes.
+
+FILE_NAME = "journal.jsonl"
+
+
+class Journal:
+    """Lines of JSON in the staging folder; each line is on the disk before the work goes on.
+
+    The first line holds the plan: settings, and stamps of the input. A ``sorted`` line follows once the runs
+    of sorted batches are whole, and then a ``shard`` line for each written shard. An incomplete last line
+    counts as not written, and files that the journal doesn't mention are removed.
+
+    Args:
+      folder: The staging folder.
+      plan: The settings and the input's stamps, as JSON values.
+
+    Attributes:
+      runs: The number of runs, or None while they aren't whole.
+      shards: Name -> shard, for the shards that are written.
+
+    Raises:
+      GmetaError: The folder's journal has another plan.
+    """
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
+        self._folder, self._path = folder, folder / FILE_NAME
+        self.runs: int | None = None
+        self.shards: dict[str, Shard] = {}
+        entries = self._read()
+        plan = json.loads(json.dumps(plan))
+        if entries and entries[0] != {"plan": plan}:
+            there = entries[0].get("plan", {})
+            different = sorted(key for key in {*plan, *there} if plan.get(key) != there.get(key))
+            raise GmetaError(
+                f"{folder} is left from a run with other settings or input ({', '.join(different)}): "
+                "run without --resume to begin anew"
+            )
+        for entry in entries[1:]:
+            if "sorted" in entry:
+                self.runs = entry["sorted"]
+            elif "shard" in entry:
+                self._believe(Shard(**entry["shard"]))
+        if self.runs is None:
+            self.shards.clear()
+            clear(folder)
+            self._add({"plan": plan})
+        for path in folder.glob("*.tmp"):  # files that were being written
+            path.unlink()
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self._path.exists():
+            return []
+        entries = []
+        for line in self._path.read_bytes().split(b"\n")[:-1]:
+            try:
+                entries.append(parse_json(line))
+            except ValueError:
+                break
+        # Remove an incomplete last line; otherwise the next entry would be appended to it.
+        self._path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        return entries
+
+    def _believe(self, shard: Shard) -> None:
+        """Count a shard as written if its file matches the journal's entry."""
+        path = self._folder / shard.name
+        try:
+            if GroupIndex.load(path).checksum == shard.index and path.stat().st_size == shard.bytes:
+                self.shards[shard.name] = shard
+        except (DataError, OSError):
+            path.unlink(missing_ok=True)
+
+    def add_sorted(self, runs: int) -> None:
+        """Record that the runs are whole."""
+        self.runs = runs
+        self._add({"sorted": runs})
+
+    def add_shard(self, shard: Shard) -> None:
+        """Record that a shard is written."""
+        self.shards[shard.name] = shard
+        self._add({"shard": asdict(shard)})
+
+    def _add(self, entry: Mapping[str, Any]) -> None:
+        with self._path.open("ab") as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
 
 RAW_FOLDER = "raw"
 Data = str | os.PathLike[str]
@@ -177,7 +265,7 @@ def prepare_source(
             save_manifest(staging, source.spec.schema, shards, settings, plan(), summary)
             for name in (_RUNS, _TEMPORARY):
                 shutil.rmtree(staging / name, ignore_errors=True)
-            (staging / JOURNAL).unlink()
+            (staging / FILE_NAME).unlink()
     return replace(summary, seconds=time.perf_counter() - started)
 
 

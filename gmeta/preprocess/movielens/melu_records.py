@@ -29,8 +29,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gmeta.preprocess.bad_records import BadRecord, Reason
 from gmeta.preprocess.movielens.movielens_records import parse_integer, parse_rating, show
+from gmeta.preprocess.source import BadRecord, Reason
 
 PARTITIONS = ("warm", "user_cold", "item_cold", "both_cold")
 """MeLU's split: ratings of old users and movies; of new users; of new movies; of new users and movies."""

@@ -13,15 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
 from gmeta.preprocess.columns import Columns, Ints
-from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.movielens.melu_records import HEADER, ITEM_COLUMNS, PARTITIONS, USER_NAMES, rating_row
 from gmeta.preprocess.movielens.movielens_folder import MovieLens
 from gmeta.preprocess.movielens.movielens_records import split_fields
 from gmeta.preprocess.movielens.movielens_source import MovieLensSource
-from gmeta.preprocess.progress import Progress
-from gmeta.preprocess.source import Source
+from gmeta.preprocess.source import BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 _LISTS = ("genre", "director", "actor", "writer")

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
 from gmeta.preprocess.movielens import melu_records
-from gmeta.preprocess.movielens.attribute_table import AttributeTable
 from gmeta.preprocess.movielens.melu_records import Cells
 from gmeta.preprocess.movielens.movielens_records import (
     GENRES,
     ITEM_COLUMNS,
     USER_COLUMNS,
+    AttributeTable,
+    RawFile,
     item_row_1m,
     item_row_100k,
     parse_integer,
@@ -30,7 +30,7 @@ from gmeta.preprocess.movielens.movielens_records import (
     user_row_1m,
     user_row_100k,
 )
-from gmeta.preprocess.movielens.raw_file import RawFile
+from gmeta.preprocess.source import BadRecord, BadRecords, Reason
 
 RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
 _MOST_NAMES = 12  # a message is one line

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
 from gmeta.preprocess.columns import Columns, Ints
-from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.movielens.movielens_folder import FileForm, MovieLens
 from gmeta.preprocess.movielens.movielens_records import parse_integer, parse_rating, show, split_fields
-from gmeta.preprocess.progress import Progress
-from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 _INT, _FLOAT = ColumnSpec(dtype="int64", is_list=False), ColumnSpec(dtype="float32", is_list=False)

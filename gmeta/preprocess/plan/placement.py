@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.core.data.splitmix import range_of, splitmix64
+from gmeta.core.shares import range_of, splitmix64
 from gmeta.preprocess.columns import Columns, Ints, Values
 from gmeta.preprocess.config import PlanConfig
 

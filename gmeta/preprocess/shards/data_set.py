@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.data.group_index import Codec, Layout
-from gmeta.core.data.manifest import Manifest, Shard, Split
-from gmeta.core.data.schema import Schema
+from gmeta.core.data_manifest import Manifest, Shard, Split
+from gmeta.core.group_index import Codec, Layout
+from gmeta.core.schema import Schema
 from gmeta.preprocess.columns import Columns
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan.placement import PLAN_VERSION, splits

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gmeta.core.data.group_index import LAYOUTS, GroupIndex, Layout
-from gmeta.core.data.manifest import Shard
-from gmeta.core.data.schema import Column
+from gmeta.core.data_manifest import Shard
 from gmeta.core.errors import DataError
+from gmeta.core.group_index import LAYOUTS, GroupIndex, Layout
 from gmeta.core.native import FunctionTypes, load_functions
+from gmeta.core.schema import Column
 from gmeta.preprocess.columns import Columns
 
 _BYTES = 8 << 20  # groups are read until they have so many

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,13 +14,183 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from gmeta.core.data.group_index import LAYOUTS, Codec, Layout
-from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.preprocess.shards.group_log import GroupLog, SplitGroupError
-from gmeta.preprocess.shards.record_encoder import GroupRuns, RecordEncoder
-from gmeta.preprocess.shards.record_size import refuse_large
-from gmeta.preprocess.shards.shard_file import ShardFile
+from gmeta.core.files import sync, write_atomically
+from gmeta.core.group_index import ENTRY, LAYOUTS, Codec, GroupIndex, Layout, checksum_of, index_path
+from gmeta.core.schema import Column, Schema
+from gmeta.preprocess.shards.record_encoder import GroupRuns, RecordEncoder, refuse_large
+
+# The log of a shard's groups, kept while the shard is written.
+
+
+class SplitGroupError(ValueError):
+    """The error for a group that was written before and begins again at ``row``."""
+
+    def __init__(self, row: int, key: tuple[int, int]) -> None:
+        self.row, self.key = row, key
+        super().__init__(row, key)
+
+
+class GroupLog:
+    """A log that cuts rows into groups, each a run of one key, and refuses a key that comes again.
+
+    Args:
+      may_continue: Whether the first rows of the next call may continue the last group.
+    """
+
+    def __init__(self, *, may_continue: bool) -> None:
+        self._may_continue = may_continue
+        self._seen: set[tuple[int, int]] = set()
+        self._last: tuple[int, int] | None = None
+        self._parts: list[NDArray[Any]] = []
+        self._bytes = self._rows = 0
+
+    def runs(self, task: NDArray[np.int64], batch: NDArray[np.int64]) -> GroupRuns:
+        """Cut rows with these keys, (N,) each, into groups, without adding the groups to the log.
+
+        Raises:
+          SplitGroupError: A key is in the log already, or its rows aren't consecutive.
+        """
+        changes = np.flatnonzero((task[1:] != task[:-1]) | (batch[1:] != batch[:-1])) + 1
+        starts = np.concatenate([[0], changes]) if len(task) else changes
+        keys = list(zip(task[starts].tolist(), batch[starts].tolist(), strict=True))
+        continues = self._may_continue and bool(keys) and keys[0] == self._last
+        fresh = keys[continues:]
+        if len(set(fresh)) < len(fresh) or not self._seen.isdisjoint(fresh):
+            seen = set(self._seen)
+            for start, key in zip(starts[continues:].tolist(), fresh, strict=True):
+                if key in seen:
+                    raise SplitGroupError(start, key)
+                seen.add(key)
+        sizes, crcs = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.uint32)
+        if continues:
+            sizes[0] = self._bytes - self._parts[-1]["offset"][-1]
+            crcs[0] = self._parts[-1]["crc"][-1]
+        ends = np.append(starts[1:], len(task)).astype(np.int64) if len(task) else starts
+        return GroupRuns(ends, sizes, crcs, keys, continues)
+
+    def add(self, runs: GroupRuns) -> None:
+        """Add groups that have been written to the log."""
+        if not runs.keys or runs.sizes is None:
+            return
+        rows = np.diff(runs.ends, prepend=0)
+        if runs.continues:
+            last = self._parts[-1]
+            self._bytes, self._rows = int(last["offset"][-1]), int(last["first_row"][-1])
+            rows[0] += last["rows"][-1]
+            self._parts[-1] = last[:-1]
+        entries = np.zeros(len(rows), ENTRY)
+        entries["offset"] = self._bytes + np.cumsum(runs.sizes) - runs.sizes
+        entries["first_row"] = self._rows + np.cumsum(rows) - rows
+        entries["rows"], entries["crc"] = rows, runs.crcs
+        entries["task"], entries["batch_id"] = np.array(runs.keys, np.int64).T
+        self._parts.append(entries)
+        self._bytes += int(runs.sizes.sum())
+        self._rows += int(rows.sum())
+        self._seen.update(runs.keys)
+        self._last = runs.keys[-1]
+
+    @property
+    def groups(self) -> int:
+        """The number of groups in the log."""
+        return sum(len(part) for part in self._parts)
+
+    def index(self, layout: Layout) -> GroupIndex:
+        """Build the index of the groups in the log."""
+        return GroupIndex(layout, self._bytes, np.concatenate([np.zeros(0, ENTRY), *self._parts]))
+
+
+# The file of a shard, which appears under its name whole, with its index beside it, or not at all.
+
+
+class ShardFile:
+    """A file to which bytes are only appended.
+
+    Bytes go to ``<path>.<process id>.tmp``; `close` flushes that file to the disk and renames it. `discard`
+    removes it, and an earlier file at ``path`` stays.
+
+    Args:
+      path: The file to write. Its folder must exist.
+
+    Attributes:
+      bytes: The number of bytes written so far.
+      index: The checksum of the index, once it is written.
+
+    Raises:
+      OSError: The file can't be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.index: int | None = None
+        self.closed = True
+        self._temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self._temporary_index = path.with_name(f"{index_path(path).name}.{os.getpid()}.tmp")
+        # Open it exclusively: two writers of one path would mix their records.
+        self._file = self._temporary.open("xb", buffering=0)
+        self.closed = False
+
+    def fileno(self) -> int:
+        """Return the descriptor of the temporary file."""
+        return self._file.fileno()
+
+    def put(self, block: memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+          OSError: The disk is full; the error says so, and how many bytes were written.
+        """
+        try:
+            while block:
+                written = self._file.write(block) or 0
+                self.bytes += written
+                block = block[written:]
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "the disk is full, free some space or write elsewhere" if full else error.strerror
+            raise OSError(error.errno, f"{reason} (after {self.bytes} bytes)", str(self.path)) from error
+
+    def close(self, index: Callable[[], GroupIndex] | None = None) -> None:
+        """Flush to the disk, and give the file and its index their final names. A second call does nothing.
+
+        Args:
+          index: Makes the index. None: no index is written, and an earlier one is removed, because it belongs
+            to another file.
+
+        Raises:
+          OSError: The disk is full; the file is discarded.
+        """
+        if self.closed:
+            return
+        try:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            if index is not None:
+                data = index().to_bytes()
+                write_atomically(self._temporary_index, data)
+                self.index = checksum_of(data)
+            # Remove the old index first: a crash then never leaves an index beside another shard's file.
+            index_path(self.path).unlink(missing_ok=True)
+            self._temporary.replace(self.path)
+            if index is not None:
+                self._temporary_index.replace(index_path(self.path))
+        except OSError:
+            self.discard()
+            raise
+        self.closed = True
+        sync(self.path.parent)
+
+    def discard(self) -> None:
+        """Drop the written bytes, and leave ``path`` as it was before."""
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+        self._temporary_index.unlink(missing_ok=True)
+
 
 Values = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 """A column's rows: one value per row or, for a list column, ``(values, row_splits)``."""
@@ -42,7 +215,7 @@ class RecordWriter:
       schema: The columns of every record.
       layout: ``"example"`` or ``"columnar"``.
       codec: ``"zstd"`` compresses each record of the columnar layout that it makes smaller.
-      index: Whether to write an index of the groups too (`gmeta.core.data.group_index`), as ``<path>.gidx``.
+      index: Whether to write an index of the groups too (`gmeta.core.group_index`), as ``<path>.gidx``.
         An earlier index at that path is removed in any case, because it belongs to another file.
 
     Attributes:

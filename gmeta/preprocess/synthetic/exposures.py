@@ -1,4 +1,4 @@
-r"""A synthetic log of user actions and exposures, in which clicks depend on the order of past events.
+"""A synthetic log of user actions and exposures, in which clicks depend on the order of past events.
 
 The number of a user's events is distributed as in MTGenRec: log-normal with σ 0.9, a mean of 600 and at most
 3,000. Events come in sessions. At each moment the user is interested in one category. The interest changes
@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 
@@ -42,22 +43,152 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from gmeta.preprocess.synthetic.exposure_config import FEWEST_EVENTS, ExposureConfig
-from gmeta.preprocess.synthetic.exposure_world import (
-    ACTIONS,
-    CITIES,
-    FOLLOWS,
-    SESSION,
-    SHOWN,
-    SHOWN_OF,
-    SPAN,
-    START,
-    VIEW,
-    ExposureWorld,
-    Floats,
-    Ints,
-)
+from gmeta.core.errors import ConfigError
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+
+# The settings of the synthetic log of exposures.
+
+FEWEST_EVENTS = 10
+"""What each user has at least."""
+
+
+@dataclass(frozen=True)
+class ExposureConfig:
+    """The size of the log and the strength of its effects.
+
+    Attributes:
+      seed: Seeds all draws.
+      users: Number of users, numbered from 1.
+      items: Number of items.
+      categories: Number of categories.
+      styles: Number of styles.
+      mean_events: Mean number of a user's events.
+      most_events: Largest number of a user's events.
+      exposures: Number of items shown to each user, in requests of ``page`` items.
+      page: Items of a request.
+      click: b; this and the following are the parameters of the formula above.
+      now: Logit of the current interest.
+      next: Logit of the category that follows it.
+      taste: Logit of a category that makes up the user's whole taste.
+      quality: Standard deviation of the items' quality.
+      home: Standard deviation of a city's taste.
+      own: Strength of the user's own liking of styles.
+      fresh: Probability that the interest changes at the start of a session.
+      drift: Probability that it changes at another event.
+      focus: Share of the events that are of the current interest.
+
+    Raises:
+      ConfigError: The sizes are impossible.
+    """
+
+    seed: int = 0
+    users: int = 2000
+    items: int = 2000
+    categories: int = 20
+    styles: int = 8
+    mean_events: float = 600
+    most_events: int = 3000
+    exposures: int = 20
+    page: int = 5
+    click: float = -3.0
+    now: float = 2.5
+    next: float = 2.0
+    taste: float = 2.0
+    quality: float = 0.5
+    home: float = 0.3
+    own: float = 0.0
+    fresh: float = 0.5
+    drift: float = 0.01
+    focus: float = 0.75
+
+    def __post_init__(self) -> None:
+        if min(self.users, self.styles) < 1 or self.categories < 2 or self.items < self.categories:
+            raise ConfigError(
+                f"at least a user, a style, 2 categories and an item of each are needed, got {self.users}, "
+                f"{self.styles}, {self.categories} and {self.items}"
+            )
+        if not FEWEST_EVENTS <= self.mean_events < self.most_events:
+            raise ConfigError(
+                f"users have {FEWEST_EVENTS} events or more, on the mean fewer than at most: got mean_events="
+                f"{self.mean_events}, most_events={self.most_events}"
+            )
+        shares = {name: getattr(self, name) for name in ("fresh", "drift", "focus")}
+        if not all(0 <= share <= 1 for share in shares.values()):
+            raise ConfigError(f"fresh, drift and focus are shares from 0 to 1, got {shares}")
+        if self.page < 1 or self.exposures < self.page or self.exposures % self.page:
+            raise ConfigError(f"exposures={self.exposures} must be a multiple of page={self.page}")
+
+
+# The items of the synthetic log of exposures, and what is the same for all of its users.
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SHOWN, VIEW, CART, BUY = 0, 1, 2, 3
+"""Actions; an exposure has `SHOWN`."""
+
+START, SPAN = 1_700_000_000, 30 * 86_400
+"""When users' first events are, in seconds."""
+
+SESSION = 0.05
+"""The probability that an event begins a session."""
+
+FOLLOWS = 0.4
+"""The probability that an interest that changes becomes the category that follows."""
+
+ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])
+"""The shares of views, carts and purchases, of events off the interest and on it."""
+
+SHOWN_OF = (0.3, 0.25, 0.25, 0.2)
+"""The shares of what is shown: of the interest, of what follows, of the lasting taste, of any category."""
+
+CITIES = 12
+
+
+class ExposureWorld:
+    """The parameters that are the same for all users."""
+
+    def __init__(self, rng: np.random.Generator, config: ExposureConfig) -> None:
+        self.config = config
+        items, categories = config.items, config.categories
+        self.category = np.concatenate(
+            [np.arange(categories), rng.integers(categories, size=items - categories)]
+        )
+        self.style = rng.integers(config.styles, size=items)
+        self.quality = config.quality * rng.standard_normal((2, items))
+        ring = rng.permutation(categories)
+        self.follows = np.empty(categories, np.int64)
+        self.follows[ring] = np.roll(ring, -1)  # all categories form one ring, so none follows itself
+        self.home = config.home * rng.standard_normal((CITIES, categories))
+        # Items by category, with cumulative popularities from 0 to 1 in each: one search draws an item.
+        self.order = np.argsort(self.category, kind="stable")
+        popularity = 1 / (rng.permutation(items) + 10.0)
+        total = np.bincount(self.category, popularity)
+        share = np.cumsum((popularity / total[self.category])[self.order])
+        self.shares = np.minimum(share, self.category[self.order] + 1.0)
+
+    def items(self, categories: Ints, uniform: Floats) -> Ints:
+        """Return an item of each of the categories, by its popularity, for a number from 0 to 1 each."""
+        found = np.searchsorted(self.shares, categories + uniform, side="right")
+        return self.order[np.minimum(found, len(self.order) - 1)]
+
+    def logits(self, interest: Ints, taste: Floats, city: Ints) -> Floats:
+        """Compute what each category adds to the logit of a click, b with it.
+
+        Args:
+          interest: s, (n,).
+          taste: τ_u, (n, categories), or (1, categories) for one user.
+          city: (n,).
+
+        Returns:
+          (n, categories).
+        """
+        config, shown = self.config, np.arange(self.config.categories)
+        follows = self.follows[interest][:, None]
+        logit = config.click + config.now * (shown == interest[:, None]) + config.next * (shown == follows)
+        logit += config.taste * taste + self.home[city]
+        return logit
+
 
 EXPOSURE_SPEC = TableSpec(
     task="user",

@@ -11,20 +11,19 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from gmeta.core.data.group_index import Layout
-from gmeta.core.data.manifest import Manifest, Shard
-from gmeta.core.data.manifest_file import FILE_NAME
-from gmeta.core.data.roles import Roles
-from gmeta.core.data.schema import Column
+from gmeta.core.data_manifest import Manifest, Shard
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.group_index import Layout
+from gmeta.core.json_values import FILE_NAME
+from gmeta.core.schema import Column, Roles
 from gmeta.core.settings import from_mapping
-from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
 from gmeta.preprocess.columns import Columns, arrow_type, row_count
+from gmeta.preprocess.config import Progress
 from gmeta.preprocess.plan.normalisation import Fault, normalise
-from gmeta.preprocess.progress import Progress
 from gmeta.preprocess.shards.group_reader import GroupRows, read_groups
+from gmeta.preprocess.source import BadRecord, BadRecords, Reason
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
-from gmeta.preprocess.tables.file_digests import FileDigests
+from gmeta.preprocess.tables.table_files import FileDigests
 
 
 @dataclass(frozen=True)

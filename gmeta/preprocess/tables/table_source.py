@@ -14,19 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.preprocess.bad_records import BadRecord, BadRecords, Reason
 from gmeta.preprocess.columns import Columns, Ints
-from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan.normalisation import Fault, normalise
-from gmeta.preprocess.progress import Progress
-from gmeta.preprocess.source import NUMBER, Source
+from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import TableSpec
-from gmeta.preprocess.tables.csv_scan import CsvScan
-from gmeta.preprocess.tables.file_digests import FileDigests
-from gmeta.preprocess.tables.json_scan import JsonScan
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
-from gmeta.preprocess.tables.table_files import Format, TableFile, find_files
-from gmeta.preprocess.tables.table_scan import Scan
+from gmeta.preprocess.tables.table_files import FileDigests, Format, TableFile, find_files
+from gmeta.preprocess.tables.table_scan import CsvScan, JsonScan, Scan
 from gmeta.preprocess.tables.table_survey import resolve_spec
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@
 //
 // The code uses only +, -, *, sqrt and integer operations of IEEE float32, in a fixed order and
 // without fused multiply-add, so it gives the same bits on every machine, on the GPU, and in NumPy
-// (gmeta/testing/reference/table/initializers.py). The loops have no branch, so they vectorize; the
+// (tests/support/reference/table_rules.py). The loops have no branch, so they vectorize; the
 // loop of the normal distributions is compiled for wide vectors too.
 //
 // erfinv is M. Giles' single-precision approximation ("Approximating the erfinv function", GPU

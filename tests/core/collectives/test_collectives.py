@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.collectives import counting, failures, place, stalls, tensors
+from gmeta.core.collectives import counting, failures, place, tensors
 from gmeta.core.collectives.place import launched_size
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
@@ -105,7 +105,7 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
 @pytest.mark.parametrize("limit", ["soon", "-1", "1.5"])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(limit: str) -> None:
     with pytest.raises(ConfigError, match="give whole seconds, or 0 for ever"):
-        stalls.watch_for_stalls(collectives.world(), limit)
+        failures.watch_for_stalls(collectives.world(), limit)
 
 
 def test_a_launcher_that_says_no_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

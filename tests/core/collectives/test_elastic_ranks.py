@@ -7,22 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from gmeta.core.collectives.launcher import local_ranks as launch
-from gmeta.core.collectives.launcher import room
-from gmeta.core.collectives.launcher.elastic_ranks import launch_elastic
-from gmeta.core.collectives.launcher.hosts import Host, parse_hosts
-from gmeta.core.collectives.launcher.meeting import Values
-from gmeta.core.collectives.launcher.room import Room, ask_script
 from gmeta.core.errors import ConfigError, RanksError
+from gmeta.core.launcher import elastic_ranks
+from gmeta.core.launcher import local_ranks as launch
+from gmeta.core.launcher.elastic_ranks import Room, ask_script, launch_elastic
+from gmeta.core.launcher.meeting import Host, Values, parse_hosts
 
 # Ranks that are plain Python; `ranks` counts those of all starts.
 AS_RANK = """
 import os, signal, sys, time
 from pathlib import Path
-from gmeta.core.collectives.driver.elastic import find_driver
+from gmeta.core.collectives.elastic import find_driver
 rank, size = (int(os.environ.get(f"GMETA_{n}") or os.environ[f"HOROVOD_{n}"]) for n in ("RANK", "SIZE"))
 driver, here = find_driver(), Path(sys.argv[1])
-start = os.environ.get("GMETA_STORE") or Path(os.environ["GMETA_TOLD"]).parent.name
+start = os.environ.get("GMETA_STORE") or Path(os.environ["GMETA_NOTES"]).parent.name
 name = f"{time.time_ns()}.{start}.{rank}"
 (here.parent / name).write_text(f"{size} of {os.environ['GMETA_SHARES']}{os.environ.get('ON', '')}")
 (here.parent / name).rename(here / name)
@@ -47,7 +45,7 @@ def leave_when_told():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "EVERY", 0.05)
+    monkeypatch.setattr(elastic_ranks, "EVERY", 0.05)
     monkeypatch.setattr(launch, "GRACE", 0.5)
 
 
@@ -108,7 +106,7 @@ def test_only_the_frozen_rank_is_lost_and_not_those_that_leave_slowly(tmp_path: 
         "if size == 4:\n"
         "    save()\n"
         "    if rank == 1: print('rank 1 of 4 lost its peers', file=sys.stderr)\n"
-        "    if rank == 2: Path(os.environ['GMETA_TOLD'] + '.lost-peers').touch()\n"
+        "    if rank == 2: Path(os.environ['GMETA_NOTES'] + '.lost-peers').touch()\n"
         "    (here.parent / f'ready.{rank}').touch()\n"
         "    while len(list(here.parent.glob('ready.*'))) < 4: time.sleep(0.01)\n"
         "    rank == 0 and sys.exit('gmeta.core.errors.CollectiveError: rank 0 of 4 lost its peers')\n"

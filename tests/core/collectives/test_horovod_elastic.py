@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gmeta.core.collectives.driver import horovod_elastic
+from gmeta.core.collectives import horovod_elastic
 from gmeta.core.errors import CollectiveError
 from gmeta.core.shares import SHARES
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gmeta.core.collectives.driver import addresses
-from gmeta.core.collectives.driver.rendezvous import SECRET
+from gmeta.core.collectives import wire
 from gmeta.core.collectives.lane_start import Gpu, can_use_nccl, choose_lane, lane_key
-from gmeta.core.collectives.launcher.meeting import meet_by_horovod
+from gmeta.core.collectives.rendezvous import SECRET
 from gmeta.core.errors import ConfigError
+from gmeta.core.launcher.meeting import meet_by_horovod
 
 HERE = ("host", "boot")
 GPUS = [Gpu(True, "0000:01:00.0", 22304), Gpu(True, "0000:02:00.0", 22304)]
@@ -61,19 +61,19 @@ def test_ranks_that_horovod_introduces_have_a_secret_for_their_lanes() -> None:
 
 
 def test_ranks_of_one_machine_meet_on_loopback() -> None:
-    assert addresses.choose_addresses(local=True) == ("127.0.0.1", "127.0.0.1")
+    assert wire.choose_addresses(local=True) == ("127.0.0.1", "127.0.0.1")
 
 
 def test_ranks_of_several_machines_meet_at_the_named_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOROVOD_GLOO_IFACE", raising=False)
-    bound, told = addresses.choose_addresses(local=False)
+    bound, told = wire.choose_addresses(local=False)
     assert bound == ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     assert told == platform.node()
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
-    assert addresses.choose_addresses(local=False) == ("127.0.0.1", "127.0.0.1")
+    assert wire.choose_addresses(local=False) == ("127.0.0.1", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "none0")
     with pytest.raises(ConfigError, match=r"HOROVOD_GLOO_IFACE='none0' on .* has no address"):
-        addresses.choose_addresses(local=False)
+        wire.choose_addresses(local=False)
 
 
 def test_an_interface_of_ipv6_alone_has_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +82,6 @@ def test_an_interface_of_ipv6_alone_has_an_address(tmp_path: Path, monkeypatch: 
         "fe800000000000000000000000000001 05 40 20 80  gmeta6\n"
         "20010db8000000000000000000000007 05 40 00 80  gmeta6\n"
     )
-    monkeypatch.setattr(addresses, "_IPV6", listed)
+    monkeypatch.setattr(wire, "_IPV6", listed)
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "gmeta6")
-    assert addresses.choose_addresses(local=False) == ("2001:db8::7", "2001:db8::7")
+    assert wire.choose_addresses(local=False) == ("2001:db8::7", "2001:db8::7")

@@ -12,13 +12,12 @@ import psutil
 import pytest
 
 from gmeta.core.collectives import backend
-from gmeta.core.collectives.driver.notes import LEAVES, LOST_PEERS
-from gmeta.core.collectives.launcher import local_ranks as module
-from gmeta.core.collectives.launcher.hosts import Host, parse_hosts
-from gmeta.core.collectives.launcher.local_ranks import launch
-from gmeta.core.collectives.launcher.rank_processes import module_command
-from gmeta.core.collectives.launcher.verdicts import RankEnd, report, verdict
+from gmeta.core.collectives.notes import LEAVES, LOST_PEERS
 from gmeta.core.errors import ConfigError, RanksError
+from gmeta.core.launcher import local_ranks as module
+from gmeta.core.launcher.local_ranks import RankEnd, launch, report, verdict
+from gmeta.core.launcher.meeting import Host, parse_hosts
+from gmeta.core.launcher.rank_processes import module_command
 
 # Ranks that are plain Python: they read who they are, and do one thing.
 AS_RANK = """
@@ -165,7 +164,7 @@ LOST = "gmeta.core.errors.CollectiveError: rank 0 of 2 lost its peers"
 
 # Ranks that the launcher has ended: two had said that others were gone and one left, and one said nothing.
 SLOW = end_of(1, -15, LOST, ended_here=True)
-TOLD = end_of(2, -15, "its traceback comes last", ended_here=True, told=LOST_PEERS)
+NOTES = end_of(2, -15, "its traceback comes last", ended_here=True, told=LOST_PEERS)
 LEAVING = end_of(2, -15, ended_here=True, told=LEAVES)
 FROZEN = end_of(
     3, -9, "gloo/transport/tcp/pair.cc:589] Read error: Connection reset by peer", ended_here=True
@@ -179,7 +178,7 @@ FROZEN = end_of(
         ([end_of(0, 1, LOST), end_of(1, 2, "gmeta: error: x")], "rank 1 of 2 ended with exit code 2"),
         ([end_of(0, 2, "gmeta: error: y"), end_of(1, 2, "gmeta: error: y")], "all 2 ranks alike"),
         ([end_of(0, 75, LOST), end_of(1, -15, ended_here=True)], "rank 1 of 2 hung"),
-        ([end_of(0, 75, LOST), SLOW, TOLD, FROZEN], "rank 3 of 4 hung: the others waited for it"),
+        ([end_of(0, 75, LOST), SLOW, NOTES, FROZEN], "rank 3 of 4 hung: the others waited for it"),
         ([end_of(0, 85, told=LEAVES), SLOW, end_of(2, -15, ended_here=True), FROZEN], "ranks 2, 3 of 4 hung"),
         ([end_of(0, 75, LOST), SLOW], "rank 0 of 2 ended with exit code 75"),
         ([end_of(0, 85, "a code of the program's own"), end_of(1, 0)], "rank 0 of 2 ended with exit code 85"),
@@ -204,7 +203,7 @@ def test_the_cause_is_told_from_its_consequences(ends: list[RankEnd], said: str)
     [
         ([end_of(0, 1, LOST), end_of(1, -9), end_of(2, -9)], [1, 2], False),
         ([end_of(0, 75, LOST), end_of(2, 75, LOST), end_of(1, -15, ended_here=True)], [1], False),
-        ([end_of(0, 75, LOST), SLOW, TOLD, FROZEN], [3], False),
+        ([end_of(0, 75, LOST), SLOW, NOTES, FROZEN], [3], False),
         ([end_of(0, 75, LOST), SLOW, LEAVING, FROZEN], [3], False),
         ([end_of(0, 75, LOST), SLOW], [], False),
         # Rank 0 was to start again with others, and both others failed alike: not all did.
@@ -231,7 +230,7 @@ def test_ranks_that_failed_by_themselves_are_lost(
 def test_an_interrupted_launcher_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.py"
     script.write_text(
-        "import signal, sys\nfrom gmeta.core.collectives.launcher.local_ranks import launch\n"
+        "import signal, sys\nfrom gmeta.core.launcher.local_ranks import launch\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
         f"launch({ranks('print(os.getpid()); time.sleep(600)')!r}, 2)\n"
     )

@@ -14,13 +14,21 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from gmeta.core.collectives.driver.rendezvous import SECRET
-from gmeta.core.collectives.driver.store import STORE, Store
-from gmeta.core.collectives.launcher import hosts, meeting
-from gmeta.core.collectives.launcher.hosts import HERE, Host, host_of_each, parse_hosts, places_of
-from gmeta.core.collectives.launcher.meeting import meet_by_horovod, meet_by_store
 from gmeta.core.collectives.place import Place, launched_size, told_place
+from gmeta.core.collectives.rendezvous import SECRET
+from gmeta.core.collectives.store import STORE, Store
 from gmeta.core.errors import CollectiveError, ConfigError
+from gmeta.core.launcher import meeting
+from gmeta.core.launcher import meeting as hosts
+from gmeta.core.launcher.meeting import (
+    HERE,
+    Host,
+    host_of_each,
+    meet_by_horovod,
+    meet_by_store,
+    parse_hosts,
+    places_of,
+)
 
 
 def enter(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:

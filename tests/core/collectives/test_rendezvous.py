@@ -23,12 +23,12 @@ from horovod.runner.common.util import secret as secrets
 from horovod.runner.elastic.worker import HostsUpdatedRequest
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-from gmeta.core.collectives.driver import rendezvous
-from gmeta.core.collectives.driver.horovod_elastic import safe_wire
-from gmeta.core.collectives.driver.rendezvous import SECRET, ask, guard, signature
-from gmeta.core.collectives.launcher.horovodrun import _of_json, main
-from gmeta.core.collectives.launcher.meeting import meet_by_horovod
+from gmeta.core.collectives import rendezvous
+from gmeta.core.collectives.horovod_elastic import safe_wire
+from gmeta.core.collectives.rendezvous import SECRET, ask, guard, signature
 from gmeta.core.errors import ConfigError
+from gmeta.core.launcher.horovodrun import _of_json, main
+from gmeta.core.launcher.meeting import meet_by_horovod
 
 THE_SECRET = "5ec2e7"
 
@@ -175,7 +175,7 @@ def test_horovods_launcher_with_a_secret_runs_ranks_that_have_it() -> None:
     code = "import gmeta; w = gmeta.init(); print('rank', w.rank, 'of', w.size)"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "gmeta.core.collectives.launcher.horovodrun", "-np", "2"),
+            *(sys.executable, "-m", "gmeta.core.launcher.horovodrun", "-np", "2"),
             *("--network-interface", "lo", sys.executable, "-c", code),
         ],
         capture_output=True,

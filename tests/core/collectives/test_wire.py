@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.collectives.driver.wire import pack, pack_parts, unpack
+from gmeta.core.collectives.wire import pack, pack_parts, unpack
 from gmeta.core.errors import CollectiveError, ConfigError, DataError, GmetaError
 
 leaves = st.one_of(

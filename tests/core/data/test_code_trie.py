@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.code_trie import CodeTrie
+from gmeta.core.code_trie import CodeTrie
 from gmeta.core.errors import ConfigError, DataError
 
 SEEDS = st.integers(0, 2**31 - 1)

@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from gmeta.core.data.group_index import ENTRY, GroupIndex, index_path
 from gmeta.core.errors import DataError
+from gmeta.core.group_index import ENTRY, GroupIndex, index_path
 
 
 def three_groups():

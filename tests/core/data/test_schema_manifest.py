@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.manifest import Manifest, Shard, Split
-from gmeta.core.data.manifest_file import FILE_NAME
-from gmeta.core.data.schema import Column, Schema
+from gmeta.core.data_manifest import Manifest, Shard, Split
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.json_values import FILE_NAME
+from gmeta.core.schema import Column, Schema
 
 KEYS = (Column("task"), Column("batch_id"))
 names = st.text(min_size=1, max_size=8).filter(lambda name: name not in ("task", "batch_id"))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from gmeta.core.graph.host_ops import shapes_on_host
+from gmeta.core.graph import shapes_on_host
 
 
 def test_a_reduction_s_gradient_computes_its_shape_on_the_host():

@@ -4,8 +4,8 @@ import doctest
 
 import tensorflow as tf
 
-from gmeta.core.graph import variables as module
-from gmeta.core.graph.variables import lift_variables
+from gmeta.core import graph as module
+from gmeta.core.graph import lift_variables
 
 
 def traces_of(scope):

@@ -6,15 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from gmeta.experiment.baselines import attribute_variances, attributes
-from gmeta.experiment.baselines.all_baselines import Baselines
-from gmeta.experiment.baselines.attribute_levels import ItemAttributes, Levels
-from gmeta.experiment.baselines.attribute_variances import Variances
-from gmeta.experiment.baselines.attributes import Attributes
+from gmeta.experiment.baselines import attributes
+from gmeta.experiment.baselines import attributes as attribute_variances
+from gmeta.experiment.baselines.attributes import Attributes, ItemAttributes, Levels, Variances
 from gmeta.experiment.baselines.biases import FittedBiases
-from gmeta.experiment.baselines.task_blocks import cut_blocks, multiply
-from gmeta.experiment.baselines.task_rows import Rows, Tasks
-from gmeta.testing.drawn_tasks import task_rows, tasks_of
+from gmeta.experiment.baselines.task_rows import Rows, Tasks, cut_blocks, multiply
+from gmeta.experiment.baselines.tuning import Baselines
+from support.drawn_batches import task_rows, tasks_of
 
 
 def attributes_of(items, seed=0):

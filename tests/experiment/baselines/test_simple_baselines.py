@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gmeta.experiment.baselines.biases import TURNS, Biases
-from gmeta.experiment.baselines.co_ratings import CoRatings, number_frequent
-from gmeta.experiment.baselines.item_mean import ItemMean
+from gmeta.experiment.baselines.biases import TURNS, Biases, ItemMean
 from gmeta.experiment.baselines.neighbours import Neighbours
-from gmeta.testing.drawn_tasks import task_rows
+from gmeta.experiment.baselines.vectors import CoRatings, number_frequent
+from support.drawn_batches import task_rows
 
 
 @given(task_rows())

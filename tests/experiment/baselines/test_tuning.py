@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.experiment.baselines import pseudo_cold
-from gmeta.experiment.baselines.all_baselines import Baselines
-from gmeta.experiment.baselines.item_mean import ItemMean
+from gmeta.experiment.baselines.biases import ItemMean
 from gmeta.experiment.baselines.pseudo_cold import choose, cut_folds, hide_items
-from gmeta.experiment.baselines.task_blocks import cut_blocks
-from gmeta.experiment.baselines.task_rows import ItemNumbers, Rows, Tasks
-from gmeta.testing.drawn_tasks import task_rows, tasks_of
+from gmeta.experiment.baselines.task_rows import ItemNumbers, Rows, Tasks, cut_blocks
+from gmeta.experiment.baselines.tuning import Baselines
+from support.drawn_batches import task_rows, tasks_of
 
 
 def named(tasks):

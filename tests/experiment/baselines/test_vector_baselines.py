@@ -5,11 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.experiment.baselines.biases import Biases
-from gmeta.experiment.baselines.co_ratings import CoRatings
-from gmeta.experiment.baselines.factors import Factors, Start, _State, _turn
-from gmeta.experiment.baselines.item_vectors import ItemVectors
-from gmeta.experiment.baselines.kriging import Kriging
-from gmeta.testing.drawn_tasks import task_rows, tasks_of
+from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Kriging, Start, _State, _turn
+from support.drawn_batches import task_rows, tasks_of
 
 
 @given(task_rows(), st.integers(1, 4))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.testing.reference.io.balance import karmarkar_karp, prefix_batches
+from support.reference.balance import karmarkar_karp, prefix_batches
 
 # Whole numbers, so that sums are exact and ties are ties.
 COSTS = st.lists(st.integers(1, 40), max_size=40)

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.io.balance.group_packing import GroupPacking
-from gmeta.io.balance.rank_balance import _deal, balance_over_ranks, balanced_elements, rank_of_each
-from gmeta.io.balance.sequence_cost import SequenceCost
-from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.thread_ranks import run_thread_ranks, thread_alltoall
-from gmeta.testing.reference.io.balance import karmarkar_karp
+from gmeta.io.balance import SequenceCost
+from gmeta.io.rank_balance import GroupPacking, _deal, balance_over_ranks, balanced_elements, rank_of_each
+from support.process_ranks import run_ranks
+from support.reference.balance import karmarkar_karp
+from support.thread_ranks import run_thread_ranks, thread_alltoall
 
 COST = SequenceCost(2.0, 1.0)
 

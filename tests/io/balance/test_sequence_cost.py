@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io.balance import sequence_cost
-from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.io import balance
+from gmeta.io.balance import SequenceCost
 
 APART = [[1, 1, 1, 1], [2, 2, 2], [5, 2], [1]]
 """Batches that tell tokens from squared lengths."""
@@ -171,4 +171,4 @@ def test_what_makes_no_sense_is_refused(wrong, said):
 
 
 def test_examples():
-    assert doctest.testmod(sequence_cost).failed == 0
+    assert doctest.testmod(balance).failed == 0

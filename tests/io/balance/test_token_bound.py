@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import Balance, ReadOptions, SequenceCost, data_errors, groups, sequences, tasks
-from gmeta.testing.data.grouped_data import write_folder
+from support.grouped_data import write_folder
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=25)
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.io import After, Flag, SequenceSplit
-from gmeta.io.balance.group_packing import GroupPacking
-from gmeta.io.balance.rank_balance import _deal
-from gmeta.io.balance.sequence_cost import SequenceCost
-from gmeta.testing.data.task_batches import plain
-from gmeta.testing.jobs.thread_ranks import run_thread_ranks, thread_alltoall
-from gmeta.testing.reference.io.balance import karmarkar_karp
+from gmeta.io.balance import SequenceCost
+from gmeta.io.rank_balance import GroupPacking, _deal
+from support.drawn_batches import plain
+from support.reference.balance import karmarkar_karp
+from support.thread_ranks import run_thread_ranks, thread_alltoall
 
 PARTS = {"history": ["item", "tags"], "targets": ["price", "tags"], "labels": ["click", "price"]}
 CONTEXTS = ["user", "price", "tags"]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.io import ReaderStats, TaskChoice, tasks
-from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.data.reader_arguments import reading
+from support.grouped_data import reading, write_folder
 
 
 @pytest.fixture(scope="module")

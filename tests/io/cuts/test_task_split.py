@@ -6,14 +6,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import DataError
 from gmeta.io import After, Flag, ReaderStats, ReadOptions, data_errors, tasks
 from gmeta.preprocess import TableSpec, prepare
-from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.data.task_batches import plain, sides_by_task
-from gmeta.testing.reference.io import reader as reference
+from support.drawn_batches import plain, sides_by_task
+from support.grouped_data import SCHEMA, reading, write_folder
+from support.reference import reader as reference
 
 ALL = ["item", "task", "genre", "timestamp", "rating", "weights"]
 RULES = st.one_of(

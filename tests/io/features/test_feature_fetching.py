@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, StoreError, StoreUnavailableError
+from gmeta.core.schema import Column
 from gmeta.io import ArrowSource, FetchPolicy, HBaseSource
-from gmeta.testing.hbase_server import HBaseServer, hang_up
+from support.hbase_server import HBaseServer, hang_up
 
 ROWS = pa.table({"key": range(100), "price": range(100), "tags": [[i, i] for i in range(100)]})
 

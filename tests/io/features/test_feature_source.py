@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError, DataError, StoreError
+from gmeta.core.schema import Column
 from gmeta.io import ArrowSource, FetchPolicy, HBaseSource, RocksDBSource
 from gmeta.io.features.cells import arrow_type
 from gmeta.io.features.feature_source import NEWEST
-from gmeta.testing.hbase_server import HBaseServer
+from support.hbase_server import HBaseServer
 
 COLUMNS = [
     Column("price", "float32"),

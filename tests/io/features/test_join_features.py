@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, StoreUnavailableError
 from gmeta.io import ArrowSource, FetchPolicy, ReadOptions, data_errors, group_batch, join_features, tasks
-from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
+from support.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
 
 SIZES = [3, 1, 4]  # rows of timestamps 0 to 7
 ITEMS = grouped_columns(SIZES)["item"]

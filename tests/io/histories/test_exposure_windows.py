@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gmeta import io
 from gmeta.core.errors import ConfigError
-from gmeta.io.histories.exposure_windows import ExposureWindows
+from gmeta.io.histories.late_reader import ExposureWindows
 from gmeta.preprocess import ColumnSpec, HistorySpec, TableSpec, append_history, prepare
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.reference.io.history import Shown, windows_of
+from support.grouped_data import reading
+from support.reference.history import Shown, windows_of
 
 TAIL = {"ts": "tail_ts", "item": "tail_item"}
 NIGHT = 1000

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess import history_crcs
-from gmeta.testing.reference.io.history import crc_of
+from support.reference.history import crc_of
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32)

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta import io
-from gmeta.core.data.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
 from gmeta.preprocess import HistorySpec, append_history
-from gmeta.preprocess.history.files.generation import Generation
-from gmeta.preprocess.history.files.shard_reader import encode_index
-from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.shard_reader import encode_index
 from gmeta.preprocess.history.verify import verify_history
-from gmeta.testing.reference.io.history import draw_day, history_of, write_day
+from support.reference.history import draw_day, history_of, write_day
 
 DAYS = [draw_day(day, 400, day=day) for day in range(1, 5)]
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=3, stripe_events=8)

@@ -25,10 +25,10 @@ from gmeta.preprocess import (
     prepare,
     write_exposures,
 )
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.data.task_batches import plain
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.reading_workers import WorkerProcess
+from support import warm
+from support.drawn_batches import plain
+from support.grouped_data import reading
+from support.reading_workers import WorkerProcess
 
 CONFIG = ExposureConfig(users=60, items=200, mean_events=40, most_events=120, exposures=8, page=2)
 EVENTS = ["item", "category", "action", "timestamp"]

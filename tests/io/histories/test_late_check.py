@@ -11,10 +11,10 @@ import tensorflow as tf
 from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, append_history, prepare
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.data.task_batches import plain
-from gmeta.testing.reference.io.balance import prefix_batches
-from gmeta.testing.reference.io.history import crc_of, draw_day, history_of, write_day
+from support.drawn_batches import plain
+from support.grouped_data import reading
+from support.reference.balance import prefix_batches
+from support.reference.history import crc_of, draw_day, history_of, write_day
 
 DAYS = [draw_day(day, 300, users=12, day=day) for day in range(1, 4)]
 LONGEST = 15

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess import HistorySpec, PrepareConfig, TableSpec, append_history, prepare, scrub_history
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.reference.io.history import draw_day, history_of, write_day
+from support.grouped_data import reading
+from support.reference.history import draw_day, history_of, write_day
 
 DAYS = [draw_day(day, 300, users=12, day=day) for day in range(1, 4)]
 DELETED = (3, 8)

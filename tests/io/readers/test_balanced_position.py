@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core import collectives
-from gmeta.core.data.position import position_of, uncounted
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.position import position_of, uncounted
 from gmeta.core.shares import SHARES, Shares
 from gmeta.io import Balance, ReadingPosition, ReadOptions, data_errors, epoch_plan, groups, sequences, tasks
-from gmeta.io.readers.starts.epoch import EpochPlan
-from gmeta.io.readers.starts.group_count import UNKNOWN, Reached, go_on, only_own
-from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.jobs.thread_ranks import run_thread_ranks
+from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.position import UNKNOWN, Reached, go_on, only_own
+from support.grouped_data import write_folder
+from support.thread_ranks import run_thread_ranks
 
 SIZES = [3, 1, 9, 2, 2, 7, 1, 1, 4, 12, 5, 2, 3, 3, 8, 1, 2, 6]
 BALANCE = Balance(9.0)

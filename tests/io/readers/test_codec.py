@@ -9,14 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from gmeta.core.data.group_index import GroupIndex
-from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.group_index import GroupIndex
+from gmeta.core.schema import Column, Schema
 from gmeta.io import ReaderStats, ReadOptions, data_errors, group_batch, groups
 from gmeta.preprocess.shards.record_writer import RecordWriter
-from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
-from gmeta.testing.reference.io import reader as reference
-from gmeta.testing.reference.io.columnar import crc32c, decode, records
+from support.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
+from support.reference import reader as reference
+from support.reference.reader import crc32c, decode, records
 
 SIZES = [40, 3, 1, 25]
 
@@ -118,7 +118,7 @@ WITH_HOROVOD = """
 import sys
 import gmeta, tensorflow, horovod.tensorflow  # Horovod makes the symbols of TensorFlow's library everybody's
 from gmeta.io import group_batch
-from gmeta.testing.data.grouped_data import SCHEMA
+from support.grouped_data import SCHEMA
 print([e["task"].numpy().tolist() for e in group_batch(sys.argv[1], SCHEMA, layout="columnar")])
 """
 

@@ -11,12 +11,12 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.schema import Column, Schema
 from gmeta.io import ReaderStats, as_data_error, data_errors, group_batch
 from gmeta.preprocess.shards.record_writer import RecordWriter
-from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, record_offsets, write_file
-from gmeta.testing.reference.io import reader as reference
+from support.grouped_data import SCHEMA, grouped_columns, record_offsets, write_file
+from support.reference import reader as reference
 
 
 def as_groups(dataset):

@@ -22,11 +22,10 @@ from gmeta.io import (
     epoch_plan,
     groups,
 )
-from gmeta.io.balance.sequence_cost import SequenceCost
-from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.reference.io import reader as reference
-from gmeta.testing.reference.io.balance import prefix_batches
+from gmeta.io.balance import SequenceCost
+from support.grouped_data import SCHEMA, reading, write_folder
+from support.reference import reader as reference
+from support.reference.balance import prefix_batches
 
 LAYOUTS = ("columnar", "example")
 

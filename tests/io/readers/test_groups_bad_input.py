@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from gmeta.core.data.group_index import GroupIndex, index_path
-from gmeta.core.data.manifest import Manifest, Split
-from gmeta.core.data.schema import Column, Schema
+from gmeta.core.data_manifest import Manifest, Split
 from gmeta.core.errors import DataError
+from gmeta.core.group_index import GroupIndex, index_path
+from gmeta.core.schema import Column, Schema
 from gmeta.io import OneEpoch, ReaderStats, ReadOptions, as_data_error, data_errors, groups
 from gmeta.preprocess.shards.record_writer import RecordWriter
-from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, write_folder
-from gmeta.testing.data.reader_arguments import reading
+from support.grouped_data import SCHEMA, grouped_columns, reading, write_folder
 
 SIZES = ([3, 1, 4, 2], [2, 5, 1])  # tasks 0 to 3 and 4 to 6
 
@@ -99,7 +98,7 @@ def test_a_record_of_two_gigabytes(prepared, tmp_path):
 
 
 def masked_crc32c(data):
-    from gmeta.testing.reference.io.columnar import crc32c
+    from support.reference.reader import crc32c
 
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

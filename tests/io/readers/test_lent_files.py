@@ -17,10 +17,9 @@ import tensorflow as tf
 
 from gmeta.core.errors import DataError
 from gmeta.io import group_batch, groups
-from gmeta.io.readers import lent_files
+from gmeta.io.readers import remote
 from gmeta.io.readers.remote import locate, preflight, readable
-from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reader_arguments import reading
+from support.grouped_data import SCHEMA, reading, write_folder
 
 SIZES = ([13, 11, 14], [12, 15])
 
@@ -65,10 +64,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         monkeypatch.setenv("AWS_REGION", "eu-west-1")
-        lent_files._file_system.cache_clear()
+        remote._file_system.cache_clear()
         yield files
         server.shutdown()
-    lent_files._file_system.cache_clear()
+    remote._file_system.cache_clear()
 
 
 def arrays(dataset: tf.data.Dataset) -> list[list[object]]:
@@ -144,7 +143,7 @@ def fsspec(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes | BaseException]:
     module.core = SimpleNamespace(url_to_fs=lambda root: (Files(files), "/" + root.partition("://")[2]))
     monkeypatch.setitem(sys.modules, "fsspec", module)
     monkeypatch.setitem(sys.modules, "tensorflow_io", None)
-    lent_files._file_system.cache_clear()
+    remote._file_system.cache_clear()
     return files
 
 
@@ -204,15 +203,15 @@ def test_the_packages_that_read_are_named(fsspec: dict[str, bytes], monkeypatch:
 
 AHEAD = """
 import gmeta, tensorflow as tf
-from gmeta.io.readers import lent_files
+from gmeta.io.readers import remote
 import time
 
 def slow(path, offset, count):
     time.sleep(0.2)
     return b"x" * min(count, 100 - offset)
 
-lent_files._size, lent_files._part = (lambda path: 100), slow
-assert lent_files.lend("abfs") is None
+remote._size, remote._part = (lambda path: 100), slow
+assert remote.lend("abfs") is None
 names = tf.data.Dataset.range(100).map(lambda i: tf.strings.join(["abfs://c@a/", tf.strings.as_string(i)]))
 each = iter(names.map(tf.io.read_file, num_parallel_calls=4).prefetch(8))
 next(each)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
 from gmeta.io import Balance, EpochPiece, OneEpoch, ReadOptions, groups, rows, sequences, tasks
-from gmeta.testing.data.grouped_data import write_folder
+from support.grouped_data import write_folder
 
 OPTIONS = ReadOptions(shard=(0, 1), seed=4, shuffle_buffer=8)
 SIZES = ([3, 2, 4, 2, 6] * 3, [2, 5, 3] * 4)

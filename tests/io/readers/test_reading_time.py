@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.io import ReaderStats, ReadingTime, ReadOptions, Waiting, from_memory, tasks
-from gmeta.testing.data.grouped_data import write_folder
+from support.grouped_data import write_folder
 
 
 class FakeTime:

@@ -14,8 +14,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import Balance, ReaderStats, ReadOptions, group_batch, groups, tasks
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.remote import RemotePath, locate, preflight
-from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reader_arguments import reading
+from support.grouped_data import SCHEMA, reading, write_folder
 
 SIZES = ([13, 11, 14], [12, 15])
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from gmeta.core.data.manifest import Manifest
-from gmeta.core.data.roles import Roles
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
+from gmeta.core.schema import Roles
 from gmeta.io import rows, sequences, tasks
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
-from gmeta.testing.data.grouped_data import write_folder
+from support.grouped_data import write_folder
 
 TABLE = "user,ts,item,price,timestamp,click\n" + "".join(
     f"{user},{time},{user + time},{time / 2},{time + 5},{time % 2}\n"

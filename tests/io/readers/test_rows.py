@@ -6,15 +6,14 @@ import tensorflow as tf
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from gmeta.core.data.schema import Column
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
+from gmeta.core.schema import Column
 from gmeta.core.shares import SHARES
 from gmeta.io import OneEpoch, ReadOptions, epoch_plan, groups, rows
-from gmeta.io.readers.row_dataset import row_batches
-from gmeta.testing.data.grouped_data import SCHEMA, write_folder
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.reference.io import reader as reference
+from gmeta.io.readers.row_reader import row_batches
+from support.grouped_data import SCHEMA, reading, write_folder
+from support.reference import reader as reference
 
 
 @pytest.fixture(scope="module")

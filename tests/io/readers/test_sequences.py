@@ -21,11 +21,10 @@ from gmeta.io import (
     groups,
     sequences,
 )
-from gmeta.io.balance.sequence_cost import SequenceCost
+from gmeta.io.balance import SequenceCost
 from gmeta.preprocess import TableSpec, prepare
-from gmeta.testing.data.grouped_data import record_offsets, write_folder
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.data.task_batches import plain
+from support.drawn_batches import plain
+from support.grouped_data import reading, record_offsets, write_folder
 
 PARTS = {
     "contexts": ["task", "weights"],

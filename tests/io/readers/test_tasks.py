@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core import collectives
-from gmeta.core.data.manifest import Manifest, Split
+from gmeta.core.data_manifest import Manifest, Split
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import SHARES
 from gmeta.io import After, Flag, ReaderStats, ReadOptions, as_data_error, data_errors, tasks
-from gmeta.testing.data.grouped_data import SCHEMA, record_offsets, write_folder
-from gmeta.testing.data.reader_arguments import reading
-from gmeta.testing.data.task_batches import plain, rows_by_task
-from gmeta.testing.reference.io import reader as reference
+from support.drawn_batches import plain, rows_by_task
+from support.grouped_data import SCHEMA, reading, record_offsets, write_folder
+from support.reference import reader as reference
 
 ALL = ["item", "task", "genre", "timestamp", "rating", "weights"]
 

@@ -31,8 +31,8 @@ from gmeta.io import (
     tasks,
 )
 from gmeta.io.service.worker_server import WorkerServer
-from gmeta.testing.data.grouped_data import write_folder
-from gmeta.testing.jobs.reading_workers import worker_thread
+from support.grouped_data import write_folder
+from support.reading_workers import worker_thread
 
 SIZES = ([3, 2, 4, 2, 6] * 3, [2, 5, 3] * 4)
 TASKS = sum(map(len, SIZES))

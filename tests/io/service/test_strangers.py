@@ -18,9 +18,8 @@ from gmeta.cli import main
 from gmeta.core.errors import ConfigError
 from gmeta.io import ServedPosition, WorkerPool, distribute
 from gmeta.io.service import worker_server
-from gmeta.io.service.announcements import key_of
-from gmeta.io.service.channel import split_address
-from gmeta.testing.jobs.reading_workers import worker_thread
+from gmeta.io.service.channel import key_of, split_address
+from support.reading_workers import worker_thread
 
 
 @pytest.fixture(scope="module", autouse=True)

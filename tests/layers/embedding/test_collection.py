@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.optimizers import SGD
 from gmeta.policies import LRU, CountAdmission, TwoPrecisions

@@ -12,7 +12,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.export import export_model
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.ops import hash_ids
-from gmeta.preprocess.plan.column_values import hash_text
+from gmeta.preprocess.plan.normalisation import hash_text
 
 TABLE = TableConfig("item", 4)
 TEXTS = ["sku/1", "sku/4", "sku/1", ""]

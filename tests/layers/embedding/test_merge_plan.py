@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal, Zeros
+from gmeta.initializers import Normal, Zeros
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.layers.embedding.merge_plan import merge_tables
 from gmeta.optimizers import SGD

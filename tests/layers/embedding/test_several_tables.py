@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.layers.embedding.merge_plan import merge_tables
 from gmeta.optimizers import SGD
-from gmeta.testing.tables import assert_same_tables
+from support.tables import assert_same_tables
 
 START = Normal(0.0, 1.0)
 NAMES = ("item", "by_city")

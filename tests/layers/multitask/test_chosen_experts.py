@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.layers import MMoE
 from gmeta.layers.adaptive.task_network import TaskNetwork
-from gmeta.layers.multitask.chosen_experts import group_by_expert, strongest
-from gmeta.testing.layer_parity import check_layer
-from gmeta.testing.reference.sequence import mixture as reference
+from gmeta.layers.multitask.mmoe import group_by_expert, strongest
+from support.layer_parity import check_layer
+from support.reference import sequence_layers as reference
 
 SHAPE = tf.TensorSpec([None, 5])
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"

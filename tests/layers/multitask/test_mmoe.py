@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.layers import MMoE, TaskHeads, expert_balance, product_logits, squared_variation
 from gmeta.layers.adaptive.task_network import TaskNetwork
-from gmeta.testing.layer_parity import check_layer
-from gmeta.testing.reference.sequence import mixture as reference
+from support.layer_parity import check_layer
+from support.reference import sequence_layers as reference
 
 
 @settings(max_examples=6)

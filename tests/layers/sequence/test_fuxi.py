@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FuXiBlock
 from gmeta.ops import AttentionMask, Jagged
-from gmeta.testing.data.sequences import draw_sequences
-from gmeta.testing.layer_parity import check_layer, own_name
-from gmeta.testing.reference.sequence.fuxi import fuxi_block
+from support.drawn_batches import draw_sequences
+from support.layer_parity import check_layer, own_name
+from support.reference.sequence_layers import fuxi_block
 
 SIZES = {"heads": 2, "attention_dim": 3, "value_dim": 4, "max_length": 6}
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import GroupLayerNorm
-from gmeta.testing.layer_parity import check_layer
-from gmeta.testing.reference.sequence.mixture import group_layer_norm
+from support.layer_parity import check_layer
+from support.reference.sequence_layers import group_layer_norm
 
 
 @settings(max_examples=10)

@@ -10,10 +10,10 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, HSTUBlock, sequence_view
 from gmeta.layers.sequence.bias_tables import decaying_scores
 from gmeta.ops import AttentionMask, Jagged
-from gmeta.ops.attention.relative_bias import time_bucket
-from gmeta.testing.data.sequences import draw_sequences
-from gmeta.testing.layer_parity import check_layer, own_name
-from gmeta.testing.reference.sequence.hstu import hstu_block
+from gmeta.ops.attention_inputs import time_bucket
+from support.drawn_batches import draw_sequences
+from support.layer_parity import check_layer, own_name
+from support.reference.sequence_layers import hstu_block
 
 SIZES = {"heads": 2, "attention_dim": 3, "value_dim": 4, "max_length": 6}
 MASKS = [AttentionMask(), AttentionMask(window=2, full_tail=1), AttentionMask(contexts_see="history")]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, FuXi, FuXiBlock, HSTUBlock
 from gmeta.ops import AttentionMask, Jagged
-from gmeta.testing.data.sequences import draw_sequences
+from support.drawn_batches import draw_sequences
 
 SIZES = {"heads": 2, "attention_dim": 4, "value_dim": 4, "max_length": 12, "seed": 5}
 BLOCKS = {

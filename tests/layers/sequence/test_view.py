@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.layers import sequence_view
 from gmeta.ops import AttentionMask
-from gmeta.testing.data.sequences import draw_sequences
+from support.drawn_batches import draw_sequences
 
 
 @settings(max_examples=25)

@@ -16,7 +16,7 @@ from gmeta.models.generative.searches import of_items
 from gmeta.ops import AttentionMask, jagged
 from gmeta.preprocess import semantic_ids
 from gmeta.reinforcement import GRPO, HitReward, Policy, PolicyTraining, Rollouts
-from gmeta.testing.serving import ask_all
+from support.serving import ask_all
 
 ITEMS, LONGEST = 40, 6
 

@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 from gmeta import Pipeline
-from gmeta.core.data.codebooks import Codebooks
-from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError
+from gmeta.core.semantic_ids import Codebooks, SemanticIds
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.models import GenerativeRetriever

@@ -7,13 +7,14 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import Adam, InnerLoop
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
-from gmeta.testing.data.drawn_tasks import alone, make_batch
+from support.drawn_batches import drawn_alone as alone
+from support.drawn_batches import make_batch
 
 INNER = {
     "maml": InnerLoop(steps=2, learning_rate=0.05),

@@ -9,7 +9,7 @@ from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.testing.data.drawn_tasks import make_batch
+from support.drawn_batches import make_batch
 
 FEATURES = [
     FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import Adam, InnerLoop
 from gmeta.models import FastWeights, MetaModel, cbml
-from gmeta.models.meta.adapter.fast_weights import RowDeltas
-from gmeta.testing.data.drawn_tasks import alone, make_batch
+from gmeta.models.meta.fast_weights import RowDeltas
+from support.drawn_batches import drawn_alone as alone
+from support.drawn_batches import make_batch
 
 ALGORITHMS = {
     "maml": InnerLoop("maml", steps=3),

@@ -5,12 +5,13 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import SGD
-from gmeta.testing.data.drawn_tasks import alone, make_batch
+from support.drawn_batches import drawn_alone as alone
+from support.drawn_batches import make_batch
 
 
 def make_model(steps=1, order=2, outer_samples="query", evaluation_steps=None, optimizer=None):

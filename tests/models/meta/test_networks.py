@@ -6,12 +6,13 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.testing.data.drawn_tasks import alone, make_batch
+from support.drawn_batches import drawn_alone as alone
+from support.drawn_batches import make_batch
 
 K = tf.keras
 

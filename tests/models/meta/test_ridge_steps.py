@@ -8,7 +8,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import HeadPrior, InnerLoop
 from gmeta.models import MetaModel
-from gmeta.testing.data.drawn_tasks import make_batch
+from support.drawn_batches import make_batch
 
 SIZES = [5, 2, 7]
 

@@ -10,9 +10,9 @@ from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import Adapter, MetaGRM, MetaModel, Model, TaskLearner
-from gmeta.models.meta.learner import task_learner
-from gmeta.models.meta.learner.outer_rules import outer_gradients
-from gmeta.testing.data.drawn_tasks import make_batch
+from gmeta.models.meta import task_learner
+from gmeta.models.meta.outer_rules import outer_gradients
+from support.drawn_batches import make_batch
 
 
 def parts():

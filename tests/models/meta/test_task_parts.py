@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.models.meta.task_parts import split_tasks
+from gmeta.models.meta.task_model import split_tasks
 
 
 def batch_of(seed, tasks, samples):

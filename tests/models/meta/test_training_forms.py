@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import Adam, InnerLoop, Momentum
 from gmeta.models import MetaModel, TaskLearner
-from gmeta.models.meta.learner import forms
-from gmeta.models.meta.learner.forms import choose_form
-from gmeta.testing.data.drawn_tasks import make_batch
+from gmeta.models.meta import outer_rules
+from gmeta.models.meta.outer_rules import choose_form
+from support.drawn_batches import make_batch
 
 DUAL = {
     "maml": InnerLoop(steps=3, learning_rate=0.05),
@@ -167,12 +167,12 @@ def test_two_groups_are_as_one(sizes, optimizer):
 
 def test_groups_pad_to_their_own_longest(monkeypatch):
     model, seen = make_model(InnerLoop(steps=2), form="dual in groups"), []
-    taken = forms.dual_outputs
+    taken = outer_rules.dual_outputs
 
     def watched(learner, view, part):
         seen.append((view.index("support").shape.as_list(), view.batch["task"].numpy().tolist()))
         return taken(learner, view, part)
 
-    monkeypatch.setattr(forms, "dual_outputs", watched)
+    monkeypatch.setattr(outer_rules, "dual_outputs", watched)
     model.outer_gradients(make_batch([2, 9, 3, 1], pad=4))
     assert seen == [([2, 2], [3, 0]), ([2, 9], [2, 1])]

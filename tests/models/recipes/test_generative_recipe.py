@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.ops import Jagged
-from gmeta.testing.jobs import warm
+from support import warm
 
 RECIPES = Path(__file__).resolve().parents[3] / "models"
 

@@ -15,8 +15,7 @@ from gmeta.meta import InnerLoop
 from gmeta.models import MetaGRM
 from gmeta.ops import AttentionMask, Jagged
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
-from gmeta.testing.data.sequences import draw_sequences
-from gmeta.testing.data.task_batches import plain
+from support.drawn_batches import draw_sequences, plain
 
 RECIPE = Path(__file__).resolve().parents[3] / "models" / "grm"
 _MODULES = ("train", "meta_ranking", "logs", "results", "rankers")

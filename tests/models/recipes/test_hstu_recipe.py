@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import DataError
 from gmeta.ops import Jagged
-from gmeta.testing.data.movielens_files import ITEMS, USERS, as_1m, small_100k
-from gmeta.testing.jobs import warm
+from gmeta.testing.small_experiment import ITEMS, USERS, as_1m, small_100k
+from support import warm
 
 RECIPE = Path(__file__).resolve().parents[3] / "models" / "hstu"
 

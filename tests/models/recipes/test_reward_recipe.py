@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.testing.jobs import warm
+from support import warm
 
 RECIPES = Path(__file__).resolve().parents[3] / "models"
 SMALL = ["--levels", "1", "--codes", "3", "--vectors", "4", "--no-balanced", "--dim", "8", "--width", "8"]

@@ -14,7 +14,7 @@ from gmeta.metrics import AUC
 from gmeta.models import GRM, grm
 from gmeta.ops import jagged
 from gmeta.optimizers import Adam
-from gmeta.testing.data.exposure_batches import draw_exposures, of_user, with_targets
+from support.drawn_batches import draw_exposures, of_user, with_targets
 
 START = Normal(0.0, 0.3)
 

@@ -7,15 +7,15 @@ import pytest
 import tensorflow as tf
 
 from gmeta.callbacks import ShardedCheckpoint
-from gmeta.core.data.semantic_ids import SemanticIds
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.semantic_ids import SemanticIds
 from gmeta.export import export_model
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
 from gmeta.models import FlatRetriever, GenerativeRetriever, NextItemModel
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.optimizers import Adam
 from gmeta.preprocess import semantic_ids
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.process_ranks import run_ranks
 
 ITEMS = np.arange(20) * 1000 + 7
 MORE = np.array([5, 6])
@@ -275,8 +275,8 @@ def test_ranks_count_together(tmp_path):
 
 
 def test_trial_steps_leave_no_counts():
-    from gmeta.models.training.memory.kept_state import keep_state
-    from gmeta.models.training.ranks.start import make_variables
+    from gmeta.training.rank_start import make_variables
+    from gmeta.training.token_limit import keep_state
 
     model, x = make("next"), histories()
     make_variables(model, x)

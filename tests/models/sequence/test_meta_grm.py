@@ -11,7 +11,7 @@ from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaGRM, grm
 from gmeta.optimizers import SGD
-from gmeta.testing.data.exposure_batches import draw_exposures, of_user
+from support.drawn_batches import draw_exposures, of_user
 
 RATE = 0.3
 EVENTS, EXPOSURES = [4, 0, 5], [4, 3, 1]

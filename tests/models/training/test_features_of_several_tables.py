@@ -11,9 +11,8 @@ from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model, grm
 from gmeta.optimizers import Adam
 from gmeta.policies import CountAdmission
-from gmeta.testing.data.exposure_batches import draw_exposures
-from gmeta.testing.data.made_tasks import task_batch
-from gmeta.testing.tables import assert_same_tables
+from support.drawn_batches import draw_exposures, task_batch
+from support.tables import assert_same_tables
 
 START = Normal(0.0, 0.3)
 FORMS = [((3, 5), "concat"), ((4, 4), "concat"), ((4, 4), "sum")]

@@ -7,7 +7,7 @@ import tensorflow as tf
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
-from gmeta.testing.data.drawn_tasks import make_batch
+from support.drawn_batches import make_batch
 
 
 def counted(cls):

@@ -9,7 +9,7 @@ from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import SGD
-from gmeta.testing.data.drawn_tasks import make_batch
+from support.drawn_batches import make_batch
 
 START = Normal(0.0, 1.0)
 

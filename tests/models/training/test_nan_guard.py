@@ -13,8 +13,8 @@ from gmeta.initializers import Normal, Zeros
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
-from gmeta.testing.data.drawn_tasks import make_batch
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.drawn_batches import make_batch
+from support.process_ranks import run_ranks
 
 USERS = np.arange(20) % 5
 LABELS = (USERS % 2).astype(np.float32)

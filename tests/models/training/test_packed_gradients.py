@@ -10,8 +10,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.models.training.optimizer import packed_gradients
-from gmeta.models.training.optimizer.packed_gradients import pack_gradients
+from gmeta.training import mean_gradients
+from gmeta.training.mean_gradients import pack_gradients
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 KINDS = st.sampled_from(["none", "float32", "float64", "float16", "slices"])
@@ -58,7 +58,7 @@ def test_what_is_done_to_the_parts_is_done_to_all() -> None:
 
 
 def test_large_gradients_and_those_of_unknown_shape_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_gradients, "MOST_NUMBERS", 6)
+    monkeypatch.setattr(mean_gradients, "MOST_NUMBERS", 6)
     counts: list[int] = []
 
     @tf.function(input_signature=[tf.TensorSpec([None])])

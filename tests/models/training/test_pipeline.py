@@ -12,13 +12,13 @@ import tensorflow as tf
 
 import gmeta
 from gmeta.callbacks import ShardedCheckpoint, StepTimes
+from gmeta.core import graph
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph import crossings
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.ops import HashTable
 from gmeta.ops.table.read_ahead import Reread
-from gmeta.testing.jobs.pipeline_runs import (
+from support.pipeline_runs import (
     KINDS,
     STEPS,
     collections_of,
@@ -27,7 +27,7 @@ from gmeta.testing.jobs.pipeline_runs import (
     own_data,
     train_at_depth,
 )
-from gmeta.testing.tables import sorted_records
+from support.tables import sorted_records
 
 
 @functools.cache
@@ -269,7 +269,7 @@ def test_a_model_that_says_something_else_than_it_does_is_refused(told, what):
 
 
 def test_what_leaves_a_function_as_int32_enters_as_it_was(monkeypatch):
-    monkeypatch.setattr(crossings, "_has_gpu", lambda: True)
+    monkeypatch.setattr(graph, "_has_gpu", lambda: True)
     assert differences(at_depth_0("ctr"), train_at_depth("ctr", 2)) == []
 
 

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import SHARES, Shares
-from gmeta.models.training.ranks.data import (
-    empty_batch,
-    in_lockstep,
-    pad_for_ever,
-    rank_dataset,
-    take_strided,
-)
+from gmeta.training.rank_data import empty_batch, in_lockstep, pad_for_ever, rank_dataset, take_strided
 
 RAGGED = tf.ragged.constant([[1, 2], [], [3], [4, 5, 6], [7]], tf.int64)
 SIGNATURE = (

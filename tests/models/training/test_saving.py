@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.checkpoint import ShardedCheckpoint
-from gmeta.checkpoint.files.manifest import Manifest
+from gmeta.checkpoint.manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
@@ -16,8 +16,8 @@ from gmeta.meta import InnerLoop, Momentum
 from gmeta.metrics import NDCG
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import Adagrad, Adam
-from gmeta.testing.data.drawn_tasks import make_batch
-from gmeta.testing.tables import assert_same_tables
+from support.drawn_batches import make_batch
+from support.tables import assert_same_tables
 
 FEATURES = (
     FeatureConfig("user", dim=4),

@@ -10,9 +10,9 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.models import JointOptimizer, Model
-from gmeta.models.training.optimizer.table_rule import sparse_form
 from gmeta.optimizers import SGD, Adam
-from gmeta.testing.jobs.process_ranks import run_ranks
+from gmeta.training.table_rule import sparse_form
+from support.process_ranks import run_ranks
 
 KERAS = tf.keras.optimizers
 USERS = np.array([3, 5, 3, 8, 5, 3, 8, 8])

@@ -14,8 +14,8 @@ from gmeta.layers.embedding.table_weights import Weights
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.policies import LRU
-from gmeta.testing.data.drawn_tasks import make_batch
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.drawn_batches import make_batch
+from support.process_ranks import run_ranks
 
 USERS = np.arange(60) % 12
 LABELS = (USERS % 2).astype(np.float32)

@@ -19,9 +19,9 @@ import gmeta
 from gmeta.callbacks import StepTimes
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.layers.exchange.window import gradients
+from gmeta.layers.exchange import window_gradients
 from gmeta.models import Model
-from gmeta.testing.jobs.pipeline_runs import distances, make_model, own_data, train_to_compare_sums
+from support.pipeline_runs import distances, make_model, own_data, train_to_compare_sums
 
 STRICT = 1e-6
 CASES = [
@@ -90,7 +90,7 @@ def test_a_loss_that_is_a_sum_is_refused():
 
 @pytest.mark.parametrize("kind", ["ctr", pytest.param("maml", marks=pytest.mark.slow)])
 def test_gradients_that_leave_too_early_are_noticed(kind, monkeypatch):
-    monkeypatch.setattr(gradients, "leaves_after", lambda keys: keys.first)
+    monkeypatch.setattr(window_gradients, "leaves_after", lambda keys: keys.first)
     assert far(undivided(kind), train(kind, 0, 2), limit=1e-3) != {}
 
 

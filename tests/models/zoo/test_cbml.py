@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models.zoo.cbml_model import CBML, cbml
-from gmeta.models.zoo.task_clusters import ParameterGate, SelfAttention, SoftClusters
-from gmeta.testing.data.made_tasks import alone, dataset, opposed_tasks, task_batch
+from gmeta.models.zoo.cbml_model import CBML, ParameterGate, SelfAttention, SoftClusters, cbml
+from support.drawn_batches import alone, dataset, opposed_tasks, task_batch
 
 FEATURES = [
     FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 0.5))) for name in ("user", "item")

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models.zoo.dlrm_model import DLRMNetwork, dlrm
-from gmeta.testing.data.made_tasks import alone, dataset, opposed_tasks, task_batch
+from support.drawn_batches import alone, dataset, opposed_tasks, task_batch
 
 FEATURES = [
     FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 0.5)))

@@ -12,9 +12,9 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.meta import InnerLoop
 from gmeta.models import FactorSettings, factor_ridge
-from gmeta.models.zoo.factor_network import FactorNetwork
+from gmeta.models.zoo.factor_model import FactorNetwork
 from gmeta.optimizers import SGD
-from gmeta.testing.data.made_tasks import task_batch
+from support.drawn_batches import task_batch
 
 IDS = {"film": 6, "genre": 4, "age": 3}
 

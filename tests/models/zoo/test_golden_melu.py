@@ -7,8 +7,7 @@ import tensorflow as tf
 from gmeta.meta import InnerLoop
 from gmeta.models import melu
 from gmeta.ops.table.hash_table import Records
-from gmeta.testing.data.maml_fixture import FEATURES, INNER_LEARNING_RATE
-from gmeta.testing.data.public import golden_maml
+from support.public_data import FEATURES, INNER_LEARNING_RATE, golden_maml
 
 pytestmark = pytest.mark.data
 

@@ -9,14 +9,13 @@ import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
-from gmeta.initializers.distributions import Normal
+from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.models.zoo.dlrm_model import dlrm
-from gmeta.models.zoo.meta_emb import MetaEmb
-from gmeta.models.zoo.row_network import GENERATED
-from gmeta.testing.data.made_tasks import alone, dataset, task_batch
+from gmeta.models.zoo.meta_emb import GENERATED, MetaEmb
+from support.drawn_batches import alone, dataset, task_batch
 
 IDS = {"ad": 50, "category": 6, "user": 5}
 FEATURES = [

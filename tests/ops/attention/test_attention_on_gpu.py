@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from gmeta.layers import HSTUBlock
 from gmeta.ops import AttentionMask, Jagged, RelativeBias, bias_attention, hstu_attention, hstu_mix
-from gmeta.ops.attention.relative_bias import BUCKETS
-from gmeta.ops.layer.norms import layer_norm, norm_and_pass
-from gmeta.ops.layer.residual_sum import residual
+from gmeta.ops.attention_inputs import BUCKETS
+from gmeta.ops.hstu_layer import layer_norm, norm_and_pass, residual
 from gmeta.ops.table.portable_tables import portable_ops
 
 pytestmark = pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU")

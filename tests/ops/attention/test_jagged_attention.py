@@ -13,12 +13,12 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training import saver
 
 from gmeta.ops import AttentionMask, RelativeBias, bias_attention, hstu_attention, time_bucket
+from gmeta.ops import jagged_attention as module
 from gmeta.ops import native_forms as attention_device
-from gmeta.ops.attention import jagged_attention as module
-from gmeta.ops.attention.padded import padded_attention
-from gmeta.ops.attention.relative_bias import bucket_starts
+from gmeta.ops.attention_inputs import bucket_starts
+from gmeta.ops.padded_forms import padded_attention
 from gmeta.ops.table.portable_tables import portable_ops
-from gmeta.testing.reference.sequence import attention as reference
+from gmeta.testing import attention as reference
 
 MASKS = [
     AttentionMask(),

@@ -8,7 +8,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.ops.exchange import gpu_keys, gpu_rows, key_messages
+from gmeta.ops import key_messages, row_buffers
+from gmeta.ops import key_messages as gpu_keys
 
 KEYS = st.lists(st.one_of(st.integers(0, 9), st.integers(-(2**63), 2**63 - 1)), max_size=30)
 PLACES = ["cpu", *(["gpu"] if tf.config.list_physical_devices("GPU") else [])]
@@ -79,9 +80,9 @@ def test_rows_come_back_to_their_keys_at_any_width(device, dim, dedup):
     def rows_of(keys):  # of whole numbers, which a row of any width repeats
         return tf.tile(tf.cast(keys % 251, tf.float32)[:, tf.newaxis], [1, dim])
 
-    packed = gpu_rows.pack([rows_of(owned.keys[0])], owned.positions, owned.counts)
+    packed = row_buffers.pack([rows_of(owned.keys[0])], owned.positions, owned.counts)
     assert packed.buffer.shape == [(len(set(keys.numpy())) if dedup else 3000) * dim]
-    (rows,) = gpu_rows.unpack(packed.buffer, routed.counts, dims=[dim])
+    (rows,) = row_buffers.unpack(packed.buffer, routed.counts, dims=[dim])
     np.testing.assert_array_equal(tf.gather(rows, routed.inverse[0]), rows_of(keys))
 
 

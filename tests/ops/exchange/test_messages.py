@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.logical_shards import owned_shards
-from gmeta.ops.exchange import key_messages, row_buffers
-from gmeta.testing import reference
-from gmeta.testing.reference import messages as expected
+from gmeta.core.shares import owned_shards
+from gmeta.ops import key_messages, row_buffers
+from support.reference import messages as expected
+from support.reference import table as reference
 
 INT64 = np.iinfo(np.int64)
 # Few values, so that ranks and positions share them; both ends; and any.

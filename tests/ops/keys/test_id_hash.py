@@ -10,13 +10,13 @@ import tensorflow as tf
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gmeta.core.data.merged_keys import fold_numbers
-from gmeta.core.data.splitmix import splitmix64, splitmix64_tensor
 from gmeta.core.errors import ConfigError
+from gmeta.core.merged_keys import fold_numbers
+from gmeta.core.shares import splitmix64, splitmix64_tensor
 from gmeta.ops import count_collisions, fold_ids, hash_ids, hash_text, portable_ops
-from gmeta.preprocess.plan.column_values import hash_text as hash_of_prepare
-from gmeta.testing.reference.table.key_merge import mix_fold, xor_fold
-from gmeta.testing.reference.table.key_merge import splitmix64 as splitmix64_of_one
+from gmeta.preprocess.plan.normalisation import hash_text as hash_of_prepare
+from support.reference.table import mix_fold, xor_fold
+from support.reference.table import splitmix64 as splitmix64_of_one
 
 TEXTS = st.lists(st.binary(max_size=200), max_size=5)
 NUMBERS = st.one_of(

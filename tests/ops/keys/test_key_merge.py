@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops import merge_keys, portable_ops
-from gmeta.testing import reference
+from support.reference import table
 
 IDS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**61 - 1)), max_size=6)
 NUMBERS = st.one_of(st.integers(0, 9), st.integers(-(2**63), 2**63 - 1))
@@ -32,21 +32,21 @@ def both(ids, bits=61, **more):
 @given(ids=st.lists(IDS, min_size=1, max_size=3))
 def test_it_equals_its_reference(ids):
     ids, settings = both(ids)
-    np.testing.assert_array_equal(merge_keys(ids, **settings), reference.merge_keys(ids, **settings))
+    np.testing.assert_array_equal(merge_keys(ids, **settings), table.merge_keys(ids, **settings))
 
 
 @given(ids=st.lists(IDS, min_size=1, max_size=3))
 def test_so_does_its_portable_form(ids):
     ids, settings = both(ids)
     with portable_ops():
-        np.testing.assert_array_equal(merge_keys(ids, **settings), reference.merge_keys(ids, **settings))
+        np.testing.assert_array_equal(merge_keys(ids, **settings), table.merge_keys(ids, **settings))
 
 
 @given(ids=st.lists(NUMBERS, max_size=6), fits=IDS, bits=st.integers(56, 61), mix=st.booleans())
 def test_hashed_numbers_are_folded_in_every_form(ids, fits, bits, mix):
     fits = [each % 2**bits for each in fits]
     ids, settings = both([ids, fits, ids[::-1]], bits, hashed=[True, False, True], mix=mix)
-    expected = reference.merge_keys(ids, **settings)
+    expected = table.merge_keys(ids, **settings)
     np.testing.assert_array_equal(merge_keys(ids, **settings), expected)
     in_graph = tf.function(lambda mix: merge_keys(ids, **{**settings, "mix": mix}))  # of the native op alone
     np.testing.assert_array_equal(in_graph(tf.constant(mix)), expected)
@@ -76,7 +76,7 @@ def test_an_id_out_of_range_is_named_as_in_the_reference(ids, bad, data):
     ids[where].insert(data.draw(st.integers(0, len(ids[where]))), bad)
     ids, settings = both(ids)
     with pytest.raises(ValueError, match=rf"feature 'f{where}': id {bad} at position \d+ of") as expected:
-        reference.merge_keys(ids, **settings)
+        table.merge_keys(ids, **settings)
     with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(str(expected.value))):
         merge_keys(ids, **settings)
 

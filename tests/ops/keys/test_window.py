@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.ops.keys.window import classify_keys, cluster_units, collect_keys, move_places
-from gmeta.testing.reference import window as reference
+from gmeta.ops.distinct import classify_keys, cluster_units, collect_keys, move_places
+from support.reference import messages as reference
 
 KEYS = st.lists(st.integers(-5, 40) | st.integers(-(2**63), 2**63 - 1), max_size=40)
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from gmeta.ops import AttentionMask, RelativeBias, hstu_mix
-from gmeta.ops.attention.relative_bias import BUCKETS
-from gmeta.ops.layer import mix as module
+from gmeta.ops import hstu_layer as module
+from gmeta.ops.attention_inputs import BUCKETS
 from gmeta.ops.table.portable_tables import portable_ops
 
 OFFSETS = tf.constant([0, 3, 3, 10], tf.int64)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.ops.layer import norms as module
-from gmeta.ops.layer.norms import layer_norm, norm_and_pass
+from gmeta.ops import hstu_layer as module
+from gmeta.ops.hstu_layer import layer_norm, norm_and_pass
 
 
 def drawn(seed, *shape):

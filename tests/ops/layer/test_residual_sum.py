@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.ops.layer import residual_sum as module
-from gmeta.ops.layer.residual_sum import residual
+from gmeta.ops import hstu_layer as module
+from gmeta.ops.hstu_layer import residual
 
 
 def drawn(seed, *shape):

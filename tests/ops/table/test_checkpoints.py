@@ -9,7 +9,7 @@ import tensorflow as tf
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.testing.tables import assert_same_tables, sorted_records
+from support.tables import assert_same_tables, sorted_records
 
 pytestmark = pytest.mark.usefixtures("table_device")
 

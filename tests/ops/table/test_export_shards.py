@@ -10,8 +10,8 @@ from hypothesis import given, settings
 
 from gmeta import initializers, ops, optimizers
 from gmeta.core.native import load_op_library
-from gmeta.testing.reference import logical_shards
-from gmeta.testing.tables import sorted_records
+from support.reference.table import logical_shards
+from support.tables import sorted_records
 
 pytestmark = pytest.mark.usefixtures("table_device")
 

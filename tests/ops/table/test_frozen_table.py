@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 from gmeta import initializers, ops
-from gmeta.initializers.portable_rows import portable_initial_rows, portable_round_to_float16
-from gmeta.testing.reference import initial_rows
-from gmeta.testing.reference.table.precisions import round_to_float16
+from gmeta.initializers import portable_initial_rows, portable_round_to_float16
+from support.reference.table import initial_rows, round_to_float16
 
 INT64 = np.iinfo(np.int64)
 EXTREMES = [INT64.min, INT64.min + 1, -1, 0, 1, INT64.max - 1, INT64.max]

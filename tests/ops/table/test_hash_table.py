@@ -13,8 +13,8 @@ from hypothesis import given, settings
 
 from gmeta import initializers, ops, optimizers
 from gmeta.core.errors import ConfigError, NotFiniteError
-from gmeta.testing.reference import ReferenceHashTable
-from gmeta.testing.tables import assert_agrees, assert_same_tables, sorted_records
+from support.reference.table import ReferenceHashTable
+from support.tables import assert_agrees, assert_same_tables, sorted_records
 
 pytestmark = pytest.mark.usefixtures("table_device")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gmeta import initializers, ops
-from gmeta.testing.reference import initial_rows
+from support.reference.table import initial_rows
 
 pytestmark = pytest.mark.usefixtures("table_device")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
-from gmeta.testing.reference import ReferenceHashTable
-from gmeta.testing.tables import assert_agrees, assert_same_tables
+from support.reference.table import ReferenceHashTable
+from support.tables import assert_agrees, assert_same_tables
 
 pytestmark = pytest.mark.usefixtures("table_device")
 

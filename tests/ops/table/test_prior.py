@@ -12,7 +12,7 @@ from gmeta import initializers, optimizers
 from gmeta.core.errors import ConfigError
 from gmeta.ops import HashTable
 from gmeta.optimizers import RowPrior
-from gmeta.testing.reference.table.hash_table import ReferenceHashTable
+from support.reference.table import ReferenceHashTable
 
 pytestmark = pytest.mark.usefixtures("table_device")
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gmeta import initializers, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.ops import HashTable, Peeked, TableSnapshot, portable_ops
-from gmeta.testing.tables import assert_same_tables
+from support.tables import assert_same_tables
 
 pytestmark = pytest.mark.usefixtures("table_device")
 

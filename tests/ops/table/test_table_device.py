@@ -11,7 +11,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.ops import device as devices
-from gmeta.testing.tables import assert_same_tables
+from support.tables import assert_same_tables
 
 needs_gpu = pytest.mark.skipif("why_no_gpu()", reason="needs a GPU and a build with CUDA")
 needs_no_gpu = pytest.mark.skipif("not why_no_gpu()", reason="there is a GPU")

@@ -19,9 +19,9 @@ from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.ops import HashTable
 from gmeta.ops.device import VARIABLE
 from gmeta.policies import Tiers
-from gmeta.testing.jobs import warm
-from gmeta.testing.jobs.pipeline_runs import differences, take_moves, train_at_depth
-from gmeta.testing.tables import assert_same_tables, give_tiers
+from support import warm
+from support.pipeline_runs import differences, take_moves, train_at_depth
+from support.tables import assert_same_tables, give_tiers
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.code_trie import CodeTrie
+from gmeta.core.code_trie import CodeTrie
 from gmeta.core.errors import ConfigError
 from gmeta.ops.table.portable_tables import portable_ops
-from gmeta.ops.trie import TrieNoise, trie_gumbel_step, trie_sample, trie_step
-from gmeta.testing.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place
+from gmeta.ops.trie import trie_step
+from gmeta.ops.trie_draws import TrieNoise, trie_gumbel_step, trie_sample
+from support.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place
 
 SEEDS = st.integers(0, 2**31 - 1)
 CODES = 5

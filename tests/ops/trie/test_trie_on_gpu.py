@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.core.data.code_trie import CodeTrie
-from gmeta.ops.trie import TrieNoise, trie_gumbel_step, trie_log_probs, trie_sample, trie_step
+from gmeta.core.code_trie import CodeTrie
+from gmeta.ops.trie import trie_log_probs, trie_step
+from gmeta.ops.trie_draws import TrieNoise, trie_gumbel_step, trie_sample
 
 pytestmark = pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU")
 

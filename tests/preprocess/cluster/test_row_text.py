@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.schema import Column
-from gmeta.preprocess.bad_records import Reason
+from gmeta.core.schema import Column
 from gmeta.preprocess.cluster import row_text
-from gmeta.preprocess.cluster.text_records import TextForm, parse_lines
+from gmeta.preprocess.cluster.row_text import TextForm, parse_lines
+from gmeta.preprocess.source import Reason
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 INTS = st.integers(-(2**63), 2**63 - 1)

@@ -13,20 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.cli import main
-from gmeta.core.data.manifest import Manifest
-from gmeta.core.data.schema import Column
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.schema import Column
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
 from gmeta.preprocess.cluster import spark_engine, spark_rows
-from gmeta.preprocess.cluster.spark_connection import spark_errors, spark_session
+from gmeta.preprocess.cluster.spark_engine import spark_errors, spark_session
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.columns import join_rows
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.numbering import edges
+from gmeta.preprocess.plan.ranges import edges
 from gmeta.preprocess.source import NUMBER
-from gmeta.testing.data.event_tables import SPEC, event_table, parts, shuffled, write_table
-from gmeta.testing.jobs import spark_faults
-from gmeta.testing.jobs.streaming_jobs import run_jobs
+from support import cluster_jobs
+from support.cluster_jobs import run_jobs
+from support.data_files import EVENT_SPEC as SPEC
+from support.data_files import event_table, parts, shuffled, write_table
 
 CONFIG = PrepareConfig(batch_rows=8, shards=2, seed=5, layout="columnar")
 
@@ -119,7 +120,7 @@ def test_a_hot_task_a_killed_worker_and_parquet(spark, tmp_path, monkeypatch):
     path = write_table(shuffled(table), tmp_path / "t.parquet")
     prepare(path, tmp_path / "a", config, spec=SPEC)
     seen = []
-    monkeypatch.setattr(spark_rows, "write_shards", spark_faults.written_or_killed)
+    monkeypatch.setattr(spark_rows, "write_shards", cluster_jobs.written_or_killed)
     monkeypatch.setattr(spark_engine, "edges", lambda counts: edges(seen.extend(counts) or seen))
     spark_engine.prepare_on_spark(path, tmp_path / "b", config, spec=SPEC, ranges=5)
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
@@ -211,12 +212,12 @@ def test_numbers_that_json_rewrites_are_not_hashed_on_a_cluster(spark, tmp_path)
 def test_errors_of_workers_are_one_line(spark):
     numbers = spark.range(1)
     with pytest.raises(DataError, match=r"^t.csv:7: nothing is right$"), spark_errors():
-        numbers.mapInArrow(spark_faults.refuse, "id bigint").collect()
+        numbers.mapInArrow(cluster_jobs.refuse, "id bigint").collect()
     with (
         pytest.raises(GmetaError, match=r"^a worker of Spark: OSError: .*No space left.*/full/out"),
         spark_errors(),
     ):
-        numbers.mapInArrow(spark_faults.break_down, "id bigint").collect()
+        numbers.mapInArrow(cluster_jobs.break_down, "id bigint").collect()
     with pytest.raises(GmetaError, match=r"^Spark: .*TABLE_OR_VIEW_NOT_FOUND"), spark_errors():
         spark.table("nowhere.nothing")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess import PrepareConfig, TableSpec
-from gmeta.preprocess.cluster import spark_records
-from gmeta.preprocess.cluster.spark_records import FileSplit, cut_files, read_split
+from gmeta.preprocess.cluster import spark_rows
+from gmeta.preprocess.cluster.spark_rows import FileSplit, cut_files, read_split
 from gmeta.preprocess.cluster.table_job import TableJob
 
 SPEC = TableSpec("user")
@@ -34,9 +34,9 @@ def test_every_line_is_in_one_piece(tmp_path_factory, numbers, size, block, ends
     data = b"user\n" + b"\n".join(str(number).encode() for number in numbers) + b"\n" * ends
     job = job_of(tmp_path_factory.mktemp("t"), "t.csv", data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spark_records, "_BLOCK", block)
-        patch.setattr(spark_records, "_LEAST", size)
-        patch.setattr(spark_records, "_MOST", size)
+        patch.setattr(spark_rows, "_BLOCK", block)
+        patch.setattr(spark_rows, "_LEAST", size)
+        patch.setattr(spark_rows, "_MOST", size)
         pieces = cut_files(job, 2)
         assert len(pieces) == -(-len(data) // size)
         blocks = [given for piece in pieces for given in read_split(job, piece)]
@@ -48,7 +48,7 @@ def test_row_groups_are_in_one_piece_and_unused_columns_are_not_read(tmp_path, m
     table = pa.table({"other": ["x"] * 95, "user": list(range(95))})
     job = job_of(tmp_path, "t.parquet", table)
     assert cut_files(job, 1) == [FileSplit(0, 0, 10)]
-    monkeypatch.setattr(spark_records, "_LEAST", 300)
+    monkeypatch.setattr(spark_rows, "_LEAST", 300)
     pieces = cut_files(job, 50)
     assert 3 <= len(pieces) <= 10
     batches = [batch for piece in pieces for batch in read_split(job, piece)]
@@ -57,7 +57,7 @@ def test_row_groups_are_in_one_piece_and_unused_columns_are_not_read(tmp_path, m
 
 
 def test_a_compressed_file_is_one_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr(spark_records, "_LEAST", 3)
+    monkeypatch.setattr(spark_rows, "_LEAST", 3)
     data = b"user\n" + b"1\n" * 50
     job = job_of(tmp_path, "t.csv.gz", gzip.compress(data))
     (piece,) = cut_files(job, 50)

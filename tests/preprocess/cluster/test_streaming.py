@@ -15,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.cli import main
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.bad_records import Reason
+from gmeta.preprocess.cluster.table_input import Tally
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.cluster.tally import Tally
-from gmeta.testing.data.event_tables import SPEC, event_table, parts, shuffled, write_table
-from gmeta.testing.jobs.streaming_jobs import as_program, in_process, map_files, partitioned, run_jobs
+from gmeta.preprocess.source import Reason
+from support.cluster_jobs import as_program, in_process, map_files, partitioned, run_jobs
+from support.data_files import EVENT_SPEC as SPEC
+from support.data_files import event_table, parts, shuffled, write_table
 
 CONFIG = PrepareConfig(batch_rows=8, shards=3, seed=5, layout="columnar")
 UNIQUE = replace(SPEC, unique=("item",))

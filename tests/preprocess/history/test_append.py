@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.core.data.history_manifest import HistoryManifest, generation_folder, user_shards
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.history_manifest import HistoryManifest, generation_folder, user_shards
 from gmeta.preprocess import ColumnSpec, HistorySpec, append_history, drop_generations
-from gmeta.preprocess.history.files import stripe_layout
-from gmeta.preprocess.history.files.generation import Generation, new_generation
-from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history import shard_writer
+from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.generation import Generation, new_generation
 from gmeta.preprocess.history.verify import verify_history
-from gmeta.testing.reference.io.history import Event, draw_day, history_of, write_day
+from support.reference.history import Event, draw_day, history_of, write_day
 
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=3, stripe_events=4)
 
@@ -67,7 +67,7 @@ def test_every_later_generation_rebuilds_the_history(tmp_path_factory, times, da
     days = [[*events, Event(99, number, 0, 0.0)] for number, events in enumerate(days)]
     folder = tmp_path_factory.mktemp("days")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripe_layout, "MOST_TIMES", times)
+        patch.setattr(shard_writer, "MOST_TIMES", times)
         store = append_days(folder, days)
     users = [*{event.user for events in days for event in events}, 1234]
     for later in range(1, len(days) + 1):

@@ -17,15 +17,14 @@ from hypothesis import strategies as st
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import ColumnSpec, HistorySpec, append_history, append_history_on_spark
-from gmeta.preprocess.cluster.spark_connection import spark_session
-from gmeta.preprocess.history.cluster import append_job, spark_append
-from gmeta.preprocess.history.cluster.append_job import AppendJob
-from gmeta.preprocess.history.cluster.streaming_append import plan_jobs
-from gmeta.preprocess.history.files.generation import Generation
+from gmeta.preprocess.cluster.spark_engine import spark_session
+from gmeta.preprocess.history import cluster_append, spark_append
+from gmeta.preprocess.history.cluster_append import AppendJob, plan_jobs
+from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.verify import verify_history
-from gmeta.testing.jobs import spark_faults
-from gmeta.testing.jobs.streaming_jobs import as_program, in_process, map_files, partitioned, run_append
-from gmeta.testing.reference.io.history import draw_day, write_day
+from support import cluster_jobs
+from support.cluster_jobs import as_program, in_process, map_files, partitioned, run_append
+from support.reference.history import draw_day, write_day
 
 TYPES = {"user": "int64", "ts": "int64", "item": "int64", "price": "float32"}
 SPEC = HistorySpec(
@@ -113,7 +112,7 @@ def test_spark_writes_the_bytes_of_this_process(spark, grown, tmp_path, monkeypa
     store, days, expected = grown
     shutil.copytree(store, tmp_path / "store")
     with monkeypatch.context() as patch:
-        patch.setattr(spark_append, "write_shards", spark_faults.appended_or_killed)
+        patch.setattr(spark_append, "write_shards", cluster_jobs.appended_or_killed)
         done = append_history_on_spark(tmp_path / "store", days[0], on_bad="skip")
     assert (tmp_path / "killed").exists()
     assert (done.events, done.left_out) == (401, 8)
@@ -172,7 +171,7 @@ def test_a_reducer_that_fails_and_comes_again_changes_no_byte(grown, tmp_path, m
     folder = tmp_path / "job"
     job = plan_jobs(folder, tmp_path / "store", [str(path) for path in days[0]], None, on_bad="skip")
     events = map_files("map", folder, days[0], 2, in_process, "append")
-    whole = append_job.append_shard
+    whole = cluster_append.append_shard
 
     def fails(*arguments):
         whole(*arguments)
@@ -180,7 +179,7 @@ def test_a_reducer_that_fails_and_comes_again_changes_no_byte(grown, tmp_path, m
 
     (part,) = partitioned(events, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(append_job, "append_shard", fails)
+        patch.setattr(cluster_append, "append_shard", fails)
         with pytest.raises(OSError, match="No space left"):
             in_process("append", "reduce", folder, part, {})
     assert list((folder / "shards").glob("shard-*")) == []
@@ -194,7 +193,7 @@ def test_a_reducer_that_fails_and_comes_again_changes_no_byte(grown, tmp_path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(append_job, "finish_append", killed)
+        patch.setattr(cluster_append, "finish_append", killed)
         with pytest.raises(KeyboardInterrupt):
             in_process("append", "finish", folder, b"", {})
     assert Generation(tmp_path / "store").manifest.generation == EARLIER

@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
-from gmeta.core.data.history_manifest import generation_folder
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.history_manifest import generation_folder
 from gmeta.preprocess import HistorySpec, append_history, compact_history, drop_generations
-from gmeta.preprocess.history.files.generation import Generation, generations
-from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.generation import Generation, generations
 from gmeta.preprocess.history.verify import verify_history
-from gmeta.testing.reference.io.history import draw_day, write_day
+from support.reference.history import draw_day, write_day
 
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=2, stripe_events=4)
 USERS = range(30)

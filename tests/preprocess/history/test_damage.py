@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
-from gmeta.core.data.history_manifest import (
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.history_manifest import (
     CURRENT,
     HistoryManifest,
     begin_to_drop,
     generation_folder,
     shard_files,
 )
-from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.io import HistoryStore
 from gmeta.preprocess import (
     ExampleSet,
@@ -33,11 +33,11 @@ from gmeta.preprocess import (
     scrub_history,
 )
 from gmeta.preprocess.history.example_sets import refuse_needed, register
-from gmeta.preprocess.history.files.generation import Generation, generations, write_lock
-from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.generation import Generation, generations, write_lock
 from gmeta.preprocess.history.verify import verify_history
-from gmeta.testing.disk_changes import wrap_changes
-from gmeta.testing.reference.io.history import draw_day, write_day
+from support.evaluations import wrap_changes
+from support.reference.history import draw_day, write_day
 
 SPEC = HistorySpec("user", "ts", shards=2, stripe_events=8)
 USERS = range(30)
@@ -341,7 +341,7 @@ def test_who_can_not_finish_a_deletion_says_so(store, monkeypatch):
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gmeta.preprocess.history.files.generation.lock_file", read_only)
+        patch.setattr("gmeta.preprocess.history.generation.lock_file", read_only)
         assert [line.partition(": ")[0] for line in verify_history(store).left] == [
             str(store / "generations" / name) for name in ("00000001", "00000002", ".00000009.removed")
         ]

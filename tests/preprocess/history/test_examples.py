@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from gmeta import io
 from gmeta.cli import main
-from gmeta.core.data.history_manifest import generation_folder
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.history_manifest import generation_folder
 from gmeta.preprocess import (
     ColumnSpec,
     HistorySpec,
@@ -31,10 +31,10 @@ from gmeta.preprocess import (
     prepare,
     remove_examples,
 )
-from gmeta.preprocess.history import exposure_source
+from gmeta.preprocess.history import example_writer as exposure_source
 from gmeta.preprocess.history.example_sets import find_faults
-from gmeta.preprocess.history.files.generation import generations
-from gmeta.testing.reference.io.history import crc_of, draw_day, history_of, write_day
+from gmeta.preprocess.history.generation import generations
+from support.reference.history import crc_of, draw_day, history_of, write_day
 
 STORE = HistorySpec("user", "ts", groups={"what": ("item", "price")}, shards=3, stripe_events=4)
 SPEC = TableSpec("user", time="ts", label="click")

@@ -14,10 +14,10 @@ from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import HistorySpec, append_history, compact_history, export_history
 from gmeta.preprocess.history import export
-from gmeta.preprocess.history.files.generation import Generation
-from gmeta.preprocess.history.named_histories import read_histories
-from gmeta.preprocess.plan.column_values import hash_text
-from gmeta.testing.reference.io.history import Event, draw_day, history_of, write_day
+from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.plan.normalisation import hash_text
+from support.reference.history import Event, draw_day, history_of, write_day
 
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=3, stripe_events=4)
 USERS = range(30)

@@ -22,10 +22,11 @@ from gmeta.preprocess import (
     append_history_on_spark,
     prepare,
 )
-from gmeta.preprocess.history.files.generation import Generation
-from gmeta.preprocess.history.named_histories import read_histories
-from gmeta.preprocess.plan.column_values import hash_text
-from gmeta.testing.data.event_tables import SPEC, event_table, parts, shuffled, write_table
+from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.plan.normalisation import hash_text
+from support.data_files import EVENT_SPEC as SPEC
+from support.data_files import event_table, parts, shuffled, write_table
 
 GROUPS = {"what": ("item", "click"), "cost": ("price",)}
 COLUMNS = {**{n: SPEC.columns[n] for n in ("user", "item", "price")}, "click": ColumnSpec(dtype="float32")}

@@ -18,10 +18,10 @@ from gmeta.preprocess import (
     drop_generations,
     scrub_history,
 )
-from gmeta.preprocess.history.files.generation import Generation, generations
-from gmeta.preprocess.history.named_histories import read_histories
+from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.generation import Generation, generations
 from gmeta.preprocess.history.verify import verify_history
-from gmeta.testing.reference.io.history import draw_day, write_day
+from support.reference.history import draw_day, write_day
 
 USERS = range(-1, 31)
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=2, stripe_events=4)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.files.stripe import MAX_EVENTS, StripeEncoder, as_floats, read_stripe
-from gmeta.testing.reference.io import stripe as reference
+from gmeta.preprocess.history.stripe import MAX_EVENTS, StripeEncoder, as_floats, read_stripe
+from support.reference import history as reference
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 ANY = st.integers(LEAST, MOST)

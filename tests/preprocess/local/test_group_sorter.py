@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.group_index import GroupIndex
 from gmeta.core.errors import DataError
+from gmeta.core.group_index import GroupIndex
 from gmeta.preprocess.columns import take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.local.group_sorter import GroupSorter, ShardMerger
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.cutter import Cut
-from gmeta.preprocess.shards import record_size
+from gmeta.preprocess.plan.ranges import Cut
+from gmeta.preprocess.shards import record_encoder
 from gmeta.preprocess.shards.data_set import write_shard
-from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns
+from support.grouped_data import SCHEMA, grouped_columns
 
 
 def cut_of(sizes, first_task):
@@ -69,8 +69,8 @@ def test_shards_are_those_that_a_writer_makes_of_sorted_rows(
 
 
 def test_a_batch_that_readers_would_refuse_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(record_size, "MAX_RECORD", 8000)
-    monkeypatch.setattr(record_size, "_HEADER", 1000)
+    monkeypatch.setattr(record_encoder, "MAX_RECORD", 8000)
+    monkeypatch.setattr(record_encoder, "_HEADER", 1000)
     sorter = GroupSorter(tmp_path, SCHEMA, PlanConfig(layout="columnar"), 1 << 20)
     with pytest.raises(DataError, match=r"task 1, batch 1: its record of 400 rows .*--batch-rows"):
         sorter.add(cut_of(np.array([1, 400]), 0))

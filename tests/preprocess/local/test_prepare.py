@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import PrepareConfig, SyntheticConfig, prepare
-from gmeta.preprocess.local.journal import Journal
+from gmeta.preprocess.local.preparation import Journal
 from gmeta.preprocess.movielens.movielens_source import SPEC
-from gmeta.preprocess.shards import shard_file
+from gmeta.preprocess.shards import record_writer
 from gmeta.preprocess.summary import PrepareSummary
-from gmeta.testing.data.movielens_files import as_1m, small_100k
-from gmeta.testing.data.written_records import read_split
+from gmeta.testing.small_experiment import as_1m, small_100k
+from support.data_files import read_split
 
 
 @pytest.fixture
@@ -223,8 +223,8 @@ def test_ctrl_c_leaves_what_was_there(raw, tmp_path, stage, before):
     [
         (os, "write"),  # a run of sorted batches
         (np, "save"),  # its keys
-        (shard_file.ShardFile, "put"),
-        (shard_file, "write_atomically"),  # an index
+        (record_writer.ShardFile, "put"),
+        (record_writer, "write_atomically"),  # an index
         (os, "fsync"),
         (Journal, "add_shard"),
         (PrepareSummary, "save"),

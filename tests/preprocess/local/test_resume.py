@@ -10,12 +10,13 @@ import textwrap
 import numpy as np
 import pytest
 
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import GmetaError
 from gmeta.preprocess import PrepareConfig, prepare
 from gmeta.preprocess.local.group_sorter import ShardMerger
-from gmeta.preprocess.local.journal import FILE_NAME as JOURNAL
-from gmeta.testing.data.event_tables import SPEC, event_table, write_table
+from gmeta.preprocess.local.preparation import FILE_NAME as JOURNAL
+from support.data_files import EVENT_SPEC as SPEC
+from support.data_files import event_table, write_table
 
 CONFIG = PrepareConfig(batch_rows=8, shards=6, cold_modulus=3, layout="columnar")
 PARTIAL = ".out.partial"
@@ -34,14 +35,14 @@ def killed(data, tmp_path, patch):
     """Run a preparation that kills itself, kill -9, where ``patch`` says."""
     program = f"""
         import os, shutil, signal
-        from gmeta.core import staging
+        from gmeta.core import files
         from gmeta.preprocess import PrepareConfig, prepare
         from gmeta.preprocess.local import duckdb_engine
         from gmeta.preprocess.local.group_sorter import GroupSorter, ShardMerger
-        from gmeta.preprocess.shards.shard_file import ShardFile
-        from gmeta.preprocess.local.journal import Journal
-        from gmeta.core.data.manifest import Manifest
-        from gmeta.testing.data.event_tables import SPEC
+        from gmeta.preprocess.shards.record_writer import ShardFile
+        from gmeta.preprocess.local.preparation import Journal
+        from gmeta.core.data_manifest import Manifest
+        from support.data_files import EVENT_SPEC as SPEC
 
         def kill(*_):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +91,7 @@ def written(monkeypatch):
         ("after(Journal, 'add_shard', 4)", 8),  # a shard is there, but not noted
         ("after(Manifest, 'save', 0)", 0),
         ("after(shutil, 'rmtree', 1)", 0),  # all is written, some of what led there is removed
-        ("after(staging, 'put_in_place', 0)", 12),  # all but the name, and nothing known of it any more
+        ("after(files, 'put_in_place', 0)", 12),  # all but the name, and nothing known of it any more
     ],
 )
 def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(data, tmp_path, written, patch, again):
@@ -194,7 +195,7 @@ def test_what_stood_there_stays_until_the_new_one_is_whole(data, tmp_path):
         import os, signal
         from gmeta.preprocess import PrepareConfig, prepare
         from gmeta.preprocess.local.group_sorter import ShardMerger
-        from gmeta.testing.data.event_tables import SPEC
+        from support.data_files import EVENT_SPEC as SPEC
         ShardMerger.write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         prepare({str(data)!r}, {str(tmp_path / "out")!r}, {CONFIG!r}, spec=SPEC, overwrite=True)
     """

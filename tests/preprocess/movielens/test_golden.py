@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gmeta.preprocess import prepare
-from gmeta.testing.data.public import golden_maml, movielens_100k
-from gmeta.testing.data.written_records import read_split
+from support.data_files import read_split
+from support.public_data import golden_maml, movielens_100k
 
 pytestmark = pytest.mark.data
 QUERY = 10
@@ -62,8 +62,8 @@ def test_records_agree_up_to_the_names_of_the_categories(tasks):
 
 
 def test_the_item_without_a_date(prepared):
-    from gmeta.preprocess.bad_records import BadRecords
     from gmeta.preprocess.movielens.movielens_folder import open_folder
+    from gmeta.preprocess.source import BadRecords
 
     items = open_folder(movielens_100k(), BadRecords()).items
     joined = items.take(np.array([267]))

@@ -7,15 +7,14 @@ import re
 
 import pytest
 
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import After, tasks
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.bad_records import BadRecord
 from gmeta.preprocess.movielens.melu_records import PARTITIONS, item_row, list_writers, rating_row, user_row
-from gmeta.testing.data.melu_files import NAMES, WRITERS, read_ratings, small_melu, write_ratings
-from gmeta.testing.data.public import movielens_1m_of_melu
-from gmeta.testing.data.written_records import read_split
+from gmeta.preprocess.source import BadRecord
+from support.data_files import NAMES, WRITERS, read_ratings, read_split, small_melu, write_ratings
+from support.public_data import movielens_1m_of_melu
 
 LISTS = {**NAMES, "writer": ["nan", *WRITERS]}
 KNOWN = {kind: {name.encode(): i for i, name in enumerate(names)} for kind, names in LISTS.items()}

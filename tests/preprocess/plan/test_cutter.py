@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gmeta.preprocess.columns import join_rows, part, row_count, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.cutter import Cutter
+from gmeta.preprocess.plan.ranges import Cutter
 from gmeta.preprocess.source import NUMBER
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gmeta.preprocess.columns import take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
-from gmeta.testing.reference.table.key_merge import splitmix64
+from support.reference.table import splitmix64
 
 SMALL = st.integers(-2, 2)
 FLOATS = st.sampled_from([-1.5, -0.0, 0.0, 0.5, math.inf])

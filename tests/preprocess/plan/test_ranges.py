@@ -8,19 +8,20 @@ from hypothesis import strategies as st
 from gmeta.preprocess.columns import join_rows, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.census import Census
-from gmeta.preprocess.plan.numbering import (
+from gmeta.preprocess.plan.outcome import Census, kept_tasks
+from gmeta.preprocess.plan.ranges import (
     COUNT,
     KEY,
     PLACE,
     POSITION,
     RangeCount,
+    Sampler,
+    bounds_of,
     edges,
     number_rows,
     place_rows,
+    range_of,
 )
-from gmeta.preprocess.plan.outcome import kept_tasks
-from gmeta.preprocess.plan.ranges import Sampler, bounds_of, range_of
 from gmeta.preprocess.summary import count_sizes
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 

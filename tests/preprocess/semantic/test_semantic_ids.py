@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.codebooks import Codebooks
-from gmeta.core.data.semantic_ids import CODEBOOKS, IDS, SemanticIds
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.semantic_ids import CODEBOOKS, IDS, Codebooks, SemanticIds
 from gmeta.preprocess import RqVae, cooccurrence_vectors, semantic_ids
-from gmeta.preprocess.semantic.balance import assign_evenly
+from gmeta.preprocess.item_codes import assign_evenly
 
 
 def groups(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.group_index import GroupIndex, index_path
-from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.preprocess.shards import record_size, record_writer, shard_file
+from gmeta.core.group_index import GroupIndex, index_path
+from gmeta.core.schema import Column, Schema
+from gmeta.preprocess.shards import record_encoder, record_writer
+from gmeta.preprocess.shards import record_writer as shard_file
 from gmeta.preprocess.shards.record_writer import RecordWriter
-from gmeta.testing.data.drawn_rows import INT64, as_columns, rows_of, schemas
-from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns
-from gmeta.testing.reference.io.columnar import crc32c, decode, records
-from gmeta.testing.reference.io.reader import groups as groups_of_examples
+from support.drawn_batches import INT64, as_columns, rows_of, schemas
+from support.grouped_data import SCHEMA, grouped_columns
+from support.reference.reader import crc32c, decode, records
+from support.reference.reader import groups as groups_of_examples
 
 # Numbers of every width, and those on either side of the seams between widths.
 INTS = st.one_of(
@@ -221,8 +222,8 @@ def test_a_record_that_readers_would_refuse_is_refused(tmp_path, monkeypatch, la
     columns = grouped_columns(sizes)
     if layout == "example":
         columns["genre"] = (np.zeros(9000, np.int64), np.array([0, 9000]))
-    monkeypatch.setattr(record_size, "MAX_RECORD", 8000)
-    monkeypatch.setattr(record_size, "_HEADER", 1000)
+    monkeypatch.setattr(record_encoder, "MAX_RECORD", 8000)
+    monkeypatch.setattr(record_encoder, "_HEADER", 1000)
     with RecordWriter(tmp_path / "x", SCHEMA, layout=layout, index=True) as writer:
         what = (
             "task 2, batch 2: its record of 400 rows"
@@ -239,5 +240,5 @@ def test_a_record_that_readers_would_refuse_is_refused(tmp_path, monkeypatch, la
 
 
 def test_the_limit_of_a_record_is_that_of_the_reader():
-    header = Path(record_size.__file__).parents[3] / "io/records/tfrecord.h"
-    assert f"max_record = {record_size.MAX_RECORD >> 20} << 20" in header.read_text()
+    header = Path(record_encoder.__file__).parents[3] / "io/records/tfrecord.h"
+    assert f"max_record = {record_encoder.MAX_RECORD >> 20} << 20" in header.read_text()

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gmeta.core.data.group_index import GroupIndex
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.group_index import GroupIndex
 from gmeta.preprocess import PrepareConfig, prepare
 from gmeta.preprocess.movielens.movielens_source import DEFAULTS, SPEC
 from gmeta.preprocess.plan import placement as plan
-from gmeta.testing.data.movielens_files import small_100k
-from gmeta.testing.data.written_records import read_groups, read_shard
+from gmeta.testing.small_experiment import small_100k
+from support.data_files import read_groups, read_shard
 
 MANY = PrepareConfig(batch_rows=13, shards=3, seed=7)
 

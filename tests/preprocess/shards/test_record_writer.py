@@ -11,12 +11,12 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.data.schema import Column, Schema
 from gmeta.core.errors import DataError
+from gmeta.core.schema import Column, Schema
 from gmeta.preprocess.shards import record_writer
 from gmeta.preprocess.shards.record_writer import RecordWriter
-from gmeta.testing.data.drawn_rows import as_columns, rows_of, schemas
-from gmeta.testing.data.grouped_data import SCHEMA, grouped_columns, record_offsets
+from support.drawn_batches import as_columns, rows_of, schemas
+from support.grouped_data import SCHEMA, grouped_columns, record_offsets
 
 
 @st.composite

@@ -6,8 +6,8 @@ from sklearn.metrics import roc_auc_score
 
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.synthetic.exposure_world import BUY
 from gmeta.preprocess.synthetic.exposures import (
+    BUY,
     EXPOSURE_SPEC,
     ExposureConfig,
     event_counts,

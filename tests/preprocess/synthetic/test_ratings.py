@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess.bad_records import BadRecords
 from gmeta.preprocess.movielens.movielens_folder import open_folder
+from gmeta.preprocess.source import BadRecords
 from gmeta.preprocess.synthetic import ratings as synthetic
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
 

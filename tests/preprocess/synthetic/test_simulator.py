@@ -6,8 +6,8 @@ from scipy.stats import kstest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import ExposureConfig, SimulatorConfig, UserSimulator
-from gmeta.preprocess.synthetic.simulator import user_simulator
-from gmeta.preprocess.synthetic.simulator.draws import uniform
+from gmeta.preprocess.synthetic import user_simulator
+from gmeta.preprocess.synthetic.simulator_config import uniform
 
 WORLD = ExposureConfig(items=300, categories=8, styles=4, own=0.7)
 USERS = np.arange(400)

@@ -7,13 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from gmeta.core.data.manifest import Manifest
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
 from gmeta.preprocess.local import duckdb_engine
-from gmeta.preprocess.tables import csv_scan
-from gmeta.testing.data.event_tables import write_table
-from gmeta.testing.data.written_records import read_split
+from gmeta.preprocess.tables import table_scan
+from support.data_files import read_split, write_table
 
 SPEC = TableSpec(
     "user",
@@ -184,7 +183,7 @@ def test_a_line_of_more_than_the_parsers_buffer_is_counted(tmp_path, monkeypatch
     (example,) = assert_counted(data, tmp_path / "out", "not a number", spec=spec)
     assert example.startswith(f"{data}:3: item must be a whole number, got 'xxx")
     assert len(example) < 500
-    monkeypatch.setattr(csv_scan, "_LONGEST", 1 << 20)
+    monkeypatch.setattr(table_scan, "_LONGEST", 1 << 20)
     with pytest.raises(
         DataError, match=r"it has a record of 33,000,00\d bytes, and at most 1,048,576 can be"
     ):
@@ -194,7 +193,7 @@ def test_a_line_of_more_than_the_parsers_buffer_is_counted(tmp_path, monkeypatch
 @pytest.mark.parametrize("on_bad", ["raise", "skip"])
 def test_records_that_an_engine_loses_are_missed(tmp_path, monkeypatch, on_bad):
     data = text_file(tmp_path / "t.csv", {}, 0)
-    monkeypatch.setattr(csv_scan.CsvScan, "count", lambda scan: ROWS + 1)
+    monkeypatch.setattr(table_scan.CsvScan, "count", lambda scan: ROWS + 1)
     with pytest.raises(
         DataError, match=rf"t\.csv: it has {ROWS + 1} records, and {ROWS} were read; mend its"
     ):

@@ -9,9 +9,8 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
-from gmeta.preprocess.plan.column_values import hash_text
-from gmeta.testing.data.event_tables import write_table
-from gmeta.testing.data.written_records import read_split
+from gmeta.preprocess.plan.normalisation import hash_text
+from support.data_files import read_split, write_table
 
 ROWS = pa.table({"user": [1, 1], "item": [3, 4]})
 SPECIAL = [*"*?[]{}\\'\"%#& ~,\n$;=", "[1]", "a*", "~a", "é"]

@@ -15,20 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.core.data.group_index import GroupIndex
-from gmeta.core.data.manifest import Manifest
-from gmeta.core.data.schema import Column
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.group_index import GroupIndex
+from gmeta.core.schema import Column
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
-from gmeta.preprocess.bad_records import BadRecords
-from gmeta.preprocess.local import duckdb_engine, memory
+from gmeta.preprocess.config import no_progress
+from gmeta.preprocess.local import duckdb_engine
+from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.column_values import hash_text
-from gmeta.preprocess.progress import no_progress
+from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.source import BadRecords
 from gmeta.preprocess.tables.table_source import TableSource
-from gmeta.testing import plan_in_memory
-from gmeta.testing.data.event_tables import SPEC, event_table, parts, shuffled, write_table
-from gmeta.testing.data.written_records import read_split
+from support import plan_in_memory
+from support.data_files import EVENT_SPEC as SPEC
+from support.data_files import event_table, parts, read_split, shuffled, write_table
 
 CONFIG = PrepareConfig(batch_rows=8, shards=3, seed=5, layout="columnar")
 
@@ -397,8 +398,8 @@ SMALL = 96 << 20
 OUT_OF_CORE = """
 import resource, sys
 from gmeta.cli import main
-from gmeta.preprocess.local import memory
-memory.DUCKDB_SHARE = {share}
+from gmeta.preprocess.local import duckdb_engine
+duckdb_engine.DUCKDB_SHARE = {share}
 if {limit}:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 main(["prepare", "--data", {data!r}, "--task", "user", "--time", "ts", "--layout", "columnar",

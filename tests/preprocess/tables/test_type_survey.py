@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess import ColumnSpec, TableSpec
-from gmeta.preprocess.bad_records import Reason
 from gmeta.preprocess.plan.column_types import Doubt, decide
-from gmeta.preprocess.plan.column_values import numbers
+from gmeta.preprocess.plan.normalisation import numbers
+from gmeta.preprocess.source import Reason
 from gmeta.preprocess.tables import record_count, type_survey
 from gmeta.preprocess.tables.table_source import TableSource
-from gmeta.testing.data.event_tables import write_table
+from support.data_files import write_table
 
 CONNECTION = duckdb.connect()
 INT, FLOAT, HASH = ("int64", False), ("float32", False), ("int64", True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import accumulate, islice, pairwise
 
+from gmeta.io import SequenceCost
+from support.reference.balance import prefix_batches
+
 import numpy as np
 import numpy.typing as npt
-from gmeta.io import SequenceCost
-from gmeta.testing.reference.io.balance import prefix_batches
 
 MEAN, SIGMA, LONGEST = 570, 0.9, 3000
 

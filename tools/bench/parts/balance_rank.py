@@ -8,10 +8,11 @@ import time
 from typing import Any
 
 import gmeta
-import numpy as np
-import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.io import SequenceCost, balance_over_ranks, balanced_elements
+
+import numpy as np
+import tensorflow as tf
 from parts.balance_lengths import Lengths, balanced, lengths
 from parts.jobs import job_arguments
 

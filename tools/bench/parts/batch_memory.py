@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from gmeta.models import GRM
-from gmeta.models.training.memory.device_memory import PeakMemory
-from gmeta.models.training.memory.limit_search import FoundLimit
-from gmeta.models.training.memory.token_limit import measure_batches
+from gmeta.training.token_limit import FoundLimit, PeakMemory, measure_batches
+
+import numpy as np
 from harness import interleave
 from parts.balance_lengths import Lengths
 from parts.grm_throughput import EXPOSURES, batch, dataset

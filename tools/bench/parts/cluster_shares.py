@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gmeta  # noqa: F401
+from gmeta.ops.distinct import cluster_units
+
 import numpy as np
 import tensorflow as tf
-from gmeta.ops.keys.window import cluster_units
 from harness import Result
 
 SAMPLES, KEYS, PARTS = 2048, 10, 8

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
 from gmeta.models import FlatRetriever, GenerativeRetriever
-from gmeta.models.generative.code_walk import CodeWalk
+from gmeta.models.generative.code_model import SeenItems
+from gmeta.models.generative.digit_decoder import CodeWalk
 from gmeta.models.generative.searches import likeliest
-from gmeta.models.generative.seen_items import SeenItems
 from gmeta.ops import Jagged, jagged
+
+import tensorflow as tf
 
 Found = tuple[tf.Tensor, tf.Tensor]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
 from gmeta.layers import HSTU, FeatureConfig
 from gmeta.models import GRM, grm
+
+import numpy as np
+import tensorflow as tf
 from parts.balance_lengths import LONGEST, Lengths, lengths
 from parts.padded_hstu import PaddedHSTU
 

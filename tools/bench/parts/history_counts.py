@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gmeta.metrics import UserGAUC
+
 import numpy as np
 import tensorflow as tf
-from gmeta.metrics import UserGAUC
 from numpy.typing import NDArray
 
 _WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from gmeta.core.data.manifest import Manifest, Split
-from gmeta.core.data.schema import Column, Schema
+from gmeta.core.data_manifest import Manifest, Split
+from gmeta.core.schema import Column, Schema
 from gmeta.preprocess import ExposureConfig, HistorySpec, append_history
 from gmeta.preprocess.shards.data_set import shard_name, write_shard
 from gmeta.preprocess.synthetic.exposures import exposure_log
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 EVENT = ("item", "category", "style", "action")

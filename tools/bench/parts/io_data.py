@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gmeta.core.data_manifest import Manifest, Shard, Split
+from gmeta.core.group_index import Codec, Layout
+from gmeta.core.schema import Column, Schema
+from gmeta.preprocess.shards.record_writer import RecordWriter
+
 import numpy as np
 import tensorflow as tf
-from gmeta.core.data.group_index import Codec, Layout
-from gmeta.core.data.manifest import Manifest, Shard, Split
-from gmeta.core.data.schema import Column, Schema
-from gmeta.preprocess.shards.record_writer import RecordWriter
 from numpy.typing import NDArray
 
 INTS, FLOATS = 13, 8

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.collectives.launcher.local_ranks import launch
-from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
-from gmeta.testing.hosts.machines import rack
+from gmeta.core.launcher.local_ranks import launch
+from support.hosts import rack, start_ranks, wait_for_ranks
 
 SOCKET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 """What makes NCCL send through sockets only."""
@@ -38,7 +37,7 @@ def run_job(
       out: The file that rank 0 writes.
       environment: What is set besides this process's environment.
       gbit: If given, each rank has a machine of its own, in a rack whose wires carry so many 10^9 bits a
-        second (`gmeta.testing.hosts.machines`).
+        second (`support.hosts`).
       timeout: Seconds after which the job is ended.
 
     Returns:

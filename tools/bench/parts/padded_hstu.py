@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import tensorflow as tf
 from gmeta.layers import HSTU, HSTUBlock, SequenceView
 from gmeta.ops import Jagged, dense_mask, jagged, layer_norm
+
+import tensorflow as tf
 
 
 class PaddedHSTU(HSTU):

@@ -11,9 +11,10 @@ import time
 from typing import Any
 
 import gmeta
+from gmeta.core import collectives
+
 import numpy as np
 import tensorflow as tf
-from gmeta.core import collectives
 from parts.jobs import job_arguments
 
 

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from gmeta.core.code_trie import CodeTrie
+from support.gpu.cuda_library import Event, Stream
+from support.gpu.gpu_trie import GpuTrieLevel, GpuTrieNoise, GpuTrieStep
+from support.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place
+
 import numpy as np
-from gmeta.core.data.code_trie import CodeTrie
-from gmeta.testing.gpu.cuda_library import Event, Stream
-from gmeta.testing.gpu.gpu_trie import GpuTrieLevel, GpuTrieNoise, GpuTrieStep
-from gmeta.testing.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place
 from numpy.typing import NDArray
 
 _QUEUED = 200  # steps of the GPU between two events
@@ -35,8 +36,9 @@ class Batch(NamedTuple):
 
 def cpu_step(kind: str, trie: CodeTrie, level: int, batch: Batch, k: int) -> Callable[[], list[NDArray[Any]]]:
     """Make a step of the CPU's ops: ``step``, ``sample`` or ``gumbel``, whose ranks are the scores."""
-    import tensorflow as tf
     from gmeta.ops import TrieNoise, trie_gumbel_step, trie_sample, trie_step
+
+    import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")
     logits, scores, nodes, *of_level = (

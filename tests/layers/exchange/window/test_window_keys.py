@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.layers.exchange.window.keys import key_classes, request_window
+from gmeta.layers.exchange.window_keys import key_classes, request_window
 
 LAYER = EmbeddingCollection(
     [FeatureConfig("narrow", TableConfig("narrow", 2)), FeatureConfig("wide", TableConfig("wide", 3))]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.models.training.memory.limit_search import MemoryLine, find_limit
+from gmeta.training.token_limit import MemoryLine, find_limit
 
 SIZES = (1000, 2000, 4000)
 

@@ -13,8 +13,8 @@ from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model, max_tokens
 from gmeta.policies import LRU
-from gmeta.testing.data.drawn_tasks import make_batch as task_batch
-from gmeta.testing.jobs.process_ranks import run_ranks
+from support.drawn_batches import make_batch as task_batch
+from support.process_ranks import run_ranks
 
 SIZES = (16, 32, 64)
 

@@ -8,8 +8,8 @@ import pytest
 
 from gmeta.ops import HashTable
 from gmeta.policies import Tiers
-from gmeta.testing.jobs.pipeline_runs import differences, take_moves, train_at_depth
-from gmeta.testing.tables import give_tiers
+from support.pipeline_runs import differences, take_moves, train_at_depth
+from support.tables import give_tiers
 
 
 @functools.cache

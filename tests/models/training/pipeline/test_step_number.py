@@ -11,17 +11,9 @@ import tensorflow as tf
 import gmeta
 from gmeta.callbacks import ShardedCheckpoint, StepTimes
 from gmeta.core.errors import ConfigError
-from gmeta.models.training.pipeline.steps_ahead import StepsAhead
-from gmeta.testing.jobs.pipeline_runs import (
-    STEPS,
-    Drawn,
-    differences,
-    distances,
-    make_model,
-    own_data,
-    train_at_depth,
-)
-from gmeta.testing.tables import sorted_records
+from gmeta.training.steps_ahead import StepsAhead
+from support.pipeline_runs import STEPS, Drawn, differences, distances, make_model, own_data, train_at_depth
+from support.tables import sorted_records
 
 
 class Renumber(tf.keras.callbacks.Callback):

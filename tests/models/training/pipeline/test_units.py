@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.models.training.pipeline.units import count_units, even_units, take_units
 from gmeta.ops import Jagged
+from gmeta.training.clusters import count_units, even_units, take_units
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable
 
 import gmeta
-import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.collectives.lane import DEVICES, Place, lane_kind
+
+import tensorflow as tf
 from harness import WARM_UP
 from parts.exchange.rank import slowest, timed
 from parts.jobs import job_arguments

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 
 import gmeta
-import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.ops.device import Place
+
+import tensorflow as tf
 from parts.exchange.ids import CRITEO, ZipfIds
 from parts.exchange.steps import PER_FEATURE, WAYS, make_step
 from parts.exchange.tfra_steps import make_tfra_step

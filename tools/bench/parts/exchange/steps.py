@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import gmeta.ops as ops
-import tensorflow as tf
 from gmeta import initializers, optimizers
 from gmeta.core import collectives
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients, exchange_values, fetch_rows
 from gmeta.ops import receive_keys, route_keys
 from gmeta.ops.device import Place
+
+import tensorflow as tf
 
 WAYS = {"none": (False, False), "stage1": (True, False), "stage2": (False, True), "both": (True, True)}
 """Which of the two stages of deduplication are on."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from gmeta.core import collectives
+
 import numpy as np
 import tensorflow as tf
-from gmeta.core import collectives
 from gpu_hstu import matmul_rate
 from parts.gpu_grm.data import Users, lengths_of
 from parts.gpu_grm.in_rank import Limit, Peaks, run

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 from gmeta.core.errors import ConfigError
 from gmeta.io import SequenceCost
+
+import numpy as np
 from parts.balance_lengths import Lengths, balanced
 from parts.gpu_grm.data import draw
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gmeta.io import SequenceCost
+
 import numpy as np
 import tensorflow as tf
-from gmeta.io import SequenceCost
 from parts.balance_lengths import Lengths, balanced, lengths
 from parts.exchange.ids import FEATURE_BITS, ZipfIds
 

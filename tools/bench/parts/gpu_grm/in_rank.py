@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gmeta
-import tensorflow as tf
 from gmeta.core import collectives
-from gmeta.models.training.memory.device_memory import peak_memory
+from gmeta.training.token_limit import peak_memory
+
+import tensorflow as tf
 from parts.jobs import job_arguments
 
 OUT_OF_MEMORY = "memory ended"

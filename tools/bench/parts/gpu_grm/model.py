@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gmeta
-import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, MMoE, TaskHeads
 from gmeta.layers.exchange.fetch import Fetch, Owned, Requested
@@ -14,6 +13,8 @@ from gmeta.layers.exchange.pieces import send_keys
 from gmeta.models import GRM
 from gmeta.ops.table.read_ahead import Peeked
 from gmeta.optimizers import Adam
+
+import tensorflow as tf
 from parts.gpu_grm.data import CONTEXTS, EVENT, SHOWN
 
 WIDTHS = {"user": 64, "city": 64, "item": 128, "shop": 128, "category": 64, "action": 64}

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gmeta.io import SequenceCost
+
 import numpy as np
 import tensorflow as tf
-from gmeta.io import SequenceCost
 from numpy.typing import ArrayLike
 from parts.balance_lengths import Lengths
 from parts.gpu_grm.calibration import calibration_batches, measured_cost, sums

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gmeta.preprocess.history.shard_reader import REQUEST
+
 import numpy as np
-from gmeta.preprocess.history.files.shard_reader import REQUEST
 from numpy.typing import NDArray
 
 COLUMNS = ("time", "birth", "item", "action", "dwell", "category", "context", "price")

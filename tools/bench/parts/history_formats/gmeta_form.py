@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gmeta.preprocess.history.shard_reader import PLACE, Index, ShardReader, encode_index
+from gmeta.preprocess.history.stripe import StripeEncoder
+
 import numpy as np
-from gmeta.preprocess.history.files.shard_reader import PLACE, Index, ShardReader, encode_index
-from gmeta.preprocess.history.files.stripe import StripeEncoder
 from numpy.typing import NDArray
 from parts.history_formats.events import COLUMNS, READ, Events
 from parts.history_formats.newest import Histories

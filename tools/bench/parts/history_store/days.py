@@ -6,10 +6,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gmeta.preprocess import HistorySpec, append_history, compact_history
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from gmeta.preprocess import HistorySpec, append_history, compact_history
 from numpy.typing import NDArray
 from parts.history_formats.events import BEGIN, COLUMNS, DAY, Events, make_events
 
@@ -121,7 +122,7 @@ def _write_days(folder: Path, events: Events, days: int) -> list[Path]:
 
 
 def _stripe_bytes(store: Path) -> int:
-    from gmeta.preprocess.history.files.generation import Generation
+    from gmeta.preprocess.history.generation import Generation
 
     opened = Generation(store)
     return sum(int(opened.open(shard).index().places["bytes"].sum()) for shard in range(SHARDS))

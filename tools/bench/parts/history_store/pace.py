@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gmeta
+
 import numpy as np
 import tensorflow as tf
 from harness import Result, interleave

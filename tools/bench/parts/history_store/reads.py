@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gmeta
+from gmeta.core.history_manifest import user_shards
+
 import numpy as np
-from gmeta.core.data.history_manifest import user_shards
 from numpy.typing import NDArray
 from parts.history_store.days import OWN, SHARDS, Grown, Requests
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gmeta
+from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
 from parts.history_store.days import OWN, Grown, Requests
 
 _CHUNK = 512  # requests

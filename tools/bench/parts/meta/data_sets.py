@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import gmeta.io
+
 import numpy as np
 from parts.meta.batches import Batch, Column, Field, Lists, numbered, split, take_rows, task_batch
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import tensorflow as tf
 from gmeta.core import collectives
+
+import tensorflow as tf
 
 _allreduce_sum = collectives.allreduce_sum
 

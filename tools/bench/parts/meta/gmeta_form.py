@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
+
+import numpy as np
+import tensorflow as tf
 from parts.meta.batches import Batch, Lists
 from parts.meta.case import INNER_RATE, OUTER_RATE, Case, Outer, Start
 

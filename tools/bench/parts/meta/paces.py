@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import gmeta
-import tensorflow as tf
 from gmeta.core.collectives.lane import lane_kind
+
+import tensorflow as tf
 from parts.jobs import job_arguments
 from parts.meta.gather_outer import outer_rule
 from parts.meta.rank import Pace, dataset, meta_model

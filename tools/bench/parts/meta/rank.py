@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import gmeta
-import numpy as np
-import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
-from gmeta.models.training.pipeline.steps_ahead import Queue, StepsAhead
 from gmeta.optimizers import Adam
+from gmeta.training.steps_ahead import Queue, StepsAhead
+
+import numpy as np
+import tensorflow as tf
 from parts.jobs import job_arguments
 from parts.meta.gather_outer import outer_rule
 from parts.meta.task_files import read, task_rows

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
 from gmeta import io
 from gmeta.core import collectives
-from gmeta.core.data.manifest import Manifest, Split
-from gmeta.core.data.schema import Column, Schema
+from gmeta.core.data_manifest import Manifest, Split
+from gmeta.core.schema import Column, Schema
 from gmeta.preprocess.shards.data_set import write_shard
+
+import numpy as np
+import tensorflow as tf
 
 SKEW = 1.2
 VOCABULARY = 1_000_000

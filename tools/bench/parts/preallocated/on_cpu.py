@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
-import numpy as np
-import tensorflow as tf
 from gmeta.ops import HashTable
 from gmeta.optimizers import Adagrad
 from gmeta.policies import LFU
+
+import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 from parts.preallocated.numpy_form import NumpyForm
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from types import SimpleNamespace
 
-import numpy as np
-import torch
 from gmeta.optimizers import Adagrad
 from gmeta.policies import LFU
-from gmeta.testing.gpu.gpu_table import GpuTable
+from support.gpu.gpu_table import GpuTable
+
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from parts.preallocated.torch_form import TorchForm
 from parts.tiers.gpu_rows import Distinct, at

@@ -17,6 +17,7 @@ TITLES = {
 def plot(path: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
     """Draw the plain way of all jobs: thick lines for one rank, markers for others on the same batches."""
     from gmeta.experiment.report.style import MUTED, PALETTE, canvas, whole_numbers
+
     from matplotlib.ticker import MultipleLocator
 
     jobs = [job for job, of_job in rows.items() if of_job and job != "own"]

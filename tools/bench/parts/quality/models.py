@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import gmeta
-import tensorflow as tf
 from gmeta import io
 from gmeta.core import collectives
 from gmeta.core.settings import read_toml
@@ -19,6 +18,8 @@ from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.metrics import AUC, GAUC
 from gmeta.preprocess import ExposureConfig
+
+import tensorflow as tf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "models" / "grm"))
 

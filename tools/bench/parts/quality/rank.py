@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import gmeta
-import tensorflow as tf
 from gmeta.core import collectives
+
+import tensorflow as tf
 from parts.jobs import job_arguments
 from parts.quality.models import prepare_trainee
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
 from gmeta.preprocess import (
     ExposureConfig,
     SemanticIds,
@@ -17,6 +15,9 @@ from gmeta.preprocess import (
     cooccurrence_vectors,
     semantic_ids,
 )
+
+import numpy as np
+import tensorflow as tf
 
 
 @dataclass(frozen=True)

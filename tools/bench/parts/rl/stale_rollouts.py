@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
 from gmeta.models import GenerativeRetriever
 from gmeta.reinforcement import GRPO, Judged, PolicyTraining, Reward, Rollout
+
+import tensorflow as tf
 
 
 class Watched:

@@ -8,9 +8,10 @@ import statistics
 from argparse import Namespace
 from collections.abc import Callable
 
-import tensorflow as tf
 from gmeta.models import GenerativeRetriever
 from gmeta.reinforcement import ECPO, GRPO, Reward, Rollouts
+
+import tensorflow as tf
 from harness import Result
 from parts.rl.simulated_users import SimulatedUsers
 from parts.rl.stale_rollouts import StaleTraining

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import GRM, GenerativeRetriever, grm
 from gmeta.optimizers import Adam
+
+import tensorflow as tf
 from parts.rl.simulated_users import SimulatedUsers
 
 DIM = 32

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 from types import SimpleNamespace
 
-import torch
 from gmeta.optimizers import Adam
-from gmeta.testing.gpu.cuda_library import call, library
-from gmeta.testing.gpu.gpu_table import GpuTable
+from support.gpu.cuda_library import call, library
+from support.gpu.gpu_table import GpuTable
+
+import torch
 
 LOOKAHEAD = 2
 """Batches between the one that rows are brought for and the one that computes."""

@@ -17,12 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
+from gmeta.ops import HashTable
+from gmeta.policies import Tiers
+from support.gpu.cuda_library import synchronize
+
 import gpu_hstu
 import numpy as np
 import tensorflow as tf
-from gmeta.ops import HashTable
-from gmeta.policies import Tiers
-from gmeta.testing.gpu.cuda_library import synchronize
 from harness import Result
 from parts.tiers.tables import new_table
 from parts.tiers.zipf import Zipf, che

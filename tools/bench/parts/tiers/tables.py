@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-import tensorflow as tf
 from gmeta.ops import HashTable
 from gmeta.optimizers import Adam
 from gmeta.policies import Tiers
+
+import numpy as np
+import tensorflow as tf
 
 _PIECE = 50_000
 

@@ -1,0 +1,237 @@
+"""Restricts the rendezvous of a job, Horovod's or gmeta's own (`store`), to its ranks.
+
+Ranks meet at a key-value server over HTTP, which Horovod 0.28.1 opens on all addresses to everybody. Here the
+server requires the job's secret:
+
+* If all ranks are on the launcher's machine (`launch`), the secret is the first part of the path: Gloo's
+  client is C++, and accepts a path with a server's address. The server listens on the loopback address alone.
+* If there are other machines (`horovodrun`), or no Horovod (`store`), a request carries a signature:
+  HMAC-SHA256 of the method, the path, the body and a number that is used once. Only signed answers are
+  accepted, so the secret doesn't travel. A rank's own proxy (`through_proxy`) does so for Gloo's client.
+
+Both treat a value as bytes and unpickle nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import http.client
+import os
+import secrets
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from gmeta.core.collectives.greeting import sign
+
+SECRET = "GMETA_SECRET"
+"""Environment variable: the secret of a job over several machines."""
+
+_SERVER = "GMETA_RENDEZVOUS"  # where the server is, if the variables below name this rank's proxy
+_ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
+_NUMBER, _SIGNATURE = "X-Gmeta-Number", "X-Gmeta-Signature"
+_AGE = 300  # seconds by which two machines' clocks may differ
+_LARGEST = 1 << 20  # bytes of a value; ranks' addresses are far smaller
+
+
+def new_secret() -> str:
+    """Make a secret that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def signature(secret: str, *parts: bytes) -> str:
+    """Sign a message of parts (`greeting.sign`); return the signature in hexadecimal."""
+    return sign(secret.encode(), *parts).hex()
+
+
+def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
+    """Make a handler of a key-value server that answers only clients with the secret.
+
+    Args:
+      base: Horovod's ``RendezvousHandler``, a class derived from it, or one with its methods to get and put
+        a value.
+      secret: The job's secret.
+      signed: Whether requests are signed; otherwise their paths begin with the secret.
+    """
+    used: dict[str, float] = {}
+    lock = threading.Lock()
+
+    def is_new(number: str) -> bool:
+        when, now = number.partition(".")[0], time.time()
+        with lock:
+            for old in [each for each, then in used.items() if now - then > 2 * _AGE]:
+                del used[old]
+            fresh = when.isdecimal() and abs(now - int(when)) < _AGE and number not in used
+            if fresh:
+                used[number] = now
+        return fresh
+
+    class Guarded(base):
+        path: str
+        number: str | None
+        body: bytes
+
+        def parse_request(self) -> bool:
+            self.number, self.body = None, b""
+            if not super().parse_request():
+                return False
+            if not self._is_allowed():
+                self.close_connection = True
+                self.send_status_code(http.HTTPStatus.FORBIDDEN)
+                return False
+            return True
+
+        def _is_allowed(self) -> bool:
+            number, size = self.headers.get(_NUMBER, ""), self.headers.get("Content-Length", "0")
+            if not size.isdecimal() or int(size) > _LARGEST:
+                return False
+            if not signed:
+                first, _, rest = self.path.removeprefix("/").partition("/")
+                self.path = f"/{rest}"
+                allowed = _same(first.partition(":")[0], secret)
+                self.body = self.rfile.read(int(size)) if allowed else b""
+                return allowed
+            self.body = self.rfile.read(int(size))
+            expected = signature(secret, *map(str.encode, (self.command, self.path, number)), self.body)
+            if not _same(self.headers.get(_SIGNATURE, ""), expected) or not is_new(number):
+                return False
+            self.number = number
+            return True
+
+        def _place(self) -> tuple[str, str] | None:
+            _, *place = self.path.split("/")
+            if len(place) == 2:
+                return place[0], place[1]
+            self.send_status_code(http.HTTPStatus.BAD_REQUEST)
+            return None
+
+        def do_GET(self) -> None:  # noqa: N802
+            place = self._place()
+            if place is not None:
+                value = self._get_value(*place)
+                self._answer(http.HTTPStatus.NOT_FOUND if value is None else http.HTTPStatus.OK, value or b"")
+
+        def do_PUT(self) -> None:  # noqa: N802
+            place = self._place()
+            if place is not None:
+                self._put_value(*place, self.body)
+                self._answer(http.HTTPStatus.OK)
+
+        def do_HEAD(self) -> None:  # noqa: N802  # the base class serves files
+            self._answer(http.HTTPStatus.NOT_IMPLEMENTED)
+
+        def send_status_code(self, status_code: int) -> None:
+            self._answer(status_code)
+
+        def _answer(self, status: int, body: bytes = b"") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            if self.number is not None:
+                self.send_header(_SIGNATURE, _of_answer(secret, self.number, status, body))
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Guarded
+
+
+def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Send a request to this job's rendezvous server, signed if the job has a secret.
+
+    Args:
+      method: The HTTP method.
+      path: The path, such as ``"/rank_and_size/host:0"``.
+      body: The value to put there.
+
+    Returns:
+      The status and the answer.
+
+    Raises:
+      OSError: The server can't be reached.
+      ValueError: The answer has no valid signature.
+      http.client.HTTPException: The answer isn't HTTP.
+    """
+    address, _, inner = os.environ[_ADDRESS].partition("/")
+    server, secret = f"{address}:{os.environ[_PORT]}", None
+    if _SERVER in os.environ:
+        server, secret = os.environ[_SERVER], os.environ[SECRET]
+    elif inner:  # Gloo's client puts the port behind the path
+        server, path = address, f"/{inner}:{os.environ[_PORT]}{path}"
+    return ask_server(server, secret, method, path, body)
+
+
+def server_name() -> str:
+    """Return a name that tells this job's rendezvous server from others; empty without a server."""
+    return os.environ.get(_SERVER) or ":".join(filter(None, map(os.environ.get, (_ADDRESS, _PORT))))
+
+
+@functools.cache  # one proxy
+def through_proxy() -> None:
+    """Route this process's Gloo client through a proxy that signs its requests, if the job has a secret."""
+    secret, address = os.environ.get(SECRET), os.environ.get(_ADDRESS)
+    if secret is None or address is None or ("/" in address and _SERVER not in os.environ):
+        return
+    server = os.environ.setdefault(_SERVER, f"{address}:{os.environ[_PORT]}")
+    own = new_secret()  # other users of this machine reach the proxy too
+
+    class Proxy(BaseHTTPRequestHandler):
+        def _forward(self) -> None:
+            first, _, rest = self.path.removeprefix("/").partition("/")
+            size = self.headers.get("Content-Length", "0")
+            status, answer = int(http.HTTPStatus.FORBIDDEN), b""
+            if _same(first.partition(":")[0], own) and size.isdecimal() and int(size) <= _LARGEST:
+                try:
+                    body = self.rfile.read(int(size))
+                    status, answer = ask_server(server, secret, self.command, f"/{rest}", body)
+                except (OSError, ValueError, http.client.HTTPException):
+                    status = int(http.HTTPStatus.BAD_GATEWAY)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_PUT = do_DELETE = _forward  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+    proxy.daemon_threads = True
+    threading.Thread(target=proxy.serve_forever, name="gmeta-rendezvous", daemon=True).start()
+    os.environ[_ADDRESS] = f"127.0.0.1:{proxy.server_port}/{own}"
+
+
+def ask_server(
+    server: str, secret: str | None, method: str, path: str, body: bytes = b"", timeout: float | None = None
+) -> tuple[int, bytes]:
+    """Send a request to a server, signed if there is a secret; raises as `ask`.
+
+    Without a ``timeout`` in seconds it waits as long as the server takes.
+    """
+    number = f"{int(time.time())}.{secrets.token_hex(16)}"
+    headers = {"Content-Length": str(len(body))}
+    if secret is not None:
+        signed = signature(secret, *map(str.encode, (method, path, number)), body)
+        headers |= {_NUMBER: number, _SIGNATURE: signed}
+    host, _, port = server.rpartition(":")
+    # `urllib` would go through a proxy.
+    connection = http.client.HTTPConnection(host, int(port), timeout=timeout)
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        content, given = answer.read(), answer.headers.get(_SIGNATURE, "")
+    finally:
+        connection.close()
+    if secret is not None and not _same(given, _of_answer(secret, number, answer.status, content)):
+        raise ValueError("the answer doesn't have this job's signature")
+    return answer.status, content
+
+
+def _of_answer(secret: str, number: str, status: int, body: bytes) -> str:
+    return signature(secret, b"answer", number.encode(), str(int(status)).encode(), body)
+
+
+def _same(one: str, other: str) -> bool:
+    """Return whether texts are equal, in a time that doesn't reveal where they differ."""
+    return hmac.compare_digest(one.encode(), other.encode())

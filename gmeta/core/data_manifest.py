@@ -1,0 +1,180 @@
+"""The manifest of a prepared data set; it is written last, so its presence shows that the data is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gmeta.core.errors import DataError
+from gmeta.core.files import ReadablePath
+from gmeta.core.group_index import LAYOUTS, Layout
+from gmeta.core.json_values import (
+    FILE_NAME,
+    MOST,
+    SealedManifest,
+    folder_name,
+    items,
+    load_manifest_file,
+    mapping,
+    whole,
+)
+from gmeta.core.schema import Roles, Schema
+
+FORMAT, VERSION = "gmeta-records", 2
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One TFRecord file.
+
+    Attributes:
+      name: Its name inside the data set's folder; its index stands beside it (`gmeta.core.group_index`).
+      groups: Groups (task batches) in it.
+      rows: Rows in all of them.
+      bytes: Its size.
+      index: The checksum of its index, `GroupIndex.checksum`. It covers the checksum of every group, so
+        readers notice an index, or a shard with its index, from another data set.
+    """
+
+    name: str
+    groups: int
+    rows: int
+    bytes: int
+    index: int
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Shard:
+        """Read a shard from what `dataclasses.asdict` returns.
+
+        Raises:
+          ValueError: A value isn't what gmeta writes. KeyError and TypeError are possible too.
+        """
+        shard = cls(**mapping(value, "a shard"))
+        folder_name(shard.name, "a shard's name")
+        for name in ("groups", "rows", "bytes", "index"):
+            whole(getattr(shard, name), f"shard {shard.name!r}: {name}", most=2**64 - 1)
+        return shard
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named part of the data set, such as ``warm`` or ``cold``."""
+
+    shards: tuple[Shard, ...]
+
+    @property
+    def groups(self) -> int:
+        """Groups (task batches) in all shards."""
+        return sum(shard.groups for shard in self.shards)
+
+    @property
+    def rows(self) -> int:
+        """Rows in all shards."""
+        return sum(shard.rows for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Manifest(SealedManifest):
+    """What a prepared data set holds and how it was made.
+
+    Attributes:
+      schema: The columns of every row.
+      splits: Split name -> shards.
+      config: The settings that made it, as JSON values.
+      dropped: Reason -> number of input records that were left out.
+      layout: How rows are encoded: ``"columnar"``, one record per group, or ``"example"``, one
+        ``tf.train.Example`` per row.
+      seed: The seed that the order of the groups was drawn from.
+      versions: Name -> version of a part that decides which bytes are written: ``plan`` and ``layout``.
+    """
+
+    schema: Schema
+    splits: Mapping[str, Split]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    layout: Layout = "columnar"
+    seed: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+    def _body(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "versions": dict(self.versions),
+            "layout": self.layout,
+            "seed": self.seed,
+            "schema": self.schema.to_json(),
+            "config": dict(self.config),
+            "dropped": dict(self.dropped),
+            "splits": {
+                name: {
+                    "groups": split.groups,
+                    "rows": split.rows,
+                    "shards": [asdict(shard) for shard in split.shards],
+                }
+                for name, split in self.splits.items()
+            },
+        }
+
+    @property
+    def roles(self) -> Roles:
+        """Roles of the columns: the task, the time, the label, and which are hashed text."""
+        return Roles.of(self.schema, self.config)
+
+    @classmethod
+    def load(cls, folder: ReadablePath, *, check_shards: bool = True) -> Manifest:
+        """Read a manifest and check that the shards it names exist and have their sizes.
+
+        Args:
+          folder: The folder of ``manifest.json``, a `pathlib.Path` or an object that reads like one.
+          check_shards: Whether to check the shards; a reader that may skip bad records checks them itself.
+
+        Raises:
+          DataError: The manifest is missing, is of another format, or was edited; or a shard is missing or of
+            another size.
+        """
+        path = folder / FILE_NAME
+        advice = "run `gmeta prepare` (again) to make this folder"
+        value = load_manifest_file(
+            path, FORMAT, VERSION, advice=advice, older="prepare the data again with this gmeta"
+        )
+
+        def counts(what: str) -> dict[str, int]:
+            return {name: whole(count, name) for name, count in mapping(value[what], what).items()}
+
+        try:
+            splits = {
+                name: Split(tuple(Shard.from_json(shard) for shard in items(split["shards"], "shards")))
+                for name, split in mapping(value["splits"], "splits").items()
+            }
+            schema = Schema.from_json(value["schema"])
+            if value["layout"] not in LAYOUTS:
+                raise ValueError(f"layout {value['layout']!r} isn't one of {', '.join(LAYOUTS)}")
+            manifest = cls(
+                schema,
+                splits,
+                mapping(value["config"], "config"),
+                counts("dropped"),
+                value["layout"],
+                whole(value["seed"], "seed", -MOST),
+                counts("versions"),
+            )
+            digest = manifest.digest
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            said = " ".join(str(error).split())  # a name in it may contain line breaks
+            raise DataError(f"incomplete: {said}", path=path, advice=advice) from error
+        if digest != value.get("digest"):
+            raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
+        for split in splits.values():
+            for shard in split.shards if check_shards else ():
+                manifest._check(folder / shard.name, shard, advice)
+        return manifest
+
+    @staticmethod
+    def _check(path: ReadablePath, shard: Shard, advice: str) -> None:
+        if not path.exists():
+            raise DataError("the manifest names this shard, but it is missing", path=path, advice=advice)
+        size = path.stat().st_size
+        if size != shard.bytes:
+            raise DataError(f"{size} bytes, the manifest says {shard.bytes}", path=path, advice=advice)

@@ -1,0 +1,267 @@
+"""Checks a condition before tensors are used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from gmeta.core import errors
+from gmeta.core.errors import ConfigError, GmetaError
+
+_SENTENCE = re.compile(r"gmeta raises (\w+): (.*?)\.\.\.")
+
+
+def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize: int | None = None) -> Any:
+    """Check a condition before tensors are used.
+
+    Args:
+      tensors: Any nested structure of tensors; it may contain None.
+      holds: Booleans of any shape, all of which must be true.
+      told: Texts and tensors that the error message shows.
+      summarize: How many numbers of each of these tensors the message shows.
+
+    Returns:
+      The same tensors. If the condition doesn't hold, eager code fails here, and a graph fails where the
+      tensors are used.
+
+    Raises:
+      InvalidArgumentError: The condition doesn't hold.
+
+    Example:
+      >>> float(assert_first(tf.constant(2.0), tf.constant([True, True]), ["numbers must be positive"]))
+      2.0
+    """
+    check = tf.debugging.Assert(tf.reduce_all(holds), list(told), summarize=summarize)
+    return hold(tensors, [] if check is None else [check])
+
+
+@tf.autograph.experimental.do_not_convert
+def hold(tensors: Any, until: Sequence[Any]) -> Any:
+    """Return the same tensors, available in a graph only once ``until``, tensors and operations, have run.
+
+    Args:
+      tensors: Any nested structure of tensors; it may contain None.
+      until: What must have run.
+    """
+    with tf.control_dependencies(list(until)):
+        return tf.nest.map_structure(
+            lambda tensor: None if tensor is None else tf.identity(tensor), tensors, expand_composites=True
+        )
+
+
+def refuse_unless(
+    tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor, error: type[GmetaError] = ConfigError
+) -> Any:
+    """Check a condition like `assert_first`, but raise an error that the user can fix.
+
+    Args:
+      tensors: Any nested structure of tensors.
+      holds: Booleans of any shape, all of which must be true.
+      sentence: The error message, a text or () string.
+      error: The class of the error, one of `gmeta.core.errors`.
+
+    Returns:
+      The same tensors.
+
+    Raises:
+      GmetaError: The condition doesn't hold. A graph raises an error of the class ``error`` only inside
+        `name_refusals`, and elsewhere TensorFlow's `InvalidArgumentError` with the same message.
+    """
+    if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
+        raise error(sentence if isinstance(sentence, str) else sentence.numpy().decode())
+    return assert_first(
+        tensors, holds, [tf.strings.join([f"gmeta raises {error.__name__}: ", sentence, "..."])]
+    )
+
+
+def refuse_numbers(numbers: tf.Tensor, good: tf.Tensor, wanted: str, advice: str = "") -> tf.Tensor:
+    """Refuse numbers that aren't in their domain.
+
+    Args:
+      numbers: Numbers of any shape.
+      good: bool of that shape, which numbers are in their domain.
+      wanted: What they must be, such as "labels must be at least 0".
+      advice: What to do next.
+
+    Returns:
+      The same numbers.
+
+    Raises:
+      ConfigError: Some aren't; the message shows the first of them. As in `refuse_unless`, a graph raises it
+        only inside `name_refusals`.
+
+    Example:
+      >>> refuse_numbers(tf.constant([1.0, 2.0]), tf.constant([True, True]), "rates must be above 0").numpy()
+      array([1., 2.], dtype=float32)
+    """
+    bad = tf.cast(tf.boolean_mask(numbers, ~good)[:1], tf.float64)
+    shown = tf.strings.reduce_join(tf.strings.as_string(bad, shortest=True))
+    sentence = tf.strings.join([f"{wanted}, got ", shown, f": {advice}" if advice else ""])
+    return refuse_unless(numbers, good, sentence)
+
+
+@contextmanager
+def name_refusals() -> Iterator[None]:
+    """Turn the error of a graph that `refuse_unless` stopped into the error that it names.
+
+    Raises:
+      GmetaError: The error, with the sentence alone.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _SENTENCE.search(str(error.message))
+        if found is None:
+            raise
+        sentence = re.sub(r"\\(['\"\\])", r"\1", found[2])  # TensorFlow escapes quotes
+        raise getattr(errors, found[1])(sentence) from None
+
+
+# Takes tensors of host memory out of a function and into its next call without a visit to the GPU.
+#
+# TensorFlow passes each result of a ``tf.function`` through an op, which it places on the GPU if there is
+# one. So a result that was computed in host memory is copied there, and back when the next call needs it in
+# host memory. Of tensors of int32 TensorFlow knows that they stay in host memory. A tensor therefore leaves
+# and enters as the int32 numbers that its bits are; a truth value as 0 or 1.
+#
+# Each result says where it is, because TensorFlow makes a function's ops anew for arguments on other devices.
+# Random numbers then begin again: a step would drop out what the one before has dropped.
+
+_CROSS_AS_INT32 = (tf.int64, tf.float32, tf.float64)
+
+
+def to_caller(tensor: tf.Tensor, *, on_gpu: bool = False) -> tf.Tensor:
+    """Return what a function should return for a tensor, so that it stays where it is.
+
+    Args:
+      tensor: Any tensor.
+      on_gpu: Whether it is on the GPU; else it is in host memory.
+
+    Example:
+      >>> ids = tf.constant([3, 1 << 40], tf.int64)
+      >>> from_caller(to_caller(ids), tf.int64).numpy()
+      array([            3, 1099511627776])
+    """
+    if not _has_gpu():
+        return tensor
+    if on_gpu:
+        with tf.device("GPU:0"):
+            return tf.identity(tensor)
+    with tf.device("CPU:0"):
+        if tensor.dtype == tf.bool:
+            return tf.cast(tensor, tf.int32)
+        return tf.bitcast(tensor, tf.int32) if tensor.dtype in _CROSS_AS_INT32 else tf.identity(tensor)
+
+
+def from_caller(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return the tensor of a dtype that `to_caller` was given."""
+    if tensor.dtype == dtype:
+        return tensor
+    with tf.device("CPU:0"):
+        return tf.cast(tensor, dtype) if dtype == tf.bool else tf.bitcast(tensor, dtype)
+
+
+def _has_gpu() -> bool:
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+# Keeps some ops of a step on the host although there is a GPU, and some out of the order of the trace.
+
+_SHAPE_OPS = frozenset({"DynamicStitch", "Fill", "FloorMod", "GatherV2", "Range"})
+
+
+@contextmanager
+def shapes_on_host() -> Iterator[None]:
+    """Keep the arithmetic of shapes off the GPU, for ops that are traced in a ``with`` block.
+
+    The gradient of a reduction needs the shape of the reduction's input. Where batches have no static size,
+    the step computes that shape. TensorFlow has GPU kernels for some of those ops, so a few numbers go to the
+    GPU and back, and each time the host waits until the GPU has finished all earlier work. In a loop of inner
+    steps this leaves the GPU idle for a tenth of the time. In eager mode, or without a GPU, this context
+    changes nothing.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    with collect_ops() as made:
+        yield
+    for op in made:
+        if op.type in _SHAPE_OPS and _is_of_int32(op) and not op.device:
+            # TensorFlow places these ops beside the tensor whose shape they reduce. A device function can't
+            # see that, so the device is set afterwards.
+            if "_class" in op.node_def.attr:
+                op._clear_attr("_class")
+            op._set_device("/device:CPU:0")
+
+
+@contextmanager
+def collect_ops() -> Iterator[list[tf.Operation]]:
+    """Collect the ops that are traced in a ``with`` block.
+
+    The list is filled when the block ends. It doesn't hold ops that run eagerly.
+    """
+    found: list[tf.Operation] = []
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    before = 0 if graph is None else len(graph.get_operations())
+    yield found
+    if graph is not None:
+        found.extend(graph.get_operations()[before:])
+
+
+@contextmanager
+def out_of_turn() -> Iterator[None]:
+    """Let ops that are traced in a ``with`` block run as soon as their inputs are there.
+
+    TensorFlow runs ops that have effects and no resource, such as one that reads the time, in the order of
+    the trace. So such an op would wait for all before it, and all after it would wait for that.
+    """
+    with collect_ops() as made:
+        yield
+    turns = made and getattr(made[0].graph, "experimental_acd_manager", None)
+    for op in made:
+        if turns and op._is_stateful and all(tensor.dtype != tf.resource for tensor in op.inputs):
+            turns.run_independently(op)
+
+
+def _is_of_int32(op: tf.Operation) -> bool:
+    return all(tensor.dtype.base_dtype == tf.int32 for tensor in (*op.inputs, *op.outputs))
+
+
+# Creates variables in the middle of a function, without making TensorFlow trace it twice.
+#
+# When a function is first called, TensorFlow records each variable that the call creates. A variable might be
+# created under a condition only, so TensorFlow traces the whole function again, this time without creating
+# any. That doubles the time until the first train step, because Keras creates an optimizer's slots and the
+# metrics' sums in that step. `tf.init_scope` computes their values outside of the function, but TensorFlow
+# records the variables all the same.
+
+
+@contextmanager
+def lift_variables() -> Iterator[None]:
+    """Create variables in a ``with`` block as if no function were being traced.
+
+    The variables have their values when the block ends. In a graph of TensorFlow 1, and under a distribution
+    strategy, which must see each new variable, this is `tf.init_scope`.
+
+    Example:
+      >>> @tf.function
+      ... def step():
+      ...     with lift_variables():
+      ...         count = tf.Variable(3)
+      ...     return count.assign_add(1)
+      >>> int(step())
+      4
+    """
+    inside = tf.inside_function()
+    with tf.init_scope():
+        if not inside or not tf.executing_eagerly() or tf.distribute.has_strategy():
+            yield
+            return
+        # The hook that records variables belongs to the function's graph; another graph has none.
+        with tf.Graph().as_default(), context.eager_mode():
+            yield

@@ -1,3 +1,0 @@
-"""Helpers for code that runs inside a TensorFlow graph."""
-
-__all__: list[str] = []

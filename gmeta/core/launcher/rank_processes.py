@@ -1,0 +1,175 @@
+"""The process of a rank, on this machine or, by ssh, on another one.
+
+On another machine a helper (`host_rank`) starts the rank. It gets what to start through ssh's stdin, so the
+environment and the job's secret are in no command line. Signals take the same way, and when stdin ends, with
+the launcher or the connection, the helper ends the rank. It reports to the job's store how a rank ended by
+itself or by a signal that was passed. Where it reports nothing, the machine counts as lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gmeta.core.collectives.notes import NOTES, notes_at
+from gmeta.core.collectives.wire import unpack
+from gmeta.core.launcher.meeting import Values
+
+SSH = (
+    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
+    *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
+)
+"""The program that starts commands on other machines; it asks nobody, and notices a lost machine."""
+
+ENDED = "ended"
+"""The scope of the store in which helpers report how ranks ended."""
+
+_LAST_WAIT = 5.0  # seconds that a helper has to answer the last signal
+# What describes a machine or a session, and would be wrong on another one.
+_NOT_PASSED = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "LC_")
+_NOT_PASSED_NAMES = {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "TERM", "DISPLAY", "TMPDIR", "MAIL", NOTES}
+
+
+class HowEnded(NamedTuple):
+    """How a rank's process ended.
+
+    Attributes:
+      code: Its exit code, or minus the number of the signal that ended it.
+      told: The notes that it left.
+      lost_host: The machine that was lost with it, or "".
+    """
+
+    code: int
+    told: frozenset[str]
+    lost_host: str = ""
+
+
+class LocalProcess:
+    """A rank on this machine.
+
+    Args:
+      command: The program and its arguments.
+      environment: All its environment variables.
+
+    Attributes:
+      process: The process, once it is started.
+    """
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command, self._environment = list(command), environment
+
+    def start(self) -> None:
+        """Start it."""
+        self.process = self._start(self._command, subprocess.DEVNULL)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, with the processes that it has started, some of which may be left behind."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def how_ended(self, rank: int) -> HowEnded:
+        """Return how it ended, as rank number ``rank``."""
+        return HowEnded(self.process.returncode, notes_at(self._environment[NOTES]))
+
+    def _start(self, command: Sequence[str], stdin: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            env=self._environment,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # its own group, to end it with its child processes
+        )
+
+
+class RemoteProcess(LocalProcess):
+    """A rank on another machine; `process` is that of ssh.
+
+    Args:
+      command: As for `LocalProcess`; it runs in this process's folder.
+      environment: As for `LocalProcess`; what describes this machine isn't passed on.
+      host: The machine.
+      ssh: The program that starts commands there, and its options.
+      values: Of the job's store.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        host: str,
+        ssh: Sequence[str],
+        values: Values,
+    ) -> None:
+        super().__init__(command, environment)
+        self._host, self._ssh, self._values = host, ssh, values
+
+    def start(self) -> None:
+        """Start it, by its helper; ``PYTHONPATH`` is the rank's."""
+        given = self._environment.get("PYTHONPATH", "").split(os.pathsep)
+        helper = shlex.join(module_command(f"{__package__}.host_rank", paths=[*filter(None, given)]))
+        there = f"cd {shlex.quote(str(Path.cwd()))} && PYTHONPATH= exec {helper}"
+        self.process = self._start([*self._ssh, self._host, there], subprocess.PIPE)
+        passed = {name: text for name, text in self._environment.items() if _is_passed(name)}
+        self._say(json.dumps({"command": self._command, "environment": passed}))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal through its helper; after the last one the connection ends too."""
+        self._say(str(int(number)))
+        if number == signal.SIGKILL and self.process.poll() is None:
+            end = threading.Timer(_LAST_WAIT, super().signal, [number])
+            end.daemon = True
+            end.start()
+
+    def how_ended(self, rank: int) -> HowEnded:
+        """Return how it ended, as its helper says."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # what is left unsaid
+            self.process.stdin.close()
+        told = self._values.of(ENDED).get(str(rank))
+        if told is None:
+            return HowEnded(self.process.returncode or 1, frozenset(), self._host)
+        said = unpack(told)
+        return HowEnded(int(said["code"]), frozenset(said["told"]))
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with suppress(OSError, ValueError):  # it has ended
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
+
+def module_command(module: str, *words: str, paths: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs a module of gmeta's, whatever modules the current folder has.
+
+    ``python -m`` searches the current folder first: a user's ``secrets.py`` or ``types.py`` there would take
+    the place of Python's own. ``-P`` prevents that, but only from Python 3.11 on.
+
+    Args:
+      module: The module.
+      *words: Its arguments.
+      paths: Where to look for modules besides, after Python's own and those installed.
+    """
+    root = str(Path(__file__).resolve().parents[4])
+    return [sys.executable, "-c", _RUN_MODULE, os.pathsep.join([root, *paths]), module, *words]
+
+
+_RUN_MODULE = (
+    "import sys; sys.path = [path for path in sys.path if path] + sys.argv.pop(1).split(':'); "
+    "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def _is_passed(name: str) -> bool:
+    return name not in _NOT_PASSED_NAMES and not name.startswith(_NOT_PASSED)

@@ -1,0 +1,117 @@
+"""Progress bars in the terminal, which all commands share."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+
+B = TypeVar("B", bound="Bars")
+
+
+class Bars:
+    """Progress bars on standard error while the ``with`` block runs; only a terminal shows them.
+
+    Args:
+      columns: Columns to the right of a bar and its "3/10".
+      console: Where the bars are drawn, instead of standard error.
+
+    Attributes:
+      console: Where the bars are drawn.
+      bars: rich's `Progress`, through which callers add and move bars.
+      drawn: Whether bars are drawn; if not, a caller may print a line for each full bar instead.
+    """
+
+    def __init__(self, *columns: ProgressColumn, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.drawn = self.console.is_terminal
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            *columns,
+            console=self.console,
+            disable=not self.drawn,
+        )
+
+    def __enter__(self: B) -> B:
+        if self.drawn:  # rich before 15 ends bars that it has not drawn with an empty line
+            self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.drawn:
+            self.bars.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+
+# Ctrl-C, remembered until the program has ended because of it.
+#
+# Python raises KeyboardInterrupt wherever the main thread is just then. That may be Python code which C++ has
+# called, as TensorFlow does to look at a type or to leave a scope; such a caller may clear the error and go
+# on, or fail with another one. In a job of many short steps this happens once in some hundred times.
+
+__all__ = ["Interrupts", "remember_interrupts"]
+
+
+class Interrupts:
+    """What `remember_interrupts` has seen.
+
+    Attributes:
+      came: Whether there was an interrupt.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def raise_again(self) -> None:
+        """Raise what was swallowed.
+
+        Raises:
+          KeyboardInterrupt: There was an interrupt, and yet the program goes on.
+        """
+        if self.came:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def remember_interrupts() -> Iterator[Interrupts]:
+    """Note each interrupt within a ``with`` block; it is raised as before, too.
+
+    Only the main thread gets interrupts. In other threads, and where the process ignores interrupts, nothing
+    is noted.
+
+    Example:
+      ::
+
+        with remember_interrupts() as interrupts:
+            for batch in batches:
+                interrupts.raise_again()
+                train(batch)
+    """
+    interrupts = Interrupts()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield interrupts
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.came = True
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,346 @@
+"""The epoch and step that a dataset has reached, counted outside the dataset, in variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError
+from gmeta.core.position import Position, count_by
+from gmeta.core.shares import Shares
+from gmeta.io.readers.epoch import EpochPlan, cut_spans
+
+# How many groups each share has read of an epoch, where a step has as many groups as cost enough.
+#
+# With a `Balance`, the number of steps doesn't say where a reader is: each rank's steps have other numbers of
+# groups. The number of groups does, and a range can be read on from any group. A reader's elements carry that
+# number, the cursor, but what is taken at the end of a pipeline may be anything that was made of an element.
+# So the cursor takes another way: where elements begin, it goes into a table under the element's number, and
+# where they are taken, it is looked up there. Elements keep their order, so the numbers agree.
+#
+# The cursors of all shares, and the ranges that they belong to, are an `EpochPlan`: any number of ranks reads
+# on from there, each group once. A rank counts its own; ranks tell each other before a checkpoint is written.
+
+UNKNOWN = -1
+"""The cursor of a share that another rank reads."""
+
+
+class Place(Protocol):
+    """The variables of a `ReadingPosition`."""
+
+    epoch: tf.Variable
+    step: tf.Variable
+    left: tf.Variable
+    cursors: tf.Variable
+
+
+class Reached(NamedTuple):
+    """A place in an epoch.
+
+    Attributes:
+      plan: What was left of the epoch when this number of shares began to read.
+      cursors: Groups that each share has read since, or `UNKNOWN`.
+    """
+
+    plan: EpochPlan
+    cursors: tuple[int, ...]
+
+
+def for_shares(reached: Reached, shares: Shares) -> Reached:
+    """Return the same place as one of this number of shares.
+
+    Args:
+      reached: The place; cursors of no share stand for the beginning of ``plan``.
+      shares: This rank's shares.
+
+    Raises:
+      ConfigError: The number of shares has changed, and not all cursors are known.
+    """
+    plan, cursors = reached
+    if len(cursors) not in (0, shares.total):
+        if UNKNOWN in cursors:
+            raise ConfigError(
+                f"ReadingPosition: {len(cursors)} ranks have read of epoch {plan.epoch}, and the places of "
+                f"{cursors.count(UNKNOWN)} aren't known, so {shares.total} ranks can't go on: call "
+                "gather_ranks() on all ranks before it is saved, or go on with as many ranks"
+            )
+        plan, cursors = plan.after(cursors), ()
+    return Reached(plan, cursors or (0,) * shares.total)
+
+
+def go_on(reached: Reached, whole: EpochPlan, shares: Shares) -> Reached:
+    """Return where these shares begin to read, and what their rank then knows.
+
+    If all is read, that is the beginning of the next epoch. A rank that has read its own ranges, and knows
+    nothing of the others, takes them to have ended too; one that knows of groups left reads an empty rest.
+
+    Args:
+      reached: The place.
+      whole: The plan of any whole epoch.
+      shares: This rank's shares.
+
+    Raises:
+      ConfigError: A cursor that is needed isn't known.
+    """
+    plan, cursors = for_shares(reached, shares)
+    own = slice(shares.first, shares.first + shares.count)
+    if UNKNOWN in cursors[own]:
+        raise ConfigError(
+            f"ReadingPosition: the place of rank {shares.first + cursors[own].index(UNKNOWN)} of "
+            f"{shares.total} in epoch {plan.epoch} isn't known, as another rank has saved the position: call "
+            "gather_ranks() on all ranks before, or let each rank save its own"
+        )
+    sizes = [sum(end - begin for begin, end in lane) for lane in plan.lanes(shares.total)]
+    if not any(UNKNOWN < cursor < size for cursor, size in zip(cursors, sizes, strict=True)):
+        plan, cursors = replace(whole, epoch=plan.epoch + 1), (0,) * shares.total
+    return Reached(plan, only_own(cursors[own], shares))
+
+
+def only_own(cursors: Sequence[int], shares: Shares) -> tuple[int, ...]:
+    """Return the cursors of all shares where only those of a rank are known."""
+    rest = shares.total - shares.first - shares.count
+    return (*[UNKNOWN] * shares.first, *cursors, *[UNKNOWN] * rest)
+
+
+def ranges(
+    plan: EpochPlan,
+    shares: Shares,
+    cursors: Sequence[int],
+    part: Callable[[int], tuple[int, int]] | None = None,
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the spans that a rank reads, as the inputs of the native reader's op.
+
+    Args:
+      plan: What was left of the epoch when the shares began to read.
+      shares: The rank's shares.
+      cursors: Groups that each of its shares has read since.
+      part: Of the number of groups of a share, the first that is read, and the end. None: all are.
+
+    Returns:
+      ``lanes``, ``begins`` and ``ends``, each (spans,) int64: the share that a span belongs to, counted from
+      the rank's first one, and its ends. A share without groups has an empty span.
+    """
+    rests = plan.rests(only_own(cursors, shares))[shares.first : shares.first + shares.count]
+    if part is not None:
+        rests = tuple(cut_spans(rest, *part(sum(end - begin for begin, end in rest))) for rest in rests)
+    spans = [(lane, *span) for lane, rest in enumerate(rests) for span in rest or ((0, 0),)]
+    columns = np.array(spans, np.int64).T
+    return dict(zip(("lanes", "begins", "ends"), columns, strict=True))
+
+
+class GroupCount:
+    """The cursors of a `ReadingPosition`'s elements, from where they begin to where they are taken.
+
+    Args:
+      position: The position, whose variables are read and set.
+      whole: The plan of any whole epoch of the data set.
+      shares: The rank's shares.
+    """
+
+    def __init__(self, position: Place, whole: EpochPlan, shares: Shares) -> None:
+        self._position, self._whole, self.shares = position, whole, shares
+        with tf.init_scope(), tf.device("CPU:0"):
+            unknown = tf.fill([shares.count], tf.constant(UNKNOWN, tf.int64))
+            self._ahead = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, unknown)
+
+    def begin(self) -> tuple[tf.Tensor, ...]:
+        """Set the variables to where the next iteration begins, and return that.
+
+        Returns:
+          (epoch, step, lanes, begins, ends, cursors): two scalars, `ranges`, and the own shares' cursors.
+        """
+        place = self._position
+        inputs = [place.epoch, place.step, place.left, place.cursors]
+        found = tf.numpy_function(self._begin, inputs, [tf.int64] * 8)
+        shapes = [(), (), (None, 2), (None,), (None,), (None,), (None,), (self.shares.count,)]
+        for tensor, shape in zip(found, shapes, strict=True):
+            tensor.set_shape(shape)
+        epoch, step, left, cursors, *spans, own = found
+        set_all = [
+            place.epoch.assign(epoch),
+            place.step.assign(step),
+            place.left.assign(left),
+            place.cursors.assign(cursors),
+        ]
+        with tf.control_dependencies(set_all):
+            return tuple(tf.identity(tensor) for tensor in (epoch, step, *spans, own))
+
+    def _begin(self, epoch: Any, step: Any, left: Any, cursors: Any) -> list[Any]:
+        try:
+            plan, after = go_on(self._reached(epoch, left, cursors), self._whole, self.shares)
+        except ConfigError as error:
+            raise ValueError(f"gmeta: {error}\n") from error
+        own = after[self.shares.first : self.shares.first + self.shares.count]
+        step = step if plan.epoch == epoch else 0
+        numbers = (plan.epoch, step, plan.left, after, *ranges(plan, self.shares, own).values(), own)
+        return [np.asarray(value, np.int64) for value in numbers]
+
+    def _reached(self, epoch: Any, left: Any, cursors: Any) -> Reached:
+        spans = tuple((int(begin), int(end)) for begin, end in left) or self._whole.left
+        return Reached(replace(self._whole, epoch=int(epoch), left=spans), tuple(map(int, cursors)))
+
+    def gather(self) -> None:
+        """Tell all ranks the cursors of all ranks (`ReadingPosition.gather_ranks`)."""
+        place, shares = self._position, self.shares
+        if shares.count == shares.total:
+            return
+        numbers = [variable.numpy() for variable in (place.epoch, place.left, place.cursors)]
+        plan, cursors = for_shares(self._reached(*numbers), shares)
+        own = list(cursors[shares.first : shares.first + shares.count])
+        told = collectives.allgather_objects((plan.epoch, shares.first, own))
+        epochs = [epoch for epoch, _, _ in told]
+        if len(set(epochs)) > 1:
+            raise ConfigError(
+                f"ReadingPosition: ranks 0 to {len(told) - 1} read the epochs {epochs}: with a balance their "
+                "numbers of steps differ, so leave out repeat() and steps_per_epoch, which count steps"
+            )
+        place.left.assign(plan.left)
+        place.cursors.assign([c for _, _, own in sorted(told, key=lambda told: told[1]) for c in own])
+
+    def note(self, step: tf.Tensor, element: dict[str, Any], cursor: tf.Tensor) -> dict[str, Any]:
+        """Note the cursor of an element, which has the number ``step``, until it is taken.
+
+        Args:
+          step: The element's number in the epoch.
+          element: An element of `gmeta.io.groups` whose own cursor begins at 0.
+          cursor: The cursor with which the iteration began.
+
+        Returns:
+          The element, with the cursor counted from the range's beginning.
+        """
+        cursor = element["cursor"] + cursor
+        with tf.control_dependencies([self._ahead.insert(_key(element["epoch"], step)[None], cursor[None])]):
+            return {**element, "cursor": tf.identity(cursor)}
+
+    def take(self) -> tf.Tensor:
+        """Set the position's cursors to those of the element that is taken; return the new cursors."""
+        key = _key(self._position.epoch, self._position.step)[None]
+        own = self._ahead.lookup(key)[0]
+        with tf.control_dependencies([own]), tf.control_dependencies([self._ahead.remove(key)]):
+            before, after = self.shares.first, self.shares.total - self.shares.first - self.shares.count
+            every = tf.pad(own, [[before, after]], constant_values=UNKNOWN)
+        return self._position.cursors.assign(every)
+
+
+def _key(epoch: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    return tf.convert_to_tensor(epoch) * (1 << 32) + step
+
+
+def count_epochs(first: int) -> tf.data.Dataset:
+    """Return a dataset of one element, (epoch, 0), whose epoch grows by one at each iteration.
+
+    tf.data's own means don't suffice. ``shuffle(reshuffle_each_iteration=True)`` and
+    ``random(rerandomize_each_iteration=True)`` draw each epoch's seed from a generator, so epoch e needs the
+    e epochs before it, and ``counter().flat_map`` makes one endless epoch. So a variable counts. A separate
+    stage reads it: downstream, the number is an ordinary element, which a saved iterator restores instead of
+    counting again.
+    """
+    with tf.init_scope(), tf.device("CPU:0"):
+        counter = tf.Variable(first, dtype=tf.int64, trainable=False, name="epoch")
+    return tf.data.Dataset.range(1).map(
+        lambda _: (counter.assign_add(1, read_value=True) - 1, tf.constant(0, tf.int64))
+    )
+
+
+class ReadingPosition(Position):
+    """The epoch and step that a dataset has reached, as variables that a checkpoint can hold.
+
+    Keras saves and restores a model, its optimizer and its epoch, but not how far its data has been read. A
+    dataset with a position (`gmeta.io.tasks`, `gmeta.io.groups`) begins there, and counts the elements taken
+    from it in the position. Make the position an attribute of the model: ``BackupAndRestore``,
+    ``ShardedCheckpoint`` or, on one rank, ``tf.train.Checkpoint`` then saves and restores it with the model,
+    at the end of an epoch or after any step, and training resumes with the next element.
+
+    A new iteration also resumes with the next element, or with the next epoch once all steps of an epoch are
+    taken. Use a position for one dataset only. Buffers must come before the counting, so the counting comes
+    last. `tasks` ends with it. With `groups`, add it after your own transformations:
+    ``position.count(groups(..., start=position).prefetch(2))``.
+
+    With a `Balance`, a step has as many groups as cost enough, so the position counts groups too. What it
+    then holds is an `EpochPlan`: any number of ranks reads on from there, each group once. A rank counts what
+    it has read itself; call `gather_ranks` on all ranks before one of them saves the position for all.
+    ``ShardedCheckpoint`` and ``BackupAndRestore`` do so.
+
+    Attributes:
+      epoch: () int64 variable.
+      step: () int64 variable, elements taken in this epoch.
+      left: (spans, 2) int64 variable, with a balance: positions of the epoch's order that were left when this
+        number of ranks began to read; none if that was the whole epoch.
+      cursors: (ranks,) int64 variable, with a balance: groups that each rank (`gmeta.core.shares`: share) has
+        read since; -1 if another rank knows.
+
+    Example:
+      >>> model.reading = ReadingPosition()
+      >>> warm = tasks("data/warm", start=model.reading)
+      >>> backup = tf.keras.callbacks.BackupAndRestore("backup", save_freq=100)
+      >>> model.fit(warm.repeat(), epochs=20, steps_per_epoch=250, callbacks=[backup])
+    """
+
+    def __init__(self, epoch: int = 0) -> None:
+        super().__init__(name="reading_position")
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.epoch = tf.Variable(epoch, dtype=tf.int64, trainable=False, name="epoch")
+            self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+            none = tf.zeros([0, 2], tf.int64)
+            self.left = tf.Variable(none, trainable=False, name="left", shape=(None, 2))
+            self.cursors = tf.Variable(none[:, 0], trainable=False, name="cursors", shape=(None,))
+        self._groups: GroupCount | None = None
+
+    def epochs(self, steps: int) -> tf.data.Dataset:
+        """Return a dataset of one element, (epoch, step), read when an iteration begins.
+
+        Args:
+          steps: How many steps an epoch has; once they are taken, the next epoch begins.
+        """
+        self._groups = None
+
+        def begin(_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            over = tf.cast(self.step >= steps, tf.int64)
+            epoch = self.epoch.assign_add(over, read_value=True)
+            step = self.step.assign(self.step * (1 - over), read_value=True)
+            return epoch, step
+
+        return tf.data.Dataset.range(1).map(begin)
+
+    def count_groups(self, whole: EpochPlan, shares: Shares) -> GroupCount:
+        """Count groups from now on, of epochs of this plan's data set, as a rank with these shares."""
+        self._groups = GroupCount(self, whole, shares)
+        return self._groups
+
+    @property
+    def counts_groups(self) -> bool:
+        """Whether the position is that of a dataset with a balance."""
+        return self._groups is not None
+
+    def gather_ranks(self) -> None:
+        """Tell all ranks the places of all ranks, in one collective; with steps alone they know them.
+
+        All ranks must call this together, between two steps.
+
+        Raises:
+          ConfigError: Ranks read different epochs.
+          CollectiveError: As `gmeta.core.collectives.allgather_objects`.
+        """
+        if self._groups is not None:
+            self._groups.gather()
+
+    def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return the dataset, counting the elements that are taken from it."""
+        groups = self._groups
+
+        def count(*element: Any) -> Any:
+            taken = [] if groups is None else [groups.take()]
+            with tf.control_dependencies(taken), tf.control_dependencies([self.step.assign_add(1)]):
+                found = tf.nest.map_structure(tf.identity, element, expand_composites=True)
+            return found if len(found) > 1 else found[0]
+
+        options = tf.data.Options()
+        # It would put a buffer after the counting.
+        options.experimental_optimization.inject_prefetch = False
+        return count_by(self, dataset.map(count).with_options(options))

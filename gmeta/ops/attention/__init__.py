@@ -1,3 +1,0 @@
-"""Attention over jagged sequences."""
-
-__all__: list[str] = []

@@ -1,0 +1,290 @@
+r"""HSTU's attention over jagged sequences: SiLU in place of softmax, and no padding.
+
+.. math:: o_i = s \sum_{j \in V(i)} \mathrm{SiLU}(\alpha\, q_i \cdot k_j + \mathrm{rab}_{ij})\, v_j
+
+A token's weights aren't normalised over the tokens that it sees. The number of other tokens, in its sequence
+or in others of the batch, therefore doesn't change them (Zhai et al., "Actions Speak Louder than Words", ICML
+2024, section 3.2). For that the scale s must be a constant: 1/n for the longest history that is allowed,
+never for the longest in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gmeta.core.native import load_op_library
+from gmeta.ops.attention_inputs import RelativeBias, bucket_starts
+from gmeta.ops.native_forms import is_native, is_portable
+from gmeta.ops.padded_forms import padded_attention
+
+# What native attention takes beside its heads: a plan of the batch, and a bias.
+
+_native = load_op_library("ops")
+tf.no_gradient("GmetaHstuPlan")
+tf.no_gradient("GmetaHstuTimeMap")
+
+
+def batch_inputs(offsets: tf.Tensor, visible: tf.Tensor, bias: RelativeBias | None) -> dict[str, Any]:
+    """Make the native ops' inputs and attribute of a batch; an absent term of a bias has no elements.
+
+    On a GPU a plan says which scores to compute, and a map has the bucket of every pair's times: a byte for
+    each pair that may see each other. All layers need the same ones; a graph makes them once.
+    """
+    bias = bias or RelativeBias()
+    plan = _native.gmeta_hstu_plan(offsets=offsets, visible=visible)
+    tables = [tf.zeros([0]) if x is None else tf.cast(x, tf.float32) for x in bias[:2]]
+    times = [tf.zeros([0], tf.int64) if x is None else x for x in bias[2:]]
+    starts = bucket_starts().tolist()
+    time_map = tf.zeros([0], tf.uint8)
+    if bias.time_buckets is not None:
+        rows, columns = times
+        time_map = _native.gmeta_hstu_time_map(
+            offsets=offsets, plan=plan, row_times=rows, column_times=columns, bucket_starts=starts
+        )
+    named = dict(zip(RelativeBias._fields, [*tables, *times], strict=True))
+    return {
+        "offsets": offsets,
+        "visible": visible,
+        "plan": plan,
+        "time_map": time_map,
+        "bucket_starts": starts,
+        **named,
+    }
+
+
+_OF_OUT = 11  # index of the gradient op's input that is the gradient of the output
+_PORTABLE_PAIRS = 2**21  # pairs at once in an exported graph: its memory doesn't grow with long histories
+_MOST_PAIRS = 2**28  # padded scores at most: a gigabyte; the plain form keeps half a dozen such tensors
+
+
+def hstu_attention(
+    q: tf.Tensor,
+    k: tf.Tensor,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    *,
+    scale: float,
+    alpha: float = 1.0,
+    bias: RelativeBias | None = None,
+) -> tf.Tensor:
+    """Attend within each sequence.
+
+    Args:
+      q: (total, heads, d) float, the tokens of all sequences one after another.
+      k: (total, heads, d).
+      v: (total, heads, dv).
+      offsets: (batch + 1,) int64, where sequences begin and end.
+      visible: (total, 3) int32, from `AttentionMask.visible`.
+      scale: s, a constant such as 1/n.
+      alpha: α, the factor of the scores; 1 in the research form, 1/√d in the production form.
+      bias: The bias that is added to the scores; None: no bias.
+
+    Returns:
+      (total, heads, dv) of v's dtype. A CPU computes it in float32. A GPU of compute capability 9.0 computes
+      it in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256. In other cases on a
+      GPU, plain TensorFlow computes it, or the CPU if the GPU's memory might not suffice. For float64, plain
+      TensorFlow computes it everywhere.
+
+    Raises:
+      InvalidArgumentError: Shapes don't fit together, or offsets don't rise from 0 to total.
+
+    Example:
+      >>> q = tf.ones([3, 1, 4])
+      >>> visible = AttentionMask().visible([0, 1, 3])
+      >>> hstu_attention(q, q, q, tf.constant([0, 1, 3], tf.int64), visible, scale=0.5).numpy()[:, 0, 0]
+      array([1.9640275, 1.9640275, 3.928055 ], dtype=float32)
+    """
+    return _attention(q, k, v, offsets, visible, scale, alpha, bias)
+
+
+def bias_attention(
+    v: tf.Tensor, offsets: tf.Tensor, visible: tf.Tensor, *, scale: float, bias: RelativeBias
+) -> tf.Tensor:
+    r"""Attend by the bias alone, :math:`o_i = s \sum_{j \in V(i)} \mathrm{rab}_{ij} v_j`.
+
+    These are the channels of position and of time in a FuXi-α block (Ye et al., WWW 2025, section 3.3).
+
+    Args:
+      v: (total, heads, dv) float.
+      offsets: (batch + 1,) int64.
+      visible: (total, 3) int32, from `AttentionMask.visible`.
+      scale: s.
+      bias: The weights.
+
+    Returns:
+      (total, heads, dv) of v's dtype. A GPU computes it as it does `hstu_attention`.
+    """
+    return _attention(None, None, v, offsets, visible, scale, 1.0, bias)
+
+
+def _attention(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    arguments = (q, k, v, offsets, visible, scale, alpha, bias)
+    if is_portable() or v.dtype == tf.float64:
+        return _pad(*arguments)
+    if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype):
+        return _by_kernel(*arguments)
+    # The GPU has no kernel for the case: use plain TensorFlow on the GPU, or the CPU's kernel if the plain
+    # form might need more memory than the GPU has.
+    lengths = offsets[1:] - offsets[:-1]
+    pairs = tf.size(lengths, tf.int64) * tf.reduce_max(tf.concat([lengths, [0]], 0)) ** 2
+    fits = pairs * tf.shape(v, tf.int64)[1] <= _MOST_PAIRS
+    return tf.cond(fits, lambda: _pad(*arguments), lambda: _on_cpu(*arguments))
+
+
+def _on_cpu(*arguments: Any) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return _by_kernel(*arguments)
+
+
+def _by_kernel(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    heads = [tf.zeros([0], v.dtype) if x is None else tf.cast(x, v.dtype) for x in (q, k)]
+    return _native.gmeta_hstu_attention(
+        q=heads[0],
+        k=heads[1],
+        v=v,
+        **batch_inputs(offsets, visible, bias),
+        scale=scale,
+        alpha=alpha,
+    )
+
+
+def _pad(
+    q: tf.Tensor | None,
+    k: tf.Tensor | None,
+    v: tf.Tensor,
+    offsets: tf.Tensor,
+    visible: tf.Tensor,
+    scale: float,
+    alpha: float,
+    bias: RelativeBias | None,
+) -> tf.Tensor:
+    """Compute attention in plain TensorFlow, in float32 at least."""
+    dtype = tf.float64 if v.dtype == tf.float64 else tf.float32
+    wide_q, wide_k, wide_v = (None if x is None else tf.cast(x, dtype) for x in (q, k, v))
+    out = padded_attention(
+        wide_q,
+        wide_k,
+        wide_v,
+        offsets,
+        visible,
+        scale=scale,
+        alpha=alpha,
+        bias=bias,
+        pairs=_PORTABLE_PAIRS if is_portable() else None,
+    )
+    return tf.cast(out, v.dtype)
+
+
+@tf.RegisterGradient("GmetaHstuAttention")
+def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
+    settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts")}
+    with tf.device(op.outputs[0].device):  # a GPU may not take what was computed on the CPU
+        found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
+    return [*found[:3], None, None, *found[3:], None, None, None, None]
+
+
+@tf.RegisterGradient("GmetaHstuAttentionGradient")
+def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    """Differentiate the plain form. Only inner loops that adapt weights below attention need this; few do."""
+    of_out = op.inputs[_OF_OUT]
+    floats = [op.inputs[i] for i in (0, 1, 2, 5, 6)]
+    with tf.GradientTape() as outer:
+        outer.watch([*floats, of_out])
+        with tf.GradientTape() as inner:
+            inner.watch(floats)
+            out = _plain(op, floats)
+        first = inner.gradient(out, floats, of_out, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        first = [tf.convert_to_tensor(each) for each in first]
+    found = outer.gradient(
+        first, [*floats, of_out], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    of_floats: Sequence[tf.Tensor] = [tf.convert_to_tensor(each) for each in found]
+    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, None, of_floats[5]]
+
+
+def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
+    q, k, v, *tables = floats
+    positions, buckets = (None if table.shape == [0] else table for table in tables)
+    scored = q.shape.rank == 3
+    return _pad(
+        q if scored else None,
+        k if scored else None,
+        v,
+        op.inputs[3],
+        op.inputs[4],
+        op.get_attr("scale"),
+        op.get_attr("alpha"),
+        RelativeBias(positions, buckets, op.inputs[7], op.inputs[8]),
+    )
+
+
+# HSTU's attention of tokens that are appended to sequences whose keys and values are kept.
+
+
+def appended_attention(
+    q: tf.Tensor,
+    keys: tf.Tensor,
+    values: tf.Tensor,
+    own_keys: tf.Tensor,
+    own_values: tf.Tensor,
+    added: tf.Tensor,
+    own_added: tf.Tensor,
+    *,
+    scale: float,
+    alpha: float = 1.0,
+) -> tf.Tensor:
+    r"""Compute `hstu_attention` of one new token for each of several continuations of a sequence.
+
+    .. math:: o = s \sum_j \mathrm{SiLU}(\alpha\, q \cdot k_j + a_j)\, v_j
+
+    over the tokens of the sequence, whose keys and values all its continuations share, and over those that
+    were appended to the own continuation, the new token included. It is in TensorFlow's own ops, in float32
+    at least, and takes memory for batch × heads × beams × longest numbers.
+
+    Args:
+      q: (batch, beams, heads, d).
+      keys: (batch, heads, longest, d), of the sequences.
+      values: (batch, heads, longest, dv).
+      own_keys: (batch, beams, heads, t, d), of appended tokens.
+      own_values: (batch, beams, heads, t, dv).
+      added: (batch, longest) float32, what is added to scores; far below 0 where a token isn't seen.
+      own_added: (batch or 1, t) float32.
+      scale: s.
+      alpha: α.
+
+    Returns:
+      (batch, beams, heads, dv) of q's dtype.
+    """
+    dtype = tf.float64 if q.dtype == tf.float64 else tf.float32
+    wide, keys, values, own_keys, own_values = (
+        tf.cast(x, dtype) for x in (q, keys, values, own_keys, own_values)
+    )
+    added, own_added = (tf.cast(x, dtype) for x in (added, own_added))
+    by_head = tf.transpose(alpha * wide, [0, 2, 1, 3])
+    weights = tf.nn.silu(tf.matmul(by_head, keys, transpose_b=True) + added[:, tf.newaxis, tf.newaxis])
+    found = tf.transpose(tf.matmul(weights, values), [0, 2, 1, 3])
+    own = tf.nn.silu(tf.linalg.matvec(own_keys, alpha * wide) + own_added[:, tf.newaxis, tf.newaxis])
+    found += tf.linalg.matvec(own_values, own, transpose_a=True)
+    return tf.cast(scale * found, q.dtype)

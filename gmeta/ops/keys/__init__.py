@@ -1,3 +1,0 @@
-"""Ops that hash, merge and deduplicate keys."""
-
-__all__: list[str] = []

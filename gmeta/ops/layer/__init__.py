@@ -1,3 +1,0 @@
-"""The other ops of an HSTU layer: norms, gates, residual sums."""
-
-__all__: list[str] = []

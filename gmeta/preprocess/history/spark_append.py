@@ -1,0 +1,169 @@
+"""Appends to a store of histories on Spark.
+
+::
+
+    records ──normalise──> rows ──by shard──> on disk; tally of what is bad ──> shard by shard, write
+
+The driver handles tallies and manifest entries, never events. It holds the store's lock, writes the manifest
+last, and then moves the store to the new generation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.preprocess.cluster.attempts import ATTEMPTS
+from gmeta.preprocess.cluster.spark_engine import FEW_CELLS, salts_of, spark_errors, spark_session
+from gmeta.preprocess.cluster.spark_rows import (
+    ROWS,
+    SALT,
+    Batches,
+    FileSplit,
+    cells,
+    gather,
+    good_rows_of,
+    numbered_parcels,
+    parcels_of,
+    unpack,
+)
+from gmeta.preprocess.cluster.spark_tables import kind_of, open_table, read_table
+from gmeta.preprocess.cluster.table_input import Tally
+from gmeta.preprocess.columns import Columns, Ints
+from gmeta.preprocess.config import Progress, no_progress
+from gmeta.preprocess.history.append import AppendSummary, NewShard, choose_spec
+from gmeta.preprocess.history.cluster_append import (
+    AppendJob,
+    ShardAppender,
+    finish_generation,
+    refuse_prepared,
+)
+from gmeta.preprocess.history.generation import new_generation, settle_or_warn
+from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.source import BadRecords
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SHARD = "shard"
+READ = "tally string, salt bigint, shard bigint, rows binary"
+WRITTEN = "shard bigint, entry string"
+"""The columns that the functions for workers yield, in Spark's notation."""
+
+_MOST_PARTITIONS = 2048
+
+
+def append_history_on_spark(
+    store: str | os.PathLike[str],
+    data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    spec: HistorySpec | None = None,
+    *,
+    watermark: int | None = None,
+    on_bad: str = "raise",
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    progress: Progress = no_progress,
+) -> AppendSummary:
+    """Append events to a store on Spark; the files have the same bytes as by `append_history`.
+
+    Args:
+      store: The store's folder, on a file system that every machine sees.
+      data: Files, folders and patterns of CSV, Parquet or JSON lines that every machine sees; addresses such
+        as ``hdfs://host/clicks``; or ``hive:database.table``.
+      spec: The description of the columns; the first append needs it. None: what the first append was given.
+      watermark: A time before which no more events are expected. None: behind the latest event so far.
+      on_bad: ``"raise"`` ends the run at bad records, ``"skip"`` counts each and leaves it out.
+      master: Spark's master, such as ``local[4]`` or ``yarn``. None: as ``spark-submit`` says, or this
+        machine.
+      conf: Settings for a new session. An active session is used as it is.
+      progress: Called at the end of each stage.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ConfigError: There is no spec, or it isn't the store's; or it doesn't fit the table; or the watermark
+        would go back.
+      DataError: A record is bad, an append has read a file before, or the store is damaged.
+      GmetaError: The store can't be written, another process writes to it, or Spark is missing or failed.
+
+    Example:
+      >>> append_history_on_spark("histories", "hive:shop.clicks")  # doctest: +SKIP
+    """
+    started, store = time.perf_counter(), Path(store).absolute()  # workers may run in another folder
+    paths = [data] if isinstance(data, str | os.PathLike) else list(data)
+    refuse_prepared(paths)
+    settle_or_warn(store)
+    chosen = choose_spec(store, spec)
+    with spark_session(master, conf) as spark, spark_errors():
+        table = open_table(spark, paths, chosen.table())
+        if kind_of(paths) != "file":  # a size and a time identify a file of this address alone
+            stamps = {file: f"{file} of size and time {stamp}" for file, stamp in table.inputs.items()}
+            table = table._replace(inputs=stamps)
+        job = AppendJob.of_table(table, store, chosen, watermark, on_bad)
+        frame, splits = read_table(spark, job, paths[0])
+        with new_generation(store, job.plan.before) as (_, folder):
+            tally, written = _run(spark, job, frame, splits, folder, progress)
+            manifest = finish_generation(job, folder, written, tally)
+            shutil.rmtree(folder / ATTEMPTS, ignore_errors=True)
+    events = sum(shard.events for shard in written.values())
+    return AppendSummary.of(manifest, events, tally.bad, started)
+
+
+def _run(
+    spark: SparkSession,
+    job: AppendJob,
+    table: DataFrame,
+    splits: Sequence[FileSplit],
+    folder: Path,
+    progress: Progress,
+) -> tuple[Tally, dict[int, NewShard]]:
+    """Write the shards that have events; return the tally, and what was written of each."""
+    from pyspark import StorageLevel
+
+    salts, tally = salts_of(spark, min(job.plan.spec.shards, _MOST_PARTITIONS)), Tally()
+    rows = table.mapInArrow(partial(send_to_shards, job, splits, salts), READ).persist(StorageLevel.DISK_ONLY)
+    try:
+        for found in rows.select("tally").where("tally is not null").collect():
+            tally.merge(Tally.from_json(found["tally"]))
+        progress("read", tally.rows_read, tally.rows_read)
+        tally.report(BadRecords(job.on_bad), job.path_of)
+        spark.conf.set(*FEW_CELLS)
+        events = rows.select(SALT, SHARD, ROWS).where("rows is not null")
+        events = events.repartition(len(salts), SALT).sortWithinPartitions(SHARD)
+        entries = events.mapInArrow(partial(write_shards, job, folder), WRITTEN).collect()
+    finally:
+        rows.unpersist()
+    written = {found[SHARD]: from_mapping(NewShard, json.loads(found["entry"])) for found in entries}
+    progress("write", tally.rows_read - tally.bad, tally.rows_read - tally.bad)
+    return tally, written
+
+
+def send_to_shards(job: AppendJob, splits: Sequence[FileSplit], salts: Ints, batches: Batches) -> Batches:
+    """Yield the good rows of a partition, by shard, then its tally."""
+    tally = Tally()
+    for rows in gather(rows for _, rows in good_rows_of(job, splits, batches, tally)):
+        for number, parcel in parcels_of(job.shards_of(rows), rows):
+            yield cells(READ, None, int(salts[number % len(salts)]), number, parcel)
+    yield cells(READ, tally.to_json(), None, None, None)
+
+
+def write_shards(job: AppendJob, folder: Path, batches: Batches) -> Batches:
+    """Write shards whose rows come one shard after another, and yield what was written of each as JSON."""
+    appender = ShardAppender(job, folder, f"spark-{uuid.uuid4().hex[:8]}")
+    parcels = (one for batch in batches for one in numbered_parcels(batch, SHARD))
+
+    def rows(found: Iterator[tuple[int, object]]) -> Iterator[Columns]:
+        return (unpack(parcel) for _, parcel in found)
+
+    for number, found in itertools.groupby(parcels, key=lambda one: one[0]):
+        yield cells(WRITTEN, number, json.dumps(to_mapping(appender.write(number, rows(found)))))

@@ -1,0 +1,358 @@
+"""Makes semantic ids out of vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta.core.errors import ConfigError, finite_number, whole_number
+from gmeta.core.semantic_ids import (
+    Codebooks,
+    SemanticIds,
+    Vectors,
+    apply_layers,
+    check_vectors,
+    item_numbers,
+    nearest,
+    number_alike,
+    places_in_groups,
+    squared_distances,
+)
+from gmeta.core.version import select_legacy_keras
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+# Assigns vectors to centers so that all centers get as many.
+
+
+def assign_evenly(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
+    """Assign each vector to a near center, of which none gets more than one vector more than another.
+
+    Vectors ask for their nearest center that has room; a center takes the nearest of those that ask, and the
+    others ask again. With n vectors and k centers, n mod k centers, those that fill first, take one more.
+
+    Args:
+      vectors: float32 (n, dim), n >= k.
+      centers: float32 (k, dim).
+
+    Returns:
+      The numbers of the centers, int32 (n,).
+    """
+    share, larger = divmod(len(vectors), len(centers))
+    found = np.full(len(vectors), -1, np.int32)
+    counts = np.zeros(len(centers), np.int64)
+    distances = squared_distances(vectors, centers)
+    waiting = np.arange(len(vectors))
+    while len(waiting):
+        most = share + (larger > 0)
+        wished = distances[waiting].argmin(axis=1)
+        far = distances[waiting, wished]
+        order = np.lexsort((waiting, far, wished))
+        group = wished[order]
+        takes = places_in_groups(group) < most - counts[group]
+        found[waiting[order[takes]]] = group[takes]
+        counts += np.bincount(group[takes], minlength=len(centers))
+        # Once as many centers as may have taken one vector more, the others are full with their share.
+        beyond = np.flatnonzero(counts > share)
+        if larger and len(beyond) >= larger:
+            for center in beyond[larger:]:  # that took one more in the same round: give back the farthest
+                mine = np.flatnonzero(found == center)
+                found[mine[distances[mine, center].argmax()]] = -1
+                counts[center] -= 1
+            distances[:, counts >= share] = np.inf
+            larger = 0
+        distances[:, counts >= share + (larger > 0)] = np.inf
+        waiting = np.flatnonzero(found < 0)
+    return found
+
+
+# Codebooks by residual k-means.
+
+_WHOLE = 200_000  # vectors beyond which k-means goes by batches
+_BATCH = 16_384
+_EVEN_ROUNDS = 5
+
+
+def fit_residual_kmeans(
+    vectors: Vectors, levels: int, codes: int, *, balanced: bool, seed: int
+) -> tuple[tuple[Vectors, ...], NDArray[np.int32]]:
+    """Cluster vectors, then what is left of them, level by level.
+
+    Args:
+      vectors: float32 (n, dim).
+      levels: How many levels.
+      codes: Codes of a level at most; where fewer distinct vectors are left, there are as many codes.
+      balanced: Whether all codes of a level get as many vectors, up to one.
+      seed: Of the first centers.
+
+    Returns:
+      The levels, each float32 (codes, dim), and the codes of the vectors, int32 (n, levels).
+    """
+    books, digits, left = [], [], vectors
+    for level in range(levels):
+        size = min(codes, len(np.unique(left, axis=0)))
+        centers = _centers(left, size, seed + level)
+        if balanced:
+            centers, digit = _even_out(left, centers)
+        else:
+            digit = nearest(left, centers)
+        books.append(centers)
+        digits.append(digit)
+        left = left - centers[digit]
+    return tuple(books), np.column_stack(digits)
+
+
+def _centers(vectors: Vectors, size: int, seed: int) -> Vectors:
+    from sklearn.cluster import KMeans, MiniBatchKMeans
+
+    if len(vectors) <= _WHOLE:
+        fit = KMeans(size, n_init=1, random_state=seed).fit(vectors)
+    else:
+        fit = MiniBatchKMeans(size, n_init=1, random_state=seed, batch_size=_BATCH).fit(vectors)
+    centers: Vectors = fit.cluster_centers_.astype(np.float32)
+    return centers
+
+
+def _even_out(vectors: Vectors, centers: Vectors) -> tuple[Vectors, NDArray[np.int32]]:
+    """Move the centers to the means of evenly assigned vectors, some times."""
+    digit = assign_evenly(vectors, centers)
+    for _ in range(_EVEN_ROUNDS):
+        sums = np.zeros(centers.shape, np.float64)
+        np.add.at(sums, digit, vectors)
+        centers = (sums / np.bincount(digit, minlength=len(centers))[:, None]).astype(np.float32)
+        digit = assign_evenly(vectors, centers)
+    return centers, digit
+
+
+# Codebooks by RQ-VAE: an autoencoder whose latent vectors are quantized level by level.
+
+
+@dataclass(frozen=True)
+class RqVae:
+    """Settings of an RQ-VAE, by which `semantic_ids` can make codebooks in place of k-means.
+
+    An encoder f and a decoder g of dense layers with ReLU between them, and codebooks e_l, minimize by Adam
+    the mean over items of::
+
+      |x - g(q)|² + Σ_l |sg[r_l] - e_l(c_l)|² + commitment · |r_l - sg[e_l(c_l)]|²
+
+    Here x is the item's vector, shifted and scaled so that the vectors have mean 0 and variance 1 in all; q
+    is the sum of the codes' vectors; r_l and c_l are as in `Codebooks`; and sg stops gradients. The gradient
+    of q goes to f(x) unchanged. The codebooks begin as a residual k-means of f(x). After each epoch but those
+    of the last fifth, codes that no item has are put where an item's r_l is.
+
+    Args:
+      width: Of the latent vectors.
+      hidden: Widths of the encoder's layers before the latent ones, the decoder's in reverse.
+      epochs: Passes over the items.
+      batch: Items of a step.
+      rate: Adam's learning rate.
+      commitment: The weight above, >= 0.
+
+    Raises:
+      ConfigError: A number is out of its limits.
+
+    Reference: Rajput et al., Recommender systems with generative retrieval, NeurIPS 2023, section 3.1;
+    Zeghidour et al., SoundStream, 2021, for codes that are not in use.
+    """
+
+    width: int = 32
+    hidden: tuple[int, ...] = (512, 256, 128)
+    epochs: int = 200
+    batch: int = 1024
+    rate: float = 1e-3
+    commitment: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("width", "epochs", "batch"):
+            whole_number(f"RqVae: {name}", getattr(self, name), 1)
+        for width in self.hidden:
+            whole_number("RqVae: a width in hidden", width, 1)
+        if finite_number("RqVae: rate", self.rate) <= 0:
+            raise ConfigError(f"RqVae: rate must be above 0, got {self.rate}")
+        if finite_number("RqVae: commitment", self.commitment) < 0:
+            raise ConfigError(f"RqVae: commitment must be 0 or more, got {self.commitment}")
+
+
+def fit_rq_vae(vectors: Vectors, levels: int, codes: int, settings: RqVae, seed: int) -> Codebooks:
+    """Train an RQ-VAE.
+
+    Args:
+      vectors: float32 (n, dim).
+      levels: How many levels.
+      codes: Codes of a level at most.
+      settings: The `RqVae`.
+      seed: Of the first weights, the order of items and the codes that are put elsewhere.
+
+    Returns:
+      The codebooks, with the encoder.
+    """
+    mean = vectors.mean(axis=0)
+    scale = float(np.sqrt(np.mean((vectors - mean) ** 2))) or 1.0
+    inputs = ((vectors - mean) / scale).astype(np.float32)
+    model = _Autoencoder(inputs, levels, codes, settings, seed)
+    for epoch in range(settings.epochs):
+        model.train()
+        if epoch < settings.epochs * 4 // 5:
+            model.replace_unused()
+    (kernel, bias), *rest = model.encoder()
+    first = (kernel / scale).astype(np.float32), (bias - mean / scale @ kernel).astype(np.float32)
+    return Codebooks(tuple(book.numpy() for book in model.books), (first, *rest))
+
+
+class _Autoencoder:
+    def __init__(self, inputs: Vectors, levels: int, codes: int, settings: RqVae, seed: int) -> None:
+        select_legacy_keras()
+        import tensorflow as tf
+
+        self._inputs, self._settings = inputs, settings
+        self._random = np.random.default_rng(seed)
+        widths = (inputs.shape[1], *settings.hidden, settings.width)
+        self._down = self._layers(widths)
+        self._up = self._layers(widths[::-1])
+        latent = apply_layers(self.encoder(), inputs)
+        books, _ = fit_residual_kmeans(latent, levels, codes, balanced=False, seed=seed)
+        self.books = [tf.Variable(book) for book in books]
+        self._adam = tf.keras.optimizers.legacy.Adam(settings.rate)
+        self._step = tf.function(
+            self._train_on, input_signature=[tf.TensorSpec([None, widths[0]], tf.float32)]
+        )
+
+    def encoder(self) -> tuple[tuple[Vectors, Vectors], ...]:
+        """Return the encoder's layers."""
+        return tuple((kernel.numpy(), bias.numpy()) for kernel, bias in self._down)
+
+    def train(self) -> None:
+        """Take a step for each batch of the items, in a new order."""
+        order = self._random.permutation(len(self._inputs))
+        for first in range(0, len(order), self._settings.batch):
+            self._step(self._inputs[order[first : first + self._settings.batch]])
+
+    def replace_unused(self) -> None:
+        """Put codes that no item has where an item's rest is."""
+        left = apply_layers(self.encoder(), self._inputs)
+        for book in self.books:
+            level = book.numpy()
+            unused = np.flatnonzero(np.bincount(nearest(left, level), minlength=len(level)) == 0)
+            if len(unused):
+                level[unused] = left[self._random.integers(0, len(left), len(unused))]
+                book.assign(level)
+            left = left - level[nearest(left, level)]
+
+    def _layers(self, widths: tuple[int, ...]) -> list[tuple[tf.Variable, tf.Variable]]:
+        import tensorflow as tf
+
+        layers = []
+        for inner, outer in pairwise(widths):
+            most = np.sqrt(6 / (inner + outer))  # Glorot and Bengio
+            kernel = self._random.uniform(-most, most, (inner, outer)).astype(np.float32)
+            layers.append((tf.Variable(kernel), tf.Variable(tf.zeros([outer]))))
+        return layers
+
+    def _train_on(self, x: tf.Tensor) -> None:
+        import tensorflow as tf
+
+        def mean_square(difference: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_mean(tf.reduce_sum(difference**2, axis=1))
+
+        stop = tf.stop_gradient
+        with tf.GradientTape() as tape:
+            latent = _apply(self._down, x)
+            left, loss = latent, tf.zeros([])
+            for book in self.books:
+                distances = tf.reduce_sum(book**2, axis=1) - 2 * tf.matmul(left, book, transpose_b=True)
+                code = tf.gather(book, tf.argmin(distances, axis=1))
+                loss += mean_square(stop(left) - code)
+                loss += self._settings.commitment * mean_square(left - stop(code))
+                left -= stop(code)
+            loss += mean_square(x - _apply(self._up, latent - stop(left)))
+        weights = [*self.books, *(weight for layer in (*self._down, *self._up) for weight in layer)]
+        self._adam.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+
+def _apply(layers: list[tuple[Any, Any]], x: tf.Tensor) -> tf.Tensor:
+    import tensorflow as tf
+
+    for number, (kernel, bias) in enumerate(layers):
+        x = tf.matmul(x, kernel) + bias
+        if number + 1 < len(layers):
+            x = tf.nn.relu(x)
+    return x
+
+
+Method = Literal["kmeans"] | RqVae
+
+
+def semantic_ids(
+    vectors: Vectors,
+    levels: int = 3,
+    codes: int = 256,
+    *,
+    items: NDArray[np.int64] | None = None,
+    method: Method = "kmeans",
+    balanced: bool = False,
+    seed: int = 0,
+) -> SemanticIds:
+    """Give each item ``levels`` digits by residual quantization of the items' vectors, and one digit more.
+
+    Level 1 clusters the vectors, or what the encoder of an `RqVae` makes of them; level l + 1 what is left
+    after the nearest center of level l has been subtracted (`Codebooks`). So similar items share their first
+    digits. The last digit tells apart items that share all codes.
+
+    Args:
+      vectors: float (n, dim), one row an item: embeddings of texts or pictures, rows of a trained model
+        (`gmeta tables export`), `cooccurrence_vectors`. k-means weighs all columns alike: scale them first if
+        they shouldn't count as their values do.
+      levels: Digits, without the last one; >= 1.
+      codes: Values of a digit, >= 2. A level at which fewer distinct vectors are left has fewer.
+      items: The items' ids, int64 (n,), each once; None: 0 to n - 1.
+      method: ``"kmeans"``, or the `RqVae` to train, for which TensorFlow is loaded.
+      balanced: With k-means, whether all codes of a level get as many items, up to one.
+      seed: Of the first centers, and of the RQ-VAE's training.
+
+    Returns:
+      `SemanticIds`. Their ``write`` and ``read`` keep them in files.
+
+    Raises:
+      ConfigError: An argument is out of its limits or for the other method, the vectors aren't finite numbers
+        (n, dim), or items have another number.
+      DataError: An item occurs twice.
+
+    Example:
+      >>> ids = semantic_ids(np.eye(6), levels=2, codes=3, items=np.arange(10, 16))
+      >>> ids.items[0], len(ids.digits[0])
+      (10, 3)
+
+    Reference: Rajput et al., Recommender systems with generative retrieval, NeurIPS 2023, section 3.1; Luo et
+    al., QARM, 2024, section 3.2, for k-means.
+    """
+    whole_number("semantic_ids: levels", levels, 1)
+    whole_number("semantic_ids: codes", codes, 2)
+    vectors = np.asarray(vectors)
+    check_vectors(vectors)
+    numbers = np.arange(len(vectors), dtype=np.int64) if items is None else item_numbers(items)
+    if numbers.shape != (len(vectors),):
+        raise ConfigError(
+            f"semantic_ids: items must be ({len(vectors)},), one id a vector, got shape {numbers.shape}"
+        )
+    vectors = vectors.astype(np.float32)
+    if isinstance(method, RqVae):
+        if balanced:
+            raise ConfigError(
+                "semantic_ids: balanced=True is for k-means, and an RqVae is given: leave one out"
+            )
+        books = fit_rq_vae(vectors, levels, codes, method, seed)
+        digits = books.encode(vectors)
+    elif method == "kmeans":
+        centers, digits = fit_residual_kmeans(vectors, levels, codes, balanced=balanced, seed=seed)
+        books = Codebooks(centers)
+    else:
+        raise ConfigError(f"semantic_ids: method must be 'kmeans' or an RqVae, got {method!r}")
+    last = number_alike(digits, numbers, np.empty(0, np.int32))
+    made = "rq-vae" if isinstance(method, RqVae) else method
+    return SemanticIds(numbers, np.column_stack([digits, last]).astype(np.int32), books, made)

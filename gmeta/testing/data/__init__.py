@@ -1,3 +1,0 @@
-"""Data of tests: files, batches and fixtures."""
-
-__all__: list[str] = []

@@ -1,3 +1,0 @@
-"""Runs of several ranks, processes and jobs in tests."""
-
-__all__: list[str] = []

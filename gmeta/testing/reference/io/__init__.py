@@ -1,3 +1,0 @@
-"""References of the readers."""
-
-__all__: list[str] = []

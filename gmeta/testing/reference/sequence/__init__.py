@@ -1,3 +1,0 @@
-"""References of layers over sequences."""
-
-__all__: list[str] = []

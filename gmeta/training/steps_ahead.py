@@ -1,0 +1,324 @@
+"""The train function of a model that fetches ahead.
+
+It makes Keras' steps, one a call, and works on a queue of batches::
+
+    depth 1    call t:   step(t)      beside   request + peek (t + 1)
+    depth 2    call t:   step(t)      beside   peek (t + 1)    beside   request (t + 2)
+
+Rows of tables on a GPU that may be in host memory (`gmeta.policies.Tiers`) are asked for when the keys of
+their batch are at their owners, and move to the GPU while batches compute. They aren't peeked in the same
+call, because they would cross the bus twice: with depth 1 their step reads them, when they are on the GPU ::
+
+    depth 1    call t:   step(t)      beside   request + prefetch (t + 1)
+    depth 2    call t:   step(t)      beside   peek (t + 1)    beside   request + prefetch (t + 2)
+
+A call is one `tf.function`. Its arguments and results carry the batches that wait, with what was fetched for
+them, so TensorFlow runs the two halves side by side, without a thread of ours. The exchange of keys is traced
+after the last exchange of rows and before the exchange of gradients: all ranks make their collectives in the
+order of the trace, and the keys of the next batch so delay no row of this one. With micro-batches, they are
+traced after the rows of the second one.
+
+What a batch looks up may depend on the number of its step (`numbering`), which is predicted when its keys
+are requested. The prediction is wrong if an epoch ends before as many batches are accumulated as make a step,
+or if a callback sets the optimizer's count. So if the model reads the number, a call begins with a comparison
+of the two. Where they differ, the batch's keys are requested and its rows are read anew. All ranks count the
+same steps, so they do so together.
+
+The read-ahead ends where the data does. A batch that isn't there is stood in for by the last one, so that all
+ranks go on making the same collectives; nobody makes its step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tf_keras.src.engine import training
+
+from gmeta.core import collectives
+from gmeta.core.graph import from_caller, to_caller
+from gmeta.core.step_marks import begin_span, beside_step
+from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, use_fetched
+from gmeta.layers.exchange.fetch import prefetch
+from gmeta.layers.exchange.frozen_window import FrozenWindow
+from gmeta.layers.exchange.recorded_lookups import active_step_samples
+from gmeta.training.foresight import foresee, use_step_number
+from gmeta.training.rank_steps import batch_size
+
+Function = Callable[..., Any]
+
+
+class Waiting(NamedTuple):
+    """A batch that waits for its step.
+
+    Attributes:
+      real: () bool, whether the data had it.
+      number: () int64, the number of the optimizer step that is expected to train it.
+      data: The batch.
+      lookups: What is known of its lookups.
+    """
+
+    real: tf.Tensor
+    number: tf.Tensor
+    data: Any
+    lookups: tuple[Fetched, ...]
+
+
+Request = Callable[[tf.Tensor, tf.Tensor, Any], Waiting]
+
+
+class _Functions(NamedTuple):
+    """What is traced for data of a form; functions take and return the tensors of the batches that wait.
+
+    Attributes:
+      begin: Fetches the first batches.
+      step: Makes a step.
+      again: Fetches the first of the batches that wait anew, for another number.
+    """
+
+    begin: Function
+    step: Function
+    again: Function
+
+
+class Queue:
+    """The batches that wait, and the iterator that they came from; several train functions may share it."""
+
+    def __init__(self) -> None:
+        self._iterator: Any = lambda: None
+        self._waiting: tuple[Waiting, ...] = ()
+
+    def take(self, iterator: Any) -> tuple[Waiting, ...]:
+        """Return the batches of an iterator that wait, and forget them; none if they are of another."""
+        waiting, self._waiting = self._waiting, ()
+        return waiting if self._iterator() is iterator else ()
+
+    def put(self, iterator: Any, waiting: tuple[Waiting, ...]) -> None:
+        """Keep batches for the next call, as long as their iterator lives."""
+        self._waiting = waiting
+        self._iterator = weakref.ref(iterator, self._forget)
+
+    def _forget(self, dead: Any) -> None:
+        if self._iterator is dead:
+            self._waiting = ()
+
+
+class StepsAhead:
+    """A train function of a compiled model, as `tf.keras.Model.make_train_function` returns one.
+
+    Args:
+      model: The model.
+      depth: 1 or 2.
+      queue: The batches that wait.
+    """
+
+    def __init__(self, model: Any, depth: int, queue: Queue) -> None:
+        self._model, self._depth, self._queue = model, depth, queue
+        self._functions: dict[str, _Functions] = {}
+        self._reads_number = False  # whether the model does
+
+    def __call__(self, iterator: Any) -> Any:
+        """Make one step, or as many as ``steps_per_execution`` says.
+
+        Raises:
+          tf.errors.OutOfRangeError: The data has ended.
+        """
+        several = self._model._steps_per_execution
+        for _ in range(1 if several is None else int(several.numpy())):
+            logs = self._step(iterator)
+        return logs
+
+    def _step(self, iterator: Any) -> Any:
+        form = repr(iterator.element_spec)
+        if form not in self._functions:
+            self._functions[form] = self._trace(iterator)
+        begin, step, again = self._functions[form]
+        waiting = self._queue.take(iterator) or begin(iterator)
+        real, number = waiting[:2]  # of the first batch
+        if not real:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+        if self._reads_number and not self._is_next(number):
+            waiting = again(iterator, *waiting)
+        logs, waiting = step(iterator, *waiting)
+        self._queue.put(iterator, waiting)
+        return logs
+
+    def _trace(self, iterator: Any) -> _Functions:
+        request = self._request(iterator.element_spec)
+        windows = self._model._windows
+        forms: list[_Form] = []
+
+        @tf.autograph.experimental.do_not_convert
+        def begin(iterator: Any) -> list[tf.Tensor]:
+            made = self._model.optimizer.iterations
+            with beside_step():
+                data = next(iterator)
+                waiting = [request(tf.constant(True), self._after(made, 0), self._arrange(data))]
+            while len(waiting) < self._depth:
+                with beside_step(len(waiting)):
+                    real, data = _next(iterator, waiting[-1])
+                    waiting.append(request(real, self._after(made, len(waiting)), self._arrange(data)))
+            with beside_step():
+                waiting[0] = self._peek(waiting[0])
+            forms[:] = [_Form(waiting)]
+            return forms[0].leave(waiting)
+
+        @tf.autograph.experimental.do_not_convert
+        def again(iterator: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            now, *later = forms[0].enter(tensors)
+            number = self._after(self._model.optimizer.iterations, 0)
+            with beside_step():
+                return forms[0].leave([self._peek(request(now.real, number, now.data)), *later])
+
+        def step(iterator: Any, *tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
+            now, *later = forms[0].enter(tensors)
+            rest: list[Waiting] = []
+            number = self._after(now.number, self._depth)  # before the step changes what it depends on
+
+            @tf.autograph.experimental.do_not_convert
+            def fetch() -> None:
+                with tf.control_dependencies(None):
+                    rest[:] = self._advance(iterator, request, number, [now, *later])
+                samples = active_step_samples()
+                if samples is not None:  # a step that ends the data does so on all ranks after this exchange
+                    sent = [each.requested.sent for each in rest[-1].lookups]
+                    samples.before_end.extend(each.owned.notes for each in sent if each is not None)
+
+            ahead: LookupsAhead = FetchedLookups(now.lookups, fetch)
+            if windows is not None:
+                ahead = FrozenWindow(now.lookups, windows.micro_batches, fetch)
+            with use_fetched(ahead), use_step_number(now.number, self._note_number):
+                logs = self._model.train_step(now.data)
+            with tf.control_dependencies(training._minimum_control_deps(logs)):
+                self._model._train_counter.assign_add(1)
+            return logs, forms[0].leave(rest)
+
+        if self._model.run_eagerly:
+            return _Functions(begin, step, again)
+        first = tf.function(begin, input_signature=[iterator._type_spec]).get_concrete_function()
+        specs = [iterator._type_spec, *(tf.TensorSpec(out.shape, out.dtype) for out in first.outputs)]
+        whole = tf.function(step, input_signature=specs).get_concrete_function()
+        # Few trainings need this one, so it isn't traced before its first call.
+        return _Functions(_quick(first), _quick(whole), tf.function(again, input_signature=specs))
+
+    def _advance(
+        self, iterator: Any, request: Request, number: tf.Tensor, waiting: list[Waiting]
+    ) -> list[Waiting]:
+        """Return the batches that wait in the next step, with what is to be fetched in this one."""
+        with beside_step(self._depth):
+            real, data = _next(iterator, waiting[-1])
+            later = [*waiting[1:], request(real, number, self._arrange(data))]
+        with beside_step(1):
+            return [self._peek(later[0]), *later[1:]]
+
+    def _peek(self, waiting: Waiting) -> Waiting:
+        """Read the rows of the next batch without any effect, except those that are on their way to a GPU."""
+
+        def peek(each: Fetched) -> Fetched:
+            if self._depth == 1 and each.fetch.moves_to_gpu:
+                return each
+            end_read = begin_span("lookup", f"{each.fetch.name}/rows", each.requested.owned)
+            peeked = each.fetch.peek(each.requested)
+            end_read(peeked)
+            return each._replace(peeked=peeked)
+
+        return waiting._replace(lookups=tuple(map(peek, waiting.lookups)))
+
+    def _arrange(self, data: Any) -> Any:
+        windows = self._model._windows
+        return data if windows is None else windows.arrange(data)
+
+    def _is_next(self, number: tf.Tensor) -> bool:
+        return int(from_caller(number, tf.int64)) == int(self._model.optimizer.iterations)
+
+    @tf.autograph.experimental.do_not_convert
+    def _after(self, made: tf.Tensor, batches: int) -> tf.Tensor:
+        """Predict the number of the step that trains a batch.
+
+        Args:
+          made: How many steps are made by now.
+          batches: How many batches are trained before it.
+        """
+        with tf.device("CPU:0"):
+            return made + tf.cast(self._model._joint_optimizer.predict_steps(batches), tf.int64)
+
+    def _note_number(self) -> None:
+        self._reads_number = True
+
+    def _request(self, spec: Any) -> Request:
+        """Return a function that sends the keys of a batch to their owners, and asks for its rows there."""
+        windows = self._model._windows
+        wanted = foresee(self._model, spec) if windows is None else None
+
+        def request(real: tf.Tensor, number: tf.Tensor, data: Any) -> Waiting:
+            samples = batch_size(data) if collectives.world().size > 1 else 0
+            with use_step_number(number, self._note_number):
+                end_request = begin_span("lookup", "keys", data)
+                if wanted is None:
+                    lookups = windows.request(data, samples)
+                else:
+                    found = wanted(data)
+                    lookups = tuple(Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in found)
+                end_request([each.requested.owned for each in lookups])
+            prefetch((each.fetch, each.requested) for each in lookups)
+            return Waiting(real, number, data, lookups)
+
+        return request
+
+
+def _quick(concrete: Any) -> Function:
+    """Return a function that calls a concrete one without a check of each argument, which takes 20 µs."""
+
+    def call(iterator: Any, *tensors: tf.Tensor) -> Any:
+        handles = tf.nest.flatten(iterator, expand_composites=True)
+        return concrete._call_flat([*handles, *tensors], concrete.captured_inputs)
+
+    return call
+
+
+def _next(iterator: Any, last: Waiting) -> tuple[tf.Tensor, Any]:
+    """Return whether the data has another batch, and the batch, or in its place the last one."""
+    with tf.device("CPU:0"):
+        end_read = begin_span("data", "next batch")
+        found = iterator.get_next_as_optional()
+        real = last.real & found.has_value()
+        data = tf.cond(real, found.get_value, lambda: last.data)
+        end_read(data)
+        return real, data
+
+
+class _Form:
+    """How the tensors of some batches leave a function and enter the next call.
+
+    Args:
+      waiting: Such batches, in the function that computes them.
+    """
+
+    def __init__(self, waiting: list[Waiting]) -> None:
+        self._form = tf.nest.map_structure(_spec, waiting)
+        self._on_gpu = ["GPU" in part.device for part in _tensors(waiting)]
+
+    def leave(self, waiting: list[Waiting]) -> list[tf.Tensor]:
+        """Return all tensors, as they leave a function."""
+        pairs = zip(_tensors(waiting), self._on_gpu, strict=True)
+        return [to_caller(part, on_gpu=on_gpu) for part, on_gpu in pairs]
+
+    def enter(self, tensors: Sequence[tf.Tensor]) -> list[Waiting]:
+        """Return the batches whose tensors left a function."""
+        given = iter(tensors)
+        parts = [
+            from_caller(next(given), part.dtype) if isinstance(part, tf.TypeSpec) else part
+            for part in tf.nest.flatten(self._form, expand_composites=True)
+        ]
+        return tf.nest.pack_sequence_as(self._form, parts, expand_composites=True)
+
+
+def _tensors(waiting: list[Waiting]) -> list[tf.Tensor]:
+    return [part for part in tf.nest.flatten(waiting, expand_composites=True) if tf.is_tensor(part)]
+
+
+def _spec(part: Any) -> Any:
+    """Return the specification of a tensor of any size; a part that isn't a tensor stays as it is."""
+    return tf.type_spec_from_value(part)._with_tensor_ranks_only() if tf.is_tensor(part) else part

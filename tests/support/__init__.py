@@ -1,0 +1,1 @@
+"""What tests share: made-up data, reference implementations, processes and machines to run on."""

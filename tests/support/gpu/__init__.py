@@ -1,0 +1,1 @@
+"""Kernels by their C interface, without TensorFlow."""

@@ -1,0 +1,219 @@
+"""Asks an exported model in a process that has TensorFlow and nothing of gmeta; also over REST."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from gmeta.export.signature import PADDING, TEXT_PADDING
+
+# As TensorFlow Serving loads it: the graph of one tag, variables, the initializers of tables, a signature. A
+# line in is a request; the line out is empty, or an error.
+_SCRIPT = """
+import functools, json, os, sys, traceback
+import numpy as np
+class NoGmeta:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "gmeta":
+            raise ImportError("gmeta isn't here")
+sys.meta_path.insert(0, NoGmeta())
+import tensorflow as tf
+@functools.lru_cache(1)
+def loaded(folder, written):
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    with graph.as_default():
+        model = tf.compat.v1.saved_model.load(session, ["serve"], folder)
+    graph = model.graph_def
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    assert not [node.op for node in nodes if "Gmeta" in node.op]
+    assert "gmeta" not in sys.modules
+    return session, model
+def answer(folder, signature, inputs, outputs):
+    session, model = loaded(folder, os.stat(folder + "/saved_model.pb").st_mtime_ns)
+    definition = model.signature_def[signature]
+    given = np.load(inputs, allow_pickle=True)
+    assert set(given) == set(definition.inputs), (set(given), set(definition.inputs))
+    feed = {definition.inputs[name].name: given[name] for name in given}
+    fetch = {name: tensor.name for name, tensor in definition.outputs.items()}
+    found = session.run(fetch, feed)
+    # NumPy's own strings would lose the zeros that a string of bytes ends with.
+    texts = {name: np.array(value, object) for name, value in found.items() if type(value) is bytes}
+    np.savez(outputs, **{**found, **texts})
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    error = ""
+    try:
+        answer(*json.loads(line))
+    except Exception:
+        error = traceback.format_exc()
+    print(json.dumps(error), file=answers, flush=True)
+"""
+
+
+Request = tuple[Path, str, Mapping[str, npt.NDArray[np.generic]]]
+"""A SavedModel's folder, the name of a signature, and name -> array of the signature's dtypes; a string is an
+array of one object."""
+
+Answer = dict[str, npt.NDArray[np.generic]]
+
+
+def ask(folder: Path, signature: str, inputs: Mapping[str, npt.NDArray[np.generic]]) -> Answer:
+    """What a signature answers; see `Request`.
+
+    Raises:
+      RuntimeError: As in `ask_all`.
+    """
+    return ask_all([(folder, signature, inputs)])[0]
+
+
+def ask_all(requests: Sequence[Request]) -> list[Answer]:
+    """What is answered to each request, by a process that answers all of this one's.
+
+    Raises:
+      RuntimeError: A request failed; with its traceback, or with what the process wrote before it died.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        answers = []
+        for number, (folder, signature, inputs) in enumerate(requests):
+            files = [str(Path(scratch, f"{part}-{number}.npz")) for part in ("inputs", "outputs")]
+            np.savez(files[0], **inputs)
+            if error := _server().ask([str(folder), signature, *files]):
+                raise RuntimeError(error)
+            answers.append(_read(files[1]))
+        return answers
+
+
+class _Server:
+    """A process that has TensorFlow and not gmeta, and goes on with one request after another."""
+
+    def __init__(self) -> None:
+        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _SCRIPT],
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+        )
+        atexit.register(self._end)
+
+    def ask(self, words: list[str]) -> str:
+        """What went wrong with a request; nothing if it was answered."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(words) + "\n")
+            self._process.stdin.flush()
+        if line := self._process.stdout.readline():
+            return str(json.loads(line))
+        _server.cache_clear()  # it has died; the next request gets another one
+        self._process.wait()
+        self._said.seek(0)
+        return f"it ended with exit code {self._process.returncode}:\n{self._said.read()}"
+
+    def _end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@functools.cache
+def _server() -> _Server:
+    return _Server()
+
+
+def _read(path: str) -> Answer:
+    with np.load(path, allow_pickle=True) as arrays:
+        return dict(arrays)
+
+
+def padded(features: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
+    """Features as a client sends them: ragged ids or text as a matrix, its rows filled up."""
+    return {
+        name: (
+            value.to_tensor(TEXT_PADDING if value.dtype == tf.string else PADDING).numpy()
+            if isinstance(value, tf.RaggedTensor)
+            else np.asarray(value)
+        )
+        for name, value in features.items()
+    }
+
+
+@contextmanager
+def rest_server(base: Path) -> Iterator[int]:
+    """Serve the models below ``base`` as TensorFlow Serving does over REST; yield the port.
+
+    ``POST /v1/models/NAME:predict`` goes to the newest version in ``base/NAME``. Only the columnar form of
+    requests is known (https://www.tensorflow.org/tfx/serving/api_rest): strings of bytes are ``{"b64": ...}``
+    in both directions, and a signature's only output comes without its name.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            try:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                name = re.fullmatch("/v1/models/([^:/]+):predict", self.path)
+                assert name is not None, self.path
+                code, said = 200, {"outputs": _answer_rest(base / name[1], **asked)}
+            except Exception as error:  # a client is told, whatever it is
+                code, said = 400, {"error": f"{type(error).__name__}: {error}"}
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(said, sort_keys=True).encode() + b"\n")
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def _answer_rest(versions: Path, inputs: Mapping[str, Any], signature_name: str = "serving_default") -> Any:
+    newest = max(versions.iterdir(), key=lambda path: int(path.name))
+    saved = saved_model_pb2.SavedModel.FromString((newest / "saved_model.pb").read_bytes())
+    signature = saved.meta_graphs[0].signature_def[signature_name]
+    given = {
+        name: _from_json(value, tf.as_dtype(signature.inputs[name].dtype)) for name, value in inputs.items()
+    }
+    found = {name: _to_json(name, value) for name, value in ask(newest, signature_name, given).items()}
+    return found if len(found) > 1 else next(iter(found.values()))
+
+
+def _from_json(value: Any, dtype: tf.DType) -> npt.NDArray[np.generic]:
+    if isinstance(value, dict):
+        return np.array(base64.b64decode(value["b64"]), object)
+    if dtype != tf.string:
+        return np.array(value, dtype.as_numpy_dtype)
+    return np.vectorize(str.encode, otypes=[object])(np.array(value, object))
+
+
+def _to_json(name: str, value: npt.NDArray[np.generic]) -> Any:
+    """As TensorFlow Serving does: a name that ends in ``_bytes`` is one of bytes."""
+    if value.dtype != object:
+        return value.tolist()
+    if name.endswith("_bytes"):
+        return {"b64": base64.b64encode(value.item()).decode()}
+    return np.vectorize(bytes.decode, otypes=[object])(value).tolist()
