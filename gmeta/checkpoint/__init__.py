@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from gmeta.checkpoint.callback import ShardedCheckpoint
     from gmeta.checkpoint.chain import CheckpointReader
     from gmeta.checkpoint.contents import CheckpointSummary, summarize
+    from gmeta.checkpoint.saved_export import TableExport, export_saved_table
     from gmeta.checkpoint.sharded import CheckpointInfo, load, save
     from gmeta.checkpoint.store import CheckpointStore
-    from gmeta.checkpoint.table_export import TableExport, export_saved_table, export_table
+    from gmeta.checkpoint.table_export import export_table
     from gmeta.checkpoint.table_import import TableImport, import_table
 
 _WHERE = {
@@ -26,9 +27,9 @@ _WHERE = {
     "CheckpointStore": "gmeta.checkpoint.store",
     "CheckpointSummary": "gmeta.checkpoint.contents",
     "ShardedCheckpoint": "gmeta.checkpoint.callback",
-    "TableExport": "gmeta.checkpoint.table_export",
+    "TableExport": "gmeta.checkpoint.saved_export",
     "TableImport": "gmeta.checkpoint.table_import",
-    "export_saved_table": "gmeta.checkpoint.table_export",
+    "export_saved_table": "gmeta.checkpoint.saved_export",
     "export_table": "gmeta.checkpoint.table_export",
     "import_table": "gmeta.checkpoint.table_import",
     "load": "gmeta.checkpoint.sharded",

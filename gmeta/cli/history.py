@@ -86,7 +86,7 @@ def append(
     """
     from gmeta.cli.prepare import PrepareProgress, parse_settings, refuse_foreign
     from gmeta.preprocess import append_history, append_history_on_spark
-    from gmeta.preprocess.history.cluster_append import plan_jobs
+    from gmeta.preprocess.history.streaming_append import plan_jobs
     from gmeta.preprocess.local.duckdb_engine import parse_bytes
 
     refuse_foreign(

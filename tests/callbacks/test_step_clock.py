@@ -12,7 +12,7 @@ from gmeta.callbacks.step_clock import StepClock, StepSeconds
 from gmeta.callbacks.step_trace import seconds_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.step_marks import SpanKind, mark_end, upstream_of, use_clock
-from support.evaluations import FakeTime
+from support.fake_time import FakeTime
 
 
 @pytest.fixture(params=["host", "gpu"])

@@ -13,7 +13,7 @@ from gmeta.core import step_marks
 from gmeta.core.errors import ConfigError
 from gmeta.core.step_marks import begin_span, mark_end
 from gmeta.meta import InnerLoop
-from support.evaluations import FakeTime
+from support.fake_time import FakeTime
 
 
 class Line(tf.keras.Model):

@@ -153,11 +153,11 @@ def outer_of_task(given, shared, weight, adapt, **rule):
 
 def test_clipping_is_by_task():
     gradients = {"w": tf.constant([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]), "rows": tf.constant([[12.0], [0.0]])}
-    clipped = meta.clipping.clip(gradients, {"rows": tf.constant([0, 1])}, 3, norm=1.0)
+    clipped = meta.adaptation.clip(gradients, {"rows": tf.constant([0, 1])}, 3, norm=1.0)
     np.testing.assert_allclose(clipped["w"][0], np.array([3.0, 4.0]) / 13, rtol=1e-6)
     np.testing.assert_allclose(clipped["rows"][0], [12 / 13], rtol=1e-6)
     np.testing.assert_array_equal(clipped["w"][1:], gradients["w"][1:])  # to the last bit
-    by_value = meta.clipping.clip(gradients, {}, 3, value=2.0)
+    by_value = meta.adaptation.clip(gradients, {}, 3, value=2.0)
     np.testing.assert_array_equal(by_value["w"][0], [2.0, 2.0])
 
 

@@ -20,7 +20,7 @@ from gmeta.preprocess.cluster import spark_rows, streaming_map, streaming_reduce
 from gmeta.preprocess.cluster.streaming import Task
 from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.history import cluster_append, spark_append
+from gmeta.preprocess.history import spark_append, streaming_append
 from gmeta.preprocess.history.cluster_append import AppendJob
 
 _WRITTEN, _APPENDED = spark_rows.write_shards, spark_append.write_shards
@@ -72,7 +72,7 @@ Runner = Callable[[str, str, Path, bytes, Mapping[str, str]], bytes]
 PROGRAMS: dict[str, tuple[Any, type[TableInput]]] = {
     "map": (streaming_map, TableJob),
     "reduce": (streaming_reduce, TableJob),
-    "append": (cluster_append, AppendJob),
+    "append": (streaming_append, AppendJob),
 }
 """Program -> its module, and the kind of its jobs."""
 

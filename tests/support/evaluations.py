@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
-import tensorflow as tf
+from collections.abc import Sequence
 
 from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, TrainingRun
-from gmeta.layers.exchange.recorded_lookups import current_graph
 
 METRICS_BY_STEPS = {
     "maml": {
@@ -72,62 +65,3 @@ def example_evaluation(seeds: Sequence[int] = (0, 1, 2), *, joint: bool = True) 
         notes=["3 lines were skipped: <u.data>:17, 93 & 4411."],
         seconds={"train": 184.2},
     )
-
-
-# A time that only work moves, for tests of what reads the time inside a graph.
-
-
-class FakeTime:
-    """A time that passes where work is done, and nowhere else.
-
-    Work waits for the readings that were traced before it, so it is exact, however slow the machine is. For
-    nothing else is there an order of readings than what they wait for.
-
-    Attributes:
-      seconds: The time.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._read: dict[Any, list[tf.Tensor]] = {}
-
-    def now(self) -> tf.Tensor:
-        """Return the time, () float64."""
-        time = tf.ensure_shape(tf.numpy_function(lambda: np.float64(self.seconds), [], tf.float64), [])
-        self._read.setdefault(current_graph(), []).append(time)
-        return time
-
-    def work(self, x: tf.Tensor, seconds: float) -> tf.Tensor:
-        """Return x, after so many seconds."""
-
-        def move(x: Any) -> Any:
-            self.seconds += seconds
-            return x
-
-        read = [] if tf.executing_eagerly() else self._read.get(current_graph(), [])
-        with tf.control_dependencies(read):
-            return tf.ensure_shape(tf.numpy_function(move, [x], x.dtype), x.shape)
-
-
-# The functions by which Python changes a drive, for tests in which a process ends at any of the changes.
-
-NAMES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
-
-# Up to Python 3.10 a Path calls functions that pathlib keeps itself.
-OWNERS = [owner for owner in (os, getattr(pathlib, "_normal_accessor", None)) if owner is not None]
-
-
-def wrap_changes(
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
-    put: Callable[[Any, str, Any], None] = setattr,
-) -> None:
-    """Replace each of the functions by what ``wrap`` makes of it.
-
-    Args:
-      wrap: Takes the function.
-      put: Sets an attribute; a test that goes on passes its monkeypatch's `setattr`.
-    """
-    for owner in OWNERS:
-        for name in NAMES:
-            if hasattr(owner, name):
-                put(owner, name, wrap(getattr(owner, name)))

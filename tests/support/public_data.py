@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _VARIABLE = "GMETA_DATA"
-_BESIDE_REPOSITORY = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+_BESIDE_REPOSITORY = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def movielens_100k() -> Path:

@@ -161,7 +161,7 @@ def module_command(module: str, *words: str, paths: Sequence[str] = ()) -> list[
       *words: Its arguments.
       paths: Where to look for modules besides, after Python's own and those installed.
     """
-    root = str(Path(__file__).resolve().parents[4])
+    root = str(Path(__file__).resolve().parents[3])
     return [sys.executable, "-c", _RUN_MODULE, os.pathsep.join([root, *paths]), module, *words]
 
 

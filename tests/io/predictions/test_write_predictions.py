@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.io import Predictions, ReaderStats, ReadOptions, groups, rows, sequences, write_predictions
-from support.evaluations import wrap_changes
+from support.disk_changes import wrap_changes
 from support.grouped_data import record_offsets, write_folder
 
 SIZES = [3, 1, 4, 2, 5, 1, 2, 6, 2, 3, 1, 2, 4]

@@ -63,7 +63,7 @@ def test_second_gradients(production, weighted, biased):
     plan = time_map = tf.zeros([0], tf.uint8)
     inputs = [z, OFFSETS, visible, plan, gamma, beta, *tables, *times, time_map, nothing, *results, of_mixed]
     op = SimpleNamespace(inputs=inputs, get_attr={**SETTINGS, "production": production}.__getitem__)
-    found = module._second_gradient(op, *upstream)
+    found = module._mix_second_gradient(op, *upstream)
     assert len(found) == len(inputs)
     for place, want in zip([0, 4, 5, 6, 7, 16], exact, strict=True):
         assert found[place].dtype == inputs[place].dtype

@@ -118,7 +118,7 @@ def test_ranks_restore_what_they_own_of_a_whole_table_and_save_none_of_it(tmp_pa
         with pytest.raises(ConfigError, match=f"rank {rank} of 3 has only the rows that it owns"):
             tf.train.Checkpoint(table=own).save(tmp_path / "part")
         # All three own an id's row and count: what they learn of the ids from here on is what one rank would.
-        mine = np.flatnonzero(ops.keys.distinct.owned_by(np.arange(300), rank, 3))
+        mine = np.flatnonzero(ops.distinct.owned_by(np.arange(300), rank, 3))
         assert len(mine) == owners[rank]
         own.lookup(mine)
     table.lookup(np.arange(300))

@@ -19,8 +19,9 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import ColumnSpec, HistorySpec, append_history, append_history_on_spark
 from gmeta.preprocess.cluster.spark_engine import spark_session
 from gmeta.preprocess.history import cluster_append, spark_append
-from gmeta.preprocess.history.cluster_append import AppendJob, plan_jobs
+from gmeta.preprocess.history.cluster_append import AppendJob
 from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.streaming_append import plan_jobs
 from gmeta.preprocess.history.verify import verify_history
 from support import cluster_jobs
 from support.cluster_jobs import as_program, in_process, map_files, partitioned, run_append

@@ -36,7 +36,7 @@ from gmeta.preprocess.history.example_sets import refuse_needed, register
 from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation, generations, write_lock
 from gmeta.preprocess.history.verify import verify_history
-from support.evaluations import wrap_changes
+from support.disk_changes import wrap_changes
 from support.reference.history import draw_day, write_day
 
 SPEC = HistorySpec("user", "ts", shards=2, stripe_events=8)
