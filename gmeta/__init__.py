@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gmeta.core.graph.autograph import convert_only_calls
 from gmeta.core.keras import select_legacy_keras
 from gmeta.core.version import __version__ as __version__
 from gmeta.core.version import check_python
 
 check_python()
 select_legacy_keras()
+convert_only_calls()
 
 if TYPE_CHECKING:
     from gmeta import callbacks as callbacks

@@ -26,7 +26,6 @@ from gmeta.models import Model
 from gmeta.ops import tables_saved_elsewhere
 from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
@@ -36,7 +35,6 @@ STAGES = (4, 2, 3, 1)  # ranks of one epoch after another
 
 
 def model(**options: Any) -> Model:
-    leave_keras_as_it_is()
     start = Normal(0.0, 0.3)
     features = [
         FeatureConfig("user", TableConfig("user", 4, initializer=start)),

@@ -28,7 +28,6 @@ from gmeta.optimizers import Adagrad
 from gmeta.testing.hosts.host_ranks import start_ranks, wait_for_ranks
 from gmeta.testing.hosts.machines import Rack, rack, why_no_rack
 from gmeta.testing.jobs.process_ranks import rank_command, ranks_environment, results
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records
 
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(bool(why_no_rack()), reason=why_no_rack())]
@@ -38,7 +37,6 @@ STEPS, SAMPLES = 6, 12
 
 def train() -> dict[str, Any]:
     """This rank's rows, and all dense weights, after the steps on its part of the same global batches."""
-    leave_keras_as_it_is()
     here = collectives.world()
     table = TableConfig("item", 4, initializer=Normal(0.0, 0.3))
     collection = EmbeddingCollection([FeatureConfig("item", table)], optimizer=Adagrad(0.1))

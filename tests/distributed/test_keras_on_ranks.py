@@ -25,7 +25,6 @@ from gmeta.metrics import AUC
 from gmeta.models import Model
 from gmeta.optimizers import Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
@@ -297,7 +296,6 @@ SLOWLY = (dataset, mixed, eager)
 
 def work(folder: str) -> dict[str, Any]:
     """Runs on every rank."""
-    leave_keras_as_it_is()
     results = {function.__name__: function() for function in SAME}
     results["again"] = arrays()
     results["checkpointed"] = checkpointed(folder)
@@ -307,7 +305,6 @@ def work(folder: str) -> dict[str, Any]:
 
 def train_slowly() -> dict[str, Any]:
     """Runs on every rank, and alone."""
-    leave_keras_as_it_is()
     return {function.__name__: function() for function in SLOWLY}
 
 

@@ -25,7 +25,6 @@ from gmeta.testing.gpu.cuda_library import count_gpus_apart
 from gmeta.testing.jobs.pipeline_runs import own_data
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.step_stages import STAGES, act_at_stage
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.tables import small_tiers
 
 pytestmark = pytest.mark.ranks
@@ -63,7 +62,6 @@ def train(name: str, stage: str, pipeline: gmeta.Pipeline, folder: Path) -> None
         (folder / "when").write_text(str(time.time()))
         os.kill(os.getpid(), signal.Signals[name])
 
-    leave_keras_as_it_is()
     if collectives.world().rank == 1:
         act_at_stage(stage, 10, act)
     item = tf.keras.Input([], name="item", dtype=tf.int64)

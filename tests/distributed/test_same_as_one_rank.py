@@ -19,7 +19,6 @@ from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
 from gmeta.optimizers import Adagrad, Adam
 from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 from gmeta.testing.reference.table.shards import logical_shards
 from gmeta.testing.tables import sorted_records
 
@@ -230,7 +229,6 @@ ON_RANKS = [
 
 def work(cases: list[tuple[str, str, bool]]) -> dict[Any, Any]:
     """Runs on every rank."""
-    leave_keras_as_it_is()
     return {case[:2]: train(*case) for case in cases}
 
 

@@ -16,7 +16,6 @@ from gmeta.core import collectives
 from gmeta.testing.jobs.process_ranks import run_ranks
 from gmeta.testing.jobs.step_stages import act_at_stage
 from gmeta.testing.jobs.timed_fits import FAMILIES, fit_timed
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -30,7 +29,6 @@ if "GMETA_ALL_CASES" in os.environ:
 
 def measure(families: list[str]) -> list[tuple[Any, list[str]]]:
     """Runs on every rank: the times of each family, and what was printed."""
-    leave_keras_as_it_is()
     found = []
     for family in families:
         shown: list[str] = []
@@ -59,7 +57,6 @@ def test_a_model_of_each_family_tells_exchanges_from_waiting(lane: str, families
 
 def draw(folder: str, depth: int, micro_batches: int) -> None:
     """Runs on every rank."""
-    leave_keras_as_it_is()
     times = StepTimes(every=1, trace=Path(folder) / "trace.json", print_fn=str)
     fit_timed("ctr", times, depth=depth, micro_batches=micro_batches)
 
@@ -90,7 +87,6 @@ def test_the_trace_shows_the_exchange_of_later_batches_within_a_step(
 
 def be_late(folder: str) -> tuple[float, ...]:
     """Runs on every rank: in one step, rank 1 comes to the exchange of gradients when rank 0 is there."""
-    leave_keras_as_it_is()
     arrived = Path(folder) / "arrived"
 
     def come_late() -> None:

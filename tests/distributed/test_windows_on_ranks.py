@@ -19,7 +19,6 @@ from gmeta.testing.jobs.pipeline_runs import (
     train_to_compare_sums,
 )
 from gmeta.testing.jobs.process_ranks import run_ranks
-from gmeta.testing.jobs.tracing import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -40,7 +39,6 @@ if "GMETA_ALL_CASES" in os.environ:
 
 def differ(cases: Cases) -> dict[str, Any]:
     """Runs on every rank: where micro-batches differ from the undivided batch."""
-    leave_keras_as_it_is()
     found: dict[str, Any] = {}
     for kind, of_kind in cases.items():
         whole = train_to_compare_sums(kind)
@@ -59,7 +57,6 @@ def test_a_step_of_micro_batches_is_the_step_of_the_batch(np_: int, lane: str) -
 
 def measure() -> dict[str, Any]:
     """Runs on every rank: bytes of exchanges, their order in the trace, and a step that sends too early."""
-    leave_keras_as_it_is()
     found: dict[str, Any] = {"bytes": {}}
     for micro_batches in (1, 2):
         with collectives.count_collectives() as counts:

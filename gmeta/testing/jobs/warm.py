@@ -1,10 +1,9 @@
 """Runs Python programs that have TensorFlow loaded when they begin: forks of a server that has imported it.
 
-Tests start some hundred processes. Importing TensorFlow takes each 4 CPU seconds, and its first train step 10
-more, in which AutoGraph rewrites Keras (see `gmeta.testing.jobs.tracing`). Nothing of TensorFlow has run in
-the server, so that a fork of it is what a process is behind its imports. It is a process like any other, with
-an id, signals, output and an exit code of its own. Python programs that it starts, such as ranks, are forks
-as well, until it has run TensorFlow.
+Tests start some hundred processes, and importing TensorFlow takes each 4 CPU seconds. Nothing of TensorFlow
+has run in the server, so that a fork of it is what a process is behind its imports. It is a process like any
+other, with an id, signals, output and an exit code of its own. Python programs that it starts, such as ranks,
+are forks as well, until it has run TensorFlow.
 
 What is about imports, AutoGraph or a fresh interpreter needs `subprocess` itself.
 """
@@ -109,10 +108,8 @@ def _serve(reads: int, writes: int) -> None:
     for name in _IMPORTED:
         if importlib.util.find_spec(name.split(".")[0]) is not None:  # Horovod may be left out
             importlib.import_module(name)
-    from gmeta.testing.jobs.tracing import leave_keras_as_it_is
     from gmeta.testing.jobs.tuning import tune_no_datasets
 
-    leave_keras_as_it_is()
     tune_no_datasets()
     gc.collect()
     gc.freeze()  # as `tests/conftest.py` does: no fork looks through what was imported, nor copies its pages
