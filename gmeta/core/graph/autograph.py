@@ -122,9 +122,13 @@ def _compiled(code: CodeType) -> CodeType:
       LookupError: There is no source, it isn't a ``def``, or it isn't that of the code.
       SyntaxError: The source isn't whole.
     """
-    block = inspect.getblock(linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :])
-    # A method's source is indented, and so needs a statement around it.
-    tree = ast.parse("".join(["if True:\n" if block and block[0][:1].isspace() else "\n", *block]))
+    lines = linecache.getlines(code.co_filename)
+    block = inspect.getblock(lines[code.co_firstlineno - 1 :])
+    # Lines keep their numbers. A method's source is indented, and so needs a statement before it.
+    before = ["\n"] * (code.co_firstlineno - 1)
+    if block and block[0][:1].isspace():
+        before[-1] = "if True:\n"
+    tree = ast.parse("".join([*before, *block]))
     function: Any = tree.body[0].body[0] if isinstance(tree.body[0], ast.If) else tree.body[0]
     if not isinstance(function, ast.FunctionDef):
         raise LookupError(f"not a function: {ast.dump(function)}")
@@ -136,7 +140,7 @@ def _compiled(code: CodeType) -> CodeType:
     outer: Any = around.body[0]
     outer.args.args = [ast.arg(name) for name in (*code.co_freevars, _CALL)]
     outer.body = [function]
-    ast.increment_lineno(ast.fix_missing_locations(around), code.co_firstlineno - 2)
+    ast.fix_missing_locations(around)
     made = compile(around, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
     for name in ("around", _MADE):
         made = next(part for part in made.co_consts if isinstance(part, CodeType) and part.co_name == name)
