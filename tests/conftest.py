@@ -94,11 +94,9 @@ def _words(item: pytest.Item) -> list[str]:
 
 
 def pytest_collection_finish() -> None:
-    """`tests/distributed/test_autograph.py` sees what users see."""
     if "tensorflow" in sys.modules:
-        from support.warm import leave_keras_as_it_is, tune_no_datasets
+        from support.warm import tune_no_datasets
 
-        leave_keras_as_it_is()
         tune_no_datasets()
     # A million objects of imported packages stay to the end. Looking through them for garbage, again and
     # again while functions are traced, was a tenth of the time.

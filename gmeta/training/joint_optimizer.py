@@ -96,7 +96,6 @@ class JointOptimizer:
         self._raises = raises
         self._notes = notes or RankNotes()
         self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
-        self._of_keras = _is_of_keras(optimizer)
         self._clipping = Clipping.of(optimizer)
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
 
@@ -186,19 +185,6 @@ class JointOptimizer:
         Raises:
           tf.errors.InvalidArgumentError: No step may be made, on several ranks from those of any rank.
         """
-        # AutoGraph would rewrite hundreds of Keras' functions for the first step, taking 3 to 5 s.
-        apply = tf.autograph.experimental.do_not_convert(self._apply) if self._of_keras else self._apply
-        apply(gradients, variables, lookups, row_gradients, samples, allowed)
-
-    def _apply(
-        self,
-        gradients: Sequence[Gradient],
-        variables: Sequence[tf.Variable],
-        lookups: RowGradients,
-        row_gradients: Sequence[Gradient],
-        samples: tf.Tensor,
-        allowed: tf.Tensor,
-    ) -> None:
         accumulator = self._accumulator
         if collectives.world().size > 1:
             # The step that ends the data may or may not run this line; its number of samples is 0.
@@ -340,14 +326,6 @@ class JointOptimizer:
         if hasattr(inner, "_compute_current_learning_rate"):  # of a schedule, for callbacks that read it
             inner._compute_current_learning_rate()
         inner.iterations.assign_add(1)
-
-
-def _is_of_keras(optimizer: Any) -> bool:
-    """Return whether an optimizer and its schedule are Keras' own, which never put a tensor in an `if`."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    rate = getattr(inner, "_hyper", {}).get("learning_rate", getattr(inner, "_learning_rate", None))
-    parts = [optimizer, inner, *([rate] if callable(rate) and not isinstance(rate, tf.Variable) else [])]
-    return all(type(part).__module__.startswith("tf_keras.") for part in parts)
 
 
 def rate_of_next_step(optimizer: Any) -> tf.Tensor:

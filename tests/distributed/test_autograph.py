@@ -1,4 +1,4 @@
-"""Steps as users trace them: AutoGraph rewrites Keras too, which the other tests leave as it is."""
+"""Steps and schedules that ask tensors in Python's `if`, on ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.models import MetaModel, Model
 from support.drawn_batches import make_batch
 from support.process_ranks import run_ranks
-from support.warm import rewrite_keras_too
 
 pytestmark = pytest.mark.ranks
 
@@ -48,7 +47,6 @@ class Falls(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 def main() -> None:
     size = gmeta.init().size
-    rewrite_keras_too()
     x, y = {"user": np.arange(16) % 3}, np.ones([16, 1], np.float32)
     model = Branches(large=6 // size)
     model.compile(tf.keras.optimizers.SGD(Falls()), "mse", metrics=["mae"])
@@ -69,8 +67,8 @@ def main() -> None:
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_steps_are_rewritten_with_keras_around_them(size: int) -> None:
-    """In processes of their own, where nothing has been traced yet, and of a file, which AutoGraph reads."""
+def test_steps_of_a_users_own_ask_tensors(size: int) -> None:
+    """In processes of a file, which AutoGraph reads."""
     for said in run_ranks(Path(__file__), size):
         found = json.loads(said.splitlines()[-1])
         assert found["many"] == [2 * 3] * 2  # of global batches of 6, 6 and 4

@@ -27,7 +27,6 @@ from gmeta.ops import tables_saved_elsewhere
 from gmeta.optimizers import Adam
 from support.process_ranks import run_ranks
 from support.tables import sorted_records
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -36,7 +35,6 @@ STAGES = (4, 2, 3, 1)  # ranks of one epoch after another
 
 
 def model(**options: Any) -> Model:
-    leave_keras_as_it_is()
     start = Normal(0.0, 0.3)
     features = [
         FeatureConfig("user", TableConfig("user", 4, initializer=start)),

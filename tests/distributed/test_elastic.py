@@ -57,9 +57,6 @@ SCRIPT = """
     first, fewer, again = (hosts.replace(" ", "\\n") for hosts in sys.argv[3:])
     gmeta.init()
     here = collectives.world()
-    if here.shares.total > 1:  # AutoGraph would rewrite hundreds of Keras' functions first
-        for step in ("train_step", "test_step"):
-            setattr(Model, step, tf.autograph.experimental.do_not_convert(getattr(Model, step)))
 
     def batches(epoch):
         rng = np.random.default_rng([3, epoch])

@@ -26,7 +26,6 @@ from support.pipeline_runs import KINDS, collections_of, differences, distances,
 from support.process_ranks import run_ranks
 from support.reference.table import logical_shards
 from support.tables import sorted_records
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -61,7 +60,6 @@ def train(kind: str, depth: int = 0, micro_batches: int = 1, callbacks: Any = ()
 
 def train_all(runs: list[Run], folder: Path | None) -> dict[Run, Any]:
     """Runs on every rank; the first run saves checkpoints."""
-    leave_keras_as_it_is()
     found = {}
     for run in runs:
         saves = folder is not None and run == runs[0]
@@ -170,7 +168,6 @@ def joined(kind: str, size: int) -> Any:
 
 def load(kind: str, folder: Path, save_to: Path | None) -> dict[str, Any]:
     """Runs on every rank: what it loads; saves that again."""
-    leave_keras_as_it_is()
     model, _ = make_model(kind)
     model.compile(tf.keras.optimizers.SGD(0.05, momentum=0.5), "mse")
     tables = tables_by_name(model)
@@ -288,7 +285,7 @@ def test_rows_travel_within_a_group_and_sums_once_between_groups(lane: str) -> N
 
 def test_a_number_of_ranks_that_groups_do_not_divide_is_refused() -> None:
     with pytest.raises(RanksError, match="3 ranks can't form 2 groups of equal size: start a multiple of 2"):
-        run_ranks(leave_keras_as_it_is, 3, environment=environment(2))
+        run_ranks(collectives.world, 3, environment=environment(2))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from gmeta.optimizers import Adagrad
 from support.hosts import Rack, rack, start_ranks, wait_for_ranks, why_no_rack
 from support.process_ranks import rank_command, ranks_environment, results
 from support.tables import sorted_records
-from support.warm import leave_keras_as_it_is
 
 pytestmark = [pytest.mark.ranks, pytest.mark.skipif(bool(why_no_rack()), reason=why_no_rack())]
 TCP = {"GMETA_LANE": "tcp"}
@@ -37,7 +36,6 @@ STEPS, SAMPLES = 6, 12
 
 def train() -> dict[str, Any]:
     """This rank's rows, and all dense weights, after the steps on its part of the same global batches."""
-    leave_keras_as_it_is()
     here = collectives.world()
     table = TableConfig("item", 4, initializer=Normal(0.0, 0.3))
     collection = EmbeddingCollection([FeatureConfig("item", table)], optimizer=Adagrad(0.1))

@@ -26,7 +26,6 @@ from gmeta.optimizers import Adam
 from gmeta.training.learning_rates import LearningRateWarmup
 from support.process_ranks import run_ranks
 from support.tables import sorted_records
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -297,7 +296,6 @@ SLOWLY = (dataset, mixed, eager)
 
 def work(folder: str) -> dict[str, Any]:
     """Runs on every rank."""
-    leave_keras_as_it_is()
     results = {function.__name__: function() for function in SAME}
     results["again"] = arrays()
     results["checkpointed"] = checkpointed(folder)
@@ -307,7 +305,6 @@ def work(folder: str) -> dict[str, Any]:
 
 def train_slowly() -> dict[str, Any]:
     """Runs on every rank, and alone."""
-    leave_keras_as_it_is()
     return {function.__name__: function() for function in SLOWLY}
 
 

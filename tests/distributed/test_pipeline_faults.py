@@ -26,7 +26,6 @@ from support.pipeline_runs import own_data
 from support.process_ranks import run_ranks
 from support.tables import small_tiers
 from support.timed_fits import STAGES, act_at_stage
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 PATIENCE = "10"  # seconds that a rank waits for a stopped one; a busy machine keeps others waiting too
@@ -63,7 +62,6 @@ def train(name: str, stage: str, pipeline: gmeta.Pipeline, folder: Path) -> None
         (folder / "when").write_text(str(time.time()))
         os.kill(os.getpid(), signal.Signals[name])
 
-    leave_keras_as_it_is()
     if collectives.world().rank == 1:
         act_at_stage(stage, 10, act)
     item = tf.keras.Input([], name="item", dtype=tf.int64)

@@ -13,7 +13,6 @@ from gmeta.policies import Tiers
 from support.pipeline_runs import KINDS, differences, take_moves, train_at_depth
 from support.process_ranks import run_ranks
 from support.tables import give_tiers
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -25,7 +24,6 @@ if "GMETA_ALL_CASES" in os.environ:
 
 def differ(kinds: list[str], depths: list[int]) -> dict[tuple[str, int], list[str]]:
     """Runs on every rank: where depths differ."""
-    leave_keras_as_it_is()
     found = {}
     for kind in kinds:
         plain = train_at_depth(kind, 0)
@@ -35,7 +33,6 @@ def differ(kinds: list[str], depths: list[int]) -> dict[tuple[str, int], list[st
 
 def differ_on_a_drive(folder: str, like_gpu: bool) -> tuple[list[str], int]:
     """Runs on every rank: where training with rows on a drive differs, and how many rows came back."""
-    leave_keras_as_it_is()
     plain = train_at_depth("by chance", 0)
     with pytest.MonkeyPatch.context() as patch:
         give_tiers(patch, Tiers(host_bytes=600, ssd=folder), like_gpu=like_gpu)
@@ -68,7 +65,6 @@ class Renumber(tf.keras.callbacks.Callback):
 
 def differ_where_predictions_are_wrong(kind: str, depths: list[int], divided: list[int]) -> list[list[str]]:
     """Runs on every rank: where depths differ if the number of a step is often not as predicted."""
-    leave_keras_as_it_is()
     settings: dict[str, Any] = {"accumulate_steps": 3, "fit": {"steps_per_epoch": 5}}
     of_all = []
     for micro_batches in divided:

@@ -19,13 +19,11 @@ from gmeta.models import MetaModel
 from gmeta.optimizers import Adam
 from support.grouped_data import write_folder
 from support.process_ranks import run_ranks
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
 
 def train(path: Path) -> dict[str, Any]:
-    leave_keras_as_it_is()
     model = MetaModel(
         EmbeddingCollection(
             [FeatureConfig("genre", TableConfig("genre", 4, initializer=Normal(0.0, 0.5)), combiner="mean")],

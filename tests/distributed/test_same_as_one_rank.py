@@ -21,7 +21,6 @@ from gmeta.optimizers import Adagrad, Adam
 from support.process_ranks import run_ranks
 from support.reference.table import logical_shards
 from support.tables import sorted_records
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -230,7 +229,6 @@ ON_RANKS = [
 
 def work(cases: list[tuple[str, str, bool]]) -> dict[Any, Any]:
     """Runs on every rank."""
-    leave_keras_as_it_is()
     return {case[:2]: train(*case) for case in cases}
 
 

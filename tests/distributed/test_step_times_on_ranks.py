@@ -15,7 +15,6 @@ from gmeta.callbacks.step_clock import PARTS
 from gmeta.core import collectives
 from support.process_ranks import run_ranks
 from support.timed_fits import FAMILIES, act_at_stage, fit_timed
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -29,7 +28,6 @@ if "GMETA_ALL_CASES" in os.environ:
 
 def measure(families: list[str]) -> list[tuple[Any, list[str]]]:
     """Runs on every rank: the times of each family, and what was printed."""
-    leave_keras_as_it_is()
     found = []
     for family in families:
         shown: list[str] = []
@@ -58,7 +56,6 @@ def test_a_model_of_each_family_tells_exchanges_from_waiting(lane: str, families
 
 def draw(folder: str, depth: int, micro_batches: int) -> None:
     """Runs on every rank."""
-    leave_keras_as_it_is()
     times = StepTimes(every=1, trace=Path(folder) / "trace.json", print_fn=str)
     fit_timed("ctr", times, depth=depth, micro_batches=micro_batches)
 
@@ -89,7 +86,6 @@ def test_the_trace_shows_the_exchange_of_later_batches_within_a_step(
 
 def be_late(folder: str) -> tuple[float, ...]:
     """Runs on every rank: in one step, rank 1 comes to the exchange of gradients when rank 0 is there."""
-    leave_keras_as_it_is()
     arrived = Path(folder) / "arrived"
 
     def come_late() -> None:

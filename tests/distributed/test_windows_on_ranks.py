@@ -12,7 +12,6 @@ from gmeta.layers.exchange import window_gradients
 from gmeta.layers.exchange.window_keys import key_classes
 from support.pipeline_runs import KINDS, STEPS, collections_of, distances, make_model, train_to_compare_sums
 from support.process_ranks import run_ranks
-from support.warm import leave_keras_as_it_is
 
 pytestmark = pytest.mark.ranks
 
@@ -33,7 +32,6 @@ if "GMETA_ALL_CASES" in os.environ:
 
 def differ(cases: Cases) -> dict[str, Any]:
     """Runs on every rank: where micro-batches differ from the undivided batch."""
-    leave_keras_as_it_is()
     found: dict[str, Any] = {}
     for kind, of_kind in cases.items():
         whole = train_to_compare_sums(kind)
@@ -52,7 +50,6 @@ def test_a_step_of_micro_batches_is_the_step_of_the_batch(np_: int, lane: str) -
 
 def measure() -> dict[str, Any]:
     """Runs on every rank: bytes of exchanges, their order in the trace, and a step that sends too early."""
-    leave_keras_as_it_is()
     found: dict[str, Any] = {"bytes": {}}
     for micro_batches in (1, 2):
         with collectives.count_collectives() as counts:

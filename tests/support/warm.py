@@ -1,10 +1,9 @@
 """Runs Python programs that have TensorFlow loaded when they begin: forks of a server that has imported it.
 
-Tests start some hundred processes. Importing TensorFlow takes each 4 CPU seconds, and its first train step 10
-more, in which AutoGraph rewrites Keras (see `support.warm`). Nothing of TensorFlow has run in
-the server, so that a fork of it is what a process is behind its imports. It is a process like any other, with
-an id, signals, output and an exit code of its own. Python programs that it starts, such as ranks, are forks
-as well, until it has run TensorFlow.
+Tests start some hundred processes, and importing TensorFlow takes each 4 CPU seconds. Nothing of TensorFlow
+has run in the server, so that a fork of it is what a process is behind its imports. It is a process like any
+other, with an id, signals, output and an exit code of its own. Python programs that it starts, such as ranks,
+are forks as well, until it has run TensorFlow.
 
 What is about imports, AutoGraph or a fresh interpreter needs `subprocess` itself.
 """
@@ -33,7 +32,6 @@ from typing import Any, NoReturn
 
 import cloudpickle
 import tensorflow as tf
-from tensorflow.python.autograph.core import config
 from tensorflow.python.data.ops import dataset_ops
 
 _IMPORTED = ("tensorflow", "tf_keras", "horovod.tensorflow", "gmeta.models", "gmeta.experiment.runs.all_runs")
@@ -113,7 +111,6 @@ def _serve(reads: int, writes: int) -> None:
         if importlib.util.find_spec(name.split(".")[0]) is not None:  # Horovod may be left out
             importlib.import_module(name)
 
-    leave_keras_as_it_is()
     tune_no_datasets()
     gc.collect()
     gc.freeze()  # as `tests/conftest.py` does: no fork looks through what was imported, nor copies its pages
@@ -235,31 +232,6 @@ def _run(words: list[str]) -> int:
 if __name__ == "__main__":
     function, args = pickle.loads(Path(sys.argv[1], "call").read_bytes())
     Path(sys.argv[1], "result").write_bytes(cloudpickle.dumps(function(*args)))
-
-
-# Traces Keras models in tests without rewriting Keras first.
-#
-# AutoGraph rewrites functions so that Python's ``if`` and ``for`` work on tensors. Keras needs none of it,
-# and TensorFlow leaves out the package ``keras``, but not ``tf_keras``, which is the same under a newer name:
-# the first train step of a process rewrites hundreds of Keras' functions, 10 CPU seconds, and each further
-# model takes twice as long to trace.
-
-
-def leave_keras_as_it_is() -> None:
-    """From now on, in this process, AutoGraph takes ``tf_keras`` for what ``keras`` is to it.
-
-    Layers' ``call`` is rewritten as before, as Keras itself asks for it. What AutoGraph has rewritten stays:
-    a test of what users have must come before.
-    """
-    rule = config.DoNotConvert("tf_keras")
-    if str(rule) not in map(str, config.CONVERSION_RULES):
-        config.CONVERSION_RULES = (rule, *config.CONVERSION_RULES)
-
-
-def rewrite_keras_too() -> None:
-    """From now on as users have it, for the test of that; in a process that has traced nothing yet."""
-    rule = str(config.DoNotConvert("tf_keras"))
-    config.CONVERSION_RULES = tuple(each for each in config.CONVERSION_RULES if str(each) != rule)
 
 
 # Lets iterators of data sets end at once in tests.

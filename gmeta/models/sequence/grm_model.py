@@ -212,7 +212,6 @@ class GRM(Model):
         super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
         self._compile_config.config["metrics"] = metrics
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, x: Batch, training: bool | None = None) -> dict[str, tf.RaggedTensor]:
         """Compute task or product -> the logits of the exposures, ragged (users, None)."""
         logits, layout = self.logits(x, training)
@@ -245,16 +244,9 @@ class GRM(Model):
         ]
         return tf.add_n([jagged.sums(each) for each in absent])
 
-    @tf.autograph.experimental.do_not_convert
     def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
         """Return the one lookup of a train step: of all parts of the batch."""
         return [(self.collection, self.ids(only_columns(self.name, data)))]
-
-    # AutoGraph would needlessly rewrite hundreds of functions, mostly Keras' own, before the first step.
-    @tf.autograph.experimental.do_not_convert
-    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Train on one batch: forward and backward pass, and a step of dense weights and rows."""
-        return super().train_step(data)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss over exposures, and their number."""
@@ -271,7 +263,6 @@ class GRM(Model):
 
         return loss, layout.exposures, measure
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Compute losses, and keep the exposures to compute AUC and GAUC at the end of the evaluation."""
         x = only_columns(self.name, data)

@@ -152,12 +152,6 @@ class HistoryModel(Model):
         """V, the size of the catalogue."""
         return self.catalogue.size
 
-    # AutoGraph would needlessly rewrite 200 functions, mostly Keras' own, before the first step: 8 s.
-    @tf.autograph.experimental.do_not_convert
-    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Train on one batch: forward and backward pass, and a step of dense weights and rows."""
-        return super().train_step(data)
-
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The training loss and the ranking metrics of evaluation, reset at each epoch."""

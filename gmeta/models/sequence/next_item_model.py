@@ -163,7 +163,6 @@ class NextItemModel(HistoryModel):
         self.backbone(nothing, times=None if time is None else tf.zeros([0], tf.int64))
         self.built = True
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute a query vector per history, (users, d), to be compared with the items' vectors.
 
@@ -176,7 +175,6 @@ class NextItemModel(HistoryModel):
             jagged.last(self._queries(Jagged(vectors, ids.offsets), times, None, training))
         )
 
-    @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """Compute the vectors of the catalogue, (V, d); untrained items have their initial vectors."""
         return self._normalize(
@@ -192,7 +190,6 @@ class NextItemModel(HistoryModel):
     def _scaled_bias(self) -> tf.Tensor:
         return self.repeat_bias * self.loss_of.temperature
 
-    @tf.autograph.experimental.do_not_convert
     def recommend(
         self,
         x: Mapping[str, Any],
@@ -279,13 +276,11 @@ class NextItemModel(HistoryModel):
         numbers = tf.concat([items.values, tf.reshape(drawn, [-1])], axis=0)
         return {self.item: self.catalogue.keys(numbers)}
 
-    @tf.autograph.experimental.do_not_convert
     def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
         """Return the one lookup of a train step: of histories and negatives."""
         items, _, drawn = self._read(only_columns(self.name, data))
         return [(self.collection, self._wanted(items, drawn))]
 
-    @tf.autograph.experimental.do_not_convert
     def split_batch(self, data: Any, units: Sequence[tf.Tensor]) -> list[Any]:
         """Split a batch into micro-batches of users; each user keeps the negatives of the whole batch."""
         x = only_columns(self.name, data)
@@ -330,7 +325,6 @@ class NextItemModel(HistoryModel):
             "earlier_log_q": certain - self.repeat_bias,
         }
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Measure the rank of each history's last item among all items; histories of one item don't count."""
         x = only_columns(self.name, data)

@@ -67,6 +67,35 @@ def test_it_learns_what_follows_what():
     assert np.mean(nearest == (5 * batch["item"][:, -1:].values.numpy() + 1) % ITEMS) > 0.9
 
 
+class Asks(HSTU):
+    """Counts the calls in which the first user has one item."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.short = tf.Variable(0, trainable=False)
+
+    def call(self, x, **settings):
+        if x.offsets[1] == 1:
+            self.short.assign_add(1)
+        return super().call(x, **settings)
+
+
+def test_a_backbone_may_ask_tensors():
+    backbone = Asks(blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=6, bias_by_time=False)
+    collection = EmbeddingCollection([FeatureConfig("item", dim=8)])
+    model = NextItemModel(collection, backbone, items=ITEMS, max_length=6, negatives=4)
+    model.compile("sgd")
+    items = tf.ragged.constant([[3], [1, 2, 3, 4], [5, 6], [7, 8]], tf.int64)
+    data = tf.data.Dataset.from_tensor_slices({"item": items}).batch(2)
+    before = int(backbone.short)  # of the call that made the weights
+    model.predict(data, verbose=0)
+    assert int(backbone.short) - before == 1
+    model.evaluate(data, verbose=0)  # it reads what comes before the last item, as training does
+    assert int(backbone.short) - before == 2
+    model.fit(data, shuffle=False, verbose=0)
+    assert int(backbone.short) - before == 3
+
+
 def test_a_step_makes_one_lookup(monkeypatch):
     model, calls = make_model(), []
     lookup = model.collection.lookup
