@@ -33,12 +33,11 @@ function(gmeta_op_library name room)
   endif()
   add_library(${name} SHARED ${sources} ops/common/build_info.cc)
   set_source_files_properties(ops/common/build_info.cc PROPERTIES
-    COMPILE_DEFINITIONS "GMETA_TENSORFLOW=\"${GMETA_TF_VERSION}\"")
+    COMPILE_DEFINITIONS "GMETA_TENSORFLOW=\"${GMETA_TF_VERSION}\";GMETA_HAVE_CUDA=$<BOOL:${GMETA_HAVE_CUDA}>")
   set_target_properties(${name} PROPERTIES PREFIX "_" CXX_VISIBILITY_PRESET hidden)
   target_include_directories(${name} SYSTEM PRIVATE ${GMETA_TF_INCLUDE})
   target_compile_definitions(${name} PRIVATE
-    _GLIBCXX_USE_CXX11_ABI=${GMETA_TF_ABI} EIGEN_MAX_ALIGN_BYTES=64
-    GMETA_HAVE_CUDA=$<BOOL:${GMETA_HAVE_CUDA}>)
+    _GLIBCXX_USE_CXX11_ABI=${GMETA_TF_ABI} EIGEN_MAX_ALIGN_BYTES=64)
   target_link_directories(${name} PRIVATE ${GMETA_TF_LIBRARY})
   target_link_libraries(${name} PRIVATE -l:libtensorflow_framework.so.2 Threads::Threads
     ${CMAKE_DL_LIBS})

@@ -2,8 +2,8 @@
 
 Standard library alone: it runs under whatever Python setup.sh found. What is done isn't done again: steps.py.
 
-GMETA_CUDA=AUTO|ON|OFF says whether CUDA sources are compiled. Horovod's own build variables are heeded, such
-as HOROVOD_GPU_OPERATIONS=NCCL.
+GMETA_CUDA=ON|OFF says whether CUDA sources are compiled; if unset, they are where there are a GPU and nvcc.
+Horovod's own build variables are heeded, such as HOROVOD_GPU_OPERATIONS=NCCL.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pin(package: str) -> str:
 
 def make_environment(steps: Steps) -> None:
     """Do every step that is due, each of which stands on the ones before it."""
-    compiler = machine.check_tools()
+    compiler, cuda = machine.check_tools(), machine.check_cuda(ROOT)
     tensorflow, horovod = pin("tensorflow"), pin("horovod")
     chosen = {name: value for name, value in os.environ.items() if name.startswith(HOROVOD_BUILD)}
     flags = HOROVOD_FLAGS | chosen
@@ -58,7 +58,7 @@ def make_environment(steps: Steps) -> None:
     wheel = digest([tag, tensorflow, horovod, compiler, *(f"{name}={flags[name]}" for name in sorted(flags))])
     package = digest([PYPROJECT, ROOT / "setup.py"])
     packages = digest([CONSTRAINTS, PYPROJECT])
-    native = digest([tensorflow, compiler, os.environ.get("GMETA_CUDA", ""), *NATIVE_SOURCES])
+    native = digest([tensorflow, compiler, cuda, *NATIVE_SOURCES])
 
     VENV.make(steps, ".venv")
     if steps.due("packages", packages) or steps.due("horovod", wheel):

@@ -51,9 +51,8 @@ class OtherTensorFlow:
 
     def make(self, steps: Steps) -> None:
         """Do every step that is due, each of which stands on the ones before it."""
-        compiler = machine.check_tools()
+        compiler, cuda = machine.check_tools(), machine.check_cuda(ROOT)
         packages = digest([self.version, PYPROJECT, REQUIREMENTS])
-        cuda = os.environ.get("GMETA_CUDA", "")
         gmeta = digest([self.version, compiler, cuda, PYPROJECT, *NATIVE_SOURCES])
         self.venv.make(steps, f"an environment for {self.title}")
         if steps.due("packages", packages):
