@@ -108,8 +108,8 @@ class CMakeBuild(build_ext):
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         possible = LIBRARIES | CUDA_LIBRARY
         libraries = possible if has_cuda(build) else LIBRARIES
-        targets = [word for name in libraries for word in ("--target", name)]
-        subprocess.run([cmake, "--build", str(build), "--parallel", jobs, *targets], check=True)
+        # All targets together: make would do named ones one after the other.
+        subprocess.run([cmake, "--build", str(build), "--parallel", jobs], check=True)
         places = {name: self.place(folder, checkout) / f"_{name}.so" for name, folder in possible.items()}
         self.built = [places[name] for name in libraries]
         for name in possible.keys() - libraries.keys():

@@ -22,10 +22,7 @@ case "$1" in
   case "$*" in *-DGMETA_CUDA=ON*) has=ON ;; *) has=OFF ;; esac
   echo "GMETA_HAVE_CUDA:INTERNAL=$has" > "$4/CMakeCache.txt" ;;
 --build)
-  while [ $# -gt 0 ]; do
-    if [ "$1" = --build ]; then folder=$2; elif [ "$1" = --target ]; then echo "$2" > "$folder/_$2.so"; fi
-    shift
-  done ;;
+  for name in ops io records cuda; do echo $name > "$2/_gmeta_$name.so"; done ;;
 esac
 """
 
