@@ -55,5 +55,5 @@ class Environment:
             log.run(sys.executable, "-m", "venv", "--clear", self.folder)
 
     def install(self, log: Log, *words: str | Path) -> None:
-        """Run its `pip install`."""
-        log.run(*self.pip, "install", "--progress-bar", "off", *words)
+        """Run its `pip install`. Python compiles what is imported; most modules never are."""
+        log.run(*self.pip, "install", "--no-compile", "--progress-bar", "off", *words)
