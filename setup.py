@@ -32,9 +32,10 @@ LIBRARIES = {
 APART = os.environ.get("GMETA_LIBRARIES")
 # Where the libraries of a wheel are built, for other machines (tools/dev/build_wheel.py).
 WHEEL = os.environ.get("GMETA_WHEEL")
-# Built only where CMake finds a CUDA compiler.
+# Built only where cmake/cuda_choice.py says so and CMake finds a CUDA compiler.
 CUDA_LIBRARY = {"gmeta_cuda": "gmeta/ops"}
 SUPPORTED = runpy.run_path(str(ROOT / "gmeta/core/version.py"))
+CUDA = runpy.run_path(str(ROOT / "cmake/cuda_choice.py"))
 
 
 def find_tensorflow() -> tuple[str, str, str] | None:
@@ -85,7 +86,10 @@ class CMakeBuild(build_ext):
         if cmake is None:
             sys.exit("gmeta: cmake is missing; get it with: pip install 'cmake>=3.18,<4'")
         _, version, folder = find_tensorflow() or refuse_tensorflow()
-        cuda = os.environ.get("GMETA_CUDA", "AUTO").upper()
+        try:
+            cuda = CUDA["cuda_choice"]()
+        except ValueError as error:
+            sys.exit(f"gmeta: {error}")
         subprocess.run(
             [
                 cmake,
@@ -102,19 +106,25 @@ class CMakeBuild(build_ext):
             check=True,
         )
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
-        libraries = LIBRARIES | (CUDA_LIBRARY if has_cuda(build) else {})
-        targets = [word for name in libraries for word in ("--target", name)]
-        subprocess.run([cmake, "--build", str(build), "--parallel", jobs, *targets], check=True)
-        if checkout and APART:
-            self.built = [Path(APART) / f"_{name}.so" for name in libraries]
-        else:
-            destination = ROOT if checkout else Path(self.build_lib)
-            self.built = [destination / folder / f"_{name}.so" for name, folder in libraries.items()]
+        possible = LIBRARIES | CUDA_LIBRARY
+        libraries = possible if has_cuda(build) else LIBRARIES
+        # All targets together: make would do named ones one after the other.
+        subprocess.run([cmake, "--build", str(build), "--parallel", jobs], check=True)
+        places = {name: self.place(folder, checkout) / f"_{name}.so" for name, folder in possible.items()}
+        self.built = [places[name] for name in libraries]
+        for name in possible.keys() - libraries.keys():
+            places[name].unlink(missing_ok=True)  # of an earlier build
         for name, target in zip(libraries, self.built, strict=True):
             target.parent.mkdir(parents=True, exist_ok=True)
             # A new inode: a process that has the old library mapped keeps its old one.
             target.unlink(missing_ok=True)
             shutil.copy2(build / f"_{name}.so", target)
+
+    def place(self, folder: str, checkout: bool) -> Path:
+        """The folder for a library that the package expects in `folder`."""
+        if checkout and APART:
+            return Path(APART)
+        return (ROOT if checkout else Path(self.build_lib)) / folder
 
     def get_outputs(self) -> list[str]:
         return [str(path) for path in self.built]

@@ -23,8 +23,13 @@ if(NOT GMETA_TF_VERSION OR NOT GMETA_TF_ASKED STREQUAL "${GMETA_TF_INSTALLED}")
 endif()
 message(STATUS "TensorFlow ${GMETA_TF_VERSION}, C++11 ABI ${GMETA_TF_ABI}")
 
+# What parsing TensorFlow's headers takes is most of what an op takes to compile, so it is done once.
+set(GMETA_TF_HEADERS <tensorflow/core/framework/common_shape_fns.h> <tensorflow/core/framework/dataset.h>
+    <tensorflow/core/framework/op.h> <tensorflow/core/framework/op_kernel.h>
+    <tensorflow/core/framework/shape_inference.h>)
+
 # One shared library out of every kernels*.cc and ops.cc below a room; kernels_gpu*.cc, which hand tensors to
-# _gmeta_cuda.so, are left out where that isn't built.
+# _gmeta_cuda.so, are left out where that isn't built. The first library precompiles the headers for all.
 function(gmeta_op_library name room)
   file(GLOB sources CONFIGURE_DEPENDS ${room}/*/kernels*.cc ${room}/*/ops.cc)
   file(GLOB gpu_sources CONFIGURE_DEPENDS ${room}/*/kernels_gpu*.cc)
@@ -33,12 +38,21 @@ function(gmeta_op_library name room)
   endif()
   add_library(${name} SHARED ${sources} ops/common/build_info.cc)
   set_source_files_properties(ops/common/build_info.cc PROPERTIES
-    COMPILE_DEFINITIONS "GMETA_TENSORFLOW=\"${GMETA_TF_VERSION}\"")
-  set_target_properties(${name} PROPERTIES PREFIX "_" CXX_VISIBILITY_PRESET hidden)
+    COMPILE_DEFINITIONS "GMETA_TENSORFLOW=\"${GMETA_TF_VERSION}\";GMETA_HAVE_CUDA=$<BOOL:${GMETA_HAVE_CUDA}>")
+  set_target_properties(${name} PROPERTIES PREFIX "_" CXX_VISIBILITY_PRESET hidden DEFINE_SYMBOL "")
   target_include_directories(${name} SYSTEM PRIVATE ${GMETA_TF_INCLUDE})
   target_compile_definitions(${name} PRIVATE
-    _GLIBCXX_USE_CXX11_ABI=${GMETA_TF_ABI} EIGEN_MAX_ALIGN_BYTES=64
-    GMETA_HAVE_CUDA=$<BOOL:${GMETA_HAVE_CUDA}>)
+    _GLIBCXX_USE_CXX11_ABI=${GMETA_TF_ABI} EIGEN_MAX_ALIGN_BYTES=64)
+  get_property(precompiled GLOBAL PROPERTY GMETA_TF_PRECOMPILED)
+  if(precompiled)
+    target_precompile_headers(${name} REUSE_FROM ${precompiled})
+  else()
+    target_precompile_headers(${name} PRIVATE ${GMETA_TF_HEADERS})
+    set_property(GLOBAL PROPERTY GMETA_TF_PRECOMPILED ${name})
+  endif()
+  # These take no header of TensorFlow, or take them with GOOGLE_CUDA.
+  set_source_files_properties(ops/common/build_info.cc ops/common/manylinux.cc ${gpu_sources} PROPERTIES
+    SKIP_PRECOMPILE_HEADERS ON)
   target_link_directories(${name} PRIVATE ${GMETA_TF_LIBRARY})
   target_link_libraries(${name} PRIVATE -l:libtensorflow_framework.so.2 Threads::Threads
     ${CMAKE_DL_LIBS})

@@ -138,7 +138,7 @@ def _op_library(name: str) -> Finding:
     def load() -> str:
         native.load_op_library(name)
         info = native.build_info(native.library_path(name))
-        cuda = "CUDA" if info["cuda"] == "1" else "no CUDA"
+        cuda = "CUDA" if info["cuda"] == "1" else "no CUDA (GMETA_CUDA=ON make setup compiles its kernels)"
         return f"loads; built against TensorFlow {info['tensorflow']}, compiler {info['compiler']}, {cuda}"
 
     return _library(name, load)

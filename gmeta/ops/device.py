@@ -71,7 +71,7 @@ def compute_place() -> Place:
 def why_no_gpu() -> str:
     """Explain why tables can't be on a GPU in this process; "" if they can."""
     if build_info(library_path("ops"))["cuda"] != "1":
-        return "gmeta was built without CUDA: put nvcc on PATH and build again"
+        return "gmeta was built without CUDA: put nvcc on PATH and build again with GMETA_CUDA=ON"
     if not tf.config.list_logical_devices("GPU"):
         return "TensorFlow sees no GPU"
     return ""

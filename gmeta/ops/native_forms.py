@@ -134,7 +134,7 @@ def _why_unsupported(width: int | None, values: int | None, dtype: tf.DType) -> 
 def _why_no_kernels() -> str:
     """Explain why this build or this GPU has no kernels; "" if it has them."""
     if not built_with_cuda():
-        return "this build has none: put nvcc on PATH and build again"
+        return "this build has none: put nvcc on PATH and build again with GMETA_CUDA=ON"
     for gpu in tf.config.get_visible_devices("GPU"):
         capability = tf.config.experimental.get_device_details(gpu).get("compute_capability")
         if capability != (9, 0):

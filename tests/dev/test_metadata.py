@@ -42,9 +42,16 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder, self.packages = folder / "checkout", folder / "packages"
         (self.folder / "gmeta" / "core").mkdir(parents=True)
+        (self.folder / "cmake").mkdir()
         (self.folder / "built").mkdir()
         self.packages.mkdir()
-        for name in ("setup.py", "pyproject.toml", "README.md", "gmeta/core/version.py"):
+        for name in (
+            "setup.py",
+            "pyproject.toml",
+            "README.md",
+            "cmake/cuda_choice.py",
+            "gmeta/core/version.py",
+        ):
             shutil.copy(ROOT / name, self.folder / name)
 
     def install(self, name: str, version: str) -> None:

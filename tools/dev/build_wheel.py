@@ -43,7 +43,8 @@ def build() -> Path:
         shutil.rmtree(left, ignore_errors=True)  # modules that the checkout no longer has
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps")
     options = ("--no-build-isolation", "--no-cache-dir", "--ignore-requires-python")
-    run(*pip, *options, "-w", BUILD / "raw", ROOT, GMETA_WHEEL=str(BUILD / "cmake"))
+    cuda = os.environ.get("GMETA_CUDA") or "ON"  # also without a GPU: wheels are for other machines
+    run(*pip, *options, "-w", BUILD / "raw", ROOT, GMETA_WHEEL=str(BUILD / "cmake"), GMETA_CUDA=cuda)
     (wheel,) = (BUILD / "raw").glob("*.whl")
     return wheel
 

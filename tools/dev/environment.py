@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import machine
-from steps import Steps
+from steps import Log, Step, Steps
 
 
 class Environment:
@@ -38,9 +38,8 @@ class Environment:
         if there != wanted:
             machine.check_python()
             steps.forget("venv")
-        steps.step(
-            "venv", f"{name} with Python {wanted}", wanted, lambda: self._create(steps, there == wanted)
-        )
+        title = f"{name} with Python {wanted}"
+        steps.do(Step("venv", title, wanted, lambda log: self._create(log, there == wanted)))
 
     def _version(self) -> str | None:
         """Return the version of its Python, if that runs and has pip: a broken-off environment lacks it."""
@@ -50,11 +49,11 @@ class Environment:
         except (OSError, subprocess.CalledProcessError):
             return None
 
-    def _create(self, steps: Steps, keep: bool) -> None:
+    def _create(self, log: Log, keep: bool) -> None:
         """Make it, unless one that was made by hand can be kept."""
         if not keep:
-            steps.run(sys.executable, "-m", "venv", "--clear", self.folder)
+            log.run(sys.executable, "-m", "venv", "--clear", self.folder)
 
-    def install(self, steps: Steps, *words: str | Path) -> None:
-        """Run its `pip install`."""
-        steps.run(*self.pip, "install", "--progress-bar", "off", *words)
+    def install(self, log: Log, *words: str | Path) -> None:
+        """Run its `pip install`. Python compiles what is imported; most modules never are."""
+        log.run(*self.pip, "install", "--no-compile", "--progress-bar", "off", *words)

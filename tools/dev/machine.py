@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,21 @@ def check_tools() -> str:
             "apt-get install g++, or name another with CXX="
         )
     return version
+
+
+def check_cuda(checkout: Path) -> str:
+    """Whether GMETA_CUDA is valid; returns what it comes to on this machine, and the nvcc that may run."""
+    try:
+        choice = runpy.run_path(str(checkout / "cmake" / "cuda_choice.py"))["cuda_choice"]()
+    except ValueError as error:
+        raise SetupError(str(error)) from None
+    nvcc = None if choice == "OFF" else shutil.which(os.environ.get("CUDACXX", "nvcc"))
+    if nvcc is None:
+        return choice
+    done = subprocess.run(
+        [nvcc, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    return f"{choice} {done.stdout}"
 
 
 def check_disk(checkout: Path) -> None:

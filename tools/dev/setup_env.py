@@ -2,8 +2,8 @@
 
 Standard library alone: it runs under whatever Python setup.sh found. What is done isn't done again: steps.py.
 
-GMETA_CUDA=AUTO|ON|OFF says whether CUDA sources are compiled. Horovod's own build variables are heeded, such
-as HOROVOD_GPU_OPERATIONS=NCCL.
+GMETA_CUDA=ON|OFF says whether CUDA sources are compiled; if unset, they are where there are a GPU and nvcc.
+Horovod's own build variables are heeded, such as HOROVOD_GPU_OPERATIONS=NCCL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import machine
 from environment import Environment
-from steps import SetupError, Steps, digest, set_up
+from steps import Log, SetupError, Step, Steps, digest, set_up
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD, VENV = ROOT / "build", Environment(ROOT / ".venv")
@@ -35,6 +35,7 @@ HOROVOD_FLAGS = {
     "HOROVOD_WITHOUT_MPI": "1",
     "HOROVOD_WITH_GLOO": "1",
 }
+HOROVOD_CMAKE = ROOT / "tools" / "dev" / "horovod.cmake"
 # Of Horovod's variables those that its build reads; the others, such as HOROVOD_CYCLE_TIME, tune a run.
 HOROVOD_BUILD = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_NCCL", "HOROVOD_CUDA", "HOROVOD_CPU_OPERATIONS")
 HOROVOD_CHECK = "import horovod.tensorflow as hvd; hvd.init(); assert hvd.gloo_built() and hvd.size() == 1"
@@ -50,43 +51,50 @@ def pin(package: str) -> str:
 
 def make_environment(steps: Steps) -> None:
     """Do every step that is due, each of which stands on the ones before it."""
-    compiler = machine.check_tools()
+    compiler, cuda = machine.check_tools(), machine.check_cuda(ROOT)
     tensorflow, horovod = pin("tensorflow"), pin("horovod")
     chosen = {name: value for name, value in os.environ.items() if name.startswith(HOROVOD_BUILD)}
     flags = HOROVOD_FLAGS | chosen
     tag = f"cp{sys.version_info[0]}{sys.version_info[1]}-{platform.machine()}"
-    wheel = digest([tag, tensorflow, horovod, compiler, *(f"{name}={flags[name]}" for name in sorted(flags))])
+    options = (f"{name}={flags[name]}" for name in sorted(flags))
+    wheel = digest([tag, tensorflow, horovod, compiler, HOROVOD_CMAKE.read_text(), *options])
     package = digest([PYPROJECT, ROOT / "setup.py"])
     packages = digest([CONSTRAINTS, PYPROJECT])
-    native = digest([tensorflow, compiler, os.environ.get("GMETA_CUDA", ""), *NATIVE_SOURCES])
+    native = digest([tensorflow, compiler, cuda, *NATIVE_SOURCES])
 
     VENV.make(steps, ".venv")
-    if steps.due("packages", packages) or steps.due("horovod", wheel):
+    installed = Step("packages", "the packages of constraints.txt", packages, install_packages)
+    built = Step(
+        "horovod",
+        f"Horovod {horovod} for TensorFlow {tensorflow}",
+        wheel,
+        lambda log: install_horovod(log, horovod, flags, wheel),
+    )
+    if steps.due(installed) or steps.due(built):
         machine.check_disk(ROOT)
-    steps.step("packages", "the packages of constraints.txt", packages, lambda: install_packages(steps))
-    title = f"Horovod {horovod} for TensorFlow {tensorflow}"
-    steps.step("horovod", title, wheel, lambda: install_horovod(steps, horovod, flags, wheel))
+    steps.do(installed)
     if not all(library.exists() for library in NATIVE_LIBRARIES):
         steps.forget("native")
-    steps.step("native", "the native libraries", native, lambda: compile_native(steps))
-    steps.step("gmeta", "gmeta, editable", package, lambda: install_gmeta(steps))
+    # Both need TensorFlow alone.
+    steps.do(built, Step("native", "the native libraries", native, compile_native))
+    steps.do(Step("gmeta", "gmeta, editable", package, install_gmeta))
 
 
-def install(steps: Steps, *words: str | Path) -> None:
+def install(log: Log, *words: str | Path) -> None:
     """Run .venv's `pip install` with the pins."""
-    VENV.install(steps, "-c", CONSTRAINTS, *words)
+    VENV.install(log, "-c", CONSTRAINTS, *words)
 
 
-def install_packages(steps: Steps) -> None:
+def install_packages(log: Log) -> None:
     """Install what pyproject.toml asks for, at the versions of constraints.txt."""
     if sys.version_info < (3, 11):
-        install(steps, "tomli")  # what reads pyproject.toml
+        install(log, "tomli")  # what reads pyproject.toml
     wanted = BUILD / "requirements.txt"
-    steps.run(VENV.python, ROOT / "tools/dev/requirements.py", wanted, "build", "dev", "stores")
-    install(steps, "-r", wanted)
+    log.run(VENV.python, ROOT / "tools/dev/requirements.py", wanted, "build", "dev", "stores")
+    install(log, "-r", wanted)
 
 
-def install_horovod(steps: Steps, version: str, flags: dict[str, str], key: str) -> None:
+def install_horovod(log: Log, version: str, flags: dict[str, str], key: str) -> None:
     """Install Horovod's wheel, out of the cache, or built from its sdist and then cached.
 
     The cache is ours, since pip's doesn't know which TensorFlow, compiler and flags a wheel was built with.
@@ -94,30 +102,35 @@ def install_horovod(steps: Steps, version: str, flags: dict[str, str], key: str)
     cache = cache_folder() / key[:16]
     for wheel in cache.glob("*.whl"):
         try:
-            install_horovod_wheel(steps, version, wheel)
+            install_horovod_wheel(log, version, wheel)
         except SetupError:
             wheel.unlink()  # broken off, or from a machine that differs in what the key doesn't name
         else:
             return
     with tempfile.TemporaryDirectory(prefix="gmeta-horovod-") as folder:
         jobs = len(os.sched_getaffinity(0))
-        build = {**flags, "MAKEFLAGS": f"-j{jobs}", "PATH": f"{VENV.bin}{os.pathsep}{os.environ['PATH']}"}
+        build = {
+            **flags,
+            "CMAKE_TOOLCHAIN_FILE": os.environ.get("CMAKE_TOOLCHAIN_FILE", str(HOROVOD_CMAKE)),
+            "MAKEFLAGS": f"-j{jobs}",
+            "PATH": f"{VENV.bin}{os.pathsep}{os.environ['PATH']}",
+        }
         sdist = ("--no-cache-dir", "--no-binary", "horovod", "--no-deps", f"horovod=={version}")
         options = ("--no-build-isolation", "--use-pep517", "--progress-bar", "off", "-w", folder)
-        steps.run(*VENV.pip, "wheel", *options, *sdist, env=build)
+        log.run(*VENV.pip, "wheel", *options, *sdist, env=build)
         (wheel,) = Path(folder).glob("*.whl")
-        install_horovod_wheel(steps, version, wheel)
+        install_horovod_wheel(log, version, wheel)
         cache.mkdir(parents=True, exist_ok=True)
         partial = cache / f"{wheel.name}.{os.getpid()}"
         shutil.copyfile(wheel, partial)
         partial.replace(cache / wheel.name)
 
 
-def install_horovod_wheel(steps: Steps, version: str, wheel: Path) -> None:
+def install_horovod_wheel(log: Log, version: str, wheel: Path) -> None:
     """Install it with what it needs, and see that it loads into TensorFlow."""
-    install(steps, "--force-reinstall", "--no-deps", wheel)
-    install(steps, f"horovod=={version}")
-    steps.run(VENV.python, "-c", HOROVOD_CHECK, env={"TF_USE_LEGACY_KERAS": "1"})
+    install(log, "--force-reinstall", "--no-deps", wheel)
+    install(log, f"horovod=={version}")
+    log.run(VENV.python, "-c", HOROVOD_CHECK, env={"TF_USE_LEGACY_KERAS": "1"})
 
 
 def cache_folder() -> Path:
@@ -130,23 +143,21 @@ def cache_folder() -> Path:
     return folder
 
 
-def compile_native(steps: Steps) -> None:
+def compile_native(log: Log) -> None:
     """Compile the native libraries beside the Python that loads them."""
-    steps.run(VENV.python, "setup.py", "-q", "build_ext", "--inplace")
+    log.run(VENV.python, "setup.py", "-q", "build_ext", "--inplace")
 
 
-def install_gmeta(steps: Steps) -> None:
+def install_gmeta(log: Log) -> None:
     """Install the checkout itself, so that `import gmeta` and `gmeta` work from anywhere."""
-    steps.run(*VENV.pip, "install", "--no-deps", "--no-build-isolation", "-e", ROOT)
+    log.run(*VENV.pip, "install", "--no-deps", "--no-build-isolation", "-e", ROOT)
 
 
 def main() -> int:
     """Make it, and return the exit status."""
     os.chdir(ROOT)
     ready = f".venv has Python {platform.python_version()}"
-    return set_up(
-        BUILD / "setup.lock", lambda: Steps(VENV.stamps, BUILD / "setup.log"), make_environment, ready
-    )
+    return set_up(BUILD / "setup.lock", lambda: Steps(VENV.stamps, BUILD / "setup"), make_environment, ready)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     build/tensorflow/VERSION/venv         that TensorFlow, its tf-keras and NumPy, and gmeta itself, editable
     build/tensorflow/VERSION/libraries    the native libraries, compiled against it
-    build/tensorflow/VERSION/setup.log    what the commands said
+    build/tensorflow/VERSION/setup        what the commands of each step said
 
 The environment's Python finds its libraries by the variable GMETA_LIBRARIES, which a file of the environment
 sets when Python starts. So the checkout's own libraries stay the pins', and whatever this Python runs, from
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import machine
 from environment import Environment
-from steps import Steps, digest, set_up
+from steps import Log, Step, Steps, digest, set_up
 
 ROOT = Path(__file__).resolve().parents[2]
 LOWEST = "lowest"  # of requirements.py
@@ -46,47 +46,46 @@ class OtherTensorFlow:
         self.venv = Environment(self.folder / "venv")
 
     def steps(self) -> Steps:
-        """Return the steps that make it, with an empty log."""
-        return Steps(self.venv.stamps, self.folder / "setup.log")
+        """Return the steps that make it."""
+        return Steps(self.venv.stamps, self.folder / "setup")
 
     def make(self, steps: Steps) -> None:
         """Do every step that is due, each of which stands on the ones before it."""
-        compiler = machine.check_tools()
+        compiler, cuda = machine.check_tools(), machine.check_cuda(ROOT)
         packages = digest([self.version, PYPROJECT, REQUIREMENTS])
-        cuda = os.environ.get("GMETA_CUDA", "")
         gmeta = digest([self.version, compiler, cuda, PYPROJECT, *NATIVE_SOURCES])
         self.venv.make(steps, f"an environment for {self.title}")
-        if steps.due("packages", packages):
-            machine.check_disk(ROOT)
         title = f"{self.title}{' of' if self.version == LOWEST else ' and'} what else gmeta needs"
-        steps.step("packages", title, packages, lambda: self.install_packages(steps))
+        wanted = Step("packages", title, packages, self.install_packages)
+        if steps.due(wanted):
+            machine.check_disk(ROOT)
+        steps.do(wanted)
         if self.packages_only:
             return
-        steps.step("libraries", "where its libraries are", str(self.libraries), self.name_libraries)
+        steps.do(Step("libraries", "where its libraries are", str(self.libraries), self.name_libraries))
         if not all((self.libraries / name).exists() for name in NATIVE_LIBRARIES):
             steps.forget("gmeta")
         # setup.py compiles them and installs the checkout in one go.
-        title = f"gmeta, compiled against {self.title}"
-        steps.step("gmeta", title, gmeta, lambda: self.install_gmeta(steps))
+        steps.do(Step("gmeta", f"gmeta, compiled against {self.title}", gmeta, self.install_gmeta))
 
-    def install_packages(self, steps: Steps) -> None:
+    def install_packages(self, log: Log) -> None:
         """Install what pyproject.toml asks for, with this TensorFlow in place of the range."""
         if sys.version_info < (3, 11):
-            self.venv.install(steps, "tomli")  # what reads pyproject.toml
+            self.venv.install(log, "tomli")  # what reads pyproject.toml
         wanted = self.folder / "requirements.txt"
         groups = ("build", "dev", "stores", "wheels", *(["spark"] if self.version == LOWEST else []))
-        steps.run(self.venv.python, REQUIREMENTS, wanted, "--tensorflow", self.version, *groups)
-        self.venv.install(steps, "-r", wanted)
+        log.run(self.venv.python, REQUIREMENTS, wanted, "--tensorflow", self.version, *groups)
+        self.venv.install(log, "-r", wanted)
 
-    def name_libraries(self) -> None:
+    def name_libraries(self, _: Log) -> None:
         """Let the environment's Python say where its libraries are."""
         (packages,) = self.venv.folder.glob("lib/python*/site-packages")
         (packages / "gmeta_libraries.pth").write_text(STARTUP.format(str(self.libraries)))
 
-    def install_gmeta(self, steps: Steps) -> None:
+    def install_gmeta(self, log: Log) -> None:
         """Install the checkout itself, which compiles its libraries."""
         options = ("--no-deps", "--no-build-isolation")
-        self.venv.install(steps, *options, "-e", ROOT)
+        self.venv.install(log, *options, "-e", ROOT)
 
 
 def main() -> int:

@@ -2,21 +2,26 @@
 
 A stamp holds a digest of everything that the step depends on, and is written when the step has succeeded.
 So a step runs again exactly when that has changed, or when it was interrupted. The stamps lie in the
-environment, and go when it goes.
+environment, and go when it goes. Steps that don't need one another run side by side, each with its own log.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 # What tells from a command's output why it failed: pattern -> what to say.
 _REASONS = (
@@ -32,12 +37,26 @@ _REASONS = (
         "the compiler ran out of memory: close something",
     ),
 )
+_TAIL = 15  # lines of a failed command that are shown
+_PATIENCE = 10.0  # seconds in which a command that is stopped may remove what it has half written
 # What an outer make says to inner makes, and where another Python looks for its modules.
 _FOREIGN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH", "PYTHONHOME")
 
 
 class SetupError(Exception):
-    """One line: what is missing, and how to get it."""
+    """One line: what is missing, and how to get it.
+
+    Attributes:
+      tail: The last lines of the command that failed, if one did.
+    """
+
+    def __init__(self, line: str, tail: Iterable[str] = ()) -> None:
+        super().__init__(line)
+        self.tail = list(tail)
+
+
+class StoppedError(Exception):
+    """A step was stopped, because another one has failed or set-up was interrupted."""
 
 
 def digest(parts: Iterable[str | Path]) -> str:
@@ -54,72 +73,154 @@ def digest(parts: Iterable[str | Path]) -> str:
     return value.hexdigest()
 
 
-class Steps:
-    """Runs steps, says how long each took, and keeps the output of their commands in a log."""
+class Log:
+    """Runs a step's commands one after the other, and keeps their output in a file."""
 
-    def __init__(self, stamps: Path, log: Path) -> None:
-        self.stamps, self.log = stamps, log
-        self.ran = 0
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text("")
-
-    def due(self, name: str, fingerprint: str) -> bool:
-        """Whether the step must run: it never did to its end, or did for something else."""
-        stamp = self.stamps / name
-        return not stamp.is_file() or stamp.read_text() != fingerprint
-
-    def forget(self, name: str) -> None:
-        """Make the step due."""
-        (self.stamps / name).unlink(missing_ok=True)
-
-    def step(self, name: str, title: str, fingerprint: str, action: Callable[[], None]) -> None:
-        """Run `action` if it is due, and stamp it."""
-        if not self.due(name, fingerprint):
-            return
-        self.forget(name)
-        print(f"setup: {title} ...", end="", flush=True)
-        start = time.monotonic()
-        try:
-            action()
-        except BaseException:
-            print(flush=True)
-            raise
-        print(f" {time.monotonic() - start:.1f} s", flush=True)
-        self.stamps.mkdir(parents=True, exist_ok=True)
-        (self.stamps / name).write_text(fingerprint)
-        self.ran += 1
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[str] | None = None
+        self._stopped = False
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
 
     def run(self, *command: str | Path, env: Mapping[str, str] | None = None) -> None:
         """Run a command without stdin, with its output in the log.
 
         Raises:
           SetupError: It failed; the line says why, as far as its output tells.
+          StoppedError: `stop` was called.
         """
         words = [str(word) for word in command]
         inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-        with self.log.open("r+") as log:
+        with self.path.open("r+") as log:
             log.seek(0, os.SEEK_END)
             log.write(f"\n$ {' '.join(words)}\n")
             log.flush()
             start = log.tell()
-            code = subprocess.run(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**inherited, **(env or {})},
-                check=False,
-            ).returncode
+            with self._lock:
+                if self._stopped:
+                    raise StoppedError
+                # In a session of its own, so that it can be stopped with all that it has started.
+                self._running = subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**inherited, **(env or {})},
+                    text=True,
+                    start_new_session=True,
+                )
+            code = self._running.wait()
+            with self._lock:
+                self._running = None
             log.seek(start)
             output = log.read()
+        if self._stopped:
+            raise StoppedError
         if code:
-            raise SetupError(f"{_reason(output)}; the whole output is in {self.log}")
+            tail = [line for line in output.splitlines() if line.strip()][-_TAIL:]
+            raise SetupError(f"{_reason(output)}; the whole output is in {self.path}", tail)
+
+    def stop(self) -> None:
+        """End the command that runs, with its children, and let no other begin."""
+        with self._lock:
+            self._stopped = True
+            running = self._running
+        if running is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            end = time.monotonic() + _PATIENCE
+            with suppress(ProcessLookupError):  # once no process of the group is left
+                os.killpg(running.pid, number)
+                while time.monotonic() < end:
+                    time.sleep(0.05)
+                    os.killpg(running.pid, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a step is.
+
+    Attributes:
+      name: The name of its stamp and of its log.
+      title: What it makes.
+      fingerprint: A digest of everything that it depends on.
+      action: Does it; its commands run in the log.
+    """
+
+    name: str
+    title: str
+    fingerprint: str
+    action: Callable[[Log], None]
+
+
+class Steps:
+    """Runs steps that are due, and says how long each took.
+
+    Attributes:
+      stamps: The folder of the stamps.
+      logs: The folder of the logs, of which each tells of its step's last run.
+      ran: How many steps have run.
+    """
+
+    def __init__(self, stamps: Path, logs: Path) -> None:
+        self.stamps, self.logs = stamps, logs
+        self.ran = 0
+
+    def due(self, step: Step) -> bool:
+        """Whether the step must run: it never did to its end, or did for something else."""
+        stamp = self.stamps / step.name
+        return not stamp.is_file() or stamp.read_text() != step.fingerprint
+
+    def forget(self, name: str) -> None:
+        """Make the step due."""
+        (self.stamps / name).unlink(missing_ok=True)
+
+    def do(self, *steps: Step) -> None:
+        """Run those that are due side by side, and stamp each when it is done.
+
+        The first one that fails ends the others, as an interrupt does, and none of their processes is left.
+        """
+        due = [step for step in steps if self.due(step)]
+        if not due:
+            return
+        for step in due:
+            self.forget(step.name)
+        print(f"setup: {', and '.join(step.title for step in due)} ...", end="", flush=True)
+        logs = [Log(self.logs / f"{step.name}.log") for step in due]
+        start = time.monotonic()
+        with ThreadPoolExecutor(len(due)) as threads:
+            try:
+                running = {
+                    threads.submit(step.action, log): step for step, log in zip(due, logs, strict=True)
+                }
+                for done in as_completed(running):
+                    self._finish(running[done], done)
+                    shown = f" {running[done].name}" if len(due) > 1 else ""
+                    print(f"{shown} {time.monotonic() - start:.1f} s", end="", flush=True)
+            except BaseException:
+                for log in logs:
+                    log.stop()
+                raise
+            finally:
+                print(flush=True)
+
+    def _finish(self, step: Step, done: Future[None]) -> None:
+        """Stamp a step, unless it has failed."""
+        done.result()
+        self.stamps.mkdir(parents=True, exist_ok=True)
+        (self.stamps / step.name).write_text(step.fingerprint)
+        self.ran += 1
 
 
 def _reason(output: str) -> str:
     for pattern, reason in _REASONS:
         if re.search(pattern, output):
             return reason
+    cmake = re.search(r"CMake Error.*:\n((?:(?:  .*)?\n)+)", output)
+    if cmake:
+        return " ".join(cmake.group(1).split())
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"error|missing", line, re.IGNORECASE)]
     return (errors or lines or ["it failed without a word"])[0 if errors else -1]
@@ -148,14 +249,20 @@ def set_up(lock: Path, begin: Callable[[], Steps], make: Callable[[Steps], None]
       ready: What is there then.
 
     Returns:
-      The exit status: 0 when all is there, 1 with one line on stderr, 130 when interrupted.
+      The exit status: 0 when all is there; 1 with one line on stderr, below what a failed command said last;
+      130 when interrupted, also by SIGTERM or when the terminal goes.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
     start = time.monotonic()
     try:
         with only_one(lock):
             steps = begin()
             make(steps)
     except SetupError as error:
+        for line in error.tail:
+            print(f"  {line}", file=sys.stderr)
         print(f"setup: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -164,3 +271,7 @@ def set_up(lock: Path, begin: Callable[[], Steps], make: Callable[[Steps], None]
     done = f"ready after {time.monotonic() - start:.0f} s" if steps.ran else "nothing to do"
     print(f"setup: {done}; {ready}", flush=True)
     return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
