@@ -9,7 +9,6 @@
 - `epoch_plan` says what is left of an epoch, `ReaderStats` what was read, skipped and bad, and `ReadingTime`
   whether training waits for its data.
 - `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
-- `balance_over_ranks` and `balanced_elements` redistribute groups so that all ranks have equal work.
 - `HistoryStore` rebuilds users' histories as they were at a moment, and `late` gives the batches of
   `sequences` with histories out of such a store; `history_crc` is a history's checksum.
 - `write_predictions` predicts for all rows of a split, into Arrow files; any number of ranks goes on with it.
@@ -35,7 +34,6 @@ from gmeta.io.histories.late_reader import late
 from gmeta.io.histories.store import HistoryStore
 from gmeta.io.predictions.plan import Predictions
 from gmeta.io.predictions.write import write_predictions
-from gmeta.io.rank_balance import balance_over_ranks, balanced_elements
 from gmeta.io.reader_stats import ReaderCounts, ReaderStats, as_data_error, data_errors
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_dataset import group_batch
@@ -90,8 +88,6 @@ __all__ = [
     "Waiting",
     "WorkerPool",
     "as_data_error",
-    "balance_over_ranks",
-    "balanced_elements",
     "data_errors",
     "distribute",
     "epoch_plan",

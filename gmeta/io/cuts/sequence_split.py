@@ -60,9 +60,6 @@ class GroupRows(NamedTuple):
 
 
 Unexposed = Literal["leave_out", "keep"]
-PART = "part of the sequence"
-"""The column of marks that `SequenceSplit.rows` adds, so that no row's part is decided twice, differently."""
-_HISTORY, _TARGET, _FIRST = 1, 2, 4
 _PARTS = ("contexts", "history", "targets", "labels")
 
 
@@ -80,8 +77,7 @@ class _Cut(NamedTuple):
 class SequenceSplit:
     """A function from an element of `gmeta.io.groups` to a batch as `gmeta.io.sequences` describes it.
 
-    Use it to insert work between the two, such as joining features or redistributing groups over ranks; for
-    the latter, `rows` reduces an element to what must be sent.
+    Use it to insert work between the two, such as joining features.
 
     Attributes:
       contexts: As for `gmeta.io.sequences`.
@@ -101,8 +97,7 @@ class SequenceSplit:
 
     Example:
       >>> split = SequenceSplit(history=["item"], targets=["item"], labels=["click"], exposed=Flag("shown"))
-      >>> elements = groups("data/train", groups_per_element=480).map(split.rows)  # doctest: +SKIP
-      >>> for element in balanced_elements(elements, SequenceCost.of_hstu(dim=512)):  # doctest: +SKIP
+      >>> for element in groups("data/train", groups_per_element=480):  # doctest: +SKIP
       ...     train(split(element))
     """
 
@@ -168,39 +163,9 @@ class SequenceSplit:
             "labels": {name: tf.cast(cut.targets.of(columns[name]), tf.float32) for name in self.labels},
         }
 
-    def rows(self, element: dict[str, Any]) -> dict[str, Any]:
-        """Return the element without the rows, columns and users that aren't used in a batch.
-
-        The result is an element for `gmeta.io.balance_over_ranks`: a group then has the cost there that it
-        will have in the model, and nothing unused is sent. One more column marks each row's part.
-        """
-        cut, splits = self._cut(element), element["row_splits"]
-        names = {name for part in _PARTS for name in getattr(self, part)} - {self.task}
-        first = cut.first if names.intersection(self.contexts) else cut.first[:0]
-        numbers = (first, cut.history.numbers, cut.targets.numbers)
-        sizes = [tf.size(part) for part in numbers]
-        marks = tf.repeat(tf.constant([_FIRST, _HISTORY, _TARGET], tf.int64), sizes)
-        # An event may be the first row too: marks of the same row add up.
-        marks = tf.math.unsorted_segment_sum(marks, tf.concat(numbers, axis=0), splits[-1])
-        kept = GroupRows.of_marks(marks > 0, splits).of_groups(cut.groups)
-        columns = {name: values for name, values in element["columns"].items() if name in names}
-        return {
-            "task": cut.task,
-            "batch_id": tf.gather(element["batch_id"], cut.groups),
-            "row_splits": kept.splits,
-            "columns": {
-                name: tf.gather(values, kept.numbers) for name, values in {**columns, PART: marks}.items()
-            },
-        }
-
     def _cut(self, element: dict[str, Any]) -> _Cut:
         columns, splits, task = element["columns"], element["row_splits"], element["task"]
         groups, schema = tf.range(tf.size(task, tf.int64)), _schema(element, self.task)
-        if PART in columns:
-            self._check_columns(schema)
-            told = [tf.bitwise.bitwise_and(columns[PART], part) > 0 for part in (_HISTORY, _TARGET)]
-            history, targets = (GroupRows.of_marks(marks, splits) for marks in told)
-            return _Cut(groups, task, splits[:-1], history, targets)
         exposed = self.fit_to(schema)._exposures(element)
         events = ~exposed
         if self.history_of is not None:

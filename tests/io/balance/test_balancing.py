@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from support.reference.balance import karmarkar_karp, prefix_batches
+from support.reference.balance import prefix_batches
 
 # Whole numbers, so that sums are exact and ties are ties.
 COSTS = st.lists(st.integers(1, 40), max_size=40)
@@ -44,28 +44,11 @@ def test_a_sequence_above_the_target_is_a_batch_of_its_own():
     assert list(prefix_batches([(1, 1), (100, 100), (1, 1)], target=4, max_tokens=50)) == [1, 1, 1]
 
 
-@given(costs=st.lists(st.integers(0, 1000), max_size=30), ranks=st.integers(1, 6))
-def test_every_sequence_is_dealt_once_and_parts_differ_by_at_most_one(costs, ranks):
-    dealt = karmarkar_karp(costs, ranks)
-    assert len(dealt) == ranks
-    assert sorted(itertools.chain(*dealt)) == list(range(len(costs)))
-    sums = [sum(costs[i] for i in part) for part in dealt]
-    assert max(sums) - min(sums) <= max(costs, default=0)
-
-
-def test_differencing_is_better_than_dealing_by_size():
-    costs = [8, 7, 6, 5, 4]  # largest first to the least loaded: 17 and 13
-    sums = [sum(costs[i] for i in part) for part in karmarkar_karp(costs, 2)]
-    assert sorted(sums) == [14, 16]
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         (lambda: list(prefix_batches([], target=0)), "target=0 must be above 0"),
         (lambda: list(prefix_batches([], target=1, max_tokens=0)), "max_tokens=0 at least 1"),
-        (lambda: karmarkar_karp([1.0], 0), "at least one rank is needed, got 0"),
-        (lambda: karmarkar_karp([1.0, -2.0], 2), r"the least is -2\.0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong, said):

@@ -1,4 +1,4 @@
-"""Groups cut into sequences: against plain Python, whole, or after their rows have moved."""
+"""Groups cut into sequences, against plain Python."""
 
 import itertools
 import math
@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.io import After, Flag, SequenceSplit
-from gmeta.io.balance import SequenceCost
-from gmeta.io.rank_balance import GroupPacking, _deal
 from support.drawn_batches import plain
-from support.reference.balance import karmarkar_karp
-from support.thread_ranks import run_thread_ranks, thread_alltoall
 
 PARTS = {"history": ["item", "tags"], "targets": ["price", "tags"], "labels": ["click", "price"]}
 CONTEXTS = ["user", "price", "tags"]
@@ -89,29 +85,21 @@ RULES = st.one_of(
     unexposed=st.sampled_from(["leave_out", "keep"]),
     seed=st.integers(0, 2**32),
 )
-def test_batches_are_the_reference_s_whether_rows_are_sorted_out_before_or_not(
-    sizes, exposed, history_of, longest, unexposed, seed
-):
+def test_batches_are_the_reference_s(sizes, exposed, history_of, longest, unexposed, seed):
     rule = {"exposed": exposed, "history_of": history_of, "longest": longest, "unexposed": unexposed}
     split = SequenceSplit(**PARTS, contexts=CONTEXTS, task="user", **rule)
     element = drawn_element(sizes, seed)
     expected = reference(element, **rule)
     assert plain(split(element)) == expected
-    rows = split.rows(element)
-    assert plain(split(rows)) == expected
-    assert set(rows["columns"]) - set(element["columns"]) == {"part of the sequence"}
-    assert {"shown", "bought"} & set(rows["columns"]) == set()
-    needed = sum(map(len, expected["history"]["item"])) + sum(map(len, expected["labels"]["click"]))
-    assert needed <= rows["row_splits"][-1] <= needed + len(expected["task"])
 
 
 def test_without_exposures_all_rows_are_history():
     element, split = drawn_element([3, 1, 4], 0), SequenceSplit(history=["item"])
-    for found in (split(element), split(split.rows(element))):
-        assert found["targets"] == found["labels"] == found["contexts"] == {}
-        expected = tf.RaggedTensor.from_row_splits(element["columns"]["item"], element["row_splits"])
-        assert plain(found["history"]["item"]) == plain(expected)
-        assert found["history"]["item"].row_splits.dtype == tf.int64
+    found = split(element)
+    assert found["targets"] == found["labels"] == found["contexts"] == {}
+    expected = tf.RaggedTensor.from_row_splits(element["columns"]["item"], element["row_splits"])
+    assert plain(found["history"]["item"]) == plain(expected)
+    assert found["history"]["item"].row_splits.dtype == tf.int64
 
 
 def test_labels_are_float32_and_lists_are_ragged_twice():
@@ -120,48 +108,6 @@ def test_labels_are_float32_and_lists_are_ragged_twice():
     assert {values.dtype for values in batch["labels"].values()} == {tf.float32}
     assert batch["history"]["tags"].shape.as_list() == [2, None, None]
     assert batch["contexts"]["tags"].shape.as_list() == [2, None]
-
-
-COST = SequenceCost(2.0, 1.0)
-
-
-def dealt(rows, split):
-    """The batches of ranks that are threads, after their groups were dealt out over them."""
-
-    def work(rank, gather):
-        packing = GroupPacking(rows[rank]["columns"])
-        exchange = thread_alltoall(rank, gather)
-        return split(_deal(rows[rank], COST, None, packing, rank, len(rows), exchange, "test")[0])
-
-    return run_thread_ranks(len(rows), work)
-
-
-@settings(max_examples=10)
-@given(
-    sizes=st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=2, max_size=3),
-    exposed=RULES,
-    seed=st.integers(0, 2**32),
-)
-def test_sequences_dealt_out_over_ranks_are_those_of_their_users(sizes, exposed, seed):
-    split = SequenceSplit(**PARTS, contexts=CONTEXTS, task="user", exposed=exposed, longest=2)
-    elements = [drawn_element(own, seed + rank, 10 * rank) for rank, own in enumerate(sizes)]
-    rows = [split.rows(element) for element in elements]
-    batches = dealt(rows, split)
-    before = [plain(split(element)) for element in elements]
-    users = list(itertools.chain(*(batch["task"] for batch in before)))
-    lengths = itertools.chain(*(np.diff(e["row_splits"]) for e in rows))
-    parts = karmarkar_karp(COST.of(list(lengths)), len(sizes))
-    assert [plain(batch["task"]) for batch in batches] == [[users[i] for i in part] for part in parts]
-    for part, name in [("contexts", "price"), ("history", "tags"), ("targets", "price"), ("labels", "click")]:
-        values = list(itertools.chain(*(batch[part][name] for batch in before)))
-        expected = [[values[place] for place in own] for own in parts]
-        assert [plain(batch[part][name]) for batch in batches] == expected
-    # What ranks have of a mean over all exposures, each by its number of them.
-    clicks = [batch["labels"]["click"].values for batch in batches]
-    total = sum(map(len, clicks))
-    together = np.concatenate([e for b in before for e in b["labels"]["click"]] or [[]])
-    shares = sum(float(tf.reduce_sum(own)) / total for own in clicks) if total else 0.0
-    assert shares == pytest.approx(together.mean() if total else 0.0)
 
 
 @pytest.mark.parametrize(

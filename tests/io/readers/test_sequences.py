@@ -15,7 +15,6 @@ from gmeta.io import (
     ReadingPosition,
     ReadOptions,
     SequenceSplit,
-    balanced_elements,
     data_errors,
     epoch_plan,
     groups,
@@ -180,15 +179,6 @@ def test_columns_are_known_before_anything_is_read(prepared):
         sequences(prepared, history=["itme"])
     with pytest.raises(ConfigError, match="sequences_per_batch must be a whole number from 1 on, got 0"):
         sequences(prepared, history=["item"], sequences_per_batch=0)
-
-
-def test_balanced_elements_are_cut_into_the_same_batches(prepared):
-    split = SequenceSplit(**PARTS)
-    elements = groups(prepared, groups_per_element=6, options=ReadOptions(seed=3)).map(split.rows)
-    found = [plain(split(element)) for element in balanced_elements(elements, SequenceCost.of_hstu(dim=64))]
-    assert found == [
-        plain(batch) for batch in sequences(prepared, **reading(sequences_per_batch=6, seed=3, **PARTS))
-    ]
 
 
 def test_a_log_becomes_a_sequence_a_user(tmp_path):

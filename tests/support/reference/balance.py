@@ -7,7 +7,6 @@ takes.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -87,59 +86,3 @@ class _Split(NamedTuple):
     number: int  # no two alike, so that nothing after it is compared
     sums: npt.NDArray[np.float64]  # descending
     parts: list[list[int]]  # of each sum
-
-
-def karmarkar_karp(costs: npt.ArrayLike, ranks: int) -> list[list[int]]:
-    """Deal sequences out to ranks so that the ranks' costs are as equal as can be told quickly.
-
-    The largest differencing method: each sequence begins as a split of its own, in which one rank has it and
-    the others nothing. The two most uneven splits are joined, the dearest part of one with the cheapest of
-    the other, until one is left. Its parts differ by at most the dearest sequence, most often by far less.
-
-    Unlike `prefix_batches` it moves sequences between ranks, and so keeps the global batch as it is.
-
-    This is the reference of the native ``GmetaKarmarkarKarp``, which `gmeta.io.rank_balance` uses.
-
-    Args:
-      costs: (n,) of each sequence, at least 0.
-      ranks: How many.
-
-    Returns:
-      For each rank the sequences that it gets, in ascending order.
-
-    Raises:
-      ConfigError: ``ranks`` is below 1, or a cost below 0 or not finite.
-
-    Example:
-      >>> karmarkar_karp([4, 5, 6, 7, 8], ranks=2)
-      [[0, 1, 3], [2, 4]]
-
-    References:
-      Karmarkar and Karp, "The differencing method of set partitioning", 1982.
-    """
-    if ranks < 1:
-        raise ConfigError(f"karmarkar_karp: at least one rank is needed, got {ranks}")
-    known = np.asarray(costs, np.float64)
-    if not (np.isfinite(known) & (known >= 0)).all():
-        raise ConfigError(f"karmarkar_karp: costs must be numbers from 0 on, the least is {known.min()}")
-    splits = []
-    for number, cost in enumerate(known.tolist()):
-        sums = np.zeros(ranks)
-        sums[0] = cost
-        parts: list[list[int]] = [[] for _ in range(ranks)]
-        parts[0].append(number)
-        splits.append(_Split(sums[-1] - sums[0], number, sums, parts))
-    if not splits:
-        return [[] for _ in range(ranks)]
-    heapq.heapify(splits)
-    number = len(splits)
-    while len(splits) > 1:
-        first, second = heapq.heappop(splits), heapq.heappop(splits)
-        sums = first.sums + second.sums[::-1]
-        order = np.argsort(-sums, kind="stable")
-        joined = [a + b for a, b in zip(first.parts, reversed(second.parts), strict=True)]
-        sums = sums[order]
-        split = _Split(sums[-1] - sums[0], number, sums, [joined[place] for place in order.tolist()])
-        heapq.heappush(splits, split)
-        number += 1
-    return sorted(sorted(part) for part in splits[0].parts)
