@@ -10,12 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gmeta.core.autograph import convert_only_calls
+from gmeta.core.extras import name_missing_extras
 from gmeta.core.version import __version__ as __version__
 from gmeta.core.version import check_python, select_legacy_keras
 
 check_python()
 select_legacy_keras()
 convert_only_calls()
+name_missing_extras()
 
 if TYPE_CHECKING:
     from gmeta import callbacks as callbacks

@@ -58,7 +58,8 @@ def requirements() -> list[tuple[str, Requirement]]:
     value = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = value["project"]["optional-dependencies"].values()
     wanted = [*value["project"]["dependencies"], *value["build-system"]["requires"]]
-    lines = sorted({*wanted, *(line for lines in extras for line in lines)})
+    own = f"{value['project']['name']}["
+    lines = sorted({*wanted, *(line for lines in extras for line in lines if not line.startswith(own))})
     every = [(python, Requirement(line)) for python in SUPPORTED for line in lines]
     return [(python, requirement) for python, requirement in every if holds(requirement, python)]
 

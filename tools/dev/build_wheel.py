@@ -113,7 +113,16 @@ def try_out(wheel: Path) -> None:
     folder = BUILD / "try"
     venv.EnvBuilder(clear=True, with_pip=True).create(folder)
     python = folder / "bin" / "python"
-    run(python, "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off", wheel)
+    run(
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--progress-bar",
+        "off",
+        f"{wheel}[all]",
+    )
     for words in (("gmeta", "doctor"), ("gmeta.selftest",)):
         # Neither the checkout's modules nor its libraries.
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("GMETA_", "PYTHON"))}

@@ -31,10 +31,12 @@ def groups() -> dict[str, list[str]]:
     """Group -> its requirements, in the file's order: "" (run time), "build", the extras, "reference"."""
     value = tomllib.loads(PYPROJECT.read_text())
     project = value["project"]
+    extras = project["optional-dependencies"]
+    extras["all"] = [line for own in re.findall(r"\w+", extras["all"][0])[1:] for line in extras[own]]
     return {
         "": project["dependencies"],
         "build": value["build-system"]["requires"],
-        **project["optional-dependencies"],
+        **extras,
         **value["dependency-groups"],
     }
 

@@ -90,7 +90,7 @@ def install_packages(log: Log) -> None:
     if sys.version_info < (3, 11):
         install(log, "tomli")  # what reads pyproject.toml
     wanted = BUILD / "requirements.txt"
-    log.run(VENV.python, ROOT / "tools/dev/requirements.py", wanted, "build", "dev", "stores")
+    log.run(VENV.python, ROOT / "tools/dev/requirements.py", wanted, "build", "all", "dev", "stores")
     install(log, "-r", wanted)
 
 

@@ -73,7 +73,7 @@ class OtherTensorFlow:
         if sys.version_info < (3, 11):
             self.venv.install(log, "tomli")  # what reads pyproject.toml
         wanted = self.folder / "requirements.txt"
-        groups = ("build", "dev", "stores", "wheels", *(["spark"] if self.version == LOWEST else []))
+        groups = ("build", "all", "dev", "stores", "wheels", *(["spark"] if self.version == LOWEST else []))
         log.run(self.venv.python, REQUIREMENTS, wanted, "--tensorflow", self.version, *groups)
         self.venv.install(log, "-r", wanted)
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import tensorflow as tf
 
@@ -209,6 +208,8 @@ def distribute(
     spec = _spec(dataset, EpochPiece(pieces=position.pieces, shares=shares))
     flat = tf.nest.flatten(spec, expand_composites=True)
     try:
+        import cloudpickle
+
         function = cloudpickle.dumps(dataset)
     except Exception as error:  # whatever its values raise
         raise ConfigError(
