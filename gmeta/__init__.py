@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gmeta.core.autograph import convert_only_calls
 from gmeta.core.extras import name_missing_extras
+from gmeta.core.keras import select_legacy_keras
 from gmeta.core.version import __version__ as __version__
-from gmeta.core.version import check_python, select_legacy_keras
+from gmeta.core.version import check_python
 
 check_python()
 select_legacy_keras()

@@ -121,8 +121,8 @@ def test_the_build_server_runs_what_a_developer_runs() -> None:
 
 
 def test_models_are_walked_by_the_function_that_works_with_every_wrapt() -> None:
-    """``tf.Module.submodules`` doesn't: see `gmeta.core.version.submodules`."""
-    rooms, own = ("gmeta", "models", "tools"), ROOT / "gmeta" / "core" / "version.py"
+    """``tf.Module.submodules`` doesn't: see `gmeta.core.keras.submodules`."""
+    rooms, own = ("gmeta", "models", "tools"), ROOT / "gmeta" / "core" / "keras.py"
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py") if path != own]
     assert [shown(path) for path in files if re.search(r"\w\.submodules\b", path.read_text())] == []
 

@@ -18,8 +18,8 @@ from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
 from gmeta.core.position import Position
-from gmeta.core.version import submodules
 
 _FOLDER = "sharded"
 

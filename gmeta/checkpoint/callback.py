@@ -29,9 +29,9 @@ from gmeta.checkpoint.table_load import count_rows
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import whole
+from gmeta.core.keras import submodules
 from gmeta.core.position import position_of
 from gmeta.core.step_marks import StepCallback
-from gmeta.core.version import submodules
 from gmeta.io.readers.group_reader import reads_ranges
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.ops.table.hash_table import HashTable

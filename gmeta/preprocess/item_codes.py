@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, finite_number, whole_number
+from gmeta.core.keras import select_legacy_keras
 from gmeta.core.semantic_ids import (
     Codebooks,
     SemanticIds,
@@ -22,7 +23,6 @@ from gmeta.core.semantic_ids import (
     places_in_groups,
     squared_distances,
 )
-from gmeta.core.version import select_legacy_keras
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -10,7 +10,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, finite_number, whole_number
-from gmeta.core.version import submodules
+from gmeta.core.keras import submodules
 from gmeta.losses import mean_loss
 from gmeta.models import Model
 from gmeta.reinforcement.objectives import DPO, GRPO

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import lift_variables
-from gmeta.core.version import refuse_keras_3, submodules
+from gmeta.core.keras import refuse_keras_3, submodules
 from gmeta.training.mean_gradients import Gradient
 
 

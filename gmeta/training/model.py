@@ -13,8 +13,8 @@ from tf_keras.src.engine import functional
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import collect_ops
+from gmeta.core.keras import refuse_keras_3
 from gmeta.core.step_marks import mark_end, upstream_of
-from gmeta.core.version import refuse_keras_3
 from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.ops.table.finite import NamedGradient

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.version import submodules
+from gmeta.core.keras import submodules
 from gmeta.layers import EmbeddingCollection
 from gmeta.layers.embedding.table_weights import tables_of
 

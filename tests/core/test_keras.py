@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gmeta.core import version as keras
+from gmeta.core import keras
 from gmeta.core.errors import KerasError
 from gmeta.core.version import find_tensorflow
 from support.process_ranks import own_lines

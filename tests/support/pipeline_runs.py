@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import gmeta
 from gmeta.core import collectives
-from gmeta.core.version import submodules
+from gmeta.core.keras import submodules
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.losses import uniform_negatives

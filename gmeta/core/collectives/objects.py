@@ -21,7 +21,7 @@ from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.place import Place, World, world
 from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError
-from gmeta.core.version import submodules
+from gmeta.core.keras import submodules
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.version import submodules
+from gmeta.core.keras import submodules
 
 # Runs a function for each task of a batch, side by side in a graph.
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import refuse_unless
-from gmeta.core.version import refuse_keras_3
+from gmeta.core.keras import refuse_keras_3
 from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.ops.device import integers_of
 from gmeta.ops.id_hash import hash_text

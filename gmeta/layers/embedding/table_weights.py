@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, is_framework, warn_caller
-from gmeta.core.version import submodules
+from gmeta.core.keras import submodules
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.moved_rows import SavedTable, fill_table, plan_moves, warn_of_filters
 from gmeta.ops.table.snapshot import TableSnapshot

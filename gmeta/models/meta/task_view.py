@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.version import refuse_keras_3
+from gmeta.core.keras import refuse_keras_3
 from gmeta.layers import CollectionLookup, EmbeddingCollection
 from gmeta.layers.adaptive.row_copies import TaskRows, task_rows
 from gmeta.layers.adaptive.task_network import TaskNetwork

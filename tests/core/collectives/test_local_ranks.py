@@ -83,7 +83,7 @@ def test_the_command_of_a_module_of_gmetas_imports_nothing_from_the_users_folder
         text=True,
         check=False,
     )
-    root = str(Path(module.__file__).parents[4])
+    root = str(Path(module.__file__).parents[3])
     assert done.stdout == f"{['a b', '-c']} {[root, str(shadows / 'elsewhere')]}\n", done.stderr
 
 
