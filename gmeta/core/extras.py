@@ -1,7 +1,7 @@
 """Names the extra that installs a missing package.
 
 Training needs TensorFlow and a few small packages. What preparation, reports and workers need comes with
-extras of ``pyproject.toml``: ``pip install 'gmeta[prepare]'``. An import of such a package by gmeta's own code
+extras of ``pyproject.toml``: ``pip install 'gmeta[prepare]'``. An import of it by gmeta's own code
 ends in one line that names the extra. `name_missing_extras` adds the last finder that Python asks for a
 module, so the finder sees only packages that aren't installed.
 """
