@@ -8,13 +8,14 @@ is traced (`gmeta.callbacks.step_clock`). Without one nothing is added to the gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
+
+from gmeta.core.step_context import step_context, within_step
 
 
 @dataclass(frozen=True)
@@ -48,28 +49,14 @@ class Clock(Protocol):
         """A span begins when these tensors are there; return a function that takes those it ends with."""
 
 
-_clock: ContextVar[Clock | None] = ContextVar("step_clock", default=None)
-_place: ContextVar[tuple[int, bool]] = ContextVar("step_place", default=(0, False))
+def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
+    """Measure the steps that are traced in a ``with`` block by a clock; None measures nothing."""
+    return within_step(clock=clock)
 
 
-@contextmanager
-def use_clock(clock: Clock | None) -> Iterator[None]:
-    """Let a clock hear what is said in a ``with`` block; with None, nobody hears it."""
-    token = _clock.set(clock)
-    try:
-        yield
-    finally:
-        _clock.reset(token)
-
-
-@contextmanager
-def beside_step(batches_ahead: int = 0) -> Iterator[None]:
+def beside_step(batches_ahead: int = 0) -> AbstractContextManager[None]:
     """Say that spans of a ``with`` block are beside the step, for the batch of so many steps later."""
-    token = _place.set((batches_ahead, True))
-    try:
-        yield
-    finally:
-        _place.reset(token)
+    return within_step(batches_ahead=batches_ahead, beside=True)
 
 
 @tf.autograph.experimental.do_not_convert  # AutoGraph would rewrite the clock wherever a step is traced
@@ -81,7 +68,7 @@ def mark_end(part: str, *tensors: Any) -> None:
       *tensors: Tensors, and nests of them; None counts for nothing. Without any, the part ends with the ops
         that ``tf.control_dependencies`` around the call names.
     """
-    clock = _clock.get()
+    clock = step_context().clock
     if clock is not None:
         clock.mark(part, *tensors)
 
@@ -93,7 +80,7 @@ def upstream_of(loss: tf.Tensor) -> tf.Tensor | None:
     most of them before it, and a mark at the loss would come at the end of both. Ones that wait for the loss
     tell the two apart. Without a clock it is None, for which the tape takes ones that wait for nothing.
     """
-    if _clock.get() is None:
+    if step_context().clock is None:
         return None
     with tf.control_dependencies([loss]):
         return tf.ones_like(loss)
@@ -115,12 +102,11 @@ def begin_span(
     Returns:
       A function; call it with the tensors that the span ends with.
     """
-    clock = _clock.get()
-    if clock is None:
+    here = step_context()
+    if here.clock is None:
         return _end_nothing
-    end: Callable[..., None] = tf.autograph.experimental.do_not_convert(
-        clock.begin(SpanKind(kind, name, lane, tuple(ranks), *_place.get()), *tensors)
-    )
+    what = SpanKind(kind, name, lane, tuple(ranks), here.batches_ahead, here.beside)
+    end: Callable[..., None] = tf.autograph.experimental.do_not_convert(here.clock.begin(what, *tensors))
     return end
 
 

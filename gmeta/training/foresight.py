@@ -9,13 +9,13 @@ batch. That works if the keys depend on the batch alone, and on the number of it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.step_context import StepNumber, step_context, within_step
 from gmeta.core.step_marks import use_clock
 from gmeta.layers import record_lookups
 from gmeta.layers.exchange.ahead import Wanted, note_lookups
@@ -27,27 +27,14 @@ from gmeta.layers.exchange.ahead import Wanted, note_lookups
 # for the lookups, the model reads the prediction in place of the optimizer's count.
 
 
-class _Told(NamedTuple):
-    number: tf.Tensor
-    note: Callable[[], None]
-
-
-_told: ContextVar[_Told | None] = ContextVar("step_number", default=None)
-
-
-@contextmanager
-def use_step_number(number: tf.Tensor, note: Callable[[], None]) -> Iterator[None]:
+def use_step_number(number: tf.Tensor, note: Callable[[], None]) -> AbstractContextManager[None]:
     """Let `step_number` return a number in the ``with`` block.
 
     Args:
       number: The number, () int64.
       note: A function that is called when somebody reads the number.
     """
-    token = _told.set(_Told(number, note))
-    try:
-        yield
-    finally:
-        _told.reset(token)
+    return within_step(number=StepNumber(number, note))
 
 
 def step_number(optimizer: Any) -> tf.Tensor:
@@ -56,11 +43,11 @@ def step_number(optimizer: Any) -> tf.Tensor:
     Args:
       optimizer: The Keras optimizer, whose count is the number outside of `use_step_number`.
     """
-    told = _told.get()
-    if told is None:
+    predicted = step_context().number
+    if predicted is None:
         return tf.convert_to_tensor(optimizer.iterations)
-    told.note()
-    return told.number
+    predicted.note()
+    return predicted.number
 
 
 _FUNCTIONS = frozenset({"EagerPyFunc", "If", "PyFunc", "StatefulPartitionedCall", "While"})

@@ -39,11 +39,11 @@ from tf_keras.src.engine import training
 
 from gmeta.core import collectives
 from gmeta.core.graph import from_caller, to_caller
+from gmeta.core.step_context import step_context
 from gmeta.core.step_marks import begin_span, beside_step
 from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, use_fetched
 from gmeta.layers.exchange.fetch import prefetch
 from gmeta.layers.exchange.frozen_window import FrozenWindow
-from gmeta.layers.exchange.recorded_lookups import active_step_samples
 from gmeta.training.foresight import foresee, use_step_number
 from gmeta.training.rank_steps import batch_size
 
@@ -181,7 +181,7 @@ class StepsAhead:
             def fetch() -> None:
                 with tf.control_dependencies(None):
                     rest[:] = self._advance(iterator, request, number, [now, *later])
-                samples = active_step_samples()
+                samples = step_context().samples
                 if samples is not None:  # a step that ends the data does so on all ranks after this exchange
                     sent = [each.requested.sent for each in rest[-1].lookups]
                     samples.before_end.extend(each.owned.notes for each in sent if each is not None)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.graph import hold
+from gmeta.core.step_context import step_context
 from gmeta.core.step_marks import begin_span, mark_end
-from gmeta.layers.exchange.ahead import Fetched, Wanted, active_fetched, use_fetched
+from gmeta.layers.exchange.ahead import Fetched, Wanted, use_fetched
 from gmeta.layers.exchange.frozen_window import FrozenWindow
-from gmeta.layers.exchange.recorded_lookups import active_step_samples
 from gmeta.layers.exchange.window_keys import request_window
 from gmeta.training.clusters import cluster, even_units
 from gmeta.training.foresight import foresee
@@ -73,10 +73,10 @@ class Windows:
         Args:
           data: The batch; if its rows were fetched ahead, as `arrange` returned it.
         """
-        window = active_fetched()
+        window = step_context().fetched
         if isinstance(window, FrozenWindow):
             return self._compute(window, data)
-        data, step = self.arrange(data), active_step_samples()
+        data, step = self.arrange(data), step_context().samples
         end_request = begin_span("lookup", "keys", data)
         lookups = self.request(data, 0 if step is None else step.own)
         end_request([each.requested.owned for each in lookups])

@@ -12,7 +12,6 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -20,10 +19,9 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.keras import submodules
+from gmeta.core.step_context import step_context, within_step
 
 # Runs a function for each task of a batch, side by side in a graph.
-
-_MAPPED: ContextVar[bool] = ContextVar("mapped_over_tasks", default=False)
 
 
 def is_mapped() -> bool:
@@ -31,7 +29,7 @@ def is_mapped() -> bool:
 
     The shapes in such a graph mustn't depend on values, because tasks would have different ones.
     """
-    return _MAPPED.get()
+    return step_context().mapped
 
 
 def map_tasks(one_task: Callable[[tuple[Any, ...]], tf.Tensor], elements: tuple[Any, ...]) -> tf.Tensor:
@@ -72,11 +70,8 @@ def _at_least_one(elements: Any) -> Any:
 
 
 def _in_a_map(one_task: Callable[[tuple[Any, ...]], tf.Tensor], elements: tuple[Any, ...]) -> tf.Tensor:
-    token = _MAPPED.set(True)
-    try:
+    with within_step(mapped=True):
         return one_task(elements)
-    finally:
-        _MAPPED.reset(token)
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

@@ -16,6 +16,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.merged_keys import Fold, check_fold, fold_of
+from gmeta.core.step_context import step_context
 from gmeta.core.step_marks import begin_span
 from gmeta.layers.embedding import keras_config as settings
 from gmeta.layers.embedding.feature_config import (
@@ -33,10 +34,10 @@ from gmeta.layers.embedding.pooling import join_vectors, pool
 from gmeta.layers.embedding.saved_tables import SavesItsTables
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
-from gmeta.layers.exchange.ahead import active_fetched, hear_samples, note
+from gmeta.layers.exchange.ahead import hear_samples, note
 from gmeta.layers.exchange.fetch import Fetch, Requested
 from gmeta.layers.exchange.pieces import SentKeys
-from gmeta.layers.exchange.recorded_lookups import RecordedLookups, active_recording, active_step_samples
+from gmeta.layers.exchange.recorded_lookups import RecordedLookups
 from gmeta.ops.device import DEVICE_NAMES, Device
 from gmeta.ops.id_hash import merge_keys
 from gmeta.ops.native_forms import freeze, is_portable
@@ -345,11 +346,11 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
     def _fetch(
         self, keys: Sequence[tf.Tensor], insert: bool | tf.Tensor
     ) -> tuple[Requested, tuple[tf.Tensor, ...]]:
-        lookups = active_fetched()
+        lookups = step_context().fetched
         found = None if lookups is None else lookups.bring(self.fetch, insert)
         if found is not None:
             return found
-        step = active_step_samples()
+        step = step_context().samples
         requested = self.fetch.request(keys, 0 if step is None else step.own)
         hear_samples(requested)
         return requested, self.fetch.rows(requested, insert)
@@ -454,7 +455,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         return {name: tf.cast(v, self.compute_dtype) for name, v in self.embed(lookup).items()}
 
     def _record(self, lookup: CollectionLookup) -> None:
-        recording = active_recording()
+        recording = step_context().recording
         if recording is None:
             raise ConfigError(
                 f"{self.name!r} is called with training=True where nothing records its lookups, so its rows "

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.step_context import step_context, within_step
 from gmeta.layers.exchange.fetch import Fetch, Owned, Requested
-from gmeta.layers.exchange.recorded_lookups import active_step_samples, current_graph
+from gmeta.layers.exchange.recorded_lookups import current_graph
 from gmeta.ops.table.read_ahead import Peeked
 
 
@@ -67,10 +67,6 @@ class LookupsAhead(Protocol):
         """
 
 
-_notes: ContextVar[list[Wanted] | None] = ContextVar("wanted_lookups", default=None)
-_fetched: ContextVar[LookupsAhead | None] = ContextVar("fetched_lookups", default=None)
-
-
 @contextmanager
 def note_lookups() -> Iterator[list[Wanted]]:
     """Note the lookups in a ``with`` block, which return stand-ins for the rows.
@@ -79,16 +75,13 @@ def note_lookups() -> Iterator[list[Wanted]]:
       The list of the lookups, which grows as they are made.
     """
     wanted: list[Wanted] = []
-    token = _notes.set(wanted)
-    try:
+    with within_step(wanted=wanted):
         yield wanted
-    finally:
-        _notes.reset(token)
 
 
 def note(fetch: Fetch, keys: Sequence[tf.Tensor]) -> tuple[Requested, tuple[tf.Tensor, ...]] | None:
     """Note a lookup and return stand-ins for its keys and rows, within `note_lookups`; else return None."""
-    wanted = _notes.get()
+    wanted = step_context().wanted
     if wanted is None:
         return None
     stand_in = tf.compat.v1.placeholder
@@ -182,7 +175,7 @@ def check_end(count: int, left: Sequence[Fetch]) -> None:
 
 def hear_samples(requested: Owned) -> None:
     """Tell the step, if there is one, the numbers of samples that came with the keys."""
-    step = active_step_samples()
+    step = step_context().samples
     if step is not None and requested.sent is not None:
         step.hear(requested.sent.owned.notes)
 
@@ -194,14 +187,6 @@ def use_fetched(lookups: LookupsAhead) -> Iterator[None]:
     Raises:
       ConfigError: The step makes other lookups than were foreseen.
     """
-    token = _fetched.set(lookups)
-    try:
+    with within_step(fetched=lookups):
         yield
-    finally:
-        _fetched.reset(token)
     lookups.end_step()
-
-
-def active_fetched() -> LookupsAhead | None:
-    """Return the lookups that `use_fetched` was given, or None outside of any."""
-    return _fetched.get()

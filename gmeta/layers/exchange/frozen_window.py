@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.step_context import step_context
 from gmeta.core.step_marks import beside_step
 from gmeta.layers.exchange.ahead import Fetched, check_end, check_next, hear_samples
 from gmeta.layers.exchange.fetch import Fetch, Requested
@@ -31,7 +32,6 @@ from gmeta.layers.exchange.pieces import SentKeys, exchange_values
 from gmeta.layers.exchange.recorded_lookups import (
     RecordedLookups,
     TableGradient,
-    active_step_samples,
     current_graph,
 )
 from gmeta.layers.exchange.window_gradients import WindowGradients
@@ -208,7 +208,7 @@ class FrozenWindow:
         with beside_step():
             self._gradients.send(self._number)
             self._rows.send(self._number + 2, range(len(self._fetches)))
-        step = active_step_samples()
+        step = step_context().samples
         if self._number + 1 == self._micro_batches and step is not None:
             # A step that ends the data does so on all ranks after these exchanges.
             step.before_end.extend([*self._rows.arrived, *self._gradients.arrived])

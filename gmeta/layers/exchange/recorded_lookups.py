@@ -13,13 +13,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.core.step_context import within_step
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.hash_table import HashTable
@@ -28,8 +28,6 @@ from gmeta.ops.table.hash_table import HashTable
 #
 # Ranks take steps together. A rank whose data has ended takes steps without samples until all ranks' data has
 # ended. Detecting that moment needs no extra collective: each rank sends its number of samples with its keys.
-
-_counts: ContextVar[StepSamples | None] = ContextVar("step_samples", default=None)
 
 
 class StepSamples:
@@ -60,24 +58,13 @@ class StepSamples:
 def step_samples(own: tf.Tensor) -> Iterator[StepSamples]:
     """Let the lookups in the ``with`` block send this rank's number of samples to the other ranks."""
     samples = StepSamples(own)
-    token = _counts.set(samples)
-    try:
+    with within_step(samples=samples):
         yield samples
-    finally:
-        _counts.reset(token)
-
-
-def active_step_samples() -> StepSamples | None:
-    """Return what the innermost `step_samples` yielded, or None outside of any."""
-    return _counts.get()
 
 
 def current_graph() -> Any:
     """Return the graph that is being traced; None in eager mode."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-_active: ContextVar[RecordedLookups | None] = ContextVar("recorded_lookups", default=None)
 
 
 class TableGradient(NamedTuple):
@@ -275,16 +262,8 @@ def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
     """
     collectives.check_init()
     lookups = RecordedLookups(*tapes)
-    token = _active.set(lookups)
-    try:
+    with within_step(recording=lookups):
         yield lookups
-    finally:
-        _active.reset(token)
-
-
-def active_recording() -> RecordedLookups | None:
-    """Return what the innermost `record_lookups` yielded, or None outside of any."""
-    return _active.get()
 
 
 def by_table(found: Iterable[tuple[HashTable, Part | None]]) -> list[TableGradient]:
