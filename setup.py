@@ -90,26 +90,23 @@ class CMakeBuild(build_ext):
             cuda = CUDA["cuda_choice"]()
         except ValueError as error:
             sys.exit(f"gmeta: {error}")
-        subprocess.run(
-            [
-                cmake,
-                "-S",
-                str(ROOT),
-                "-B",
-                str(build),
-                f"-DGMETA_PYTHON={sys.executable}",
-                f"-DGMETA_TF_INSTALLED={version} {folder}",
-                f"-DGMETA_TF_PACKAGES={folder}",
-                f"-DGMETA_CUDA={cuda}",
-                f"-DGMETA_MANYLINUX={'ON' if WHEEL else 'OFF'}",
-            ],
-            check=True,
+        run(
+            cmake,
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build),
+            f"-DGMETA_PYTHON={sys.executable}",
+            f"-DGMETA_TF_INSTALLED={version} {folder}",
+            f"-DGMETA_TF_PACKAGES={folder}",
+            f"-DGMETA_CUDA={cuda}",
+            f"-DGMETA_MANYLINUX={'ON' if WHEEL else 'OFF'}",
         )
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         possible = LIBRARIES | CUDA_LIBRARY
         libraries = possible if has_cuda(build) else LIBRARIES
         # All targets together: make would do named ones one after the other.
-        subprocess.run([cmake, "--build", str(build), "--parallel", jobs], check=True)
+        run(cmake, "--build", str(build), "--parallel", jobs)
         places = {name: self.place(folder, checkout) / f"_{name}.so" for name, folder in possible.items()}
         self.built = [places[name] for name in libraries]
         for name in possible.keys() - libraries.keys():
@@ -128,6 +125,13 @@ class CMakeBuild(build_ext):
 
     def get_outputs(self) -> list[str]:
         return [str(path) for path in self.built]
+
+
+def run(*words: str) -> None:
+    """Run CMake; if it fails, end with its status, without a traceback below what it said."""
+    status = subprocess.run(words, check=False).returncode
+    if status:
+        sys.exit(status)
 
 
 def refuse_tensorflow() -> NoReturn:
