@@ -1,8 +1,9 @@
 """What the code around a training step sets for the code inside it, in one place.
 
 A step's lookups happen deep inside a user's model, whose signatures gmeta can't change. So the code that
-makes the step passes what concerns them in a `StepContext`: `within_step` sets fields in a ``with`` block, and
-`step_context` returns the context of the caller's thread. Outside of a step, all fields have their defaults.
+makes the step passes what concerns them in a `StepContext`: `within_step` sets fields in a ``with`` block,
+and `step_context` returns the context of the caller's thread. Outside of a step, all fields have their
+defaults.
 """
 
 from __future__ import annotations
