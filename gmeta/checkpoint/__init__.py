@@ -1,6 +1,10 @@
 """Sharded checkpoints of models with tables. Any number of ranks can load what any other number saved.
 
-Single tables are exported as plain columns, out of a model or a checkpoint, and imported from them.
+- `sharded` saves and loads; `callback`, `backup` and `resumed_fit` do so around `fit`.
+- `store`, `chain`, `manifest`, `contents` and `lock`: a folder of checkpoints and what it holds.
+- `table_part`, `table_load`, `record_file` and `admission`: a rank's part of a table.
+- `dense_weights`: all other weights; `rank_group`: the ranks that save and load together.
+- `table_export`, `saved_export`, `table_import`, `table_description` and `column_files`: tables as columns.
 
 Each name is imported on first use.
 """

@@ -1,7 +1,8 @@
 """The command line, ``gmeta``: one module per subcommand, imported when the subcommand runs.
 
 ``gmeta --help`` lists the subcommands from `COMMANDS` alone, so it answers at once. Only the subcommands that
-need TensorFlow import it.
+need TensorFlow import it. `options` and `rank_options` are shared by several subcommands, and the modules
+``doctor_*`` are the parts of ``gmeta doctor``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Experiments on tasks: methods and baselines over several seeds, their runs, results and report.
 
-Python imports the module of a name when the name is first used.
+- `plan`: the settings; `runs`: training; `baselines`: methods without a network.
+- `measurement` predicts and measures, `results` holds the numbers, and `report` draws the page.
+
+Each name is loaded when it is first used.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Exports trained models as SavedModels that stock TensorFlow Serving loads.
 
+- `saved_model` writes the export, with the signatures of `defaults`, or those that `signature` describes.
+- `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
+- `sequence_models` has the signatures of models over histories.
+
 Each name is loaded when it is first used.
 """
 

@@ -76,7 +76,7 @@ class Decoder:
     Args:
       data: The bytes of the file, () string.
       what: The name of the data in errors.
-      advice: What errors tell the user to do.
+      advice: What errors advise the user to do.
     """
 
     def __init__(self, data: tf.Tensor, what: str, advice: str) -> None:

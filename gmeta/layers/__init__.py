@@ -1,4 +1,9 @@
-"""Keras layers: embeddings, dense layers that can run with a task's own weights, and sequence blocks."""
+"""Keras layers: embeddings, layers with a task's own weights, and blocks over sequences.
+
+- `embedding` looks up features in dynamic tables, and `exchange` fetches the rows from their ranks.
+- `adaptive` holds layers whose weights the inner loop adapts.
+- `sequence` holds HSTU, FuXi and their stacks, `multitask` MMoE and heads for several tasks.
+"""
 
 from gmeta.layers.adaptive.mlp import MLP
 from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection

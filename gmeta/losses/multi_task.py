@@ -138,8 +138,8 @@ class MultiTaskBCE:
         Args:
           logits: Head -> (n,) or (n, 1) floats.
           labels: Task -> (n,) or (n, 1), from 0 to 1.
-          known: Task -> booleans or 0 and 1 of the labels' shape: whether the label is there. A task that it
-            hasn't, has all. Where one isn't, it doesn't matter what stands there, not even nan.
+          known: Task -> booleans or 0 and 1 of the labels' shape: whether the label is known. All labels of
+            a task that isn't in it are known. The value of an unknown label is ignored, even nan.
           weights: (n,) or (n, 1), of the samples; 0 marks padding.
           over_ranks: Whether means are over the samples of all ranks, as in `mean_loss`; one all-reduce.
 

@@ -93,14 +93,15 @@ class SampledSoftmax:
           negatives: (m, d) drawn items for all samples; (n, m, d) for each its own; or, with ``offsets``,
             (g, m, d) for each group its own.
           negative_ids: (m,), (n, m) or (g, m), their ids.
-          weights: (n,): 0 marks padding, which has no loss and is nobody's negative, whatever stands in it.
+          weights: (n,): 0 marks padding, which has no loss and isn't a negative of any sample; its values are
+            ignored.
           log_q: (n,), log Q of the positives.
           negative_log_q: The same for the negatives, of the shape of their ids.
           offsets: (g + 1,) int64: samples offsets[i] to offsets[i + 1] - 1 are group i, such as the positions
             of one user's history.
           earlier: Values (n, d) by group, the vectors of the items that the samples look back at: the
-            negatives of a sample are then also the items of its own group up to its own. These groups are for
-            looking back alone: ``offsets`` tell those that share negatives.
+            negatives of a sample then include the items of its own group up to its own. These groups serve
+            only to look back: ``offsets`` defines the groups that share negatives.
           earlier_ids: (n,), their ids.
           earlier_log_q: (), log Q of these, and of a positive that is one of them. What a model adds to the
             scores of items that come again is subtracted from it.
@@ -161,7 +162,7 @@ class SampledSoftmax:
     ) -> None:
         if negatives is None and not self.in_batch:
             raise ConfigError(
-                "SampledSoftmax: there is nothing to tell the positive from: give negatives, as of "
+                "SampledSoftmax: the positive has nothing to compete with: give negatives, as of "
                 "uniform_negatives, or set in_batch=True"
             )
         if (negatives is None) != (negative_ids is None):
@@ -179,14 +180,14 @@ class SampledSoftmax:
         earlier, earlier_ids = back
         if (earlier is None) != (earlier_ids is None):
             raise ConfigError(
-                "SampledSoftmax: earlier and earlier_ids belong together: they tell which items a sample "
+                "SampledSoftmax: earlier and earlier_ids belong together: they are the items that a sample "
                 "looks back at"
             )
         grouped = negatives is not None and len(negatives.shape) == 3
         if offsets is not None and not grouped:
             got = "no negatives" if negatives is None else f"negatives of shape {tuple(negatives.shape)}"
             raise ConfigError(
-                f"SampledSoftmax: offsets tell which of (g, m, d) negatives are whose, got {got}"
+                f"SampledSoftmax: offsets assign samples to groups of (g, m, d) negatives, got {got}"
             )
 
 

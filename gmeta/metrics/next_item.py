@@ -22,11 +22,11 @@ class NextItem(tf.keras.metrics.Metric):
 
     with the ranks :math:`r_i` of `catalogue_ranks`, among all items. One pass over the catalogue gives all
     these numbers, so they are one metric, with several results. The ideal order has the one item first, so
-    NDCG needs no division; of several graded items a task it is `NDCG`'s to tell.
+    NDCG needs no division; for tasks of several graded items, use `NDCG`.
 
     Sums are kept in float64 and with the aggregation SUM: 2 k + 2 numbers, whatever the number of
-    predictions, which those of several batches and ranks add up to exactly. A rank of 0, of a model that has
-    diverged, makes everything nan until the next reset; so does having seen nothing.
+    predictions, and sums over batches and ranks are exact. A rank of 0, of a model that has diverged, makes
+    all results nan until the next reset. Without any samples, they are nan too.
 
     Args:
       ks: The k of HR and NDCG, each at least 1.
@@ -126,8 +126,8 @@ def catalogue_ranks(
     that scores all items alike has the last rank. Scores are summed in float64 and rounded to float32, by
     which equal items have equal scores whatever the order of summing.
 
-    The catalogue is scored block by block: of the n V scores, n times `block` are there at once, at 13 bytes
-    each (17 with ``seen``).
+    The catalogue is scored block by block: of the n V scores, n times `block` are in memory at once, at 13
+    bytes each (17 with ``seen``).
 
     Args:
       queries: (n, d) floats.

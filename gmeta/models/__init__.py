@@ -1,4 +1,11 @@
-"""Models: a Keras model that trains tables, a meta-learning model, and published models built on them."""
+"""Keras models over dynamic tables.
+
+- `meta` trains by meta-learning (`MetaModel`), and `zoo` holds published models built on it.
+- `sequence` predicts next items and ranks exposures from histories.
+- `generative` predicts the next item's semantic id digit by digit.
+
+`Model`, the base class of all, is in `gmeta.training.model`.
+"""
 
 from gmeta.models.generative.flat_retriever import FlatRetriever
 from gmeta.models.generative.generative_retriever import GenerativeRetriever

@@ -1,6 +1,12 @@
-"""Native ops and their settings.
+"""TensorFlow ops, native where that pays, and the dynamic embedding table, `HashTable` (in `table`).
 
-The dynamic embedding table is `HashTable`; `reference` holds the same ops in NumPy.
+- `id_hash` and `distinct`: hashes of ids, and a batch's distinct ids with their owners.
+- `key_messages` and `row_buffers`: what an all-to-all carries, packed and unpacked.
+- `jagged`: sequences of different lengths, one after another, without padding.
+- `attention_inputs`, `jagged_attention`, `padded_forms` and `hstu_layer`: masks and attention over them;
+  `native_forms` chooses the kernel or plain TensorFlow.
+- `trie` and `trie_draws`: beam search and draws in a trie of codes.
+- `device`: where a table's rows are. `support.reference` computes the same in NumPy, for tests.
 """
 
 from gmeta.ops import jagged

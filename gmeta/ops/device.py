@@ -24,7 +24,7 @@ DEVICE_NAMES: dict[Place, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
 
 
 def asked_place(device: str, owner: str) -> Place:
-    """Return the device that is requested for a table, whether or not it is there.
+    """Return the device that is requested for a table, whether or not the machine has it.
 
     Args:
       device: The requested device.

@@ -308,7 +308,7 @@ class HoldsMergedKeys:
         with tf.init_scope(), tf.device("CPU:0"):
             if self._mixes is not None:
                 self._mixes.assign(mixes)
-            elif keys.hashed:  # a variable, because graphs that are there already must follow
+            elif keys.hashed:  # a variable, because graphs that are already traced must follow
                 self._mixes = tf.Variable(mixes, trainable=False, name="mixes_ids")
 
     @property

@@ -1,8 +1,10 @@
-"""Which ids a `gmeta.ops.HashTable` gives a row of their own, which rows go, how precise and where they are.
+"""Settings of a `gmeta.ops.HashTable`: which ids get rows, which rows go, and how rows are stored.
 
-They are settings, equal if their fields are; the decisions are native (``admission.h``, ``eviction.h`` and
-``rows.h`` in ``ops/table``), and in plain Python in `support.reference.table`. All are deterministic:
-the same batches in the same order give the same table, whatever the number of threads.
+`admission` chooses the ids that get a row, `eviction` the rows that are removed, and `storage` the precision
+of rows and the memory that holds them. Settings are equal if their fields are; the decisions are native
+(``admission.h``, ``eviction.h`` and ``rows.h`` in ``ops/table``), and in plain Python in
+`support.reference.table`. All are deterministic: the same batches in the same order give the same table,
+whatever the number of threads.
 """
 
 from gmeta.policies.admission import Admission, Always, Bloom, CountAdmission, ProbabilityAdmission

@@ -92,9 +92,9 @@ class CountAdmission(Admission):
 
     Args:
       threshold: >= 1; with a filter, at most 255.
-      filter: None counts exactly, in 21 to 64 bytes an id that waits (an id that never comes again waits for
-        ever); a row that is evicted later has to be counted anew. A `Bloom` filter bounds the memory at a
-        stated error, and forgets nothing: a row that was evicted comes back at once.
+      filter: None counts exactly, in 21 to 64 bytes for each id that waits (an id that never occurs again
+        waits forever); an id whose row is evicted is counted from 0 again. A `Bloom` filter bounds the memory
+        at a stated error, and forgets nothing: an id whose row was evicted gets a row at once.
 
     Example:
       >>> CountAdmission(3, filter=Bloom(capacity=10_000_000, error=0.01)).kind

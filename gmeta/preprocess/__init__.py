@@ -1,7 +1,11 @@
 """Preprocessing of raw files into prepared data sets: pure map and reduce functions, and engines to run them.
 
-`prepare` runs the whole preparation, `plan` holds the functions, and `duckdb_engine` runs them in this
-process. Nothing here imports TensorFlow: a separate native library encodes the records.
+- `local` and `cluster`: the engines; `plan`: the functions that they run; `shards`: the files they write.
+- `tables`, `movielens` and `synthetic`: where rows come from, by the interface of `source`.
+- `config`, `table_spec`, `columns`, `summary` and `task_sizes`: settings, columns, and what was kept.
+- `history`: stores of users' histories. `item_codes` and `cooccurrence`: semantic ids out of vectors.
+
+Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
 from gmeta.core.semantic_ids import SemanticIds

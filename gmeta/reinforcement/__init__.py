@@ -1,4 +1,9 @@
-"""Training of policies by rewards: rollouts, rewards, losses, and a Keras model that trains by them."""
+"""Training of policies by rewards.
+
+- `rollouts` draws groups of items, and `rewards` scores them.
+- `losses` are functions of log-probabilities and rewards; `objectives` are the settings of each method.
+- `policy_training` is the Keras model that trains a policy.
+"""
 
 from gmeta.reinforcement import losses as losses
 from gmeta.reinforcement import rewards as rewards

@@ -305,7 +305,7 @@ class SimulatorReward:
       simulator: The simulator.
       states: The states of all users that batches may have, such as those after their histories.
       user: The batch's column of users' numbers, (users,).
-      clicks: Whether the reward is a click, 0 or 1, drawn by the probability: what one showing would tell.
+      clicks: Whether the reward is a click, 0 or 1, drawn by the probability, as one showing would give it.
         The draw is a function of the user, the user's step and the item, so it is the same each time.
       name: What messages call it.
 

@@ -1,3 +1,6 @@
-"""Helpers of the tests: data, fixtures, references. Nothing else imports this."""
+"""Helpers of the tests; nothing else imports this.
+
+`attention` computes attention in NumPy, and `small_experiment` writes small MovieLens folders.
+"""
 
 __all__: list[str] = []

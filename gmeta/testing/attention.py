@@ -28,7 +28,7 @@ def sees(
             if i == j or j < contexts:
                 matrix[i, j] = True
             elif j >= end:
-                continue  # a target, which nobody else sees
+                continue  # a target, which no other token sees
             elif i < contexts:
                 matrix[i, j] = mask.contexts_see == "history"
             elif not mask.causal:

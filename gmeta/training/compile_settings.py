@@ -107,13 +107,13 @@ def only_columns(model: str, data: Any) -> Any:
     return x
 
 
-# Refuses a train step of a model's own that would ignore what `compile` was told.
+# Refuses an overridden train step that would ignore arguments of `compile`.
 
 Function = Callable[[Any], Any]
 
 
 class OwnStep:
-    """Checks that a model's train step calls that of `gmeta.models.Model`, which knows some settings.
+    """Checks that a model's train step calls that of `gmeta.models.Model`, which applies some settings.
 
     Args:
       model: The model.
@@ -158,9 +158,9 @@ class OwnStep:
         self._model.train_function = None  # TensorFlow would go on with what it has traced of it
         told = ", ".join(f"{name}={value}" for name, value in self._settings.items())
         raise ConfigError(
-            f"{self._model.name}: compile was told {told}, and {type(self._model).__name__}.train_step "
-            "ignores it, because it doesn't call super().train_step(data): let it do so, and override "
-            "compute_gradients(data) or learn(data) with what is its own; or leave these settings out"
+            f"{self._model.name}: compile received {told}, and {type(self._model).__name__}.train_step "
+            "ignores it, because it doesn't call super().train_step(data): call it, and override "
+            "compute_gradients(data) or learn(data) instead; or leave these settings out"
         )
 
 

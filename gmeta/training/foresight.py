@@ -20,11 +20,9 @@ from gmeta.core.step_marks import use_clock
 from gmeta.layers import record_lookups
 from gmeta.layers.exchange.ahead import Wanted, note_lookups
 
-# Tells a model the number of the optimizer step that trains a batch.
-#
-# What a step looks up may depend on this number: negatives, for instance, that are drawn anew in each step. A
-# pipeline has to know the lookups of a batch before its step. So it predicts the number, and while it looks
-# for the lookups, the model reads the prediction in place of the optimizer's count.
+# Gives a model the number of the optimizer step that trains a batch. A step's lookups may depend on it, such
+# as negatives that are drawn in each step, and a pipeline must know them before the step. So it predicts the
+# number, and while it finds the lookups, the model reads the prediction in place of the optimizer's count.
 
 
 def use_step_number(number: tf.Tensor, note: Callable[[], None]) -> AbstractContextManager[None]:

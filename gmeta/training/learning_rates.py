@@ -26,8 +26,8 @@ class LearningRateWarmup(StepCallback):
     of them.
 
     Args:
-      steps: After how many steps the rate is there. Steps before `fit`, such as those that a checkpoint has
-        restored, count too.
+      steps: After how many steps the full rate is reached. Steps before `fit`, such as those of a restored
+        checkpoint, count too.
 
     Raises:
       ConfigError: ``steps`` is below 1; or, when training begins, the optimizer's rate is a schedule, which
@@ -60,7 +60,7 @@ class LearningRateWarmup(StepCallback):
             self._rate = float(optimizer.learning_rate)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate of the step that is to come, until it is there."""
+        """Set the rate of the next step, until the full rate is reached."""
         size = collectives.world().shares.total  # an elastic job may have fewer ranks, and the same steps
         done = int(self.model.optimizer.iterations)
         if size > 1 and self._rate is not None and done <= self.steps:

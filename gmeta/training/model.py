@@ -40,8 +40,8 @@ _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for 
 def _functional(cls: Any) -> Any:
     """Return the class for functional models of class ``cls``.
 
-    Keras would change the bases of ``cls`` itself and of its base classes. After one functional model, nobody
-    could make a subclassed model of the same base any more.
+    Keras would change the bases of ``cls`` itself and of its base classes, so that after one functional model
+    no subclassed model of the same base could be created.
     """
     same = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (cls, _KeepsIds, _Functional), same)

@@ -20,13 +20,13 @@ class Pipeline:
     evictions, losses and checkpoints are those of depth 0, bit for bit. What is fetched ahead has no effects,
     and a row that changes between its fetch and its step is read again. What is looked up may depend on the
     number of the step, as the negatives of `gmeta.models.NextItemModel` do. It is predicted, and a batch for
-    which it was wrong is fetched anew: a callback has set ``optimizer.iterations`` (on several ranks all must
-    set the same), or an epoch has ended amid an accumulation. Only an error in a batch, such as a bad id, is
-    raised up to `depth` steps earlier.
+    which it was wrong is fetched again: a callback has set ``optimizer.iterations`` (on several ranks all
+    must set the same), or an epoch has ended during an accumulation. Only an error in a batch, such as a bad
+    id, is raised up to `depth` steps earlier.
 
-    When training ends amid the data, up to `depth` batches have been read and not trained. Checkpoints count
-    the trained ones, so `gmeta.checkpoint.ShardedCheckpoint` reads the others again, on however many ranks an
-    elastic job goes on. Of data that can be read only once, such as a queue, they are lost.
+    When training ends before the data does, up to `depth` batches were read and not trained. Checkpoints
+    count the trained ones, so `gmeta.checkpoint.ShardedCheckpoint` reads the others again, on however many
+    ranks an elastic job goes on. Of data that can be read only once, such as a queue, they are lost.
 
     Micro-batches (its frozen windows): parameters change only at the end of a step, so a step may compute its
     batch in parts. Each row still travels once, before the first part that uses it, and its gradient once,
@@ -34,7 +34,7 @@ class Pipeline:
     backward pass. Gradients are sums over the parts, weighted by samples, and make one update, which equals
     that of the whole batch up to rounding. So the loss must be a mean over samples. What relates samples of a
     batch to each other sees only those of a part: the means and variances of ``BatchNormalization``, and
-    negatives that samples share. Random numbers, such as those of ``Dropout``, are drawn anew for each part.
+    negatives that samples share. Random numbers, such as those of ``Dropout``, are drawn for each part.
     Frequencies, evictions and statistics of tables are those of the whole batch, exactly.
 
     A part has whole samples; of batches of tasks it has whole tasks, and of `gmeta.models.GRM` and

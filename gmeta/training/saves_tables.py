@@ -66,8 +66,8 @@ class SavesTables(HoldsTables):
 
         Args:
           filepath: As in Keras.
-          skip_mismatch: Of ``.weights.h5``: as in Keras. Tables that weren't saved start anew, and rows of
-            tables that the model doesn't have are left out; a warning names both.
+          skip_mismatch: For ``.weights.h5``, as in Keras. Tables that weren't saved are reinitialized, and
+            rows of tables that the model doesn't have are left out; a warning names both.
           *args: As in Keras.
           **kwargs: As in Keras.
 

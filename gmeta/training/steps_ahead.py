@@ -1,31 +1,31 @@
 """The train function of a model that fetches ahead.
 
-It makes Keras' steps, one a call, and works on a queue of batches::
+Each call makes one of Keras' steps and works on a queue of batches::
 
     depth 1    call t:   step(t)      beside   request + peek (t + 1)
     depth 2    call t:   step(t)      beside   peek (t + 1)    beside   request (t + 2)
 
-Rows of tables on a GPU that may be in host memory (`gmeta.policies.Tiers`) are asked for when the keys of
-their batch are at their owners, and move to the GPU while batches compute. They aren't peeked in the same
-call, because they would cross the bus twice: with depth 1 their step reads them, when they are on the GPU ::
+Rows of tables on a GPU that may be in host memory (`gmeta.policies.Tiers`) are requested when the keys of
+their batch have reached their owners, and move to the GPU while batches compute. They aren't peeked in the
+same call, because they would cross the bus twice: with depth 1 their step reads them from the GPU ::
 
     depth 1    call t:   step(t)      beside   request + prefetch (t + 1)
     depth 2    call t:   step(t)      beside   peek (t + 1)    beside   request + prefetch (t + 2)
 
 A call is one `tf.function`. Its arguments and results carry the batches that wait, with what was fetched for
-them, so TensorFlow runs the two halves side by side, without a thread of ours. The exchange of keys is traced
+them, so TensorFlow runs the two halves side by side, without another thread. The exchange of keys is traced
 after the last exchange of rows and before the exchange of gradients: all ranks make their collectives in the
-order of the trace, and the keys of the next batch so delay no row of this one. With micro-batches, they are
+order of the trace, so the keys of the next batch delay no row of this one. With micro-batches, keys are
 traced after the rows of the second one.
 
 What a batch looks up may depend on the number of its step (`numbering`), which is predicted when its keys
 are requested. The prediction is wrong if an epoch ends before as many batches are accumulated as make a step,
 or if a callback sets the optimizer's count. So if the model reads the number, a call begins with a comparison
-of the two. Where they differ, the batch's keys are requested and its rows are read anew. All ranks count the
+of the two. Where they differ, the batch's keys are requested and its rows are read again. All ranks count the
 same steps, so they do so together.
 
-The read-ahead ends where the data does. A batch that isn't there is stood in for by the last one, so that all
-ranks go on making the same collectives; nobody makes its step.
+The read-ahead ends where the data does. The last batch is then repeated as a placeholder, so that all ranks
+go on making the same collectives; no rank makes a step of it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Functions(NamedTuple):
     Attributes:
       begin: Fetches the first batches.
       step: Makes a step.
-      again: Fetches the first of the batches that wait anew, for another number.
+      again: Fetches the first of the waiting batches again, for another number.
     """
 
     begin: Function

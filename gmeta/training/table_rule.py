@@ -38,7 +38,7 @@ def follow(trainer: Any, tables: Iterable[HashTable], optimizer: Any) -> None:
     """Give the tables without their own optimizer the fused form of a Keras optimizer.
 
     Rows that are already trained keep their slots if the previous form had the same ones. Otherwise the slots
-    start anew, as a Keras optimizer's do. A warning names everything that the tables can't follow.
+    are reinitialized, as a Keras optimizer's are. A warning names everything that the tables can't follow.
 
     Args:
       trainer: The model that trains the tables with the optimizer, or a `JointOptimizer`.
@@ -55,7 +55,7 @@ def follow(trainer: Any, tables: Iterable[HashTable], optimizer: Any) -> None:
     form, without = sparse_form(optimizer)
     lost = [table.name for table in tables if table.follow(trainer, form)]
     if lost:
-        without = [*without, f"the slots of {', '.join(lost)}, which begin anew"]
+        without = [*without, f"the slots of {', '.join(lost)}, which are reinitialized"]
     if without:
         warnings.warn(
             f"{trainer.name}: the tables step with {type(form).__name__} at the rate of {_name(optimizer)}, "

@@ -166,7 +166,7 @@ def test_rows_find_the_tables_of_their_names(tmp_path, change, door):
 @pytest.mark.parametrize("door", ["tensorflow", "keras", "weights", "earlier_tensorflow", "earlier_keras"])
 def test_tables_of_one_side_alone_are_refused_by_name(tmp_path, door):
     more, fewer = collection((*NAMES, "age"), age={"eviction": BOUND}), collection(("user", "item", "shop"))
-    for to, said in ((more, r"/age starts anew"), (fewer, r"the rows of \w+/city are left out")):
+    for to, said in ((more, r"/age is reinitialized"), (fewer, r"the rows of \w+/city are left out")):
         with pytest.raises(ConfigError, match=said):
             DOORS[door](train(collection()), to, tmp_path)
         assert all(int(table.size()) == 0 for table in to.tables)

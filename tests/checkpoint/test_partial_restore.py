@@ -251,7 +251,7 @@ def test_a_keras_file_skips_tables_that_mismatch_with_a_warning(tmp_path):
     to(ids(("shop", "age")))
     with pytest.warns(
         UserWarning,
-        match="embeddings/age starts anew: it was not saved; the rows of embeddings/user are left out",
+        match="embeddings/age is reinitialized: it was not saved; the rows of embeddings/user are left out",
     ):
         to.load_weights(tmp_path / "w.weights.h5", skip_mismatch=True)
     sizes = {table.name: int(table.size()) for table in to.embeddings.tables}

@@ -162,7 +162,7 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
             r"features names 'itm', which .* doesn't have; its columns are user_id, .*item_id",
         ),
         ({"features": ["price"]}, r"features names 'price', which is float32: features take ids"),
-        ({"features": ["user_id"]}, r"features names 'user_id', which tells tasks"),
+        ({"features": ["user_id"]}, r"features names 'user_id', which identifies tasks"),
         ({"features": {"city": {"dims": 3}}}, r"unknown keys: dims @ my\.toml\.features\.city"),
         ({"features": {"city": {"hash": False}}}, r"features\.city: hash = false, but the column was hashed"),
         ({"numbers": ["city"]}, r"numbers names 'city', which is int64"),

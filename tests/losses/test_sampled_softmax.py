@@ -223,5 +223,5 @@ def test_what_samples_look_back_at_needs_ids_and_offsets_need_groups():
     given_ = {"negatives": x, "negative_ids": [3, 4]}
     with pytest.raises(ConfigError, match="earlier and earlier_ids belong together"):
         SampledSoftmax()(x, x, [1, 2], **given_, earlier=Jagged(x, tf.constant([0, 2])))
-    with pytest.raises(ConfigError, match="offsets tell which of"):
+    with pytest.raises(ConfigError, match="offsets assign samples to groups"):
         SampledSoftmax()(x, x, [1, 2], **given_, offsets=[0, 2])

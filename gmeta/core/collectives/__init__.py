@@ -3,12 +3,14 @@
 A job of N ranks is N processes of the same program. `init` makes this process one of them. If no launcher
 started the process, the world is one rank, every collective is the identity, and Horovod isn't imported.
 
-* Inside a step (`tensors`): `alltoall` and `allreduce_sum`, usable in a ``tf.function``.
-* Between steps (`objects`): `allgather_objects`, `broadcast_object`, `barrier`,
-  `broadcast_variables`, `gather_states`.
-* `check_agreement` refuses ranks that differ in values that must be the same.
-* `count_collectives` counts the executed collectives; `name_failures` says which rank reports an error.
-* `launch` (a module, without TensorFlow) starts the ranks of a job on this machine.
+- `entry` and `place`: `init`, and the `world` that it enters.
+- `tensors`, inside a step and in a ``tf.function``: `alltoall` and `allreduce_sum`.
+- `objects`, between steps: `allgather_objects`, `broadcast_object`, `barrier`, `check_agreement` and others.
+- `lane`, `lane_start` and `lane_peers`: gmeta's own channels for steps, with or without Horovod.
+- `backend`, `horovod_peers` and `horovod_elastic`: Horovod, where a job uses it.
+- `rendezvous`, `greeting`, `store` and `wire`: how processes find and trust each other, and their messages.
+- `elastic` and `notes`: messages between a rank and its launcher (`gmeta.core.launcher`).
+- `counting`, `failures` and `shared_data`: counts, explanations of errors, and a rank's part of the data.
 
 Importing this package imports neither TensorFlow nor Horovod: the names below are loaded on first use.
 """

@@ -1,3 +1,3 @@
-"""Description of a prepared data set: schema, roles of columns, manifest, index of groups."""
+"""The names of tables: `named_tables` finds the rows of a table that a user names."""
 
 __all__: list[str] = []

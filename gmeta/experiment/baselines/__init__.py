@@ -1,4 +1,9 @@
-"""Baselines without a network, tuned on warm tasks, from item means to ridge on attributes."""
+"""Baselines without a network, tuned on warm tasks.
+
+- `biases`, `neighbours`, `vectors` and `attributes`: item means and biases, k nearest neighbours, ridge on
+  vectors of items (kriging and factors), and ridge on attributes.
+- `task_rows` holds the rows of tasks as arrays; `pseudo_cold` and `tuning` choose the settings.
+"""
 
 ITEM_MEAN, BIASES, NEIGHBOURS, KRIGING, FACTORS = "item_mean", "biases", "neighbours", "kriging", "factors"
 ATTRIBUTES = "attributes"

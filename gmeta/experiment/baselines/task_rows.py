@@ -125,7 +125,7 @@ class ItemNumbers:
 
     Attributes:
       known: (items,) ids, ascending.
-      others: (others,) ids that no warm row has, ascending; only attributes tell them apart.
+      others: (others,) ids that no warm row has, ascending; only attributes distinguish them.
 
     Example:
       >>> ItemNumbers(np.array([5, 9])).of(np.array([9, 7]))

@@ -125,7 +125,7 @@ class Baselines:
       tuned: The settings that cross-validation has chosen.
       predictors: Name -> the fitted baseline, from the simplest on.
       items: How many items the warm rows have. Unknown items have numbers from this one on, which only the
-        baseline by attributes tells apart.
+        baseline by attributes distinguishes.
 
     Example:
       >>> rng = np.random.default_rng(0)

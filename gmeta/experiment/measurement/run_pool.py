@@ -75,7 +75,7 @@ NO_ITEM = (
 )
 
 
-# Notes for the reader of an evaluation: which tasks count, and what the table doesn't tell.
+# Notes for the reader of an evaluation: which tasks count, and what the table doesn't show.
 
 
 def notes_on_tasks(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentConfig, Path]]) -> list[str]:
@@ -118,7 +118,7 @@ def notes_on_methods(config: ExperimentConfig) -> list[str]:
     """Return the notes that a reader needs to judge the table."""
     notes = []
     if all(method.inner.steps for method in config.methods.values()):
-        notes.append("No method was trained without an inner loop: what meta-learning adds can't be told.")
+        notes.append("No method was trained without an inner loop, so the gain of meta-learning is unknown.")
     if config.item is None:
         notes.append(NO_ITEM)
     if config.train_split in config.test_splits:

@@ -145,7 +145,7 @@ class ExperimentConfig:
         the support set.
       rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, from the task
         alone, so that every method and seed is measured on the same rows.
-      resample: In training, draw support and query anew in each epoch.
+      resample: In training, draw other support and query sets in each epoch.
       features: Which columns are embedded. ``"movielens"``: year, genre, gender, age, occupation and area.
         ``"melu"``: the columns of MeLU's MovieLens-1M, which are rate, genre, director, actor, gender, age,
         occupation and zipcode. ``"melu+year"``: those and the year; ``"melu+year+writer"``: and the writers.
@@ -157,7 +157,7 @@ class ExperimentConfig:
       task_columns: The features that are the same in all rows of a task, such as a user's age, for the same
         model; of the user's own columns `gmeta train` finds them.
       label_scale: With ``"mse"``, the scale on which labels are learnt; None: they are learnt as they are.
-      item: The column of items, which baselines tell apart; None: no such column, so they use overall means.
+      item: The column of items, for the baselines; None: no such column, so they use overall means.
       loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit that a label
         is at least ``positive``; for ratings, only AUC and nDCG are then measured.
       positive: The threshold for that loss: a rating, or 0.5 where labels are 0 and 1.

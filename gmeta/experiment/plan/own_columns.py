@@ -304,7 +304,7 @@ class ColumnPlan:
             column = self.schema[name]
             if column.name in (self.schema.task, self.schema.batch):
                 raise ConfigError(
-                    f"{self.where}: {key} names {name!r}, which tells tasks or batches: leave it out"
+                    f"{self.where}: {key} names {name!r}, which identifies tasks or batches: leave it out"
                 )
             if column.is_list and not lists:
                 raise ConfigError(

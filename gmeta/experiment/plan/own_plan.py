@@ -12,8 +12,8 @@ by 5 and who have 13 to 100 ratings are measured, and all others train. For othe
 * The loss is ``"binary_crossentropy"`` if all surveyed labels are 0 or 1, and otherwise ``"mse"``.
 * If the data set has one split, one of five tasks is held out. Otherwise, ``warm`` or ``train`` is trained
   on, and the other splits are measured.
-* A fifth of a task's rows are its query set: drawn anew in each epoch of training, the latest rows when the
-  task is measured.
+* A fifth of a task's rows are its query set: another random draw in each epoch of training, the latest rows
+  when the task is measured.
 """
 
 from __future__ import annotations

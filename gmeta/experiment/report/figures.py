@@ -248,7 +248,7 @@ def draw_reliability(evaluation: Evaluation) -> Drawing | None:
     label_lines(axes, [(labels[name], styles[name].colour, line[-1][1]) for name, line in lines.items()])
     caption = (
         "Root mean squared error against predicted standard deviation, the noise of labels included. Above "
-        "the thin line a method is too sure of itself, below it too careful; a line that rises tells sure "
+        "the thin line a method is overconfident, below it underconfident; a line that rises separates sure "
         "predictions from unsure ones."
     )
     return Drawing(RELIABILITY, title, caption, figure)

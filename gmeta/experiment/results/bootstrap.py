@@ -1,9 +1,9 @@
-r"""The paired bootstrap over tasks: whether the next tasks would bear a difference out.
+r"""The paired bootstrap over tasks: whether other tasks would confirm a difference.
 
 Tasks are drawn with replacement, as many as there are, and each drawn task brings its query rows and what
 every method and baseline predicts for them. An error of a draw is that of all its rows together, the mean
 over the method's seeds. The interval of a difference holds the middle 95 % of its values over all draws. It
-tells how tasks differ; how seeds differ, the spread tells.
+measures the variation over tasks; the spread measures that over seeds.
 """
 
 from __future__ import annotations

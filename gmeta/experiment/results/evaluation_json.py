@@ -17,9 +17,9 @@
    "training": [{"name": "maml", "runs": [{"epoch": [1, 2], "curves": {"loss": [...], "mae": [...]}}]}],
    "config": {...}, "notes": [...], "seconds": {"train": 61.5}}
 
-``mean`` and ``spread`` (sample standard deviation) are there for other readers; gmeta computes them again
-from ``per_seed``. A number that isn't finite is ``null``, and is read back as nan. What has an order is a
-list, because not every reader keeps the order of an object's keys. Documents of version 2, which have neither
+``mean`` and ``spread`` (sample standard deviation) serve other readers; gmeta computes them again from
+``per_seed``. A number that isn't finite is ``null``, and is read back as nan. What has an order is a list,
+because not every reader keeps the order of an object's keys. Documents of version 2, which have neither
 ``bootstrap`` nor ``calibration``, are read as well.
 """
 

@@ -121,7 +121,8 @@ def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
     """Build CBML: its first attention block reads the item's attributes, the second the user's."""
     if config.own_columns:
         raise ConfigError(
-            "cbml tells items' attributes from users', which only MovieLens' are: take melu or dlrm"
+            "cbml needs to know which attributes are items' and which are users', as it does only for "
+            "MovieLens: take melu or dlrm"
         )
     items = [feature.name for feature in features if feature.name not in _OF_USERS]
     return cbml(features, items=items, hidden=config.hidden, **options)

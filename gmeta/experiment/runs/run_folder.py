@@ -89,11 +89,11 @@ class RunFolder:
         try:
             held = parse_json(file.read_text())
         except ValueError as error:
-            raise DataError(f"not JSON: {error}", path=file, advice="delete it to begin anew") from error
+            raise DataError(f"not JSON: {error}", path=file, advice="delete it to start over") from error
         if not isinstance(held, dict) or not {"data", "experiment"} <= held.keys():
-            raise DataError("incomplete", path=file, advice="delete it to begin anew")
+            raise DataError("incomplete", path=file, advice="delete it to start over")
         if not isinstance(held["data"], str) or not isinstance(held["experiment"], dict):
-            raise DataError("not what gmeta writes", path=file, advice="delete it to begin anew")
+            raise DataError("not what gmeta writes", path=file, advice="delete it to start over")
         return held
 
 

@@ -95,7 +95,7 @@ class EpochCheckpoints(ShardedCheckpoint):
         except (ConfigError, DataError) as error:
             raise type(error)(
                 f"{chosen}: this checkpoint can't be restored: {error}; delete it to go on from the one "
-                f"before, or all of {self._file.parent} to train anew"
+                f"before, or all of {self._file.parent} to train from the start"
             ) from error
         # The history is written first, so it may be one epoch ahead of the checkpoint.
         self._history = self._history[:done]
@@ -151,7 +151,7 @@ class EpochCheckpoints(ShardedCheckpoint):
             raise DataError(
                 "its checkpoints are tf.train.Checkpoint's, from an earlier gmeta, and not sharded ones",
                 path=self._file.parent,
-                advice="delete the folder, or name another --run, to train anew",
+                advice="delete the folder, or name another --run, to train from the start",
             )
 
 

@@ -1,4 +1,8 @@
-"""Changing features, fetched by key from a store while data is read."""
+"""Changing features, fetched by key from a store while data is read.
+
+`join` adds them to a dataset. `feature_source` is the interface of stores, `arrow`, `rocksdb` and `hbase` are
+the stores, and `cells` encodes their values.
+"""
 
 from gmeta.io.features.arrow import ArrowSource
 from gmeta.io.features.cells import FetchCounts, FetchPolicy

@@ -242,7 +242,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         Models with `gmeta.Pipeline` of a depth do it by themselves. In a loop of your own:
 
         * Tables in host memory, whose other rows are on a drive: call this where batches are made, so that it
-          goes on while a step computes. It returns when the rows are there.
+          runs while a step computes. It returns when the rows have arrived.
         * Tables on a GPU, whose other rows are in host memory: call it between steps, once a batch, one or
           two batches ahead (``Tiers.lookahead`` counts these calls). It returns at once.
 
@@ -469,7 +469,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         recording.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that recreate this layer, fit for JSON; the new layer's rows start anew."""
+        """Return the arguments that recreate this layer without its rows, in a form that JSON can hold."""
         return {
             **super().get_config(),
             "features": [settings.to_config(feature) for feature in self.features],
@@ -485,8 +485,8 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
     def from_config(cls, config: dict[str, Any]) -> EmbeddingCollection:
         """Recreate the layer from what `get_config` returned.
 
-        A layer whose tables were on a GPU can be recreated where they are in host memory. All rows are there
-        then, with a warning if there were `gmeta.policies.Tiers`.
+        A layer whose tables were on a GPU can be recreated on a machine without one. All rows are in host
+        memory then, with a warning if the tables had `gmeta.policies.Tiers`.
         """
         made = {
             "features": [settings.from_config(feature) for feature in config["features"]],

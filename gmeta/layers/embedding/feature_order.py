@@ -70,7 +70,7 @@ class FeatureOrder:
                 f"{self.owner!r}: side by side, the vectors of {', '.join(moved)} begin at other places than "
                 "in what is loaded, and all vectors together are as wide. A dense layer that reads them side "
                 "by side loads weights that belong to other vectors: give that layer another name, and it "
-                "starts anew"
+                "is reinitialized"
             )
         if names == own:
             return

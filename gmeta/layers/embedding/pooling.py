@@ -104,8 +104,8 @@ class EntityVector(tf.keras.layers.Layer):
     .. math:: v = m\, e_{own} + \sum_{a} e_a, \quad
        m \sim \mathrm{Bernoulli}(1 - p) \text{ in training, else } 1
 
-    An entity with many samples is told apart by its own row. A new one has none yet, and its attributes must
-    say all; so training drops own rows at random, and attributes learn to stand alone. Unlike
+    An entity with many samples has a trained row of its own. A new entity has none yet, so its attributes
+    alone must describe it: training drops own rows at random, and attributes learn to predict alone. Unlike
     ``tf.keras.layers.Dropout``, the rows that stay aren't scaled up: they add what they will add in serving.
     Start own rows at or near 0 (``Normal(0.0, 0.01)``), so that an entity which was never trained adds
     nothing, and pool lists of attributes by ``"sqrtn"``, so that a sum of n rows varies as much as one.

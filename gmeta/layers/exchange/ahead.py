@@ -53,7 +53,7 @@ class LookupsAhead(Protocol):
     """The lookups of a step, whose keys were requested before it."""
 
     def bring(self, fetch: Fetch, insert: bool | tf.Tensor) -> tuple[Requested, tuple[tf.Tensor, ...]] | None:
-        """Return the keys and rows of the step's next lookup; None if nobody foresaw it.
+        """Return the keys and rows of the step's next lookup; None if it wasn't foreseen.
 
         Raises:
           ConfigError: The lookup isn't the one that was foreseen.
@@ -107,7 +107,7 @@ class FetchedLookups:
         self._graph = current_graph()
 
     def bring(self, fetch: Fetch, insert: bool | tf.Tensor) -> tuple[Requested, tuple[tf.Tensor, ...]] | None:
-        """Return the keys and rows of the next lookup; None if nobody foresaw it.
+        """Return the keys and rows of the next lookup; None if it wasn't foreseen.
 
         Raises:
           ConfigError: The lookup isn't the one that was foreseen.

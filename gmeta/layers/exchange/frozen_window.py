@@ -158,7 +158,7 @@ class FrozenWindow:
         self._graph = current_graph()
 
     def begin(self, after: Sequence[tf.Tensor]) -> None:
-        """Begin the next micro-batch, whose rows are there once the tensors ``after`` are computed."""
+        """Begin the next micro-batch, whose rows are available once the tensors ``after`` are computed."""
         self._number, self._made = self._number + 1, 0
         self._after, self._handed = list(after), []
 

@@ -1,15 +1,15 @@
-"""Keeps the copies of rows equal in groups of ranks: what the owners of the same rows tell each other.
+"""Keeps the copies of rows equal in groups of ranks: the exchanges between the owners of the same rows.
 
 In G groups (`gmeta.init`) each row has G copies, with an owner in each group. A rank asks only owners of its
 own group for rows. All owners of a row must make the same lookups and updates, or their copies would differ.
-So there are two more exchanges, each among G ranks, in which a rank sends the same to each of the others::
+So two more exchanges are made, each among G ranks, in which a rank sends the same to each of the others::
 
     join_keys        after the keys have come: the distinct keys that the groups have looked up
     join_gradients   after the gradients have come: their sums for these keys
 
 Each owner then looks up the union of the keys, so its table inserts, admits, counts and evicts what the table
-of a single group would. And it updates each row with the sum of the groups' sums, in the order of groups. A
-copy is a function of these messages alone, which all owners have alike, so copies are equal to the last bit.
+of a single group would. It updates each row with the sum of the groups' sums, in the order of groups. A copy
+is a function of these messages alone, and all owners receive the same ones, so copies are equal bit for bit.
 """
 
 from __future__ import annotations

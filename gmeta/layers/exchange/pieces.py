@@ -67,7 +67,7 @@ def send_keys(
     device: Place = "cpu",
     name: str = "lookup",
 ) -> SentKeys:
-    """Send this rank's keys to their owners, which tell those of other groups.
+    """Send this rank's keys to their owners, which forward them to the owners in other groups.
 
     Args:
       keys: For each table its keys, (n,) int64; a key may occur any number of times.
@@ -98,7 +98,7 @@ def send_in_group(
     device: Place = "cpu",
     name: str = "lookup",
 ) -> SentKeys:
-    """Send this rank's keys to their owners in its group, which tell nobody; arguments as in `send_keys`."""
+    """Send this rank's keys to their owners in its group alone; arguments as in `send_keys`."""
     with tf.device("CPU:0"):  # nothing here waits for the batch to be on a GPU
         note = tf.reshape(tf.cast(samples, tf.int64), [1])
     here = collectives.world()

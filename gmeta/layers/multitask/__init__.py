@@ -1,3 +1,3 @@
-"""Mixtures of experts, and heads for several tasks."""
+"""Layers for several labels: `mmoe` has experts and their gates, `task_heads` a tower for each task."""
 
 __all__: list[str] = []

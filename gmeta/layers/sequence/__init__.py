@@ -1,3 +1,7 @@
-"""Layers over jagged sequences: HSTU, FuXi, and stacks of their blocks."""
+"""Layers over jagged sequences.
+
+`block` has the base classes of blocks and stacks, `hstu` and `fuxi` the published blocks, `stack` their
+stacks, `bias_tables` the trained biases of attention, and `reading` what is kept to append tokens.
+"""
 
 __all__: list[str] = []

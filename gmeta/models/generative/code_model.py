@@ -1,4 +1,4 @@
-"""What models that tell the code of the next item share: searches, draws, metrics, checks of their ids."""
+"""Base class of models that generate the code of the next item: searches, draws, metrics, checks of ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gmeta.ops import Jagged, TrieNoise, jagged
 from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step
 
-# Which items users have had, to be asked of many pairs at once.
+# Looks up, for many (user, item) pairs at once, whether the user's history holds the item.
 
 _ODD = 0x2545F4914F6CDD1D  # powers of it wrap around, and stay odd
 
@@ -41,7 +41,7 @@ class SeenItems:
         self.keys, self.places = tf.gather(keys, order), tf.cast(order, tf.int64)
 
     def holds(self, users: tf.Tensor, items: tf.Tensor, until: Any = None) -> tf.Tensor:
-        """Say whether users have had items.
+        """Return whether users' histories hold items.
 
         Args:
           users: (n,) int64.
@@ -75,9 +75,9 @@ _Own = TypeVar("_Own", bound="CodeModel")
 
 
 class CodeModel(HistoryModel):
-    """A model of the next item whose answers are ways down the trie of semantic ids.
+    """A model that predicts the next item as a path through the trie of semantic ids.
 
-    A model defines how histories are read: `_open` and `_open_before_last`.
+    Subclasses define how histories are read: `_open` and `_open_before_last`.
 
     Attributes:
       ids: The semantic ids of the catalogue, in its order.
@@ -89,7 +89,7 @@ class CodeModel(HistoryModel):
 
     @property
     def codes(self) -> CodeTables:
-        """The trie of codes, and each item's way through it."""
+        """The trie of codes, and each item's path through it."""
         raise NotImplementedError
 
     def _open(self, x: Mapping[str, Any], training: bool = False) -> tuple[Walk, Jagged]:
@@ -97,11 +97,11 @@ class CodeModel(HistoryModel):
         raise NotImplementedError
 
     def _open_before_last(self, ids: Jagged, items: Jagged, times: Jagged | None) -> Walk:
-        """Read histories but for their last items, of which only the times are known; return a walk."""
+        """Read histories without their last items, of which only the times are known; return a walk."""
         raise NotImplementedError
 
     def _tables(self) -> dict[str, Any]:
-        """Return the arguments that have the model's tables."""
+        """Return the arguments of the constructor that hold the model's tables."""
         return {}
 
     @tf.autograph.experimental.do_not_convert
@@ -126,8 +126,8 @@ class CodeModel(HistoryModel):
           k: The number of items.
           beam: How many prefixes are kept at each digit, >= k. None: the model's.
           allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
-          leave_out_seen: Whether to leave out the items of the history, as far as it is read. They are looked
-            for all the same, so fewer than k items are left where the beam holds too few others.
+          leave_out_seen: Whether to leave out the items of the history, as far as it is read. The search
+            finds them nevertheless, so fewer than k items are left where the beam holds too few others.
           popular: The result of ``catalogue.most_popular(k, allow)``, if it is known already.
 
         Returns:
@@ -194,12 +194,13 @@ class CodeModel(HistoryModel):
 
     @tf.autograph.experimental.do_not_convert
     def valid_share(self, x: Mapping[str, Any], k: int = 10, *, beam: int | None = None) -> tf.Tensor:
-        """Compute the share of the k likeliest codes that items have, if any code may be written.
+        """Compute which share of the k likeliest codes belong to items, if any code may be generated.
 
-        `retrieve` never leaves the catalogue. Here the search is by beams over all codes of each level, as of
-        a model that knows of no trie (Rajput et al., NeurIPS 2023, call other codes than items' invalid ids).
-        Training over what may follow teaches nothing of codes that no item has, so then they aren't rare. Of
-        `GenerativeRetriever` only the told codes are searched, whose items its last digit tells apart.
+        `retrieve` never leaves the catalogue. This method searches all codes of each level by beams, as a
+        model without a trie does (Rajput et al., NeurIPS 2023, call codes that no item has invalid ids).
+        Training with ``softmax="children"`` teaches nothing about codes that no item has, so invalid ids are
+        common then. With `GenerativeRetriever`, only the generated codes are searched, without the last
+        digit, which distinguishes the items that share them.
 
         Args:
           x: A batch.
@@ -227,7 +228,7 @@ class CodeModel(HistoryModel):
 
     @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Search each history's last item by beams; histories of one item don't count."""
+        """Search for each history's last item by beams; histories of one item don't count."""
         x = only_columns(self.name, data)
         with rank_step(self, data) as step:
             ids, times = self._sequences(x, self.max_length + 1)
@@ -262,13 +263,14 @@ class CodeModel(HistoryModel):
         """Refuse weights that an earlier version has saved with other semantic ids, known by their digest."""
         if (digest != np.frombuffer(bytes.fromhex(self.ids.digest), np.int64)).any():
             raise ConfigError(
-                f"{self.name}: what is loaded has the weights of a model with other semantic ids: make the "
-                f"model with those that it was trained with, not with ids of digest {self.ids.digest[:16]}. "
-                "To add items, load the weights into a model with the former ids first, and save that anew"
+                f"{self.name}: what is loaded has the weights of a model with other semantic ids: create "
+                "the model with the ids that it was trained with, not with ids of digest "
+                f"{self.ids.digest[:16]}. To add items, load the weights into a model with the former ids "
+                "first, and save it again"
             )
 
     def copy_dense(self: _Own, name: str) -> _Own:
-        """Make a model of the same tables, which both share, and of copies of all other weights.
+        """Create a model that shares this one's tables and has copies of all other weights.
 
         Args:
           name: Of the new model.
@@ -348,10 +350,10 @@ def catalogue_of(ids: SemanticIds) -> Any:
 
 
 def depth_of(name: str, ids: SemanticIds, depth: int | None) -> int:
-    """Return how many codes are told as digits; None: all.
+    """Return how many codes are generated as digits; None: all.
 
     Raises:
-      ConfigError: There aren't as many.
+      ConfigError: The ids have fewer codes.
     """
     levels = len(ids.codebooks.sizes)
     depth = levels if depth is None else whole_number(f"{name}: depth", depth, least=1)

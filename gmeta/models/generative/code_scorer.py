@@ -68,7 +68,7 @@ class CodeScorer(CodeVectors):
 
     Args:
       ids: The semantic ids.
-      depth: D, how many codes are told as digits.
+      depth: D, how many codes are generated as digits.
       dim: d, the width of h and E.
       width: Of the decoder's tokens.
       seed: Of initial values and dropout.
@@ -122,7 +122,7 @@ class CodeScorer(CodeVectors):
     ) -> tf.Tensor:
         """Compute the logits of the last level, (n, c).
 
-        Codes that siblings share add the same to all of them, so those that are told aren't added at all.
+        Siblings share the generated codes, which would add the same to all logits, so these aren't added.
         """
         own = tf.reshape(rows, [-1, self.codes.sizes[-1], self.dim])
         logits = tf.linalg.matvec(own, query) + biases
@@ -139,5 +139,5 @@ class CodeScorer(CodeVectors):
         return rows + known * tf.reduce_sum(vectors, axis=1)
 
     def siblings(self, items: tf.Tensor) -> tf.Tensor:
-        """Return the items that share the told codes with items, and others in their lack: (n, c)."""
+        """Return the items that share the generated codes with items, padded with other items: (n, c)."""
         return self.codes.siblings(self.codes.parents(items, self.depth))

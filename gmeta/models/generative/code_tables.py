@@ -1,4 +1,4 @@
-"""The codes of a catalogue as tensors: the trie to search, and each item's way through it."""
+"""The codes of a catalogue as tensors: the trie to search, and each item's path through it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from gmeta.ops import trie_log_probs
 
 
 class CodeTables:
-    """What a decoder needs to know of semantic ids, of which the first codes are told digit by digit.
+    """The semantic ids as a decoder uses them, which generates their first codes digit by digit.
 
-    One digit more numbers the items that share these codes, from 0 without gaps.
+    One more digit numbers the items that share these codes, from 0 without gaps.
 
     Attributes:
       trie: The `CodeTrie` of these digits, L a code.
       sizes: For each level, how many logits the children of a node take: the codes of the level; of the last
-        one the most items that share all codes that are told.
+        one the largest number of items that share all generated codes.
       starts: For each level, as `CodeTrie` has them, int64.
       digits: For each level, which logit a child takes, int32.
       items: (V,) int64: the item at each node of the last level.
       nodes: (V, L) int64: the nodes that each item's code leads through, one a level.
-      codes: (V, levels) int64: each item's codes, also those that aren't told as digits.
+      codes: (V, levels) int64: each item's codes, including those that aren't generated as digits.
       begins: (levels,) int64: where a level's codes begin in a table of the codes of all levels.
 
     Args:
       ids: The semantic ids.
-      depth: How many codes are told as digits, from 1 to the ids' levels.
+      depth: How many codes are generated as digits, from 1 to the ids' levels.
     """
 
     def __init__(self, ids: SemanticIds, depth: int) -> None:
@@ -55,7 +55,7 @@ class CodeTables:
 
     @property
     def levels(self) -> int:
-        """L, the digits that are told, the last included."""
+        """L, the number of generated digits, the last included."""
         return len(self.sizes)
 
     def items_of(self, nodes: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""A small causal transformer over the digits of a code, after a vector that says what came before."""
+"""A small causal transformer over the digits of a code, conditioned on a vector of the history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Past = tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
 
 class DigitDecoder(tf.keras.layers.Layer):
-    r"""What to look for as each digit of a code, told from a history and the digits before it.
+    r"""Computes the query for each digit of a code from a history and the digits before it.
 
     .. math::
        x_0 &= W h + p_0, \quad x_l = W h + D_l[d_l] + p_l \\
@@ -159,18 +159,18 @@ class DigitDecoder(tf.keras.layers.Layer):
         )
 
 
-# Beams that go down the trie of codes. The history is read once, before.
+# Beams that descend the trie of codes. The history is read once, before the first digit.
 
 Logits = Callable[[int, tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """A level, queries (n, d), their nodes (n,) and users (n,) -> logits of the nodes' children, (n, codes)."""
 
 
 class Walk(Protocol):
-    """The beams of a batch of users, which go down the trie a digit a step.
+    """The beams of a batch of users, which descend the trie by one digit per step.
 
     Attributes:
       tables: The codes.
-      users: How many users there are, () int32.
+      users: The number of users, () int32.
       levels: Of how many levels the logits are of codes, also of those that no item has.
     """
 
@@ -197,7 +197,7 @@ class CodeWalk:
     Args:
       decoder: The decoder.
       tables: The codes.
-      h: (users, d), what is known of the histories.
+      h: (users, d), the vectors of the histories.
       logits: Computes the logits of a level.
     """
 

@@ -21,18 +21,18 @@ from gmeta.models.sequence.history_model import but_first, but_last, check_times
 from gmeta.ops import Jagged, jagged
 from gmeta.training.compile_settings import only_columns
 
-# Beams whose digits are tokens after a history, whose keys and values are kept.
+# Beams whose digits are tokens after a history. The keys and values of the history are kept.
 
 Append = Callable[[int, tf.Tensor, Any], tf.Tensor]
 """A level, its digits (users, beams), and the beams that they go on, None: histories -> (users, beams, d)."""
 
 
 class FlatWalk:
-    """A `Walk` whose digits a backbone reads.
+    """A `Walk` whose digits the backbone reads as tokens.
 
     Args:
       tables: The codes.
-      h: (users, d), what the backbone tells after the histories.
+      h: (users, d), the backbone's output after the histories.
       append: Reads one more digit of each beam.
       logits: The logits of a level, of queries (n, d).
     """
@@ -67,7 +67,7 @@ _SETTINGS = ("dim", "max_length", "item", "time", "hash", "depth", "softmax", "b
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class FlatRetriever(CodeModel):
-    r"""A model that tells the next item's semantic id as language models tell text: all digits are tokens.
+    r"""A model that predicts the next item's semantic id as language models predict text, token by token.
 
     .. math::
        X &= [b, x_{11} \dots x_{1D}, x_{21} \dots x_{nD}], \quad x_{kl} = \sqrt{d}\, C_l[d_{kl}] + P_k \\
@@ -77,8 +77,8 @@ class FlatRetriever(CodeModel):
     This is the flat form of TIGER, but for two things: a backbone of one causal stack, in place of an encoder
     and a decoder, and no token of the user. h is the output at the token before a digit, and the softmax is
     over the digits that may follow, so the probabilities of all items sum to one exactly. The last of the D
-    digits numbers the items that share all codes that are told (``depth``); it is a token with a vector of
-    its own, as any other. Items have no rows of their own: all weights are dense. P are learned vectors of
+    digits numbers the items that share all generated codes (``depth``); it is a token with its own vector,
+    like any other. Items have no rows of their own: all weights are dense. P are learned vectors of
     the items' places from the start of what is read, which is the last ``max_length`` items. The loss is the
     mean, over all items with a predecessor and on all ranks, of the sum over the item's digits of -log p.
 
@@ -90,7 +90,7 @@ class FlatRetriever(CodeModel):
 
     Batches, histories, `fit` and ranks are as in `NextItemModel`, `evaluate`, `sample` and masks as in
     `GenerativeRetriever`. As there are no rows to fetch, `compile` takes no `gmeta.Pipeline`. An item that
-    isn't in the catalogue is D tokens without codes.
+    isn't in the catalogue is read as D tokens without codes.
 
     Args:
       backbone: A stack that can read on, such as `gmeta.layers.HSTU`. Its own ``max_length`` counts tokens: D
@@ -101,7 +101,7 @@ class FlatRetriever(CodeModel):
       item: The name of the item column.
       time: The column of times; None: the backbone gets no times. A digit has the time of its item.
       hash: Whether ids are any int64 or texts, as for a `gmeta.layers.FeatureConfig`.
-      depth: How many codes are told as digits, from 1 on. None: all codes.
+      depth: How many codes are generated as digits, from 1 on. None: all codes.
       softmax: Over what training normalises: the digits that may follow (``"children"``), or all codes of a
         level (``"codes"``), as TIGER does, so that a model also learns which codes no item has. Searches,
         draws and `digit_log_probs` are over what may follow, whatever this is.
@@ -176,12 +176,12 @@ class FlatRetriever(CodeModel):
 
     @property
     def codes(self) -> CodeTables:
-        """The trie of codes, and each item's way through it."""
+        """The trie of codes, and each item's path through it."""
         return self._codes
 
     @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
-        """Compute what the backbone tells after each history, (users, d)."""
+        """Compute the backbone's output after each history, (users, d)."""
         return self._open(x, bool(training))[0].h
 
     @tf.autograph.experimental.do_not_convert
@@ -209,7 +209,7 @@ class FlatRetriever(CodeModel):
         return of_items(self._open(x, training)[0], tf.reshape(numbers, tf.shape(wanted)), allowed)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
-        """Compute the mean loss of telling each item's digits, and the number of items."""
+        """Compute the mean loss of predicting each item's digits, and the number of items."""
         ids, times = self._sequences(only_columns(self.name, data), self.max_length + 1)
         items = ids._replace(values=self.catalogue.numbers(ids.values))
         self.catalogue.count(items.values)

@@ -27,7 +27,7 @@ _SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives"
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class GenerativeRetriever(CodeModel, NextItemModel):
-    r"""A model that tells the next item by its semantic id, digit by digit.
+    r"""A model that predicts the next item's semantic id, digit by digit.
 
     .. math::
        v_j &= E[j] + \textstyle\sum_l C_l[d_{jl}], \quad
@@ -35,21 +35,21 @@ class GenerativeRetriever(CodeModel, NextItemModel):
        p(j \mid H_k) &= \textstyle\prod_l p(d_{jl} \mid d_{j1} \dots d_{j,l-1}, H_k) \\
        l_k &= -\log p(i_{k+1} \mid H_k) + \lambda\, l^{\mathrm{sampled}}_k
 
-    The trunk is that of `NextItemModel`, but that an item is known by its code too: so something is known of
-    an item that was seldom seen. From H a decoder (`DigitDecoder`) computes a query for each digit, given
-    those before it. The logits of a level are the products of its query with the vectors C of the level's
-    codes, and a bias. The last digit only numbers the items that share all codes that are told (``depth``),
-    so its logits are products with these items' own vectors v, and β more for the items of the history, as in
-    `NextItemModel`: where codes leave some tens of items to choose from, a search by codes ends in a search
-    by vectors. Each digit's probabilities are normalised over the digits that may follow, so the
-    probabilities of all items sum to one exactly, and no code comes out that no item has. The loss is the
-    mean over all tokens with a successor, on all ranks; its last term is `NextItemModel`'s own loss, on H
-    and v.
+    The trunk is that of `NextItemModel`, except that an item's vector also includes its codes, so that rare
+    items share what is learned from similar ones. From H a decoder (`DigitDecoder`) computes a query for each
+    digit, given those before it. The logits of a level are the products of its query with the vectors C of
+    the level's codes, plus a bias. The last digit only numbers the items that share all generated codes
+    (``depth``), so its logits are products with these items' own vectors v, plus β for the items of the
+    history, as in `NextItemModel`: where codes leave some tens of items to choose from, a search by codes
+    ends in a search by vectors. Each digit's probabilities are normalised over the digits that may follow, so
+    the probabilities of all items sum to one exactly, and the model never generates a code that no item has.
+    The loss is the mean over all tokens with a successor, on all ranks; its last term is `NextItemModel`'s
+    own loss, on H and v.
 
     Batches, histories, `fit`, pipelines and ranks are as in `NextItemModel`. `retrieve` searches by beams.
     `evaluate` measures that search: an item that it doesn't find has the last rank. `recommend` compares the
-    trunk's vector with those of all items, as `NextItemModel` does; without the additional loss that isn't
-    trained.
+    trunk's vector with those of all items, as `NextItemModel` does; only the additional loss (``sampled``)
+    trains this comparison.
 
     Args:
       collection: The embedding of ``item``, its only feature.
@@ -58,14 +58,14 @@ class GenerativeRetriever(CodeModel, NextItemModel):
       max_length: The longest history that is read, as for the backbone.
       item: The name of the item column and of its feature.
       time: The column of times; None: the backbone gets no times.
-      depth: How many codes are told as digits, from 1 on; the items that share them are told apart by their
-        vectors. None: all codes.
+      depth: How many codes are generated as digits, from 1 on; their vectors distinguish the items that
+        share these codes. None: all codes.
       width: Of the decoder's tokens.
       blocks: How many blocks the decoder has.
       heads: Of the decoder's attention; they divide the width.
       beam: How many prefixes `evaluate` keeps at each digit.
       sampled: λ, from 0 on.
-      negatives: How many negatives the additional loss draws a step, as for `NextItemModel`.
+      negatives: How many negatives the additional loss draws per step, as for `NextItemModel`.
       repeats: Whether to learn β, as for `NextItemModel`.
       dropout: The share of numbers that are dropped in training: of the embedded tokens and in the decoder.
       seed: The seed of initial values, dropout and negatives.
@@ -228,7 +228,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         return tf.reshape(found, tf.concat([tf.shape(wanted), [self.scorer.codes.levels]], axis=0))
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
-        """Compute the mean loss of telling each token's next item, and the number of tokens."""
+        """Compute the mean loss of predicting each token's next item, and the number of tokens."""
         items, times, drawn = self._read(only_columns(self.name, data))
         self.catalogue.count(items.values)
         asked, following = but_last(items), but_first(items).values
@@ -292,7 +292,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
 
     @property
     def codes(self) -> CodeTables:
-        """The trie of codes, and each item's way through it."""
+        """The trie of codes, and each item's path through it."""
         return self.scorer.codes
 
     def _tables(self) -> dict[str, Any]:

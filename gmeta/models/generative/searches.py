@@ -1,4 +1,4 @@
-"""Ways down the trie of codes: the likeliest, drawn and given ones; and what is likeliest without a trie."""
+"""Searches and draws in the trie of codes, the probabilities of given items, and a search without a trie."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ def of_items(walk: Walk, items: tf.Tensor, allowed: Any = None) -> tf.Tensor:
 
 
 def without_trie(walk: Walk, k: int, beam: int) -> tf.Tensor:
-    """Find the likeliest codes among all that can be written, and say which of them items have.
+    """Find the likeliest among all possible codes, and return which of them belong to items.
 
-    Each digit's probabilities are those over all codes of its level, as of a model that knows of no trie.
+    Each digit's probabilities are normalised over all codes of its level, as in a model without a trie.
 
     Args:
       walk: A walk at the root.
@@ -127,7 +127,7 @@ def without_trie(walk: Walk, k: int, beam: int) -> tf.Tensor:
 def _go_down(
     walk: Walk, group: int, allowed: Any, step: Callable[..., TrieStep]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Take a step a level, from ``group`` beams at the root on; a step has the arguments of `trie_step`."""
+    """Take one step per level from ``group`` beams at the root; a step has the arguments of `trie_step`."""
     tables = walk.tables
     scores, nodes = tf.zeros([walk.users, group]), tf.zeros([walk.users, group], tf.int64)
     beams = None

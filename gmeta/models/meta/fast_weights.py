@@ -131,7 +131,7 @@ KEYS, ROWS = ":keys", ":rows"
 
 DeltaDtype = Literal["float32", "float16"]
 Floats = npt.NDArray[np.float32]
-_ADVICE = "adapt the task again, which makes it anew"
+_ADVICE = "adapt the task again, which recreates it"
 
 
 class HasLearner(Protocol):

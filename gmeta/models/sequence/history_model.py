@@ -209,7 +209,7 @@ def check_times(name: str, backbone: Any, time: str | None) -> None:
         )
 
 
-# Histories without their first or last item: what is to be told, and from what.
+# Histories without their first or their last item: the targets, and the inputs that predict them.
 
 
 def but_first(sequences: Jagged) -> Jagged:

@@ -46,11 +46,11 @@ class NextItemModel(HistoryModel):
        l_k = -\log \frac{e^{s_{k i_{k+1}}}}{e^{s_{k i_{k+1}}} + \sum_{j \in N_k} e^{s_{kj} - \log Q_j}}
 
     P are learned position vectors, counted from a history's end. The negatives :math:`N_k` are the history's
-    own items up to k, and items drawn from the catalogue at each step. :math:`\log Q_j` makes up for the
-    former being certain and the latter being drawn. :math:`\beta` is learned: how likely an item comes again.
-    Without it a model puts the items of the history first, as they are most like it, even where nobody has an
-    item twice. One lookup embeds histories, positives and negatives. The loss is the mean over all tokens
-    with a successor, on all ranks. SASRec with sampled softmax trains in this way (Tikhonovich et al.,
+    own items up to k, and items drawn from the catalogue at each step. :math:`\log Q_j` corrects for the
+    former being certain and the latter being drawn. :math:`\beta` is learned: how likely an item repeats.
+    Without it a model ranks the items of the history first, because they are most similar to it, even where
+    items never repeat. One lookup embeds histories, positives and negatives. The loss is the mean over all
+    tokens with a successor, on all ranks. SASRec with sampled softmax trains in this way (Tikhonovich et al.,
     "eSASRec", arXiv 2508.06450), and HSTU's research form on cosines (Zhai et al., "Actions Speak Louder than
     Words", ICML 2024, section 4.1.1); they differ in the backbone.
 

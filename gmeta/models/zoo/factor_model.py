@@ -214,7 +214,7 @@ def factor_ridge(
     outer loop learns (``InnerLoop("ridge")``). Rows have Gaussian priors (`gmeta.optimizers.RowPrior`) and
     take Adam's steps.
 
-    Train it with support and query cut anew in each epoch, and most rows in the query
+    Train it with a new split into support and query in each epoch, and most rows in the query
     (``gmeta.io.tasks(query=0.7, resample=True)``), with Adam at a rate of 5e-3 that rises and falls
     (`gmeta.callbacks.OneCycle`), for 20 to 40 epochs.
 

@@ -248,7 +248,7 @@ class MetaEmb(MetaModel):
         if any(each.name == feature and each.combiner is not None for each in base.collection.features):
             raise ConfigError(
                 f"MetaEmb: {feature!r} has several ids a sample, and a task is the samples of one id: name "
-                "the feature that tells tasks"
+                "the feature that identifies tasks"
             )
         named = inputs_by_name(given_network(base.network), base.collection)
         if set(named or widths) != set(widths):

@@ -28,7 +28,7 @@ ADVICE = (
 
 ROWS_ADVICE = (
     "load an earlier checkpoint, or remove these ids from their tables (HashTable.remove), so that they "
-    "start anew"
+    "are reinitialized"
 )
 """What errors advise if a row isn't finite."""
 

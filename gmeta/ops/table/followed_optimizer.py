@@ -224,7 +224,7 @@ class FollowsModels:
             return lambda records: records
         warnings.warn(
             f"table {self.name!r} follows a Keras optimizer with {type(mine).__name__}, but was "
-            f"saved with {type(saved).__name__}: its rows are loaded, and its optimizer's slots begin anew",
+            f"saved with {type(saved).__name__}: its rows are loaded, its optimizer's slots reinitialized",
             stacklevel=2,
         )
         return lambda records: with_fresh_slots(records, mine, self.dim)

@@ -101,10 +101,10 @@ class Moves:
     def omissions(self) -> list[str]:
         """What isn't loaded, as clauses of a sentence."""
         return [
-            *(f"{full} starts anew: {why}" for full, why in self.fresh.items()),
+            *(f"{full} is reinitialized: {why}" for full, why in self.fresh.items()),
             *(f"the rows of {full} are left out" for full in self.left if full not in self.misfits),
             *(
-                f"the optimizer's slots of {full} start anew, as the checkpoint holds those of another kind"
+                f"the optimizer's slots of {full} are reinitialized: the checkpoint has another optimizer's"
                 for full in self.without_slots
             ),
         ]
@@ -211,7 +211,7 @@ def fill_table(
 
 
 def warn_of_filters(table: HashTable, names: Sequence[str]) -> None:
-    """Warn that a table's admission counts anew, because filters of the saved tables can't be loaded."""
+    """Warn that a table's admission counts from 0 again, because the saved filters can't be loaded."""
     warn_caller(
         f"table {table.name!r}: ids without a row are counted afresh, because the filter of "
         f"{', '.join(map(repr, names))} has counted keys, which are others now"

@@ -99,9 +99,9 @@ class ReadsAhead:
     def prefetch(self, keys: Any) -> tf.Operation | None:
         """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`): no number changes.
 
-        From a drive to host memory: the call returns when the rows are there. Make it where batches are made,
-        such as in `tf.data.Dataset.map`, or in a thread. A lookup or a `peek` would bring them too, but its
-        step would wait for them.
+        From a drive to host memory: the call returns when the rows have arrived. Call it where batches are
+        made, such as in `tf.data.Dataset.map`, or in a thread. A lookup or a `peek` would bring them too, but
+        its step would wait for them.
 
         From host memory to a GPU's: the call returns at once, and copies run beside compute. Make it a batch
         or two before the batch's step, and once for all keys of a batch: ``Tiers.lookahead`` counts calls.

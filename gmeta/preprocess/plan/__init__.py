@@ -1,3 +1,7 @@
-"""The plan of a data set: the numbers in its columns, its splits, and the place of each group."""
+"""The plan of a preparation, as functions that all engines share.
+
+`column_types` decides the types of columns, `normalisation` converts records to rows, `ranges` cuts the
+ordered rows into ranges, `placement` computes the place of each row, and `outcome` is an engine's result.
+"""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""A train step of a model's own obeys what `compile` was told, or is refused before it changes anything."""
+"""An overridden train step applies the arguments of `compile`, or is refused before it has any effect."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ IGNORED = {
 @pytest.mark.parametrize("name", IGNORED)
 def test_a_step_that_ignores_a_setting_is_refused(name):
     model = Alone()
-    told = r"compile was told (accumulate_steps=3|micro_batches=2), and Alone.*call super\(\)\.train_step"
+    told = r"compile received (accumulate_steps=3|micro_batches=2), and Alone.*call super\(\)\.train_step"
     with pytest.raises(ConfigError, match=told):
         fit(model, **IGNORED[name])
     # Eager steps have no trace that could be checked before they run.

@@ -129,7 +129,7 @@ def test_an_optimizer_of_the_tables_own_stays_and_is_not_clipped():
         make("sgd", own="sgd")
 
 
-def test_another_kind_at_recompile_keeps_rows_and_says_that_slots_begin_anew():
+def test_another_kind_at_recompile_keeps_rows_and_says_that_slots_are_reinitialized():
     model = make("adam")
     model.train_on_batch({"user": USERS}, LABELS)
     rows = rows_of(model)
@@ -138,7 +138,7 @@ def test_another_kind_at_recompile_keeps_rows_and_says_that_slots_begin_anew():
         model.compile(KERAS.Adam(0.01, beta_1=0.5), "mse")  # has the same slots
     assert model.get_layer("c").tables[0].optimizer.beta_1 == 0.5
     assert model.get_layer("c").tables[0].export().slots.numpy().any()
-    with pytest.warns(UserWarning, match="without the slots of c/user, which begin anew"):
+    with pytest.warns(UserWarning, match="without the slots of c/user, which are reinitialized"):
         model.compile("adagrad", "mse")
     np.testing.assert_array_equal(rows_of(model), rows)
     np.testing.assert_allclose(model.get_layer("c").tables[0].export().slots, 0.1)

@@ -115,7 +115,7 @@ def test_arrays_alone_and_weights_of_other_tables_are_refused_before_anything_ch
         model.set_weights([weight + 1 for weight in weights])
     with pytest.raises(
         ConfigError,
-        match=r"tables of another model, .*user starts anew: it was not saved; the rows of 0/item",
+        match=r"tables of another model, .*user is reinitialized: it was not saved; the rows of 0/item",
     ):
         model.set_weights(make(name="item").get_weights())
     np.testing.assert_array_equal(predicted(model), before)
