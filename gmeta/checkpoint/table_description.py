@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gmeta.core.data.named_tables import NamedTable
 from gmeta.core.errors import DataError
 from gmeta.core.files import beside_data
 from gmeta.core.json_values import items, mapping, parse_json, text, whole
 from gmeta.core.merged_keys import Fold, fold_of
+from gmeta.core.named_tables import NamedTable
 
 _NAME, ARROW_NAME = "table.json", "table.arrow"
 FORMAT, VERSION = "gmeta-table", 1

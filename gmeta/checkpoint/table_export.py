@@ -20,9 +20,9 @@ from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.saved_export import TableExport
 from gmeta.checkpoint.table_description import Format, TableDescription
 from gmeta.checkpoint.table_part import export_ranges, layout, refuse_foreign
-from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.errors import ConfigError
 from gmeta.core.files import explain_write_errors, resumable_folder
+from gmeta.core.named_tables import NamedTable, find_table
 from gmeta.core.shares import owned_shards
 from gmeta.ops.table.hash_table import HashTable
 

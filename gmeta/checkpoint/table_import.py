@@ -20,10 +20,10 @@ from gmeta.checkpoint.column_files import ColumnSource, Piece, open_source
 from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.table_description import VOCABULARY, TableDescription
 from gmeta.checkpoint.table_part import export_ranges
-from gmeta.core.data.named_tables import NamedTable, find_table
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.finite import rows_not_finite
 from gmeta.core.merged_keys import fold_numbers
+from gmeta.core.named_tables import NamedTable, find_table
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.ops.distinct import owned_by
 from gmeta.ops.id_hash import hash_text

@@ -1,6 +1,6 @@
 """Finds rows that were saved of tables by the tables' names, and fills tables with them.
 
-Tables may have been merged in another way when they were saved (`gmeta.core.data.named_tables`). Their keys
+Tables may have been merged in another way when they were saved (`gmeta.core.named_tables`). Their keys
 are then converted. An age, the number of steps since a row was used, stays what it was: if sources are at
 different steps, last steps move by the difference. What a filter of admission has counted is not loaded then,
 because a filter has no ids.
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.data.named_tables import NamedTable, tables_by_full_name
 from gmeta.core.errors import warn_caller
 from gmeta.core.merged_keys import Fold, MergedKeys
+from gmeta.core.named_tables import NamedTable, tables_by_full_name
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import AdmissionState, Records
