@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gmeta.core.autograph import convert_only_calls
 from gmeta.core.extras import name_missing_extras
 from gmeta.core.keras import select_legacy_keras
+from gmeta.core.old_modules import find_old_modules
 from gmeta.core.version import __version__ as __version__
 from gmeta.core.version import check_python
 
@@ -19,6 +20,7 @@ check_python()
 select_legacy_keras()
 convert_only_calls()
 name_missing_extras()
+find_old_modules()
 
 if TYPE_CHECKING:
     from gmeta import callbacks as callbacks

@@ -132,9 +132,3 @@ def test_labels_are_float32_and_lists_are_ragged_twice():
 def test_arguments_that_make_no_sense(options, says):
     with pytest.raises(ConfigError, match=says):
         SequenceSplit(**options, task="user")(drawn_element([3, 2], 0))
-
-
-def test_rows_of_another_split_are_refused():
-    rows = SequenceSplit(history=["item"]).rows(drawn_element([3, 2], 0))
-    with pytest.raises(ConfigError, match="no column 'price'; it has task, batch_id, item, part of"):
-        SequenceSplit(history=["price"])(rows)
