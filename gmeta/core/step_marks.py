@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from gmeta.core.step_context import step_context, within_step
+from gmeta.core.step import step_context, within_step
 
 
 @dataclass(frozen=True)

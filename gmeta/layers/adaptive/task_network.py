@@ -19,7 +19,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.keras import submodules
-from gmeta.core.step_context import step_context, within_step
+from gmeta.core.step import step_context, within_step
 
 # Runs a function for each task of a batch, side by side in a graph.
 

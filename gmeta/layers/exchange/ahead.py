@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.step_context import step_context, within_step
+from gmeta.core.step import step_context, within_step
 from gmeta.layers.exchange.fetch import Fetch, Owned, Requested
 from gmeta.layers.exchange.recorded_lookups import current_graph
 from gmeta.ops.table.read_ahead import Peeked

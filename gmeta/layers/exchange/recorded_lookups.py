@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.step_context import within_step
+from gmeta.core.step import within_step
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.hash_table import HashTable
