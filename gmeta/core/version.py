@@ -66,7 +66,7 @@ def find_tensorflow(folders: Iterable[str] | None = None) -> tuple[str, str, str
 
 
 def describe_misfit(version: str) -> str | None:
-    """Return what is the case and what to do where gmeta doesn't run on a TensorFlow, and None where it does.
+    """Return why gmeta doesn't run on a TensorFlow and what to do about it, or None if it runs.
 
     Args:
       version: TensorFlow's version, such as ``"2.21.0"`` or ``"2.22.0-rc1"``.
@@ -139,7 +139,7 @@ def _lack_of_keras_2() -> str:
     if misfit is not None:
         return misfit
     minor = ".".join(version.split(".")[:2])
-    # tf-keras asks for the distribution `tensorflow`, which would be laid over another one's files.
+    # tf-keras requires the distribution `tensorflow`, which would overwrite another one's files.
     alone = "" if name == "tensorflow" else "--no-deps "
     return (
         f"tf-keras isn't installed, and gmeta needs Keras 2, which it is: TensorFlow {version} goes with "

@@ -9,7 +9,7 @@ a sequence changes.
 1. Every rank sends every other the costs and sizes of its sequences: one all-to-all, with a line of some
    integers for each sequence.
 2. Every rank assigns all sequences by Karmarkar and Karp (io/balance/karmarkar_karp.h). The same numbers give
-   the same result on every rank, so nobody has to send it.
+   the same result on every rank, so no rank has to send it.
 3. Sequences are sent to their ranks: one all-to-all, in which all columns travel as words of 32 bits
    (`group_packing`). A rank orders them by the rank, and the place there, that they came from.
 
