@@ -38,8 +38,8 @@ def tasks(
     """Read task batches of one split of a prepared data set; each iteration is one epoch.
 
     A task is one group of records: all rows with one value of the column that `gmeta prepare --task` named,
-    such as a user, an item, an advertiser or a scenario. ``query`` defines the query set, by a number of rows or
-    by the rows themselves; the other rows are the support set. If ``query`` is a number, ``rows`` and
+    such as a user, an item, an advertiser or a scenario. ``query`` defines the query set, by a number of rows
+    or by the rows themselves; the other rows are the support set. If ``query`` is a number, ``rows`` and
     ``resample`` choose the rows: the latest, rows drawn once, or rows drawn again in each epoch.
 
     An epoch's order is a pure function of (``seed``, epoch number), and ranks read contiguous ranges of it

@@ -92,8 +92,8 @@ class ScaledPool(WorkerPool):
     if the others suffice (`gmeta.io.service.scaled_pool`). Other workers continue the pieces that it reads.
 
     Without ``command``, workers are processes of this machine, and end with this one, or when no process has
-    read for five minutes. With one, each start runs the command, which starts one worker that announces itself in
-    ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
+    read for five minutes. With one, each start runs the command, which starts one worker that announces
+    itself in ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
 
     Args:
       least: The fewest workers.

@@ -28,7 +28,7 @@ def prefix_batches(
     one is taken. A batch is always a prefix of what is left, so where a stream stands is one number.
 
     Two things are added to what the paper states. A batch has at least one sequence, or a sequence above
-    twice the target would wait for ever; and at the stream's end what waits is a batch, whatever it costs.
+    twice the target would wait forever; at the stream's end the waiting sequences are a batch, at any cost.
 
     Args:
       sequences: (cost, tokens) of each.
@@ -90,7 +90,7 @@ class _Split(NamedTuple):
 
 
 def karmarkar_karp(costs: npt.ArrayLike, ranks: int) -> list[list[int]]:
-    """Deal sequences out to ranks so that the ranks' costs are as equal as can be told quickly.
+    """Deal sequences out to ranks so that the ranks' costs are as equal as a quick method can make them.
 
     The largest differencing method: each sequence begins as a split of its own, in which one rank has it and
     the others nothing. The two most uneven splits are joined, the dearest part of one with the cheapest of
