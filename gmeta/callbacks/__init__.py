@@ -1,6 +1,6 @@
-"""The Keras callbacks of gmeta, by one door: each is loaded when it is first used.
+"""The Keras callbacks of gmeta; each is imported when it is first used.
 
-`AdaptationCurve` measures how the error falls with inner steps, `StepTimes` where a step's time goes,
+`AdaptationCurve` measures how the error falls with inner steps, `StepTimes` the time of each part of a step,
 `ShardedCheckpoint` saves and restores models with their tables, `LearningRateWarmup` raises the rate of
 several ranks from that of one, `OneCycle` raises and lowers the rate over a whole training.
 """

@@ -1,4 +1,4 @@
-"""How the error of held-out tasks falls with the inner steps that they take, epoch by epoch."""
+"""Measures the error of held-out tasks after several numbers of inner steps, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gmeta.training.rank_steps import merge_over_ranks, rank_step
 class StepsMetrics:
     """Measures a compiled model on task batches, after each of some numbers of inner steps.
 
-    Its metrics are copies of the model's own, so that those keep what they have measured.
+    Its metrics are copies of the model's own, whose results stay unchanged.
 
     Args:
       model: A compiled model, whose metrics have been made: it was trained or measured on some batch.
@@ -51,12 +51,12 @@ class StepsMetrics:
         """Measure the iterator's next batch; on several ranks all of them call it together.
 
         Raises:
-          StopIteration, tf.errors.OutOfRangeError: There is none, or no rank has samples any more.
+          StopIteration, tf.errors.OutOfRangeError: The iterator is exhausted, or no rank has samples left.
         """
         self._function(iterator)
 
     def results(self) -> dict[int, dict[str, float]]:
-        """Steps -> metric -> its value, of all ranks' batches since the last reset. All ranks call it."""
+        """Return steps -> metric -> value over all ranks' batches since the last reset. All ranks call it."""
         merge_over_ranks(self._all)
         return {
             number: {metric.name: float(metric.result()) for metric in metrics}
@@ -100,13 +100,13 @@ class AdaptationCurve(tf.keras.callbacks.Callback):
     """Measures held-out tasks after several numbers of inner steps, at the end of epochs.
 
     The loss and every metric that the model was compiled with get a value for each number of steps, in the
-    logs, as ``val_mae@0``, ``val_mae@1``, …. So they stand in `History`, are shown and go to TensorBoard, and
-    ``EarlyStopping(monitor="val_mae@5")`` or ``CSVLogger`` can use them; callbacks that do must stand after
+    logs, as ``val_mae@0``, ``val_mae@1``, …. So `History`, the progress bar and TensorBoard show them, and
+    ``EarlyStopping(monitor="val_mae@5")`` or ``CSVLogger`` can use them; callbacks that do must come after
     this one in ``fit``'s list.
 
-    A batch is looked up once, and the steps are taken one after another: a task after five steps continues
-    the one after one. Numbers may be larger than the inner loop's own. What `fit` measures by itself,
-    ``val_mae``, is after ``inner.evaluation_steps``.
+    A batch is looked up once, and the steps are taken one after another: five steps continue from the weights
+    after one. Numbers may be larger than the inner loop's own. `fit` itself measures ``val_mae`` after
+    ``inner.evaluation_steps``.
 
     On several ranks the values are those of all ranks' tasks. Each measures its part of the data, as in
     `fit`.
@@ -115,13 +115,13 @@ class AdaptationCurve(tf.keras.callbacks.Callback):
       data: Task batches to measure. None: `fit`'s validation data, read a second time.
       steps: Numbers of inner steps, none negative.
       every: Measure after every n-th epoch. As with Keras' ``validation_freq``, other epochs' logs have no
-        values, for which ``CSVLogger`` isn't made.
+        values, which ``CSVLogger`` doesn't support.
 
     Attributes:
       values: What was measured last: steps -> metric -> value.
 
     Raises:
-      ConfigError: ``steps`` or ``every`` make no sense; or, in `fit`, the model takes no inner steps, or
+      ConfigError: ``steps`` or ``every`` are invalid; or, in `fit`, the model takes no inner steps, or
         there is no data.
 
     Example:
@@ -156,7 +156,7 @@ class AdaptationCurve(tf.keras.callbacks.Callback):
                 f"AdaptationCurve: {type(self.model).__name__} takes no inner steps; it is for a "
                 "gmeta.models.MetaModel"
             )
-        self._metrics = None  # the model may have been compiled anew
+        self._metrics = None  # the model may have been compiled again
         if self._data is not None:
             several = collectives.world().shares.total > 1
             self._part = rank_dataset(self._data, shuffle=False, shard=several).dataset
@@ -183,11 +183,11 @@ class AdaptationCurve(tf.keras.callbacks.Callback):
             logs.update(named)
 
     def _measured_data(self) -> tuple[tf.data.Dataset, int | None]:
-        """The data, and how many batches of it are asked for; None: all."""
+        """Return the data, and how many of its batches to measure; None: all."""
         if self._data is not None:
             return self._part, None
-        # Keras hands its validation data to no callback, but has made a data set of it by now, or on several
-        # ranks has been given this rank's part, and keeps that until `fit` is over.
+        # Keras passes its validation data to no callback. It has made a data set of it by now, on several
+        # ranks of this rank's part, and keeps that until `fit` is over.
         handler = getattr(self.model, "_eval_data_handler", None)
         if handler is None:
             raise ConfigError(

@@ -1,14 +1,14 @@
 """Reads the time at which parts of a training step end, inside the step's own graph.
 
-A profiler tells what kernels ran; this tells which of a step's few parts is worth a change.
+A profiler shows which kernels ran; this clock shows which of a step's few parts is worth a change.
 
-A stamp waits for tensors, and nothing waits for a stamp, not even another one: whatever of a step overlaps
-goes on doing so, and the clock shows when it was over. Each stamp writes into a variable of its own, which is
+A stamp waits for tensors, and nothing waits for a stamp, not even another one: the overlapping parts of a
+step still overlap, and the clock records when each ended. Each stamp writes into its own variable, which is
 read between the steps.
 
-A kernel on a GPU is only launched when TensorFlow's executor says that its op is done. So where there is a
-GPU a stamp copies one number of each tensor to the host, which can't be had before the kernel has run, and
-makes use of it, or TensorFlow would leave out a copy that nobody reads.
+On a GPU, TensorFlow's executor considers an op done when its kernel is launched. So if there is a GPU, a
+stamp copies one number of each tensor to the host, which waits for the kernel, and uses the number, because
+TensorFlow prunes a copy that isn't read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph import lift_variables, out_of_turn
 from gmeta.core.step_marks import SpanKind
 
-# What a clock has read of a training step: when its parts ended, and what went on beside them.
+# The times of a training step: the ends of its parts, and the spans beside them.
 
 PARTS = ("data", "lookup", "exchange", "wait", "forward", "inner", "backward", "outer", "update", "step")
 """A step's parts. The batch is read; its rows are looked up; keys, rows and gradients travel between ranks;
 this rank waits for others that aren't ready to exchange; the loss is computed; tasks adapt; the gradients are
-computed, and those of the outer loss, with this loss; tables and dense weights step. "step" is all that a
-model of another library does, which tells of no parts."""
+computed, and those of the outer loss, with this loss; tables and dense weights step. "step" is the whole step
+of another library's model, which marks no parts."""
 
 
 class Mark(NamedTuple):
@@ -46,12 +46,12 @@ class Mark(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Something that went on beside parts of a step.
+    """An activity that overlapped with parts of a step.
 
     Attributes:
-      what: What it is.
-      begin: When what it begins with was there, in seconds.
-      end: When what it ends with was there.
+      what: Its kind and name.
+      begin: When the tensors that it begins with were computed, in seconds.
+      end: When the tensors that it ends with were computed.
     """
 
     what: SpanKind
@@ -66,9 +66,9 @@ class Step:
     Attributes:
       number: The batch's number since training began, from 0.
       begin: In seconds.
-      end: When its last part, and all that it had begun for later batches, was over.
+      end: When its last part, and all work that it had begun for later batches, was over.
       marks: The ends of its parts, in their order.
-      spans: What went on beside.
+      spans: The activities that overlapped with its parts.
     """
 
     number: int
@@ -78,7 +78,7 @@ class Step:
     spans: tuple[Span, ...] = ()
 
     def earlier(self, seconds: float) -> Step:
-        """Return the same step, on a clock that is so many seconds behind."""
+        """Return the same step, on a clock that is ``ahead`` seconds behind."""
         return replace(
             self,
             begin=self.begin - seconds,
@@ -88,7 +88,7 @@ class Step:
         )
 
     def to_list(self) -> list[Any]:
-        """Return numbers and texts that another rank makes the step of, by `from_list`."""
+        """Return the numbers and texts from which `from_list` recreates the step on another rank."""
         spans = [
             [*(w.kind, w.name, w.lane, list(w.ranks), w.batches_ahead, w.beside), begin, end]
             for w, begin, end in self.spans
@@ -97,7 +97,7 @@ class Step:
 
     @classmethod
     def from_list(cls, told: list[Any]) -> Step:
-        """Make the step of what `to_list` returned."""
+        """Recreate the step from the result of `to_list`."""
         number, begin, end, marks, spans = told
         found = (
             Span(SpanKind(kind, name, lane, tuple(ranks), ahead, beside), first, last)
@@ -113,8 +113,8 @@ class StepSeconds:
     Attributes:
       seconds: Part -> the seconds spent in it, in all steps together. Parts that steps don't have are left
         out.
-      steps: How many steps those are.
-      waits: For each rank, by number, the seconds in which it waited; () of one rank.
+      steps: The number of these steps.
+      waits: For each rank, by number, the seconds in which it waited; () on one rank.
     """
 
     seconds: dict[str, float]
@@ -146,11 +146,11 @@ class StepSeconds:
         return self.seconds[part] / self.total if self.total else 0.0
 
     def milliseconds(self, part: str) -> float:
-        """Return what a part takes in one step, in milliseconds."""
+        """Return the milliseconds that a part takes in one step."""
         return 1e3 * self.seconds[part] / self.steps if self.steps else 0.0
 
 
-# Keeps the times that a clock has read in a step, and tells the steps of a call apart.
+# Keeps the times that a clock has read in a step, and separates the steps of a call.
 
 BEGIN, STOP = "begin", "stop"
 """The places where the clock begins to run, and stops."""
@@ -187,11 +187,11 @@ class Site:
                 return self._count.assign(place + 1, read_value=True)
 
     def peek(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return how many values there ever were, and the latest."""
+        """Return the number of all values so far, and the latest ones."""
         return self._count.read_value(), self._values.read_value()
 
     def take(self, count: int, values: Any) -> None:
-        """Keep what is new among the latest values; nothing, if some of it was overwritten."""
+        """Keep the new ones among the latest values; none, if some of them were overwritten."""
         new = range(self._taken, count)
         self._taken = count
         lost = len(new) > self._room
@@ -212,7 +212,7 @@ class Notes:
 
 
 def steps_of(sites: Sequence[Site | Notes], number: int) -> Iterator[Step]:
-    """Tell the steps of a call apart by their order, or where something isn't in each, by time."""
+    """Assign values to the steps of a call by their order or, if not every step has one, by time."""
     begins, stops, data = (
         [each for site in sites if site.what == name for each in site.times[:, 1].tolist()]
         for name in (BEGIN, STOP, "data")
@@ -252,11 +252,11 @@ class StepClock:
     While a step is traced under `gmeta.core.step_marks.use_clock`, the model, the exchanges between
     ranks and the pipeline call it. `gmeta.callbacks.StepTimes` calls `start` before the step and `stop` after
     it, marks the end of "data", and takes the steps by `read`. A stamp is half a dozen ops of some
-    microseconds, so a step that nobody measures has none.
+    microseconds, so steps that aren't measured have none.
 
     Args:
-      now: Gives the time as a () float64 tensor, in seconds; `tf.timestamp` but in tests.
-      room: How many values of a stamp are kept between two readings; later ones take the place of the first.
+      now: Returns the time as a () float64 tensor, in seconds; `tf.timestamp` except in tests.
+      room: How many values of a stamp are kept between two readings; later ones overwrite the first.
 
     Example:
       >>> clock = StepClock()
@@ -274,7 +274,7 @@ class StepClock:
       ['data', 'forward']
     """
 
-    # Not a Trackable on purpose: what is kept here belongs to no checkpoint.
+    # Not a Trackable on purpose: this state belongs in no checkpoint.
 
     def __init__(self, now: Callable[[], tf.Tensor] = tf.timestamp, room: int = 64) -> None:
         self.now = now
@@ -286,22 +286,22 @@ class StepClock:
         self._reader: Any = None
 
     def start(self) -> tf.Tensor:
-        """A call of one or more steps begins here: what was before it belongs to none of their parts.
+        """Begin a call of one or more steps: work before it belongs to none of their parts.
 
         Returns:
-          A number that is there when the clock runs; in a graph, what doesn't depend on it may begin before.
+          A number that is computed when the clock runs; in a graph, other ops may run before.
         """
         now = self._stamp(())
         with tf.control_dependencies([self._site(BEGIN).write(now, now)]), tf.device("CPU:0"):
             return tf.identity(now.time)
 
     def stop(self, *tensors: Any) -> None:
-        """The call is over when these tensors are there."""
+        """End the call when these tensors are computed."""
         now = self._stamp(tensors)
         self._site(STOP).write(now, now)
 
     def mark(self, part: str, *tensors: Any) -> None:
-        """A part ends when these tensors are there.
+        """End a part when these tensors are computed.
 
         Args:
           part: One of `PARTS`; "data" is the first of each step.
@@ -318,7 +318,7 @@ class StepClock:
         self._site(part).write(now, now)
 
     def begin(self, what: SpanKind, *tensors: Any) -> Callable[..., None]:
-        """A span begins when these tensors are there; return a function that takes those it ends with."""
+        """Begin a span when these tensors are computed; return a function of the tensors that end it."""
         site, begin = self._site(what), self._stamp(tensors)
 
         def end(*tensors: Any) -> None:
@@ -327,7 +327,7 @@ class StepClock:
         return end
 
     def read(self, first: int = 0) -> list[Step]:
-        """Return the steps of a call, which was made since the last reading, and forget them.
+        """Return the steps of the call since the last reading, and forget them.
 
         Args:
           first: The number of the first one.
@@ -372,6 +372,6 @@ def _has_numbers(tensor: tf.Tensor) -> bool:
 
 def _one_number(tensor: tf.Tensor) -> tf.Tensor:
     """(1,) float64 on the host, or (0,) of an empty tensor."""
-    first = tf.reshape(tensor, [-1])[:1]  # on the tensor's own device, as no other is asked for
+    first = tf.reshape(tensor, [-1])[:1]  # on the tensor's own device, as no other is requested
     with tf.device("CPU:0"):
         return tf.cast(tf.identity(first), tf.float64)

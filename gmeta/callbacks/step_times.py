@@ -1,4 +1,4 @@
-"""Where a training step's time goes: per epoch in TensorBoard, as a trace, and as a summary with advice."""
+"""Measures the parts of training steps, for TensorBoard, as a trace, and as a summary with advice."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gmeta.meta import InnerLoop
 from gmeta.ops.device import compute_place
 from gmeta.training.steps_ahead import StepsAhead
 
-# What a step's slowest part says: a table of the parts, and what to change.
+# The summary: a table of a step's parts, and advice on the slowest.
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a training has set already, which isn't advised.
+    """The settings that a training uses already, which the advice leaves out.
 
     Attributes:
       ranks: How many ranks take a step together.
@@ -48,7 +48,7 @@ class Setting:
 
 
 def of_model(model: Any) -> Setting:
-    """Return what a compiled model, and its job, have set."""
+    """Return the settings of a compiled model and its job."""
     here, pipeline = collectives.world(), getattr(model, "_pipeline", None)
     inner = getattr(model, "inner", None)
     return Setting(
@@ -63,11 +63,11 @@ def of_model(model: Any) -> Setting:
 
 
 def advice(part: str, setting: Setting | None = None) -> str:
-    """Say what makes a part of a step faster.
+    """Return advice that makes a part of a step faster.
 
     Args:
       part: One of `gmeta.callbacks.step_clock.PARTS`.
-      setting: What is set already; None: nothing.
+      setting: The settings in use; None: none.
     """
     return "; ".join(_BY_PART[part](setting or Setting()))
 
@@ -86,7 +86,7 @@ def summary(times: StepSeconds, setting: Setting | None = None) -> str:
 
 
 def _waits(times: StepSeconds) -> list[str]:
-    """Say which rank is waited for."""
+    """Name the rank that the others wait for."""
     if len(times.waits) < 2:
         return []
     each = [1e3 * seconds * len(times.waits) / times.steps for seconds in times.waits]
@@ -197,7 +197,7 @@ _BY_PART = {
 
 Function = Callable[[Any], Any]
 
-_MOST_KEPT = 256  # steps, until ranks tell each other
+_MOST_KEPT = 256  # steps, until ranks exchange them
 
 
 class StepTimes(StepCallback):
@@ -216,40 +216,37 @@ class StepTimes(StepCallback):
     step      all but data and lookup, where a train step doesn't call that of `gmeta.models.Model`
     ========  ==================================================================================
 
-    Parts add up to the step; those that a model doesn't have aren't shown. What travels, or is read, while
-    the step computes costs it nothing, and so is in no part: with a `gmeta.Pipeline` the exchange's part
-    falls.
+    Parts add up to the step; those that a model doesn't have aren't shown. Transfers and reads that run while
+    the step computes cost no time, and so belong to no part: a `gmeta.Pipeline` reduces the exchange's part.
 
-    Waiting is told apart from the exchange without a barrier: ranks note when they are ready for a
-    collective, and tell each other between steps. Until the last of them is ready, the others wait
+    Waiting is separated from the exchange without a barrier: ranks record when they are ready for a
+    collective, and exchange these times between steps. Until the last of them is ready, the others wait
     (`gmeta.callbacks.step_trace`; MTGenRec, section 3.4 and figure 7, calls it synchronization delay). Their
-    clocks are made to agree by the times of a few sums (`gmeta.callbacks.step_trace`).
+    clocks are aligned by the times of a few sums (`gmeta.callbacks.step_trace`).
 
-    Every k-th step is run in a graph of its own, which reads the time where parts end. All other steps run in
-    the graph that training without this callback has, so they cost nothing more. The price is a second
-    tracing of the step, that the gradients of a measured step wait for its loss, and on a GPU that such a
-    step is waited for.
+    Every k-th step runs in a separate graph, which reads the time where parts end. All other steps run in the
+    graph that training without this callback uses, so they have no overhead. The cost is a second tracing of
+    the step; the gradients of a measured step wait for its loss, and on a GPU the host waits for such a step.
 
     At the end of each epoch the milliseconds of the parts go to TensorBoard, as ``step_ms/data`` and so on,
-    with their sum ``step_ms/all``. When training ends, a summary is printed: the parts and their shares,
-    which is the slowest, and what to change. On several ranks both are means over all of them, shown by rank
-    0.
+    with their sum ``step_ms/all``. When training ends, a summary is printed: the parts and their shares, the
+    slowest part, and what to change. On several ranks both are means over all of them, shown by rank 0.
 
-    Work of Keras and of callbacks between the steps is in no part. Where steps of several batches are one
-    call (``steps_per_execution``), all are measured.
+    Work of Keras and of callbacks between the steps belongs to no part. If one call makes the steps of
+    several batches (``steps_per_execution``), all are measured.
 
     Args:
       log_dir: TensorBoard's folder, which it shares with `tf.keras.callbacks.TensorBoard`. None: only the
         summary.
-      every: Measure every k-th step. The training's first is never measured, for TensorBoard draws the plain
-        graph, which is traced in it; nor is the first that is run to be measured, as memory is got in it.
+      every: Measure every k-th step. The training's first step is never measured, because it traces the plain
+        graph, which TensorBoard draws; nor is the first run of the measured graph, which allocates memory.
       trace: A file, ``*.json``, that chrome://tracing and ui.perfetto.dev show: a process for each rank, with
         its step, its exchanges, and what it fetches for later batches. Rank 0 writes it at the end of each
         epoch, whole, with the latest measured steps (at most 100,000 events, some 15 MB). None: no trace.
-      print_fn: Is called with the summary; `print` where it isn't said.
+      print_fn: The function that receives the summary. None: `print`.
 
     Attributes:
-      times: What was measured since training began, of all ranks.
+      times: The times measured since training began, over all ranks.
 
     Raises:
       ConfigError: ``every`` is below 1; there is a ``log_dir``, but no TensorBoard; ``trace`` doesn't end in
@@ -301,7 +298,7 @@ class StepTimes(StepCallback):
         several = self.model._steps_per_execution
         self._several = 1 if several is None else int(several.numpy())
         self._clock = StepClock(room=64 * self._several)
-        self._function: Function | None = None  # made anew: the model may have been compiled anew
+        self._function: Function | None = None  # recreated: the model may have been compiled again
         self._calls, self._settled = 0, False
         self._steps: list[Step] = []
         self._of_epoch = StepSeconds({})
@@ -310,7 +307,7 @@ class StepTimes(StepCallback):
             self._writer = tf.summary.create_file_writer(os.fspath(self._log_dir))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Let the next step be measured, if it is one of those."""
+        """Let the next step be measured, if it is a k-th one."""
         if len(self._steps) >= _MOST_KEPT:
             self._gather()
         if self._calls == 1 or (self._calls and self._calls % self._every == 0):
@@ -342,7 +339,7 @@ class StepTimes(StepCallback):
             self._print(summary(self.times, of_model(self.model)))
 
     def _run(self, plain: Function, iterator: Any) -> Any:
-        """A step that is measured; the model is then as it was."""
+        """Measure the step of a ``with`` block, and then restore the model's train function."""
         model = self.model
         model.train_function = plain
         step = model.train_step
@@ -367,7 +364,7 @@ class StepTimes(StepCallback):
         return logs
 
     def _measured_function(self) -> Function:
-        """Keras' train function, traced anew, between a clock's start and stop."""
+        """Return Keras' train function, traced again, between a clock's start and stop."""
         model, clock = self.model, self._clock
         kept = model.train_function, model.train_tf_function
         inside = model.make_train_function(force=True)
@@ -378,7 +375,7 @@ class StepTimes(StepCallback):
             with tf.control_dependencies([clock.start()]):
                 logs = inside(iterator)
             with tf.control_dependencies(_ops_of(logs)):
-                # On a GPU all of a step's kernels run in one order, so the last to be asked for is a witness.
+                # A GPU runs all of a step's kernels in order, so the last one to be launched ends last.
                 clock.stop(*(variable.read_value() for variable in model.trainable_variables[:1]))
             return logs
 
@@ -390,7 +387,7 @@ class StepTimes(StepCallback):
         return StepTrace(self._trace_path) if leads and self._trace_path is not None else None
 
     def _gather(self) -> None:
-        """Let ranks tell each other their steps, which all do together, as they measure the same ones."""
+        """Exchange the steps of all ranks; all call it together, as they measure the same steps."""
         own, self._steps = self._steps, []
         if not own:
             return

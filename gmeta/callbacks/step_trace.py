@@ -1,8 +1,8 @@
 """Draws measured steps of all ranks as a trace for chrome://tracing and Perfetto.
 
 A rank is a process. Its threads are the step (its parts, one after another), the exchanges between ranks
-(each with the waiting before it) and what is fetched for later batches. Where events of a thread overlap it
-gets another line.
+(each with the waiting before it) and the fetches for later batches. A thread whose events overlap gets more
+lines.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ from gmeta.core.files import write_atomically
 # Divides a measured step into its parts, and the time of exchanges into waiting and travelling.
 #
 # A collective can't end before all ranks have begun it. So on a rank that is ready for it, the time until the
-# slowest rank is ready is waiting, and only the rest is the exchange. No barrier is added to measure that:
-# each rank notes when it is ready, all ranks tell each other, on clocks that are made to agree
-# (`gmeta.callbacks.step_trace`), and the latest of them ends the waiting.
+# slowest rank is ready is waiting, and only the rest is the exchange. This needs no barrier: each rank
+# records when it is ready, all ranks exchange these times, on aligned clocks, and the latest ends the wait.
 #
 # .. math:: w_r = \max_s b_s - b_r, \quad x_r = e_r - \max_s b_s
 #
 # with b for the begin and e for the end of a collective on ranks r and s. On a lane collectives run one after
-# another; one begins when its tensors are there and the collective before it has ended.
+# another; one begins when its tensors are computed and the collective before it has ended.
 #
-# Then each moment of a step belongs to one part, so that parts add up to the step. While the loss or
-# gradients are computed, it is theirs, also if something travels beside them: what is hidden costs nothing.
-# Else it is waiting's or the exchange's while an exchange that the step needs is under way, the lookup's
-# while rows are looked up, and that of the part which ends next. A step also ends only when the pipeline has
-# fetched for later batches; where that lasts longer than the step's own parts, the rest is that of what is
-# still under way.
+# Each moment of a step then belongs to one part, so that parts add up to the step. While the loss or the
+# gradients are computed, it belongs to that part, even if an exchange overlaps: hidden exchanges take no
+# time. Otherwise it belongs to waiting or the exchange while the step needs an exchange that is under way, to
+# the lookup while rows are looked up, and else to the part that ends next. A step ends only when the pipeline
+# has fetched for later batches; if that takes longer than the step's own parts, the rest belongs to these.
 
 _COMPUTES = frozenset({"forward", "inner", "backward", "outer"})
 _IN_TURN = frozenset({"tcp", "nccl"})  # lanes that carry one exchange at a time
@@ -49,7 +47,7 @@ class Exchange(NamedTuple):
     """A collective on one rank.
 
     Attributes:
-      span: From when its tensors were there until its result was.
+      span: From when its tensors were computed until its result was.
       begin: When this rank began it.
       all_there: When the last rank began it.
     """
@@ -161,7 +159,7 @@ def _state_at(time: float, lane: str, exchanges: Sequence[Exchange]) -> str:
 
 
 def _last_part(step: Step) -> str:
-    """Return the part that follows the last mark: the update, of a step that tells of its gradients."""
+    """Return the part that follows the last mark: the update, if the step has marked its gradients."""
     return "update" if {mark.part for mark in step.marks} - {"data"} else "step"
 
 
@@ -183,7 +181,7 @@ def _in_turn(step: Step) -> list[tuple[Span, float]]:
 
 
 def _keys(found: Sequence[tuple[Span, float]]) -> list[tuple[str, int]]:
-    """Name each collective by what all ranks call it, and how often it came before in the step."""
+    """Name each collective by its name on all ranks, and the number of its earlier uses in the step."""
     before: Counter[str] = Counter()
     keys = []
     for span, _ in found:
@@ -192,16 +190,16 @@ def _keys(found: Sequence[tuple[Span, float]]) -> list[tuple[str, int]]:
     return keys
 
 
-# Makes the clocks of ranks agree: how far each is ahead of that of rank 0, and how sure that is.
+# Estimates the offset of each rank's clock from that of rank 0, with its error.
 #
-# Clocks of two machines differ by milliseconds, and drift. A sum over ranks is had by nobody before all have
-# given to it. So if rank r enters one at :math:`e_r` and leaves it at :math:`l_r`, each by its own clock,
+# Clocks of two machines differ by milliseconds, and drift. No rank gets a sum before all ranks have
+# contributed. So if rank r enters one at :math:`e_r` and leaves it at :math:`l_r`, each by its own clock,
 # then r's clock is ahead of that of rank 0 by
 #
 # .. math:: e_r - l_0 \le o_r \le l_r - e_0 .
 #
-# Several sums narrow this down; the middle of what remains is within half of its width of the truth. If 0
-# remains possible, clocks are taken to agree, as those of ranks on one machine do.
+# Several sums narrow this interval; its middle is within half of its width of the true offset. If it contains
+# 0, the clocks are considered equal, as those of ranks on one machine are.
 
 _ROUNDS = 8
 
@@ -214,7 +212,7 @@ class Offsets(NamedTuple):
 
     Attributes:
       ahead: For each rank the seconds by which its clock is ahead of that of rank 0.
-      error: How far from the truth any of them may be, in seconds.
+      error: The largest error of any of them, in seconds.
     """
 
     ahead: tuple[float, ...]
@@ -234,7 +232,7 @@ def take_rounds(now: Callable[[], tf.Tensor]) -> list[Round]:
 
 
 def offsets_of(rounds: Sequence[Sequence[Round]]) -> Offsets:
-    """Compute how far the ranks' clocks are ahead from what each found in `take_rounds`.
+    """Compute how far the ranks' clocks are ahead from the results of `take_rounds`.
 
     Example:
       >>> offsets_of([[[0.0, 0.2]], [[5.0, 5.2]]])
@@ -253,7 +251,7 @@ def offsets_of(rounds: Sequence[Sequence[Round]]) -> Offsets:
 
 
 MOST_EVENTS = 100_000
-"""Of how many events a file may be, of some 150 bytes each; those of the latest steps are kept."""
+"""The most events of a file, of some 150 bytes each; those of the latest steps are kept."""
 
 _THREADS = ("step", "exchange", "ahead: data", "ahead: lookup")
 
@@ -282,7 +280,7 @@ class StepTrace:
         self._error = 0.0
 
     def add(self, steps: Sequence[Sequence[Step]], offsets: Offsets) -> None:
-        """Add measured steps, each on all ranks, with times on one clock; drop the first of too many."""
+        """Add measured steps, each on all ranks, with times on one clock; drop the oldest in excess."""
         for ranks in steps:
             self._steps.append(list(ranks))
             self._events += _size(ranks)
@@ -355,7 +353,7 @@ def _events(step: Step, exchanges: Sequence[Exchange], slices: Sequence[Slice]) 
 
 
 def _lines(events: Sequence[_Event]) -> list[list[_Event]]:
-    """Put events, in the order of their begins, on as few lines as they need not to overlap."""
+    """Put events, in the order of their begins, on as few lines as possible without overlap."""
     lines: list[list[_Event]] = []
     for event in events:
         free = next((line for line in lines if line[-1].end <= event.begin), None)

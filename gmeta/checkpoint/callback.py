@@ -59,13 +59,13 @@ def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
 
 @dataclass(frozen=True)
 class PartialRestore:
-    """What a `ShardedCheckpoint.restore` with ``partial=True`` didn't load. Its text is what it prints.
+    """The weights that `ShardedCheckpoint.restore` with ``partial=True`` didn't load, and printed as text.
 
     Attributes:
       checkpoint: The checkpoint.
       tables_left: Table that the model doesn't have, or of another width -> its rows in the checkpoint.
       tables_new: Tables that start without rows, each with the reason.
-      tables_without_slots: Tables whose rows were loaded, and whose optimizer's slots start anew.
+      tables_without_slots: Tables whose rows were loaded, and whose optimizer's slots are reinitialized.
       dense: The same of dense weights.
     """
 
@@ -82,10 +82,10 @@ class PartialRestore:
             *(f"left out: weight {name}" for name in self.dense.left),
             *(f"stays new: table {name} ({why})" for name, why in self.tables_new.items()),
             *(f"stays new: weight {name}" for name in self.dense.new),
-            *(f"starts anew: the optimizer's slots of table {name}" for name in self.tables_without_slots),
+            *(f"reinitialized: the optimizer's slots of table {name}" for name in self.tables_without_slots),
         ]
         if self.dense.slots:
-            lines.append(f"starts anew: {self.dense.slots} slots of the optimizer of dense weights")
+            lines.append(f"reinitialized: {self.dense.slots} slots of the optimizer of dense weights")
         if self.dense.later:
             lines.append("weights that the model hasn't created yet are compared when it creates them")
         return "\n  ".join([f"{self.checkpoint}: loaded what fits", *(lines or ["nothing was left out"])])
@@ -421,7 +421,7 @@ class ShardedCheckpoint(StepCallback):
             "batches": self._batches,
             "batches_of_epoch": self.batches_of_epoch,
             "shares": collectives.world().shares.total,
-            # If the number of ranks never changed, the two entries above say the same.
+            # If the number of ranks never changed, the two entries above are equivalent.
             **({"stages": self.stages_of_epoch} if len(self.stages_of_epoch) > 1 else {}),
         }
 

@@ -207,7 +207,7 @@ _OTHERS: Mapping[bytes, tuple[str, str]] = {
         "it",
     ),
 }
-"""First bytes of a file -> what it is, and how to convert it."""
+"""First bytes of a file -> its format, and how to convert it."""
 
 Array = npt.NDArray[Any]
 
@@ -232,7 +232,7 @@ class ColumnSource:
 
     Attributes:
       description: What gmeta noted about them; None if another program wrote them.
-      columns: The names of the columns that are there.
+      columns: The names of the columns in the files.
     """
 
     description: TableDescription | None

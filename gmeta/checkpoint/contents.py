@@ -36,7 +36,7 @@ class TableSummary:
       slots: The names of the optimizer's slots.
       step: The table's step.
       bytes: Size of the table's files, including those of the checkpoints that this one continues.
-      kind: ``"full"`` or ``"increment"``: what the last checkpoint of the chain has.
+      kind: ``"full"`` or ``"increment"``: the form of the chain's last checkpoint.
       changed: How many rows the last checkpoint has.
       removed: How many removed keys the last checkpoint has.
       reasons: Why parts were saved in full although a base was given.

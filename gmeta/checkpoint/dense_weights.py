@@ -68,7 +68,7 @@ class DenseReport:
     Attributes:
       new: Weights that stay new, each with the reason.
       left: Saved weights that no weight of the model has taken.
-      slots: How many of the optimizer's slots start anew.
+      slots: How many of the optimizer's slots are reinitialized.
       later: Whether the model has yet to create weights, which are compared then.
     """
 
@@ -89,7 +89,7 @@ def read_fitting(model: tf.keras.Model, checkpoint: Path) -> DenseReport:
         parts["optimizer"].build(model.trainable_variables)  # slots, to be compared now
     try:
         with tables_saved_elsewhere():
-            root.read(_prefix(checkpoint)).expect_partial()  # the report names what is left
+            root.read(_prefix(checkpoint)).expect_partial()  # the report names the rest
             # The root has none of the saved parts, so their places wait here for objects.
             waiting = {name: places[-1] for name, places in root._deferred_dependencies.items()}
             saved = _SavedWeights(checkpoint, waiting["model"], waiting.get("optimizer"))
@@ -188,7 +188,7 @@ class _Fit:
         self._names: dict[str, str] = {}  # name of a loaded weight -> its name when it was saved
         self._reasons: dict[int, str] = {}  # a weight that isn't loaded -> why
         self._loaded: set[int] = set()  # weights
-        self._taken: set[int] = set()  # what was saved of them
+        self._taken: set[int] = set()  # those that were saved
         self._slots, self._reported = 0, False
         self._load_by_names()
         self._by_name = frozenset(self._taken)

@@ -8,8 +8,8 @@ process is taken over:
   its number;
 * if the process was on another machine: when the file hasn't been touched for `STALE` seconds. A living
   writer touches it every few seconds. The time is the file system's own, so clocks need not agree;
-* if the process belonged to an elastic job: at once by the job's next start, whatever machine its first rank
-  was on.
+* if the process belonged to an elastic job: at once by the job's next start, even if its first rank was on
+  another machine.
 
 On a file system without kernel locks, the file's content alone decides. Two writers that begin within a
 fraction of a second may then both be refused as the second.
@@ -57,7 +57,7 @@ class Writer:
       host: The name of its machine.
       machine: Identifies the numbering of processes: equal values mean that process numbers are comparable.
       pid: The process number.
-      began: When it was started, in the kernel's ticks; tells apart processes that reuse a number.
+      began: When it was started, in the kernel's ticks; distinguishes processes that reuse a number.
       job: The elastic job that it is a rank of; empty outside of one.
       since: When it began to write, local time.
     """

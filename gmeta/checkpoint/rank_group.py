@@ -55,7 +55,7 @@ class Ranks:
 
     @property
     def writes(self) -> bool:
-        """Whether this rank saves what it owns; the others have copies."""
+        """Whether this rank saves the rows that it owns; the others have copies."""
         return self.rank < self.owners
 
     @classmethod

@@ -57,7 +57,7 @@ class Segment:
 
 
 class _Tap:
-    """Binary file that keeps views of what was written since the last `take`, without copying it."""
+    """Binary file that keeps views of the bytes written since the last `take`, without copying them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -78,8 +78,8 @@ def fit_on(
     for name in ("initial_epoch", "steps_per_epoch"):
         if options.get(name) is not None:
             raise ConfigError(
-                f"{name}={options[name]!r}: the checkpoint says where training begins, and an epoch is all "
-                "of its data; give data of one epoch, such as data.take(steps)"
+                f"{name}={options[name]!r}: the checkpoint determines where training begins, and an epoch is "
+                "all of its data; give data of one epoch, such as data.take(steps)"
             )
     of = _with_stages(data)
     # `checkpoints` comes last: a save may end the process, and the others have ended the epoch by then.

@@ -23,7 +23,7 @@ class TableExport:
 
     Attributes:
       folder: The folder that was made.
-      description: What ``_table.json`` says.
+      description: The content of ``_table.json``.
       bytes: Size of the files.
       seconds: How long it took.
     """

@@ -20,9 +20,9 @@ thirty-second of a table.
 
 An increment holds the keys whose last step isn't below the table's step at the previous save. These are all
 keys that an inserting lookup read or a gradient updated since then, and those of that very step, which both
-saves may contain. Removed keys come from the table's journal (`HashTable.start_journal`). A table that can't
-tell what has changed (it was imported into, its journal overflowed, or it was last saved elsewhere) is saved
-in full; the part's ``reason`` says why, and a reader starts from that part.
+saves may contain. Removed keys come from the table's journal (`HashTable.start_journal`). A table without
+this information (it was imported into, its journal overflowed, or it was last saved elsewhere) is saved in
+full; the part's ``reason`` states why, and a reader starts from that part.
 
 A save shows the tables at one moment if no batch runs meanwhile: save between two steps. If batches do run,
 each logical shard is saved at its own moment, and the next increment has all that the save missed.
@@ -83,7 +83,7 @@ class CheckpointInfo:
       forgotten: Table -> why its admission state couldn't be loaded.
       left: Of a load: the tables that users name, by their full names, whose rows weren't loaded.
       new: Of a load: those that start without rows, each with the reason.
-      without_slots: Of a load: those whose optimizer's slots start anew, because it is of another kind now.
+      without_slots: Of a load: those whose optimizer is of another kind now, so that its slots are reset.
     """
 
     folder: Path
@@ -260,13 +260,13 @@ def load(
     forgotten = {name: each.forgotten for name, each in found.items() if each.forgotten}
     for name, why in forgotten.items():
         warnings.warn(
-            f"{path}: what the admission of table {name!r} remembered is left out, so that ids without a row "
+            f"{path}: the admission counts of table {name!r} are left out, so that ids without a row "
             f"are counted afresh: {why}",
             stacklevel=2,
         )
     for name, table in tables.items():
         table.start_journal(journal if ranks.writes else 0)
-        if found[name].origin == name:  # else no increment can continue what is there
+        if found[name].origin == name:  # else no increment can continue it
             baselines[table] = Baseline(reader.manifest.id, reader.manifest.tables[name].step, shards)
     return CheckpointInfo(
         folder=path,
@@ -315,7 +315,7 @@ def _check(
     dense: Callable[[Path], None] | None,
 ) -> Manifest | None:
     if target.exists():
-        raise ConfigError(f"{target} is there already: a checkpoint isn't written over; choose another name")
+        raise ConfigError(f"{target} exists already: a checkpoint isn't overwritten; choose another name")
     if not tables and dense is None:
         raise ConfigError("no tables to save")
     if base is None:
@@ -337,7 +337,7 @@ def _commit(
     dense: Callable[[Path], None] | None,
     metadata: Mapping[str, Any],
 ) -> None:
-    """Finish the save on rank 0: collect what the ranks wrote, write the manifest, rename the folder."""
+    """Finish the save on rank 0: collect the ranks' parts, write the manifest, rename the folder."""
     staging = folders.staging_of(target)
     files = {}
     if dense is not None:

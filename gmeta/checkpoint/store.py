@@ -231,7 +231,7 @@ class CheckpointStore:
         folders.sweep(self.root)
         every = self.checkpoints()
         needed = {link.folder for kept in every[-self._keep :] for link in _links(kept)}
-        # Remove the newest first, so that what a crash leaves can still be loaded.
+        # Remove the newest first, so that the checkpoints left by a crash can still be loaded.
         for path in reversed(every):
             if path not in needed:
                 folders.discard(path)

@@ -1,4 +1,4 @@
-"""``_table.json``, which says what the columns in an exported folder are."""
+"""``_table.json``, which describes the columns of an exported folder."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def export_table(
     """Export a table's ids with their rows and frequencies, as columns that NumPy or any Arrow reader opens.
 
     ========================  =============================  ================================================
-    column                    shape and dtype                what it is
+    column                    shape and dtype                contents
     ========================  =============================  ================================================
     ``keys``                  (n,) int64                     ids, as the features give them (hashed: hashes)
     ``values``                (n, dim) float32               rows
@@ -67,7 +67,7 @@ def export_table(
         the name of a `gmeta.ops.HashTable`. None: the only one.
       out: The folder to make, which appears whole or not at all.
       format: ``"arrow"`` or ``"npy"``.
-      state: Whether slots and last steps travel too, so that training can go on with them.
+      state: Whether to export slots and last steps too, so that training can continue with them.
       overwrite: Whether to replace an exported table.
       finite: Whether to refuse rows that hold NaN or infinity.
       rank: As in `gmeta.checkpoint.save`.

@@ -164,7 +164,7 @@ Start = tuple[int, Path, int]
 def refuse_twins(
     keys: Callable[[], Iterator[Keys]], starts: Sequence[Start], rows: int, id_bits: int | None
 ) -> None:
-    """Read all keys, a share of them in each pass, and refuse a key that is there twice.
+    """Read all keys, a share of them in each pass, and refuse a duplicate key.
 
     Args:
       keys: Reads the keys of all pieces.
@@ -173,7 +173,7 @@ def refuse_twins(
       id_bits: How many of a key's low bits are the id; None: all.
 
     Raises:
-      DataError: A key is there twice; the message names both places.
+      DataError: A key occurs twice; the message names both places.
     """
     passes = max(1, -(-rows // _KEYS))
     for number in range(passes):
@@ -191,7 +191,7 @@ def refuse_twins(
             place = twins[np.argmin(at[order[twins + 1]])]
             key = int(found[order[place]]) & ((1 << id_bits) - 1 if id_bits is not None else -1)
             one, other = (_place(starts, int(at[order[i]])) for i in (place, place + 1))
-            raise DataError(f"key {key} is there twice, in {one} and in {other}; keep one of them")
+            raise DataError(f"key {key} occurs twice, in {one} and in {other}; keep one of them")
 
 
 def _mixed(keys: Keys) -> npt.NDArray[np.uint64]:
@@ -251,12 +251,12 @@ def import_table(
         table, or text if its features have ``hash=True``; they are hashed as the features' ids are.
         ``values`` are float32 or float16, (n, dim), in Arrow lists of dim numbers.
       mode: ``"merge"`` adds the rows; an id that the table has gets the row of the files, in all its parts.
-        ``"replace"`` removes the table's other rows first, and what admission remembers of ids without a row.
+        ``"replace"`` removes the table's other rows first, and the admission's counts of ids without a row.
         Tables that are merged with it keep their rows; admission's memory of all of them then stays.
       state: Whether to import the optimizer's slots and the last steps, which `export_table` wrote with
-        ``state=True``; training then goes on as it would have there. The table takes the step of the files if
-        it is empty, or if it is replaced and not merged with others. False: rows start with the slots of new
-        rows, and their last step is the table's step.
+        ``state=True``; training then continues as in the exporting model. The table takes the step of the
+        files if it is empty, or if it is replaced and not merged with others. False: rows start with the
+        slots of new rows, and their last step is the table's step.
       columns: Column -> its name in the files, such as ``{"keys": "item_id", "values": "vector"}``.
       finite: Whether to refuse NaN and infinite values.
       rank: As in `gmeta.checkpoint.load`.

@@ -79,7 +79,7 @@ class TableLoader:
         self.moves.follow_folds(tables)
 
     def load(self, name: str, shards: range, owner: int, owners: int) -> Loaded:
-        """Replace a table's content by this rank's part of what was saved of it.
+        """Replace a table's content by this rank's part of its saved content.
 
         Args:
           name: The table's name.

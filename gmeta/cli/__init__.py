@@ -19,9 +19,9 @@ from gmeta.core.version import __version__
 __all__ = ["COMMANDS", "CommandLine", "main"]
 
 COMMANDS = {
-    "doctor": "Say what this installation is and what is wrong with it.",
+    "doctor": "Describe this installation and its problems.",
     "prepare": "Turn tables of events, or MovieLens files, into a prepared data set.",
-    "history": "Keep users' histories in a store, and see what is in it.",
+    "history": "Keep users' histories in a store, and show them.",
     "train": "Train on a prepared data set; resume where a run stopped.",
     "launch": "Run a program of yours on several ranks.",
     "workers": "Read data for processes that train, here or on other machines.",
@@ -69,7 +69,7 @@ class CommandLine(click.Group):
             except (click.exceptions.Exit, click.ClickException, BrokenPipeError):
                 raise  # click's own; the reader of the output may have stopped (`| head`)
             except (Exception, KeyboardInterrupt) as error:
-                ended = KeyboardInterrupt() if interrupts.came else error  # whatever C++ made of it
+                ended = KeyboardInterrupt() if interrupts.came else error  # any error that C++ made of it
                 if ctx.params["debug"] or not isinstance(ended, (GmetaError, OSError, KeyboardInterrupt)):
                     raise
                 return _leave(ctx, ended)
@@ -83,7 +83,7 @@ def _leave(ctx: click.Context, error: GmetaError | OSError | KeyboardInterrupt) 
         where = f"{error.filename}: " if error.filename is not None else ""
         click.echo(f"gmeta: error: {where}{error.strerror or error}", err=True)
         ctx.exit(GmetaError.exit_code)
-    click.echo("gmeta: interrupted; what was finished is kept", err=True)
+    click.echo("gmeta: interrupted; finished parts are kept", err=True)
     ctx.exit(_INTERRUPTED)
 
 

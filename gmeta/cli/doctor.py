@@ -1,4 +1,4 @@
-"""``gmeta doctor``: says what is installed here, and what is wrong with it."""
+"""``gmeta doctor``: describes the installation and its problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmeta.cli.rank_options import ranks_option, start_ranks
 from gmeta.core.collectives.place import told_place, under_launcher
 from gmeta.core.errors import ConfigError
 
-# How NCCL connects this rank's GPU with others: read from its log, as it has no function that says it.
+# How NCCL connects this rank's GPU with others, read from its log, as it has no function for this.
 
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S+)")
 _NEAREST = re.compile(r"\btype (\w+)/")
@@ -66,7 +66,7 @@ def parse_transports(log: str) -> list[str]:
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    help="Also say whether this checkpoint's tables fit in memory; of a folder of them, the latest's.",
+    help="Also check whether this checkpoint's tables fit in memory; of a folder of them, the latest's.",
 )
 @click.option(
     "--ssd",
@@ -76,7 +76,7 @@ def parse_transports(log: str) -> list[str]:
 @click.option(
     "--gpu-bytes",
     type=click.IntRange(min=1),
-    help="With --checkpoint: the free memory of the GPU that would hold rows; else nvidia-smi says it.",
+    help="With --checkpoint: the free memory of the GPU that would hold rows; else that of nvidia-smi.",
 )
 @click.pass_context
 def command(
@@ -86,19 +86,19 @@ def command(
     ssd: Path | None,
     gpu_bytes: int | None,
 ) -> None:
-    """Say what this installation is and what is wrong with it.
+    """Describe this installation and its problems.
 
     Each line reports one check; a line that starts with BROKEN names a problem, and ends with its remedy. The
     exit code is 1 if anything that gmeta needs is broken.
 
-    With --checkpoint it also says what each table of a model takes, and whether all fit in host memory, or
+    With --checkpoint it also shows what each table of a model takes, and whether all fit in host memory, or
     which gmeta.policies.Tiers would do with the drive of --ssd; and, where there is a GPU or with
     --gpu-bytes, how many rows fit in the GPU's memory, and the others in host memory. If they fit nowhere,
     that is BROKEN too.
 
     With --np the command then starts that many ranks; under a launcher it uses the launcher's ranks. There it
     runs every collective that training uses, checks the results, and prints latency, bandwidth, each rank's
-    versions, what has brought the ranks together, and how tensors in host memory and on GPUs travel.
+    versions, what connects the ranks, and how tensors in host memory and on GPUs travel.
     """
     for option, value in (("--ssd", ssd), ("--gpu-bytes", gpu_bytes)):
         if value is not None and checkpoint is None:
@@ -117,7 +117,7 @@ def command(
         return
     tables: list[core.Finding] = []
     if checkpoint is not None:
-        from gmeta.cli.doctor_memory import examine_tables  # what it imports may be broken
+        from gmeta.cli.doctor_memory import examine_tables  # its imports may be broken
 
         tables = examine_tables(checkpoint, ssd, gpu_bytes)  # before TensorFlow takes memory
     findings = [*core.examine(), *tables]

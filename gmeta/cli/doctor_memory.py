@@ -40,7 +40,7 @@ class Drive:
 
 
 def find_drive(folder: Path) -> Drive:
-    """Return the drive of a folder, which must be there.
+    """Return the drive of an existing folder.
 
     Raises:
       ConfigError: It isn't a folder, or can't be written to.
@@ -62,7 +62,7 @@ def file_bytes(records: float, rows: float) -> int:
 # The sizes of a checkpoint's tables, for ``gmeta doctor``.
 #
 # It loads no TensorFlow. Rows of `gmeta.policies.TwoPrecisions` are counted by their frequencies and last
-# steps, so the records of such a table are read; of other tables the manifest says all.
+# steps, so the records of such a table are read; for other tables the manifest suffices.
 
 INDEX_BYTES = 28
 """Bytes of host memory, at most, for a row in the key index of a large table."""
@@ -158,7 +158,7 @@ def are_half(
 
 
 def describe(table: TableSize) -> Finding:
-    """Say what a table in host memory takes."""
+    """Describe the memory that a table in host memory takes."""
     half = f", {table.half_rows:,} of {table.half_bytes} in half precision" if table.half_rows else ""
     index = format_size(table.rows * INDEX_BYTES)
     return Finding(
@@ -217,7 +217,7 @@ def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int, drive: Drive |
         return Finding(
             "tables on a GPU",
             f"{need}; they don't fit: the index of all rows takes {format_size(index)} of the GPU's memory, "
-            f"{format_size(growth)} more while it grows, and {format_size(usable)} are there",
+            f"{format_size(growth)} more while it grows, and {format_size(usable)} are available",
             Status.BROKEN,
             "train on ranks of more GPUs, keep the tables in host memory, or bound the rows "
             "(gmeta.policies.LRU)",
@@ -262,7 +262,7 @@ def index_bytes(rows: int) -> int:
 
 
 def growth_bytes(rows: int) -> int:
-    """Return the bytes that such a table takes more while it grows: what it copies is there twice."""
+    """Return the extra bytes of such a table while it grows: the part that it copies exists twice."""
     return min(_slots(rows) // 2, PART_SLOTS) * SLOT_BYTES + rows * LIST_BYTES
 
 
@@ -275,7 +275,7 @@ def _slots(rows: int) -> int:
 
 def _most_rows(tables: Sequence[TableSize], left: int) -> int:
     """Return the largest ``hbm_rows`` with which the rows on the GPU take at most ``left`` bytes."""
-    low, high = 1, 2 * max(table.rows for table in tables)  # of full rows, half as many may be there
+    low, high = 1, 2 * max(table.rows for table in tables)  # of full rows, half as many may exist
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _bytes_on_gpu(tables, middle) <= left else (low, middle - 1)
@@ -306,7 +306,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def examine_tables(checkpoint: Path, ssd: Path | None, gpu_bytes: int | None = None) -> list[Finding]:
-    """Say what a checkpoint's tables need, what this machine has, and whether the tables fit.
+    """Report the memory that a checkpoint's tables need, what this machine has, and whether they fit.
 
     Tables that fit in host memory or on a GPU aren't `Status.BROKEN` because they don't fit in the other.
 
@@ -365,7 +365,7 @@ def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Find
         return Finding(
             "tables",
             f"{need}; they don't fit, nor would they in tiers: {format_size(besides)} stay in memory for the "
-            f"index of all rows, and {format_size(usable)} are there",
+            f"index of all rows, and {format_size(usable)} are available",
             Status.BROKEN,
             f"add {format_size(lack)} of memory, train on ranks of more machines, or bound the rows "
             "(gmeta.policies.LRU)",

@@ -115,7 +115,7 @@ def _check(name: str, right: bool) -> None:
         here = world()
         raise CollectiveError(
             f"{name} returned wrong values to rank {here.rank} of {here.size}; rebuild Horovod "
-            "(`gmeta doctor` says how), and run this again with HOROVOD_CPU_OPERATIONS=gloo"
+            "(`gmeta doctor` shows how), and run this again with HOROVOD_CPU_OPERATIONS=gloo"
         )
 
 

@@ -64,7 +64,7 @@ def command(
 
     The SavedModel has TensorFlow's own ops only, and three signatures: `predict` takes the features of
     samples and predicts with the shared weights; `adapt` takes a new task's samples with their labels and
-    returns what it has learned, as bytes to keep; `predict_with` takes features and those bytes. Clients send
+    returns the adapted weights, as bytes to keep; `predict_with` takes features and those bytes. Clients send
     a feature with several ids per sample as a matrix, its rows padded with -1. OUT/VERSION appears whole or
     not at all.
     """

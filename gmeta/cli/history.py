@@ -144,7 +144,7 @@ def _spec(data: Sequence[str], path: Path | None, **options: Any) -> HistorySpec
     help="TOML file: other columns, groups or shards.  [default: the store's]",
 )
 def compact(store: Path, start: int | None, spec_file: Path | None) -> None:
-    """Write all events anew, as the next generation, so that each history is one read.
+    """Rewrite all events as the next generation, so that each history is one read.
 
     No history changes, unless --start shortens it, and earlier generations stay; `drop` removes them.
     """
@@ -202,7 +202,7 @@ def _say(done: RebuildSummary) -> None:
     )
 
 
-# ``gmeta history examples``: makes sets of examples that point into a store, and says which there are.
+# ``gmeta history examples``: makes sets of examples that point into a store, and lists them.
 
 
 @click.command()
@@ -434,7 +434,7 @@ def export_events(
     named = find_users(store, users, users_file) if users or users_file else None
     with PrepareProgress() as progress:
         done = export_history(store, out, generation=generation, until=until, users=named, progress=progress)
-    absent = f"; {done.absent:,} of the users asked for have none" if done.absent else ""
+    absent = f"; {done.absent:,} of the requested users have none" if done.absent else ""
     click.echo(
         f"generation {done.generation}: {done.events:,} events of {done.users:,} users in {done.files:,} "
         f"files, {done.bytes:,} bytes, in {done.seconds:.1f} s{absent}"
@@ -446,7 +446,7 @@ __all__ = ["command"]
 
 @click.group("history")
 def command() -> None:
-    """Keep users' histories in a store, and see what is in it.
+    """Keep users' histories in a store, and show them.
 
     A store is a folder of generations. Each append makes one, and changes nothing of those before it, so a
     history can be rebuilt as it was at any time.

@@ -68,7 +68,7 @@ def _setting(value: Any) -> str:
 
 
 def _admission(table: TableSummary) -> list[str]:
-    """Describe what a table remembers of keys that have no row."""
+    """Describe a table's counts of keys that have no row."""
     if table.filter is not None:
         counters = table.filter.shards * table.filter.counters
         used = "" if table.filter_used is None else f", {table.filter_used:.1%} of them above zero"

@@ -38,7 +38,7 @@ on_bad_option = click.option(
 
 
 def engine_options(command: F) -> F:
-    """Add the options that say what does the work: --engine, --job, --spark-master and --spark-conf."""
+    """Add the options of the engine: --engine, --job, --spark-master and --spark-conf."""
     for option in (
         click.option(
             "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated."

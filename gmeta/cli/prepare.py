@@ -222,11 +222,11 @@ def describe_jobs(
     folder: Path | None,
     ranges: int | None,
 ) -> str:
-    """Make the folder of a job, and return a text that says what comes next.
+    """Make the folder of a job, and return a text that describes the next step.
 
     Raises:
       ConfigError: The files, the task or the folder aren't given.
-      GmetaError: There is something else at ``out``, or the data set is there already.
+      GmetaError: Something else is at ``out``, or the data set exists already.
     """
     if not data or spec is None or folder is None:
         raise ConfigError(
@@ -331,7 +331,7 @@ class PrepareProgress(Bars):
 
 
 def print_summary(summary: PrepareSummary, console: Console | None = None) -> None:
-    """Print what was kept and what was left out, with the first bad records by name."""
+    """Print the counts of kept and left-out data, with the first bad records by name."""
     console = console or Console()
     console.print(_table(summary))
     least, _, median, _, most = summary.size_quantiles()

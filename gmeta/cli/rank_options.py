@@ -48,7 +48,7 @@ def elastic_options(command: Function) -> Function:
         click.option(
             "--elastic",
             is_flag=True,
-            help="When a rank is lost, go on from the last checkpoint with those left, and with more "
+            help="When a rank is lost, resume from the last checkpoint with those left, and with more "
             "when there is room again. A step's data stays that of --np ranks.",
         ),
         click.option(
@@ -82,7 +82,7 @@ def elastic_of(size: int | None, elastic: bool, min_np: int | None, script: str 
     for name, value in (("--min-np", min_np), ("--host-discovery-script", script)):
         if value is not None:
             raise ConfigError(
-                f"{name} {value} says how an elastic job varies: add --elastic, or leave it out"
+                f"{name} {value} defines how an elastic job varies: add --elastic, or leave it out"
             )
     return None
 
@@ -103,7 +103,7 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
       Whether this call started ranks, all of which have succeeded.
 
     Raises:
-      RanksError: A rank failed, and the job can't go on.
+      RanksError: A rank failed, and the job can't continue.
       ConfigError: The launcher started another number of ranks than `size`; or as in `init`.
     """
     if under_launcher():

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     type=click.Choice(["kmeans", "rq-vae"]),
     default="kmeans",
     show_default=True,
-    help="Cluster the vectors, or what a trained encoder makes of them.",
+    help="Cluster the vectors, or a trained encoder's output for them.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), help="Of the RQ-VAE.  [default: 200]")
 @click.option("--balanced", is_flag=True, help="Give all codes of a level as many items, up to one.")
@@ -72,7 +72,7 @@ def command(
     VECTORS is a .npy file with a row for each of items 0, 1, …; a Parquet or Arrow file with a column of ids
     (numbers, or text, which is hashed as by `gmeta prepare`) and one of lists; or a folder of `gmeta tables
     export`. Items that are alike share their first digits. OUT
-    also gets report.json and report.png, which say how well the codes are used.
+    also gets report.json and report.png, which show how well the codes are used.
     """
     from gmeta.core.files import stage_folder
     from gmeta.core.semantic_ids import IDS, SemanticIds
@@ -80,7 +80,7 @@ def command(
 
     if out.exists() and not (overwrite and (out / IDS).exists()):
         advice = "add --overwrite" if (out / IDS).exists() else "name another folder"
-        raise ConfigError(f"{out} is there already: {advice}")
+        raise ConfigError(f"{out} exists already: {advice}")
     made = [
         name for name in ("levels", "codes", "method", "epochs", "balanced", "seed") if _is_given(ctx, name)
     ]

@@ -24,7 +24,7 @@ from gmeta.core.schema import OnBad
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
-    help="Settings in TOML.  [default: MeLU on MovieLens; of your own data what the data set says]",
+    help="Settings in TOML.  [default: MeLU on MovieLens; for your own data, inferred from the data set]",
 )
 @click.option(
     "--set",
@@ -60,7 +60,7 @@ def command(
     columns, and prints its choices; --config and --set override them.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
-    checkpoint, and says so; another --np works too. With --elastic it does so by itself when a rank is lost.
+    checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
     """
     if start_ranks(size, elastic=elastic_of(size, elastic, min_np, script)):
         return

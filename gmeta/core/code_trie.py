@@ -95,7 +95,7 @@ class CodeTrie:
                 "for each item of the catalogue, in its order"
             )
         if not mask.any():
-            raise ConfigError("a mask forbids every item: let it allow one at least")
+            raise ConfigError("a mask forbids every item: it must allow at least one")
         alive = [mask[self.places]]
         for starts in self.starts[:0:-1]:
             alive.append(np.logical_or.reduceat(alive[-1], starts[:-1]))

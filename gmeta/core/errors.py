@@ -34,7 +34,7 @@ class ConfigError(GmetaError, ValueError):
 
 
 class CollectiveError(GmetaError, RuntimeError):
-    """Ranks of a job that can't go on together: one ended, hung, or called another collective."""
+    """Ranks of a job that can't continue together: one ended, hung, or called another collective."""
 
 
 class RanksError(GmetaError, RuntimeError):
@@ -122,7 +122,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-# Checks numbers that a caller gives; the error says what was given instead.
+# Checks a caller's numbers; the error shows the value received.
 
 
 def whole_number(what: str, value: Any, least: int = 0) -> int:

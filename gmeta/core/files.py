@@ -1,4 +1,4 @@
-"""Writes a file whole or not at all, and states what a path must offer to be read."""
+"""Writes a file whole or not at all, and defines the interface of a readable path."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def stage_folder(final: Path) -> Iterator[Path]:
     """Fill a hidden folder beside ``final`` and give it that name at the end.
 
     An error or Ctrl-C inside the block removes the hidden folder and leaves ``final`` as it was. An existing
-    ``final`` is replaced; the caller decides beforehand whether it may be.
+    ``final`` is replaced; the caller decides first whether it may be.
 
     Yields:
       The empty folder to fill, on the same file system as ``final``.
@@ -151,14 +151,14 @@ def stage_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
-    """Fill a folder as `stage_folder` does, but let a run continue what a killed run left.
+    """Fill a folder as `stage_folder` does, but let a run continue the work of a killed run.
 
     The hidden folder has a fixed name, ``.<final>.partial``, and a lock: while one run fills it, any other is
     refused.
 
     Args:
       final: The name that the folder gets at the end.
-      resume: Keep what an earlier run left, and keep this run's work if it fails. Otherwise both are
+      resume: Keep an earlier run's work, and keep this run's work if it fails. Otherwise both are
         removed, and only a killed process leaves something behind.
 
     Yields:

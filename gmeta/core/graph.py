@@ -129,14 +129,14 @@ def name_refusals() -> Iterator[None]:
 # host memory. Of tensors of int32 TensorFlow knows that they stay in host memory. A tensor therefore leaves
 # and enters as the int32 numbers that its bits are; a truth value as 0 or 1.
 #
-# Each result says where it is, because TensorFlow makes a function's ops anew for arguments on other devices.
-# Random numbers then begin again: a step would drop out what the one before has dropped.
+# Each result fixes its device, because TensorFlow recreates a function's ops for arguments on other devices.
+# Random numbers would then begin again: a step would repeat the dropout of the one before.
 
 _CROSS_AS_INT32 = (tf.int64, tf.float32, tf.float64)
 
 
 def to_caller(tensor: tf.Tensor, *, on_gpu: bool = False) -> tf.Tensor:
-    """Return what a function should return for a tensor, so that it stays where it is.
+    """Return a result for a tensor that keeps the tensor on its device.
 
     Args:
       tensor: Any tensor.
@@ -215,7 +215,7 @@ def collect_ops() -> Iterator[list[tf.Operation]]:
 
 @contextmanager
 def out_of_turn() -> Iterator[None]:
-    """Let ops that are traced in a ``with`` block run as soon as their inputs are there.
+    """Let ops that are traced in a ``with`` block run as soon as their inputs are computed.
 
     TensorFlow runs ops that have effects and no resource, such as one that reads the time, in the order of
     the trace. So such an op would wait for all before it, and all after it would wait for that.

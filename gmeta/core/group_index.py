@@ -56,7 +56,7 @@ def check_codec(codec: str | None, layout: str) -> None:
     """Refuse an unknown codec, or one that the layout doesn't have.
 
     Raises:
-      ConfigError: The codec is refused; the message says which and why.
+      ConfigError: The codec is refused; the message names it and the reason.
     """
     if codec is not None and codec not in CODECS:
         raise ConfigError(f"codec must be one of {', '.join(CODECS)}, or None, got {codec!r}")

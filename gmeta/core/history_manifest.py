@@ -48,7 +48,7 @@ from gmeta.core.schema import Column, DType
 from gmeta.core.shares import range_of, splitmix64
 
 BIRTH = "born"
-"""The name by which readers ask for the generation that first held an event."""
+"""The name by which readers request the generation that first held an event."""
 
 CURRENT, NEXT, DROPPING, GENERATIONS = "CURRENT", "NEXT", "DROPPING", "generations"
 FORMAT, VERSION = "gmeta-histories", 2

@@ -37,7 +37,7 @@ MOST_HASHED = (1 << (63 - HASHED_BITS)) - 1
 def fold_numbers(numbers: Ints, bits: int, fold: Fold) -> Ints:
     """Fold 64-bit numbers x, taken as unsigned, into ids in [0, 2^bits).
 
-    * ``"mix"``: x if it is below 2^bits, else the low bits of `splitmix64` (x). Of n numbers, whatever their
+    * ``"mix"``: x if it is below 2^bits, else the low bits of `splitmix64` (x). Of n numbers, of any
       structure, about n² / 2^(bits + 1) pairs share an id.
     * ``"xor"``: the low bits of ``x XOR (x >> bits)``.
 

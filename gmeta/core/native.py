@@ -92,7 +92,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def build_info(path: Path) -> dict[str, str]:
-    """Read what an op library was compiled with, from its bytes and without loading it.
+    """Read the versions that an op library was compiled with, from its bytes and without loading it.
 
     Returns:
       The keys ``tensorflow``, ``cxx11_abi``, ``compiler`` and ``cuda``.

@@ -1,4 +1,4 @@
-"""How far training has got in its data, as variables that a checkpoint of the model can hold."""
+"""The position of training in its data, as variables that a checkpoint of the model can hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def position_of(dataset: tf.data.Dataset) -> Position | None:
 
 @contextmanager
 def uncounted(dataset: tf.data.Dataset) -> Iterator[None]:
-    """Leave the dataset's position as it is, whatever is taken from the dataset inside the block."""
+    """Keep the dataset's position unchanged, even if elements are taken from it inside the block."""
     position = position_of(dataset)
     variables = [] if position is None else position.variables
     before = [variable.numpy() for variable in variables]

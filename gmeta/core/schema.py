@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """Named columns in a fixed order, two of which say where a record belongs.
+    """Named columns in a fixed order, two of which define the group of a record.
 
     Attributes:
       columns: All columns.
@@ -152,7 +152,7 @@ class Roles:
 # The rule for bad records, the same in every package.
 
 OnBad = Literal["raise", "skip"]
-"""What a bad record does: ``"raise"`` ends the run at the first one, ``"skip"`` counts it and goes on."""
+"""The rule for bad records: ``"raise"`` ends the run at the first one, ``"skip"`` counts it and continues."""
 
 ON_BAD: tuple[OnBad, ...] = get_args(OnBad)
 

@@ -28,7 +28,7 @@ _PIECE = 1 << 25  # distances computed at a time
 
 @dataclass(frozen=True)
 class Codebooks:
-    """Writes a vector as codes, the first the coarsest: each level codes what the levels before leave.
+    """Encodes a vector as codes, the first the coarsest: each level codes the residual of the levels before.
 
     With r_1 = f(x), level l has the code c_l = argmin_c |r_l - e_l(c)|² and leaves r_{l+1} = r_l - e_l(c_l),
     so f(x) is about e_1(c_1) + … + e_L(c_L). The smallest of equally near codes is taken.
@@ -128,7 +128,7 @@ def check_vectors(vectors: Vectors, dim: int | None = None) -> None:
       dim: Their width; None: any.
 
     Raises:
-      ConfigError: They aren't; the message says which row.
+      ConfigError: They aren't; the message names the row.
     """
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.dtype.kind not in "fiu":
         raise ConfigError(
@@ -184,8 +184,8 @@ _FORMAT = 1
 class SemanticIds:
     """The semantic ids of a catalogue: the codes of each item's vector, and one digit more.
 
-    The last digit tells apart items that share all codes: it numbers them from 0 in the order of a hash of
-    their ids. An item that is added later comes after those that are there, so no digit ever changes.
+    The last digit distinguishes items that share all codes: it numbers them from 0 in the order of a hash of
+    their ids. An item that is added later comes after the existing ones, so no digit ever changes.
 
     Args:
       items: The items' ids, int64 (n,), each once.
@@ -252,7 +252,7 @@ class SemanticIds:
         Raises:
           ConfigError: The vectors have another width or number, or aren't finite; or ids aren't whole
             numbers.
-          DataError: An item is there already.
+          DataError: An item exists already.
         """
         if len(items) != len(vectors):
             raise ConfigError(
@@ -289,7 +289,7 @@ class SemanticIds:
         return {"items": len(self.items), "levels": levels, "alike": alike, "most_alike": int(counts.max())}
 
     def write(self, folder: Path) -> None:
-        """Write ``ids.arrow`` and ``codebooks.arrow`` into a folder, which is there."""
+        """Write ``ids.arrow`` and ``codebooks.arrow`` into an existing folder."""
         import pyarrow as pa
 
         note = {"format": _FORMAT, "method": self.method, "sizes": self.sizes, "digest": self.digest}
@@ -338,7 +338,7 @@ class SemanticIds:
             note["method"],
         )
         if found.digest != note["digest"]:
-            raise DataError(f"{folder}: the semantic ids aren't what was written there: make them again")
+            raise DataError(f"{folder}: the semantic ids changed after they were written: make them again")
         return found
 
 

@@ -1,9 +1,9 @@
-"""Lets a step tell a clock, if there is one, where its parts end, and what goes on beside them.
+"""Marks the parts of a training step for a clock that measures it.
 
-The code that makes a step says two things. `mark_end`: a part of the step, such as its forward pass, ends
-when some tensors are there. `begin_span`: something that may overlap with parts, such as an exchange between
-ranks, lasts from some tensors to others. A clock that measures a step is put up by `use_clock` while the step
-is traced (`gmeta.callbacks.step_clock`). Without one nothing is added to the graph.
+The code of a step marks two things. `mark_end`: a part of the step, such as its forward pass, ends when
+some tensors are computed. `begin_span`: an activity that may overlap with parts, such as an exchange between
+ranks, lasts from some tensors to others. `use_clock` activates a clock while the step is traced
+(`gmeta.callbacks.step_clock`). Without a clock, the marks add nothing to the graph.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from gmeta.core.step import step_context, within_step
 
 @dataclass(frozen=True)
 class SpanKind:
-    """What a span is.
+    """The description of a span.
 
     Attributes:
       kind: ``"data"``, ``"lookup"`` or ``"exchange"``.
-      name: Of what: a collection's name, or that of a collective.
-      lane: Of an exchange, the channel that it takes: ``"tcp"`` and ``"nccl"`` carry one at a time.
-      ranks: Of an exchange, the ranks that take part; () stands for all.
-      batches_ahead: For the batch of how many steps later it is.
-      beside: Whether the step goes on meanwhile, up to where what comes of it is needed.
+      name: The name of the collection, or of the collective.
+      lane: The channel of an exchange: ``"tcp"`` and ``"nccl"`` carry one at a time.
+      ranks: The ranks that take part in an exchange; () stands for all.
+      batches_ahead: How many steps later its batch is trained.
+      beside: Whether the step continues meanwhile, until it needs the span's result.
     """
 
     kind: str
@@ -43,10 +43,10 @@ class Clock(Protocol):
     """The interface of a clock."""
 
     def mark(self, part: str, *tensors: Any) -> None:
-        """A part of the step ends when these tensors are there."""
+        """End a part of the step when these tensors are computed."""
 
     def begin(self, what: SpanKind, *tensors: Any) -> Callable[..., None]:
-        """A span begins when these tensors are there; return a function that takes those it ends with."""
+        """Begin a span when these tensors are computed; return a function of the tensors that end it."""
 
 
 def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
@@ -61,7 +61,7 @@ def beside_step(batches_ahead: int = 0) -> AbstractContextManager[None]:
 
 @tf.autograph.experimental.do_not_convert  # AutoGraph would rewrite the clock wherever a step is traced
 def mark_end(part: str, *tensors: Any) -> None:
-    """Say that a part of the step ends when these tensors are there.
+    """Mark the end of a part of the step: the moment when these tensors are computed.
 
     Args:
       part: One of `gmeta.callbacks.step_clock.PARTS`.
@@ -77,8 +77,8 @@ def upstream_of(loss: tf.Tensor) -> tf.Tensor | None:
     """Return the ``output_gradients`` that a tape gets, so that the gradients come after the loss.
 
     An op runs when its inputs are there, and gradients seldom need the loss itself. So TensorFlow computes
-    most of them before it, and a mark at the loss would come at the end of both. Ones that wait for the loss
-    tell the two apart. Without a clock it is None, for which the tape takes ones that wait for nothing.
+    most of them before it, and a mark at the loss would come at the end of both. Upstream ones that wait for
+    the loss separate the two. Without a clock this returns None, and the tape uses its own.
     """
     if step_context().clock is None:
         return None
@@ -90,14 +90,14 @@ def upstream_of(loss: tf.Tensor) -> tf.Tensor | None:
 def begin_span(
     kind: str, name: str, *tensors: Any, lane: str = "", ranks: Sequence[int] = ()
 ) -> Callable[..., None]:
-    """Say that a span begins when these tensors are there.
+    """Mark the beginning of a span: the moment when these tensors are computed.
 
     Args:
       kind: As in `SpanKind`, like the other arguments.
-      name: Of what.
+      name: The name of the collection, or of the collective.
       *tensors: As in `mark_end`; without any, it begins with the step's graph.
       lane: The channel.
-      ranks: Who takes part.
+      ranks: The ranks that take part.
 
     Returns:
       A function; call it with the tensors that the span ends with.
@@ -115,15 +115,15 @@ def _end_nothing(*tensors: Any) -> None:
     """Do nothing."""
 
 
-# A Keras callback of steps that lets the next step begin while the GPU still works on the last.
+# A base class for callbacks of steps that lets the next step begin while the GPU still computes the last.
 
 
 class StepCallback(tf.keras.callbacks.Callback):
     """The base class of callbacks that are called in each step and don't read the step's logs.
 
     Keras copies the loss and the metrics from the GPU for a callback that has a method of batches, so each
-    step would wait for the end of the last. With this base class the logs of a step are tensors, and nobody
-    waits for them. An epoch's logs are numbers, as ever.
+    step would wait for the end of the last. With this base class the logs of a step are tensors, and no step
+    waits for them. An epoch's logs are numbers, as usual.
     """
 
     def __init__(self) -> None:

@@ -76,10 +76,10 @@ class Interrupts:
         self.came = False
 
     def raise_again(self) -> None:
-        """Raise what was swallowed.
+        """Raise the interrupt that was held back.
 
         Raises:
-          KeyboardInterrupt: There was an interrupt, and yet the program goes on.
+          KeyboardInterrupt: There was an interrupt, and the program has continued.
         """
         if self.came:
             raise KeyboardInterrupt

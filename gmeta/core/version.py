@@ -61,7 +61,7 @@ def find_tensorflow(folders: Iterable[str] | None = None) -> tuple[str, str, str
 
 
 def describe_misfit(version: str) -> str | None:
-    """Return what is the case and what to do where gmeta doesn't run on a TensorFlow, and None where it does.
+    """Return why gmeta doesn't run on a TensorFlow and what to do about it, or None if it runs.
 
     Args:
       version: TensorFlow's version, such as ``"2.21.0"`` or ``"2.22.0-rc1"``.

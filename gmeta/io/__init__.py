@@ -6,12 +6,12 @@
 - `sequences` gives users' histories and exposures, which `SequenceSplit` cuts out of groups.
 - `groups` gives the groups that all of these are made of; `group_batch` reads them from files without an
   index.
-- `epoch_plan` says what is left of an epoch, `ReaderStats` what was read, skipped and bad, and `ReadingTime`
-  whether training waits for its data.
+- `epoch_plan` returns the rest of an epoch, `ReaderStats` counts read, skipped and bad data, and
+  `ReadingTime` measures whether training waits for its data.
 - `data_errors` and `as_data_error` turn TensorFlow's errors into one line.
 - `HistoryStore` rebuilds users' histories as they were at a moment, and `late` gives the batches of
   `sequences` with histories out of such a store; `history_crc` is a history's checksum.
-- `write_predictions` predicts for all rows of a split, into Arrow files; any number of ranks goes on with it.
+- `write_predictions` predicts for all rows of a split, into Arrow files; any number of ranks can resume it.
 - `distribute` lets workers read (`gmeta workers`), and `rebatch` makes large batches of small ones.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 """

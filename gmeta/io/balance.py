@@ -40,7 +40,7 @@ def fit_steps(batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> tuple
     if np.linalg.matrix_rank(columns, tol=_SAME) < 3:
         raise ConfigError(
             f"of_steps: the {len(batches)} batches are too alike: their tokens ({_range(sums[:, 0])}) and "
-            f"squared lengths ({_range(sums[:, 1])}) don't vary apart from each other, so nothing tells what "
+            f"squared lengths ({_range(sums[:, 1])}) don't vary independently, so nothing shows what "
             "each of them costs. Add a batch of many short sequences, one of a few long ones, and a small one"
         )
     _, linear, quadratic = _least_distance(columns, took / took.max())
@@ -184,8 +184,8 @@ class SequenceCost:
         A device does the operations of attention at another rate than those of large matrix products, so
         operations counted (`of_hstu`) and time can disagree about b / a, and batches of equal operations then
         take unequal time. F is in seconds here: a a token, b a pair of tokens. So is the target of a
-        `gmeta.io.Balance`. The constant c, what every step takes whatever its batch, isn't kept: all ranks
-        have it alike, so it changes no balance.
+        `gmeta.io.Balance`. The constant c, which every step takes, isn't kept: it is the same on all
+        ranks, so it changes no balance.
 
         A fit is as good as its batches: let tokens and squared lengths vary apart from each other, by batches
         of short and of long sequences besides those drawn from data, and some of half the size. Time each
@@ -195,7 +195,7 @@ class SequenceCost:
 
         Args:
           batches: The lengths of each batch's sequences, in tokens.
-          seconds: (batches,), what the step on each batch took.
+          seconds: (batches,), the time of the step on each batch.
 
         Raises:
           ConfigError: There are fewer than 3 batches, or not one time for each; a time isn't finite or above

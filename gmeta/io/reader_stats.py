@@ -1,4 +1,4 @@
-"""Counters of what a reader has read, left out and found bad."""
+"""Counters of the data that a reader has read, left out and found bad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of items by what stands beside them: in users' histories, and among their attributes."""
+"""Computes vectors of items from their neighbours in users' histories and from their attributes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cooccurrence_vectors(
     attributes: Mapping[int, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> Vectors:
-    """Embed items by a truncated SVD of what stands near them in histories, and of their attributes.
+    """Embed items by a truncated SVD of their neighbours in histories and of their attributes.
 
     Two matrices are put beside each other, each scaled to a Frobenius norm of 1: the positive pointwise
     mutual information max(0, log(p(i, j) / (p(i) p(j)))) of items at most ``window`` places apart, and
@@ -29,7 +29,7 @@ def cooccurrence_vectors(
     each divided by its length.
 
     Args:
-      histories: Items of each user in the order of time, numbers from 0. Leave out what is to be predicted.
+      histories: Items of each user in the order of time, numbers from 0. Leave out the items to predict.
       items: How many items there are.
       dim: Width of the vectors, 1 <= dim < items.
       window: Places, >= 1.

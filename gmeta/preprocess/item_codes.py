@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def assign_evenly(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
     """Assign each vector to a near center, of which none gets more than one vector more than another.
 
-    Vectors ask for their nearest center that has room; a center takes the nearest of those that ask, and the
+    Vectors request their nearest center that has room; a center takes the nearest of these vectors, and the
     others ask again. With n vectors and k centers, n mod k centers, those that fill first, take one more.
 
     Args:
@@ -81,7 +81,7 @@ _EVEN_ROUNDS = 5
 def fit_residual_kmeans(
     vectors: Vectors, levels: int, codes: int, *, balanced: bool, seed: int
 ) -> tuple[tuple[Vectors, ...], NDArray[np.int32]]:
-    """Cluster vectors, then what is left of them, level by level.
+    """Cluster vectors, then their residuals, level by level.
 
     Args:
       vectors: float32 (n, dim).
@@ -302,7 +302,7 @@ def semantic_ids(
 
     Level 1 clusters the vectors, or what the encoder of an `RqVae` makes of them; level l + 1 what is left
     after the nearest center of level l has been subtracted (`Codebooks`). So similar items share their first
-    digits. The last digit tells apart items that share all codes.
+    digits. The last digit distinguishes items that share all codes.
 
     Args:
       vectors: float (n, dim), one row an item: embeddings of texts or pictures, rows of a trained model

@@ -17,7 +17,7 @@ from gmeta.preprocess.table_spec import TableSpec
 
 # The handling of bad records: the first one ends the run, or each is counted.
 #
-# A function that parses a record knows what is wrong with it, but not where it is; the engine that calls it
+# A function that parses a record knows its fault, but not its place; the engine that calls it
 # knows where, but not what. So the function raises a `BadRecord` without a place, and the engine passes it
 # with the place to a `BadRecords`, which alone knows the rule.
 
@@ -54,7 +54,7 @@ class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom
 
     Args:
       reason: The rule that it breaks.
-      message: What was received and what was expected; the caller adds the place.
+      message: The received and the expected value; the caller adds the place.
       of_table: Whether a spec describes its columns; the spec may then be what needs mending.
     """
 
@@ -85,7 +85,7 @@ class BadRecords:
         Args:
           error: What is wrong.
           path: The file that the record is in.
-          line: Its line, counted from 1; None if the message says where it is.
+          line: Its line, counted from 1; None if the message names the place.
           count: The number of records that are bad in this way.
 
         Raises:
@@ -100,7 +100,7 @@ class BadRecords:
                 )
             if error.of_table and error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
                 advice = (
-                    "if it is an id, say hash = true for its column in --spec, which stores text and numbers "
+                    "if it is an id, set hash = true for its column in --spec, which stores text and numbers "
                     "alike; if not, mend it"
                 )
             raise DataError(f"{error.reason.value}: {error}", path=path, line=line, advice=advice) from error

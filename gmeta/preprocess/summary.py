@@ -1,4 +1,4 @@
-"""The summary of a preparation: what was read, what was kept, and what was left out and why."""
+"""The summary of a preparation: counts of rows that were read, kept and left out, with reasons."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class TableSpec:
     Attributes:
       task: The column of tasks: rows with the same value form a task. Stored as int64.
       time: The column that a task's rows are ordered by; None: by the other columns, in the schema's order.
-      label: The column to predict; float32 unless its `ColumnSpec` says otherwise.
+      label: The column to predict; float32 unless its `ColumnSpec` sets another dtype.
       unique: Columns whose values may not repeat in a task, such as the item; the first row is kept.
       batch: The name of the column that numbers a task's batches; the plan adds it.
       columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Columns named
@@ -257,7 +257,7 @@ class TableSpec:
         if isinstance(column.default, str) and not hashes:
             raise ConfigError(
                 f"column {name!r} holds numbers, and default={column.default!r} is text: give a number, or "
-                "say hash = true"
+                "set hash = true"
             )
         if isinstance(column.default, float) and dtype == "int64":
             _check_whole(column.default)
@@ -273,7 +273,7 @@ class TableSpec:
         return "float32" if is_float else "int64", isinstance(default, str)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the manifest keeps of the spec, as JSON values."""
+        """Return the spec as the manifest keeps it, as JSON values."""
         return {
             **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
             "columns": {name: asdict(column) for name, column in self.columns.items()},
@@ -295,7 +295,7 @@ def check_names(names: Sequence[str], what: str) -> None:
         if other != name:
             raise ConfigError(
                 f"{what} columns {other!r} and {name!r}, which differ in case alone, and SQL can't "
-                "tell them apart: rename one"
+                "distinguish them: rename one"
             )
         if name.lower().startswith(RESERVED):
             raise ConfigError(

@@ -245,7 +245,7 @@ def test_what_cannot_be_taken_over_is_told(tmp_path, admission, eviction, why):
     train(table, [1, 2])
     save(tmp_path / "a", {"item": table})
     again = new_table(admission, eviction)
-    with pytest.warns(UserWarning, match=f"table 'item' remembered is left out, .*counted afresh: .*{why}"):
+    with pytest.warns(UserWarning, match=f"counts of table 'item' are left out, .*counted afresh: .*{why}"):
         info = load(tmp_path / "a", {"item": again})
     assert list(info.forgotten) == ["item"]
     counts, filter_ = remembered(again)

@@ -399,7 +399,7 @@ def test_misuse_is_refused_before_anything_is_written(tmp_path):
         save(tmp_path / "a", {})
     assert list(tmp_path.iterdir()) == []
     save(tmp_path / "a", {"item": table})
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already: a checkpoint isn't overwritten"):
         save(tmp_path / "a", {"item": table})
     with pytest.raises(ConfigError, match="base must lie beside"):
         save(tmp_path / "b" / "c", {"item": table}, base=tmp_path / "a")

@@ -228,7 +228,7 @@ def test_the_places_of_a_key_that_is_there_twice_are_files_and_rows(tmp_path):
         checkpoint.import_table(collection("user", "item"), "item", tmp_path / "in")
     files = [tmp_path / "in" / f"part-{number}.arrow" for number in range(2)]
     assert str(refused.value) == (
-        f"key 6 is there twice, in {files[0]} row 2 and in {files[1]} row 1; keep one of them"
+        f"key 6 occurs twice, in {files[0]} row 2 and in {files[1]} row 1; keep one of them"
     )
 
 

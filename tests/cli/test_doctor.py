@@ -294,7 +294,7 @@ def test_memory_that_does_not_hold_the_index(
 ) -> None:
     done = size_up(monkeypatch, checkpoints, "--ssd", tmp_path, memory=70_000, free=10**12)
     assert done.exit_code == 1
-    assert "57.2 kB stay in memory for the index of all rows, and 52.5 kB are there" in verdict(done)
+    assert "57.2 kB stay in memory for the index of all rows, and 52.5 kB are available" in verdict(done)
     assert "add 6.27 kB of memory" in verdict(done)
 
 

@@ -98,7 +98,7 @@ def test_an_interrupt_is_one_line_and_130(failing: list[BaseException]) -> None:
     failing.append(KeyboardInterrupt())
     done = CliRunner().invoke(main, ["doctor"])
     assert done.exit_code == 130
-    assert done.stderr == "gmeta: interrupted; what was finished is kept\n"
+    assert done.stderr == "gmeta: interrupted; finished parts are kept\n"
 
 
 def test_an_interrupt_that_became_another_error_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_an_interrupt_that_became_another_error_is_an_interrupt(monkeypatch: pyt
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.exit_code == 130
-    assert done.stderr == "gmeta: interrupted; what was finished is kept\n"
+    assert done.stderr == "gmeta: interrupted; finished parts are kept\n"
 
 
 def test_a_reader_who_has_read_enough_is_no_error() -> None:

@@ -96,7 +96,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
     assert process.returncode == 130
     planned, interrupted = own_lines(stderr).splitlines()
     assert planned.startswith("trains on ")
-    assert interrupted == "gmeta: interrupted; what was finished is kept"
+    assert interrupted == "gmeta: interrupted; finished parts are kept"
 
     done = len(json.loads(history.read_text()))
     config = json.loads((folder / "stopped/config.json").read_text())

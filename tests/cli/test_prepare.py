@@ -155,7 +155,7 @@ def test_a_table_by_a_spec_and_options_that_count_more(table, tmp_path):
     ("options", "said"),
     [
         (["--time", "ts"], "--time is of a table: name its --task too"),
-        ([], "say which of its columns is the task, with --task COLUMN or --spec FILE"),
+        ([], "name the column of the task, with --task COLUMN or --spec FILE"),
         (["--task", "user", "--compress", "gzip"], "a compressed file can't be entered in the middle"),
         (["--task", "user", "--memory-limit", "much"], "memory limit must be a size such as 2GB"),
         (["--task", "user", "--min-rows", str(2**63)], "min_rows must be below 2^63"),

@@ -73,8 +73,8 @@ def test_ranks_on_hosts_are_as_many_as_these_have_room_for(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["launch", "--np", "2", "--min-np", "1", "true"], "--min-np 1 says how an elastic job varies"),
-        (["train", "--run", "x", "--host-discovery-script", "y"], "--host-discovery-script y says how"),
+        (["launch", "--np", "2", "--min-np", "1", "true"], "--min-np 1 defines how an elastic job varies"),
+        (["train", "--run", "x", "--host-discovery-script", "y"], "--host-discovery-script y defines how"),
         (["train", "--run", "x", "--elastic"], "--elastic needs --np"),
         (["launch", "true"], "give --np, the number of ranks, or --hosts"),
         (["launch", "--np", "2", "--ssh", "ssh", "true"], "--ssh 'ssh' is for other machines"),

@@ -36,7 +36,7 @@ def test_rows_of_an_array_are_items_from_zero_on(tmp_path: Path) -> None:
     assert f"digest {ids.digest[:12]}" in done.output
     again = call(tmp_path / "v.npy", tmp_path / "ids")
     assert again.exit_code == 2
-    assert "is there already: add --overwrite" in again.output
+    assert "exists already: add --overwrite" in again.output
     assert call(tmp_path / "v.npy", tmp_path / "ids", "--overwrite", "--balanced").exit_code == 0
     counts = np.bincount(SemanticIds.read(tmp_path / "ids").digits[:, 0])
     assert counts.max() - counts.min() <= 1

@@ -79,7 +79,7 @@ def test_a_job_that_fails_names_the_rank_and_ends(fault: str, said: str, why: st
 
 def test_how_long_ranks_wait_is_said_in_seconds() -> None:
     environment = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "soon"}
-    with pytest.raises(RanksError, match="SECONDS='soon': give whole seconds, or 0 for ever"):
+    with pytest.raises(RanksError, match="SECONDS='soon': give whole seconds, or 0 for no limit"):
         run_ranks(steps, 2, "none", environment=environment)
 
 

@@ -22,7 +22,7 @@ TAGS = ("new", "sale", "red", "wool", "home", "toys", "books", "garden")
 
 
 def click_log(users: int = 200, rows: int = 40, *, items: int = 60, seed: int = 0) -> pa.Table:
-    """Rows of users, each of whom likes some tags and dislikes others, and cheap things or dear ones.
+    """Rows of users who each like some tags and dislike others, and cheap or expensive items.
 
     Args:
       users: How many users.
@@ -122,7 +122,7 @@ def event_table(rows: int, *, users: int = 20, seed: int = 0) -> pa.Table:
 
 
 def write_table(table: pa.Table, path: Path) -> Path:
-    """Write a table as its file's ending says."""
+    """Write a table in the format of its file's ending."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(table, path, row_group_size=max(table.num_rows // 3, 1))

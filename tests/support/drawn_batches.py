@@ -349,7 +349,7 @@ def draw_sequences(
       seed: Of both.
       sizes: For each sequence how many contextual tokens, tokens of the history, and targets.
       dim: Numbers of a token.
-      mask: Who sees whom.
+      mask: Which tokens see which.
     """
     random = np.random.default_rng(seed)
     contexts, history, targets = np.array(sizes, np.int64).reshape(-1, 3).T

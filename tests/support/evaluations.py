@@ -25,7 +25,7 @@ def example_evaluation(seeds: Sequence[int] = (0, 1, 2), *, joint: bool = True) 
 
     Args:
       seeds: The seeds; the values of seed ``i`` lie ``0.002 * (i - middle)`` off the mean.
-      joint: Whether the method ``"joint"`` is there.
+      joint: Whether the evaluation has the method ``"joint"``.
     """
     offsets = [0.002 * (i - (len(seeds) - 1) / 2) for i in range(len(seeds))]
 

@@ -1,4 +1,4 @@
-"""A Thrift server with the interface of HBase's and tables in memory, which can be told to fail.
+"""A Thrift server with the interface of HBase's and tables in memory, which can be set to fail.
 
 The interface is happybase's own interface file. What HBase does is kept: a time bounds what is read from
 above and isn't read itself, rows that have nothing are left out of an answer, of a value as many versions
@@ -46,7 +46,7 @@ class HBaseServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:
-        """End as a killed server does: nobody listens, and open connections break."""
+        """End as a killed server does: nothing listens, and open connections break."""
         for open_ in [self._listener, *self._clients]:
             with suppress(OSError):
                 open_.shutdown(socket.SHUT_RDWR)

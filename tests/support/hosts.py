@@ -42,7 +42,7 @@ mount --bind "$3" /proc/sys/kernel/random/boot_id
 echo "$1" > /proc/sys/kernel/hostname
 ip link set lo up
 echo up
-# Linux itself then buries those who have lost their parent: nobody can leave while one of them isn't buried.
+# Linux itself then buries those who have lost their parent: no rank can leave while one of them isn't buried.
 exec env --ignore-signal=CHLD cat
 """
 _SSH = """#!/bin/sh
@@ -164,7 +164,7 @@ class Rack:
         self.head, self.hosts, self.folder = head, tuple(hosts), folder
 
     def unplug(self, host: Machine) -> None:
-        """Take a host's wire out of the switch: nobody is told, as nobody is when a machine loses power."""
+        """Take a host's wire out of the switch, without notice, as when a machine loses power."""
         self.head.run("ip", "link", "set", _port(host), "down")
 
     def plug(self, host: Machine) -> None:
@@ -185,7 +185,7 @@ def rack(size: int, gbit: float | None = None) -> Iterator[Rack]:
       The rack.
 
     Raises:
-      OSError: This machine can't make one; `why_no_rack` tells beforehand.
+      OSError: This machine can't make one; `why_no_rack` returns the reason.
 
     Example:
       >>> with rack(2, gbit=1) as found:  # doctest: +SKIP

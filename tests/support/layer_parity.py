@@ -1,6 +1,6 @@
 """A layer against its equations in NumPy: outputs, and gradients of all that it is a function of.
 
-The rule: what a layer makes in float32 may be off by twice as much as the plain form in float32 is, both
+The rule: the error of a layer in float32 may be twice that of the plain form in float32, both
 measured against float64, or by a few roundings where that is less.
 """
 

@@ -1,4 +1,4 @@
-"""Manifests as nobody should write them: JSON whose structure is kept and whose values are another's.
+"""Manifests as no program should write them: JSON whose structure is kept and whose values are another's.
 
 The rule that they are tried by: a damaged manifest is read as what was written, or refused by one of gmeta's
 errors in one line, and no file outside of its folder is opened either way.

@@ -45,7 +45,7 @@ ROOT = Path(gmeta.__file__).resolve().parents[1]
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 """Command -> the function that it calls, as ``module:function``."""
 UNKNOWN = object()
-"""What a name means that only a run would tell."""
+"""The meaning of a name that only a run determines."""
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 _SHOWS = "# -> "
@@ -57,7 +57,7 @@ class Block(NamedTuple):
     Attributes:
       line: The line of its fence.
       kind: ``python``, ``sh``, ``toml`` or ``text``.
-      note: What else its fence says.
+      note: The rest of its fence.
       text: Its lines.
     """
 

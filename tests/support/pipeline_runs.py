@@ -58,7 +58,7 @@ def train_at_depth(
     fit: dict[str, Any] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train a model with what is drawn for this rank, and return its state.
+    """Train a model with the data drawn for this rank, and return its state.
 
     Args:
       kind: One of `KINDS`, or "next item of users" or "next item of positions", whose negatives are theirs.

@@ -30,7 +30,7 @@ def run_ranks(
     grace: float = 60.0,
     environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run a function, or a Python script, on `np` ranks, and return what each returned.
+    """Run a function, or a Python script, on `np` ranks, and return the result of each.
 
     Each rank is a new process, which has TensorFlow loaded (`support.warm`). The function runs
     after ``gmeta.init()``; a script calls that itself. With ``np=1`` the world is one rank.
@@ -46,7 +46,7 @@ def run_ranks(
       environment: What is set besides this process's environment.
 
     Returns:
-      By rank, what the function returned; of a script, the text that it wrote to stdout.
+      By rank, the function's result; for a script, the text that it wrote to stdout.
 
     Raises:
       RanksError: A rank failed or time ran out; the message has the cause, then each rank's whole output.
@@ -77,7 +77,7 @@ def rank_command(
 
 
 def results(folder: Path, np: int) -> list[Any]:
-    """Read by rank what the function of `rank_command` returned."""
+    """Read by rank the results of the function of `rank_command`."""
     return [pickle.loads((folder / f"result.{rank}").read_bytes()) for rank in range(np)]
 
 
@@ -100,7 +100,7 @@ def _launch(
         if stream == "stdout":
             said[rank].append(line)
 
-    launching.GRACE = grace  # of this process, which is there for these ranks alone
+    launching.GRACE = grace  # of this process, which serves only these ranks
     try:
         launch(command, np, environment=environment, write=write, timeout=timeout)
     except RanksError as error:
@@ -151,7 +151,7 @@ def own_lines(stderr: str) -> str:
     return _STARTUP.sub("", stderr)
 
 
-# What a process says of the machine, and not of itself.
+# Lines of a process about the machine, and not about itself.
 
 _SLOW = re.compile(r"WARNING:tensorflow:Callback method .* is slow compared to the batch time.*\n")
 

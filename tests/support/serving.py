@@ -90,7 +90,7 @@ def ask_all(requests: Sequence[Request]) -> list[Answer]:
     """What is answered to each request, by a process that answers all of this one's.
 
     Raises:
-      RuntimeError: A request failed; with its traceback, or with what the process wrote before it died.
+      RuntimeError: A request failed; with its traceback, or with the process' output before it died.
     """
     with tempfile.TemporaryDirectory() as scratch:
         answers = []
@@ -104,7 +104,7 @@ def ask_all(requests: Sequence[Request]) -> list[Answer]:
 
 
 class _Server:
-    """A process that has TensorFlow and not gmeta, and goes on with one request after another."""
+    """A process that has TensorFlow and not gmeta, and answers one request after another."""
 
     def __init__(self) -> None:
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  as long as the process
@@ -176,7 +176,7 @@ def rest_server(base: Path) -> Iterator[int]:
                 name = re.fullmatch("/v1/models/([^:/]+):predict", self.path)
                 assert name is not None, self.path
                 code, said = 200, {"outputs": _answer_rest(base / name[1], **asked)}
-            except Exception as error:  # a client is told, whatever it is
+            except Exception as error:  # any error is reported to the client
                 code, said = 400, {"error": f"{type(error).__name__}: {error}"}
             self.send_response(code)
             self.end_headers()

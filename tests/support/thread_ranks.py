@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for what tells ranks apart by its arguments."""
+"""Ranks that are threads of one process, for code that gets its rank as an argument."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run_thread_ranks(size: int, work: Callable[[int, Callable[[Any], list[Any]]]
       work: Gets its rank, and what gives every rank's object to every rank.
 
     Returns:
-      By rank, what it returned, or the exception that it raised.
+      By rank, its result, or the exception that it raised.
     """
     barrier, said, results = threading.Barrier(size), [None] * size, [None] * size
 
@@ -27,7 +27,7 @@ def run_thread_ranks(size: int, work: Callable[[int, Callable[[Any], list[Any]]]
             said[rank] = value
             barrier.wait()
             everything = list(said)
-            barrier.wait()  # nobody says more before all have heard
+            barrier.wait()  # no rank sends more before all have received
             return everything
 
         try:

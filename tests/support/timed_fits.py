@@ -125,7 +125,7 @@ _OWN: dict[str, Callable[[], tuple[Any, Callable[[], Iterator[Any]]]]] = {
 }
 
 
-# Acts on a rank at a named stage of its training steps, for tests of what the other ranks then do.
+# Acts on a rank at a named stage of its training steps, for tests of the other ranks' reactions.
 
 STAGES = ("keys", "peek", "values", "forward", "gradients", "dense", "update")
 """The exchange of keys; the reading ahead of rows; the exchange of rows; the forward pass; the exchange of
@@ -187,7 +187,7 @@ class _Count:
 
     @tf.autograph.experimental.do_not_convert
     def hold(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return a tensor that is there once the call is counted."""
+        """Return a tensor that is computed once the call is counted."""
         with tf.device("CPU:0"):
             counted = tf.numpy_function(self._count, [tf.shape(tensor)], tf.int32)
         with tf.control_dependencies([counted]):

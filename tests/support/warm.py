@@ -1,7 +1,7 @@
 """Runs Python programs that have TensorFlow loaded when they begin: forks of a server that has imported it.
 
 Tests start some hundred processes, and importing TensorFlow takes each 4 CPU seconds. Nothing of TensorFlow
-has run in the server, so that a fork of it is what a process is behind its imports. It is a process like any
+has run in the server, so that a fork of it is a process after its imports. It is a process like any
 other, with an id, signals, output and an exit code of its own. Python programs that it starts, such as ranks,
 are forks as well, until it has run TensorFlow.
 
@@ -68,7 +68,7 @@ def run(
 
 
 def call(function: Callable[..., Any], *args: Any, timeout: float = 900.0) -> Any:
-    """Call a function of a module of gmeta's, with what pickles, in a warm process; what it returns."""
+    """Call a function of gmeta's, with arguments that pickle, in a warm process; return its result."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args)))
         done = run([sys.executable, "-m", __name__, folder], timeout=timeout)
@@ -242,7 +242,7 @@ if __name__ == "__main__":
 
 
 def tune_no_datasets() -> None:
-    """From now on, in this process, iterate over data sets without tuning where they don't ask for it."""
+    """From now on, in this process, iterate over data sets without tuning unless they request it."""
     settle = dataset_ops.DatasetV2._apply_debug_options
 
     def settle_untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,6 +1,6 @@
 """Horovod itself: whether a job uses it, whether it is installed, how it is built, and the import of it.
 
-Horovod is optional: gmeta's launcher brings ranks together without it. ``GMETA_RANKS`` is one of
+Horovod is optional: gmeta's launcher connects ranks without it. ``GMETA_RANKS`` is one of
 
 * ``auto``, the default: Horovod if it is installed, else gmeta's own store and lanes;
 * ``horovod``: Horovod;
@@ -34,7 +34,7 @@ _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
 
 
 def horovod_advice() -> str:
-    """Say how to build Horovod against the installed TensorFlow, or which TensorFlows it builds against."""
+    """Explain how to build Horovod against the installed TensorFlow, or list those that it supports."""
     found = find_tensorflow()
     if found is not None and tuple(map(int, found[1].split(".")[:2])) > LAST_TENSORFLOW:
         last = ".".join(map(str, LAST_TENSORFLOW))
@@ -56,7 +56,7 @@ def horovod_version() -> str | None:
 
 
 def uses_horovod(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a launcher is to bring ranks together by Horovod, as ``GMETA_RANKS`` chooses.
+    """Return whether a launcher should connect ranks by Horovod, as ``GMETA_RANKS`` chooses.
 
     Args:
       environment: That of the ranks.
@@ -110,7 +110,7 @@ def import_horovod() -> ModuleType:
     """
     if horovod_version() is None:
         raise ConfigError(
-            "Horovod is not installed: start ranks by `gmeta launch`, which does without, or "
+            "Horovod is not installed: start ranks by `gmeta launch`, which doesn't need it, or "
             f"{horovod_advice()}"
         )
     try:

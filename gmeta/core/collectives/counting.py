@@ -189,7 +189,7 @@ def leave_out_alltoall() -> None:
 def count(kind: str, size: tf.Tensor | int, after: tf.Tensor) -> None:
     """Count one collective of `size` bytes once its result, `after`, is computed.
 
-    The dependence also keeps a collective whose result nobody reads from being pruned on this rank alone.
+    The dependence also keeps a collective whose result isn't used from being pruned on this rank alone.
     """
     with tf.device("CPU:0"), tf.control_dependencies([after]):
         counter(kind).assign_add(tf.stack([tf.constant(1, tf.int64), tf.cast(size, tf.int64)]))

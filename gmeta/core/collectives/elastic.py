@@ -39,7 +39,7 @@ class Driver(Protocol):
         """Return the job's name, which is the same in all its starts."""
 
     def note_checkpoint(self) -> None:
-        """Take note that a checkpoint was saved since this start."""
+        """Record that a checkpoint was saved since this start."""
 
     def is_change_wanted(self) -> bool:
         """Return whether other places are wanted for ranks; rank 0 knows."""
@@ -60,7 +60,7 @@ class StoreDriver:
         return hashlib.sha256(self._told.encode()).hexdigest()[:16]
 
     def note_checkpoint(self) -> None:
-        """Leave the message that says so."""
+        """Leave the message in the store."""
         self._store().put(SCOPE, SAVED, True)
 
     def is_change_wanted(self) -> bool:
@@ -95,7 +95,7 @@ def find_driver() -> Driver | None:
 
 
 def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
-    """Tell the driver about a checkpoint, and exit if another number of ranks is wanted.
+    """Notify the driver of a checkpoint, and exit if another number of ranks is wanted.
 
     All ranks call this when a checkpoint is complete. Outside of an elastic job it does nothing.
 
@@ -103,7 +103,7 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
       from_first: Gives every rank what the first rank's function returns.
 
     Raises:
-      SystemExit: On all ranks, with the code `AGAIN`: the job goes on from this checkpoint.
+      SystemExit: On all ranks, with the code `AGAIN`: the job resumes from this checkpoint.
     """
     driver = find_driver()
     if driver is None:

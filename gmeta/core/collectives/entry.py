@@ -35,7 +35,7 @@ DEFAULTS = {
     # Milliseconds between two checks for data to send. A small collective takes 2.1 ms at Horovod's own
     # default of 1 ms, and 0.8 ms at 0.1.
     "HOROVOD_CYCLE_TIME": "0.1",
-    # How long a rank may keep the others waiting in a collective (`stalls`); 0, Horovod's default: for ever.
+    # How long a rank may keep the others waiting in a collective (`stalls`); 0, Horovod's default: no limit.
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
     # How long a rank waits for a machine that has gone silent, and for the slowest import at the start.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "50",
@@ -55,15 +55,15 @@ def init(groups: int | None = None) -> World:
     returns the same world. A process that another launcher has started with others is refused, unless
     ``GMETA_RANKS=one`` declares that each is a job of its own.
 
-    In G groups, N ranks keep the rows of tables G times: the N / G ranks of a group divide them among each
-    other, ask only each other for rows, and the groups train on different data. The owners of the same rows
-    tell each other which keys their groups have looked up, and add up their groups' gradients. All copies
+    In G groups, N ranks keep the rows of tables G times: the N / G ranks of a group divide the rows, request
+    them only from each other, and the groups train on different data. The owners of the same rows exchange
+    the keys that their groups have looked up, and add up their groups' gradients. All copies
     of a row stay equal to the last bit, and a step equals that of one group up to the rounding of sums.
     Ranks 0 to N / G - 1 are the first group, so a machine can be a group. More groups take G times the
     memory, and send rows only within a group.
 
     Args:
-      groups: G. None: what the environment variable ``GMETA_GROUPS`` says, or 1. One rank can't form several
+      groups: G. None: the environment variable ``GMETA_GROUPS``, or 1. One rank can't form several
         groups, so a script that runs on one rank too leaves this to the launcher's environment.
 
     Returns:
@@ -125,7 +125,7 @@ def init(groups: int | None = None) -> World:
 
 
 def _find_peers() -> Peers:
-    """Return what brings the ranks of this job together, as its launcher says."""
+    """Return the connection of this job's ranks, which its launcher chooses."""
     check_launcher(own=told_place() is not None)
     if horovod_version() is None:
         check_alone(_ALONE)
@@ -180,7 +180,7 @@ def _take_gpu(local_rank: int, local_size: int) -> None:
 
 @functools.cache  # one watching thread
 def _end_with_launcher() -> None:
-    """End this process when the launcher is gone, for whatever reason; nobody else would end it."""
+    """End this process when the launcher is gone, for any reason; nothing else would end it."""
     launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return

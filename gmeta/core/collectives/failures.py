@@ -56,7 +56,7 @@ def name_failures(doing: str = "a collective") -> Iterator[None]:
       doing: What the block does, for the message.
 
     Raises:
-      CollectiveError: A collective failed; the message names this rank and says what to look at.
+      CollectiveError: A collective failed; the message names this rank and what to look at.
     """
     try:
         yield
@@ -69,7 +69,7 @@ def name_failures(doing: str = "a collective") -> Iterator[None]:
 
 
 def explain(error: tf.errors.OpError, doing: str = "a collective") -> CollectiveError | None:
-    """Make a `CollectiveError` that says what `error` means; return None if it came from no collective."""
+    """Make a `CollectiveError` that explains `error`; return None if it came from no collective."""
     message = str(error.message)
     if not _COLLECTIVE.search(message):
         return None
@@ -98,7 +98,7 @@ def explain(error: tf.errors.OpError, doing: str = "a collective") -> Collective
 
 
 def _note(error: tf.errors.OpError) -> None:
-    """Note that a collective has failed, and for the launcher if other ranks are gone."""
+    """Record that a collective has failed, and notify the launcher if other ranks are gone."""
     forget_starts()
     if _PEER_IS_GONE.search(str(error.message)):
         leave_note(LOST_PEERS)
@@ -137,7 +137,7 @@ def print_errors_first(rank: int, size: int) -> None:
 
 
 def user_place(at: TracebackType | FrameType | None) -> str:
-    """Return the innermost line of a user's own program, such as ``"; at train.py:41"``; "" if there is none.
+    """Return the innermost line of the user's program, such as ``"; at train.py:41"``; "" if there is none.
 
     Args:
       at: The traceback of an error, or the frame that a thread is in.
@@ -160,8 +160,8 @@ def user_place(at: TracebackType | FrameType | None) -> str:
 # Ends a rank that waits too long in a collective for another rank.
 #
 # A rank that loops, sleeps or does something else keeps its connection alive, so the network never fails and
-# the others would wait for ever. Horovod has a check for this, but with 0.28.1 on Gloo it did not act,
-# whatever its settings. So each rank watches itself. A rank is in a collective when it has started more
+# the others would wait forever. Horovod has a check for this, but with 0.28.1 on Gloo it did not act,
+# with any of its settings. So each rank watches itself. A rank is in a collective when it has started more
 # collectives than it has ended, and it stalls when none has ended for the time allowed. A rank that hangs
 # outside of collectives doesn't end itself, so the launcher knows which rank it was.
 
@@ -176,13 +176,15 @@ def watch_for_stalls(world: World, limit: str) -> None:
     Args:
       world: This rank.
       limit: How many seconds the rank may wait in a collective, the text of
-        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; "0" means for ever.
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; "0" means no limit.
 
     Raises:
       ConfigError: `limit` is no whole number of seconds.
     """
     if not limit.isdecimal():
-        raise ConfigError(f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit!r}: give whole seconds, or 0 for ever")
+        raise ConfigError(
+            f"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit!r}: give whole seconds, or 0 for no limit"
+        )
     if int(limit) > 0:
         threading.Thread(target=_watch, args=(world, int(limit)), name="gmeta-stalls", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Lets two processes that know a secret prove it to each other, and signs what they say then.
+"""Lets two processes prove to each other that they know a secret, and signs their messages.
 
 ::
 
@@ -15,7 +15,7 @@ Both sides derive a key for each direction from the secret and the whole greetin
 
     its size, and a signature of its number and its size; its bytes; a signature of its number and its bytes
 
-so nothing can be inserted, changed, repeated, left out or reordered by who forwards the connection, and a
+so a process that forwards the connection can't insert, change, repeat, omit or reorder messages, and a
 forged size reserves no memory. Messages aren't encrypted. Nothing received is interpreted here.
 
 Lanes greet alike (``ops/lane/mesh.h``), but their messages aren't signed. Requests to the launcher's store
@@ -61,8 +61,8 @@ class SignedLink:
       secret: The secret.
       purpose: What the connection is for; both sides state the same.
       called: Whether this side was called.
-      name: Who this side is, 16 bytes, if it was called.
-      expected: Who may be called, if this side calls; empty: whoever knows the secret.
+      name: This side's name, 16 bytes, if it was called.
+      expected: The name of the side to call, if this side calls; empty: any that knows the secret.
       seconds: The time that the whole greeting may take.
 
     Raises:
@@ -112,7 +112,7 @@ class SignedLink:
         """Return the next message, in memory of its own.
 
         Args:
-          timeout: Seconds for which nothing may come; None: for ever.
+          timeout: The longest silence, in seconds; None: no limit.
 
         Raises:
           TimeoutError: Nothing came for so long.

@@ -4,11 +4,11 @@
 When a process fails, or hosts come, the driver gives a place in a new world to each process that asks.
 Horovod itself asks inside the process, by `hvd.init` after `hvd.shutdown`. In gmeta everything starts
 again from the last checkpoint, and TensorFlow's graphs depend on the number of ranks. So a rank restarts
-in its own process: it runs its command line anew (``execv``; the driver sees the same process), requests its
+in its own process: it runs its command line again (``execv``; the driver sees the same process), requests its
 place as Horovod would, and becomes the rank of that place.
 
 The restart happens when the process would end: because its peers failed, or because hosts have come or gone
-and a checkpoint has been saved. Whatever the program does on exit is still done.
+and a checkpoint has been saved. The program's exit functions still run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def find_place() -> None:
 
 
 def watch_hosts() -> None:
-    """Watch for hosts that come or go, of which the driver tells rank 0.
+    """Watch for hosts that come or go; the driver notifies rank 0 of them.
 
     Horovod's own service would unpickle its messages, and it sends its key to the driver readable by all.
     """
@@ -79,7 +79,7 @@ def watch_hosts() -> None:
     name = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
     key = secret.make_secret_key() if own is None else worker_key(own, name)
     service = WorkerNotificationService(key, os.environ.get("HOROVOD_GLOO_IFACE"), _Listener())
-    service._wire = safe_wire(key)  # nobody knows the key before it is sent
+    service._wire = safe_wire(key)  # the key is secret until it is sent
     told = json.dumps(service.addresses()).encode()
     if own is None:  # `horovodrun` itself
         told = codec.dumps_base64((service.addresses(), key), to_ascii=False)
@@ -87,7 +87,8 @@ def watch_hosts() -> None:
         ask("PUT", f"/{WORKER_ADDRESSES}/{name}", told)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise CollectiveError(
-            f"horovodrun at {server_name()} can't be told where {name} is: {error}; its own output says why"
+            f"horovodrun at {server_name()} doesn't accept the address of {name}: {error}; its own output "
+            "has the reason"
         ) from error
 
 
@@ -97,7 +98,7 @@ def worker_key(secret: str, name: str) -> bytes:
 
 
 def safe_wire(key: bytes) -> Any:
-    """Make a Horovod wire for objects that unpickles nothing: a signed message's name says all."""
+    """Make a Horovod wire for objects that unpickles nothing: the name of a signed message suffices."""
     from horovod.runner.common.util import network, secret
     from horovod.runner.elastic.worker import HostsUpdatedRequest, WorkerNotificationService
 
@@ -133,7 +134,7 @@ def start_again_at_exit() -> None:
 
 
 def start_again() -> None:
-    """Run this process's command line anew if `start_again_at_exit` was called, but not for ever."""
+    """Run this process's command line again if `start_again_at_exit` was called, up to a limit."""
     times = int(os.environ.get(_AGAIN, "0")) + 1
     if not _again.is_set() or times > FRUITLESS:
         return

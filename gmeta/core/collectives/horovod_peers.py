@@ -1,4 +1,4 @@
-"""Horovod as what brings ranks together, and carries objects between steps."""
+"""Ranks with Horovod: it connects them, and carries objects between steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HorovodPeers:
         rendezvous.through_proxy()
         try:
             hvd.init()
-        except Exception as error:  # whatever the network and the rendezvous may raise
+        except Exception as error:  # any error of the network and the rendezvous
             leave_note(LOST_PEERS)
             horovod_elastic.start_again_at_exit()
             raise CollectiveError(

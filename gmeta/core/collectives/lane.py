@@ -93,12 +93,12 @@ def lane_kind(place: Place = "cpu") -> str:
 
 
 def kind_of(lane: Lane | None) -> str:
-    """Return what a lane is: tcp, nccl or, if there is none, horovod."""
+    """Return the transport of a lane: tcp, nccl or, without a lane, horovod."""
     return "horovod" if lane is None else lane.kind
 
 
 def describe_way(place: Place) -> str:
-    """Say how tensors in a place travel between ranks."""
+    """Describe how tensors in a place travel between ranks."""
     return _lanes[place].way if place in _lanes else "Horovod"
 
 

@@ -1,8 +1,8 @@
 """Ranks without Horovod: the launcher's store introduces them, and lanes carry objects between steps.
 
-The first lane is opened by what the ranks tell each other in the store; from then on they need it only for
-the lanes of other threads (`lane`). On a lane an object is an all-to-all: an allgather sends everybody the
-same bytes, and in a broadcast all but one rank send nothing.
+The ranks open the first lane by exchanging addresses in the store; from then on they need the store only for
+the lanes of other threads (`lane`). On a lane an object is an all-to-all: an allgather sends the same bytes
+to all ranks, and in a broadcast all but one rank send nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class LanePeers:
     packages: tuple[str, ...] = ()
 
     def start(self) -> Place:
-        """Return the place that the launcher has told this rank.
+        """Return the place that the launcher has assigned to this rank.
 
         Raises:
-          ConfigError: It told none, or ``GMETA_LANE`` chooses Horovod.
+          ConfigError: It assigned none, or ``GMETA_LANE`` chooses Horovod.
         """
         place = told_place()
         if place is None:
-            raise ConfigError("no launcher told this process its place: start it by `gmeta launch`")
+            raise ConfigError("no launcher assigned this process its place: start it by `gmeta launch`")
         if choose_lane() == "horovod":
             raise ConfigError(
                 "GMETA_LANE=horovod, but these ranks start without Horovod: unset it, or install Horovod and "

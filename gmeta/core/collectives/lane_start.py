@@ -8,7 +8,7 @@
 * ``horovod``: everything goes through Horovod.
 
 If only some ranks see a GPU, tensors on GPUs go over TCP too: all ranks must take one way. Without Horovod
-(`lane_peers`), TCP takes whatever would go through it.
+(`lane_peers`), TCP carries what Horovod would.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEFAULT = "auto"
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a rank knows of its GPU.
+    """A rank's GPU, as the rank sees it.
 
     Attributes:
       seen: Whether TensorFlow sees one.
@@ -58,7 +58,7 @@ class Gpu:
 
 
 def choose_lane() -> str:
-    """Return what this process's environment chooses.
+    """Return the lane that this process's environment chooses.
 
     Raises:
       ConfigError: It names no lane.
@@ -80,7 +80,7 @@ def open_lanes(here: World) -> None:
     check_agreement({VARIABLE: name}, advice="set it alike on every rank")
     if name == "horovod" or here.size == 1:
         return
-    opened = find_lane("cpu", "gmeta.init")  # there already if there is no Horovod
+    opened = find_lane("cpu", "gmeta.init")  # open already if there is no Horovod
     gpu = _find_gpu(make_id=here.rank == 0) if name == "auto" else Gpu(_sees_gpu(), why=f"{VARIABLE}={name}")
     ranks = allgather_objects((name_machine(), asdict(gpu), name_loopback()))
     machines, gpus = [rank[0] for rank in ranks], [Gpu(**rank[1]) for rank in ranks]
@@ -169,7 +169,7 @@ def start_seconds() -> int:
 
 
 def patience_seconds() -> int:
-    """Return how many seconds a rank waits in a collective for the others; 0: for ever."""
+    """Return how many seconds a rank waits in a collective for the others; 0: without a limit."""
     return int(os.environ.get("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "60"))
 
 

@@ -3,8 +3,8 @@
 All ranks call these functions eagerly and in the same order. Objects travel as bytes, so the functions work
 between ranks with different versions, and such a difference can be found.
 
-What carries them is what has brought the ranks together: Horovod (`horovod_peers`), or without it gmeta's own
-lanes (`lane_peers`). `gmeta.init` says which, by `use_peers`.
+They travel by the connection of the ranks: Horovod (`horovod_peers`), or without it gmeta's own lanes
+(`lane_peers`). `gmeta.init` sets it, by `use_peers`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Peers(Protocol):
-    """The ranks of a job, as what brings them together; its errors are for `name_failures`.
+    """The connection of a job's ranks; its errors are for `name_failures`.
 
     Attributes:
       packages: Packages besides gmeta's own requirements whose versions the ranks must share.
@@ -42,7 +42,7 @@ class Peers(Protocol):
         """Reach the other ranks; called once, when this rank has taken its GPU."""
 
     def come(self, name: str) -> None:
-        """Wait for all ranks to be about to exchange objects, if it isn't known that they do the same."""
+        """Wait until all ranks are about to exchange objects, unless they are known to do the same."""
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Give every rank the bytes of all."""
@@ -58,7 +58,7 @@ _peers: Peers | None = None
 
 
 def use_peers(peers: Peers) -> None:
-    """Let objects go this way from now on."""
+    """Send objects by this connection from now on."""
     global _peers
     _peers = peers
 
@@ -241,10 +241,10 @@ def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None
 
 @runtime_checkable
 class RankState(Protocol):
-    """A part of a model that one rank can save for all, once they have told each other theirs."""
+    """A part of a model that one rank can save for all, after the ranks have exchanged their states."""
 
     def gather_ranks(self) -> None:
-        """Tell all ranks the state of all ranks; all must call this together, between two steps."""
+        """Send the state of each rank to all ranks; all must call this together, between two steps."""
 
 
 def gather_states(model: tf.Module) -> None:

@@ -18,7 +18,7 @@ GROUPS = "GMETA_GROUPS"
 """Environment variable: the number of groups that the ranks form; by default 1."""
 
 OWN = "GMETA_"
-"""The variables by which gmeta's launcher tells a rank its place, without Horovod, begin with this."""
+"""The prefix of the variables by which gmeta's launcher passes a rank its place, without Horovod."""
 
 PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 """Their rest, in the order of `Place`; Horovod's are the same behind ``HOROVOD_``."""
@@ -45,7 +45,7 @@ A shell of salloc or a script of sbatch has SLURM_NTASKS too, but only what srun
 
 
 class Place(NamedTuple):
-    """What a rank is told of its place.
+    """The place of a rank in its job.
 
     Attributes:
       rank: The number of this process's rank.
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     local_size: int
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that say it."""
+        """Return the environment variables that state it."""
         return {f"{OWN}{name}": str(value) for name, value in zip(PLACE, self, strict=True)}
 
 
@@ -93,7 +93,7 @@ class World:
 
     @property
     def group_rank(self) -> int:
-        """The number of this rank within its group, from 0, which says what rows it owns."""
+        """The number of this rank within its group, from 0, which determines the rows that it owns."""
         return self.rank % self.group_size
 
     @property
@@ -110,7 +110,7 @@ class World:
     def shares(self) -> Shares:
         """The shares of each step's data that this rank takes: one share, unless the job has lost ranks.
 
-        ``shares.total`` is how many batches a step has, whatever the number of ranks.
+        ``shares.total`` is how many batches a step has, regardless of the number of ranks.
 
         Raises:
           ConfigError: There are fewer shares than ranks.
@@ -144,7 +144,7 @@ def under_launcher() -> bool:
 
 
 def told_place() -> Place | None:
-    """Return the place that gmeta's launcher has told this rank without Horovod; None under other launchers.
+    """Return the place that gmeta's launcher has assigned without Horovod; None under other launchers.
 
     Raises:
       ConfigError: A variable is missing, or no number.

@@ -37,7 +37,7 @@ _LARGEST = 1 << 20  # bytes of a value; ranks' addresses are far smaller
 
 
 def new_secret() -> str:
-    """Make a secret that nobody can guess."""
+    """Make a secret that can't be guessed."""
     return secrets.token_hex(32)
 
 
@@ -162,7 +162,7 @@ def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
 
 
 def server_name() -> str:
-    """Return a name that tells this job's rendezvous server from others; empty without a server."""
+    """Return a name that identifies this job's rendezvous server; empty without a server."""
     return os.environ.get(_SERVER) or ":".join(filter(None, map(os.environ.get, (_ADDRESS, _PORT))))
 
 

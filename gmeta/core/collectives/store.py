@@ -74,7 +74,7 @@ class Store:
           rank: This rank.
           size: How many ranks there are.
           value: This rank's value.
-          seconds: How long to wait for the others; 0: for ever.
+          seconds: How long to wait for the others; 0: no limit.
 
         Returns:
           The values by rank.

@@ -5,7 +5,7 @@ what was traced before, and in which scope. So a collective has the name that it
 A second use of a name in one function gets ``_1``, in the order of tracing, which is the program's order.
 
 Horovod declares its ops free of side effects. So TensorFlow's graph optimizer merges two ops with the same
-input, drops one whose result nobody reads, and may run one by itself if its input is a constant. Each input
+input, drops one whose result isn't used, and may run one by itself if its input is a constant. Each input
 therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
 (`counting`), and counting is a side effect.
 
@@ -44,7 +44,7 @@ def alltoall(
 
     Rank r receives, from each rank s in order, the ``splits[r]`` rows of s that follow those for the ranks
     before r. With one rank this is the identity. It is a single collective, in which the ranks also agree on
-    the sizes; on a lane of GPUs they need another one for that, unless ``received_splits`` says them.
+    the sizes; on a lane of GPUs they need another one for that, unless ``received_splits`` gives them.
 
     Args:
       tensor: (rows, ...) of any numeric type or bool; the other dimensions are the same on all ranks.

@@ -64,7 +64,7 @@ def unpack(data: bytes | memoryview) -> Any:
         return _value(json.loads(bytes(data[8:end])), memoryview(data)[end:])
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CollectiveError(
-            f"{len(data)} bytes from another process aren't what gmeta sends: {error}; see that all of them "
+            f"{len(data)} bytes from another process aren't gmeta's message: {error}; see that all of them "
             "run the same gmeta"
         ) from error
 
@@ -159,12 +159,12 @@ def name_machine() -> tuple[str, str]:
 
 
 def name_loopback() -> tuple[str, ...]:
-    """Name what has this process's loopback address: a machine, or one of the containers on it."""
+    """Name the owner of this process's loopback address: a machine, or one of the containers on it."""
     return (*name_machine(), str(_NETWORK.readlink()) if _NETWORK.exists() else "")
 
 
 def choose_addresses(local: bool) -> tuple[str, str]:
-    """Choose the address to listen at, and the one to tell.
+    """Choose the address to listen at, and the one to announce.
 
     Args:
       local: Whether all ranks have the same loopback address.

@@ -1,13 +1,13 @@
 """Starts a job whose number of ranks changes: it survives lost ranks and takes in new ones.
 
 A job is a sequence of starts (`launch`), each with as many ranks as there is room for. A lost rank takes its
-embedding rows with it, so the remaining ranks can't just go on: all start again from the last checkpoint.
+embedding rows with it, so the remaining ranks can't just continue: all restart from the last checkpoint.
 Every start divides the data of a step into the same number of shares (`shares`), so the steps are those of a
 job that was never interrupted.
 
 * If ranks fail or hang, the next start has that many ranks fewer. A failure that would happen again ends the
   job: all ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
-* If there is room for another number of ranks, or none any more where some run, the launcher tells the ranks
+* If the room for ranks changes, or a machine with ranks has no more room, the launcher notifies the ranks
   (`gmeta.core.collectives.elastic`), and they leave together after their next save.
 
 The messages go through a store that outlives the starts.
@@ -33,13 +33,13 @@ from gmeta.core.launcher.meeting import HERE, Host, Values, host_of_each, is_her
 from gmeta.core.launcher.rank_processes import SSH
 from gmeta.core.shares import SHARES
 
-# The places that there are for the ranks of an elastic job, while machines come and go.
+# The places for the ranks of an elastic job, while machines come and go.
 #
-# A host discovery script tells machines and how many ranks each has room for, or the list is fixed. A place
+# A host discovery script lists machines and how many ranks each has room for, or the list is fixed. A place
 # whose rank was lost counts as free again at once if its start had saved a checkpoint; otherwise only when
-# the script tells another number for its machine. So a rank that the system has killed comes back at the next
-# save, and a broken GPU doesn't end every other start. A machine whose connection was lost counts again when
-# the script has left it out once, or tells another number for it.
+# the script prints another number for its machine. So a rank that the system has killed comes back at the
+# next save, and a broken GPU doesn't end every other start. A machine whose connection was lost counts again
+# when the script has left it out once, or prints another number for it.
 
 EVERY = 1.0
 """Seconds between two looks at the places, the same as Horovod's."""
@@ -48,7 +48,7 @@ _SCRIPT_TIME = 60.0  # seconds that the script may take
 
 
 class Room:
-    """The places for ranks now, and the messages that tell ranks about changes.
+    """The places for ranks now, and the messages that notify ranks of changes.
 
     Args:
       most: The most ranks that the job ever has.
@@ -85,7 +85,7 @@ class Room:
         return names[: self._most]
 
     def without(self, running: Sequence[str], lost: Sequence[str]) -> list[str]:
-        """Return where ranks go on: where they run, without lost ones and places that are no more."""
+        """Return the places where ranks continue: where they run, without lost ranks and removed places."""
         left, places = Counter(running) - Counter(lost), Counter(self.wanted())
         kept = [name for name in left for _ in range(min(left[name], places[name]))]
         return kept if len(kept) >= self._least else list(left.elements())[: self._least]
@@ -103,7 +103,7 @@ class Room:
 
     @contextmanager
     def watch(self, running: Sequence[str]) -> Iterator[None]:
-        """Forget the previous start, and tell the running ranks when other places are wanted."""
+        """Forget the previous start, and notify the running ranks when other places are wanted."""
         for message in (SAVED, CHANGE):
             self._values.drop(SCOPE, message)
         over = threading.Event()
@@ -141,7 +141,7 @@ class Room:
 
 
 def ask_script(script: str, *, elsewhere: bool) -> list[Host]:
-    """Run a host discovery script and return the machines that there is room on.
+    """Run a host discovery script and return the machines that have room.
 
     Args:
       script: A shell command that prints lines ``host:slots``, as for ``horovodrun --host-discovery-script``.
@@ -178,7 +178,7 @@ def ask_script(script: str, *, elsewhere: bool) -> list[Host]:
 
 
 def hosts_for(names: Sequence[str]) -> list[Host]:
-    """Return machines with just the room for ranks on these.
+    """Return machines with exactly the room for ranks on these.
 
     Example:
       >>> hosts_for(["a", "b", "a"])
@@ -219,8 +219,8 @@ def launch_elastic(
       ssh: As in `launch`.
 
     Raises:
-      RanksError: As in `launch`, when the job can't go on.
-      ConfigError: The numbers or the script make no sense; or as in `launch`.
+      RanksError: As in `launch`, when the job can't continue.
+      ConfigError: The numbers or the script are invalid; or as in `launch`.
     """
     if not 1 <= min_size <= size:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Runs one rank for a launcher on another machine: ``python -m gmeta.core.launcher.host_rank``.
 
-The first line of stdin says what to run; each other line is a signal for it. When stdin ends, the launcher
-or the connection is gone, and the rank is ended. See `rank_processes`.
+The first line of stdin is the command to run; each other line is a signal for it. When stdin ends, the
+launcher or the connection is gone, and the rank is ended. See `rank_processes`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
         _signal(rank, signal.SIGKILL)  # processes that it has left behind
         told = sorted(notes_at(os.environ[NOTES]))
     del os.environ[NOTES]
-    if not cut.is_set():  # else the launcher has lost this machine, and tells so
+    if not cut.is_set():  # else the launcher has lost this machine, and reports that
         with suppress(CollectiveError):  # the launcher is gone
             Store().put(ENDED, os.environ[f"{OWN}RANK"], {"code": code, "told": told})
     return code if code >= 0 else 128 - code

@@ -1,10 +1,10 @@
 """Starts the ranks of a job, and ends all of them when one fails.
 
 Horovod's rendezvous server introduces the ranks to each other, or gmeta's own store (`meeting`), and
-environment variables tell each rank who it is. Two things differ from ``horovodrun``. The launcher sees the
+environment variables give each rank its place. Two things differ from ``horovodrun``. The launcher sees the
 signal that ended a rank: no shell or helper process stands between them on this machine, and on another one
 the helper reports it (`rank_processes`). And when a rank has failed, the others get a moment to report what
-they saw before the launcher ends them, so the report can tell the cause from its consequences.
+they saw before the launcher ends them, so the report can separate the cause from its consequences.
 
 This module doesn't import TensorFlow.
 """
@@ -41,7 +41,7 @@ from gmeta.core.launcher.meeting import (
 )
 from gmeta.core.launcher.rank_processes import SSH, LocalProcess, RemoteProcess
 
-# Tells why a job of ranks ended: which rank was the cause, and which ended as a consequence.
+# Finds why a job of ranks ended: which rank was the cause, and which ended as a consequence.
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RankEnd:
 
     @property
     def blames_others(self) -> bool:
-        """Whether it has said that others are gone or didn't come, so the others don't wait for it.
+        """Whether it has reported that others are gone or didn't come, so the others don't wait for it.
 
         Gloo's thread reports a lost connection even in a rank that hangs.
         """
@@ -97,7 +97,7 @@ class Verdict:
     Attributes:
       reason: The rank that caused it, and what happened to that rank.
       culprit: How that rank ended.
-      lost: All ranks that failed by themselves, or hung; the others could have gone on without them.
+      lost: All ranks that failed by themselves, or hung; the others could have continued without them.
       hopeless: Whether the failure would happen again: all ranks failed alike, or the program ended too soon.
     """
 
@@ -108,7 +108,7 @@ class Verdict:
 
 
 def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
-    """Tell the cause of a job's failure from its consequences; `ends` is in the order of ending."""
+    """Separate the cause of a job's failure from its consequences; `ends` is in the order of ending."""
     size = len(ends)
     failed = [end for end in ends if end.code and not end.ended_here and not end.leaves]
     causes = [end for end in failed if not end.blames_others]
@@ -208,7 +208,7 @@ def launch(
       write: Receives each line of output; by default lines go to stdout and stderr behind ``[rank] ``.
       timeout: Seconds after which the launcher ends the job.
       hosts: Machines, which get as many ranks as they have room for, one machine after the other. The ranks
-        then do without Horovod, whose launcher is ``horovodrun``. None: this machine.
+        then don't use Horovod, whose launcher is ``horovodrun``. None: this machine.
       ssh: The program that starts a command on another machine, and its options.
 
     Raises:

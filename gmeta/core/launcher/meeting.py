@@ -1,8 +1,8 @@
-"""Where the ranks of a job meet: Horovod's rendezvous server, or gmeta's own store of values.
+"""The meeting point of a job's ranks: Horovod's rendezvous server, or gmeta's own store of values.
 
-Both run in the launcher while the job runs, and answer those who know the job's secret
-(`gmeta.core.collectives.rendezvous`). A meeting yields the environment variables that tell each rank
-its place and where the others can be found.
+Both run in the launcher while the job runs, and answer processes that know the job's secret
+(`gmeta.core.collectives.rendezvous`). A meeting yields the environment variables that give each rank
+its place and the addresses of the others.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gmeta.core.collectives.wire import pack
 from gmeta.core.errors import ConfigError
 
 _SHARED = {"PYTHONUNBUFFERED": "1"}
-_REQUEST_TIME = 30.0  # seconds in which a request must be there
+_REQUEST_TIME = 30.0  # seconds in which a request must arrive
 _MOST_VALUES = 1 << 16
-_MOST_CALLERS = 1024  # at a time; a rank's request is there in a moment, a stranger's may never be
+_MOST_CALLERS = 1024  # at a time; a rank's request arrives in a moment, a stranger's may never arrive
 
 
 @contextmanager
@@ -94,7 +94,7 @@ class Values:
             return dict(self._values.get(scope, {}))
 
     def drop(self, scope: str, key: str) -> None:
-        """Forget a value, if it is there."""
+        """Forget a value, if the store has it."""
         with self._lock:
             self._values.get(scope, {}).pop(key, None)
 
@@ -205,7 +205,7 @@ def parse_hosts(text: str) -> list[Host]:
         hosts.append(Host(name, int(slots)))
     twice = [name for name, times in Counter(host.name for host in hosts).items() if times > 1]
     if twice:
-        raise ConfigError(f"{text}: {twice[0]} is there twice; add up its slots")
+        raise ConfigError(f"{text}: {twice[0]} is named twice; add up its slots")
     return hosts
 
 

@@ -28,7 +28,7 @@ SSH = (
     *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"),
     *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
 )
-"""The program that starts commands on other machines; it asks nobody, and notices a lost machine."""
+"""The program that starts commands on other machines; it never prompts, and notices a lost machine."""
 
 ENDED = "ended"
 """The scope of the store in which helpers report how ranks ended."""

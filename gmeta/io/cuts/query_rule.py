@@ -95,7 +95,7 @@ def least_rows(query: Query) -> int:
 
 
 def query_rows(query: Query, columns: Mapping[str, Any], lengths: tf.Tensor) -> tuple[tf.Tensor, Any]:
-    """Count the query rows of each task, and mark them if the rule says which rows they are.
+    """Count the query rows of each task, and mark them if the rule defines which rows they are.
 
     A share q of n rows is ``floor(q n + 1/2)`` rows in float64, at least 1 and at most n - 1.
 
@@ -105,7 +105,7 @@ def query_rows(query: Query, columns: Mapping[str, Any], lengths: tf.Tensor) -> 
       lengths: (T,) int64 rows of each task.
 
     Returns:
-      (T,) int64 counts; and (rows,) bool marks, or None if the rule doesn't say which rows they are.
+      (T,) int64 counts; and (rows,) bool marks, or None if the rule doesn't define which rows they are.
     """
     if isinstance(query, After | Flag):
         chosen = query.choose(columns[query.column])

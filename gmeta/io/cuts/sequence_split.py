@@ -122,7 +122,7 @@ class SequenceSplit:
             raise ConfigError("sequences: name columns in contexts, history or targets")
         if self.exposed is None and (self.targets or self.labels):
             raise ConfigError(
-                "sequences: targets and labels are columns of exposures: say by exposed which rows those are"
+                "sequences: targets and labels are columns of exposures: define these rows by exposed"
             )
         if self.history_of is not None and not isinstance(self.history_of, Flag):
             raise ConfigError(f"sequences: history_of must be a Flag, got {self.history_of!r}")

@@ -121,13 +121,13 @@ class TaskChoice:
     It divides a data set of one split into tasks to train on and tasks to evaluate on. Held out are the tasks
     of one part that also have a size within ``held_out_rows``. A choice reads either these tasks or all
     others, so two choices that differ in ``held_out`` alone have no task in common and together all tasks.
-    Each then leaves out what it reads of tasks with fewer than ``min_rows`` or more than ``max_rows`` rows.
+    Each then leaves out tasks with fewer than ``min_rows`` or more than ``max_rows`` rows.
     If `gmeta prepare --batch-rows` has cut tasks, each batch is chosen by its own size.
 
     Attributes:
       parts: The number of parts that tasks are divided into by their ids. 1: no task is held out.
       part: Which part is held out, from 0 to ``parts`` - 1.
-      by: ``"hash"``: a hash of the id says the part, so that parts are about equal. ``"id"``: the id modulo
+      by: ``"hash"``: the part is a hash of the id, so that parts are about equal. ``"id"``: the id modulo
         ``parts``.
       held_out: True: read the held-out tasks; False: read all others.
       held_out_rows: The fewest and the most rows of a held-out task; 0 as the most: any number. Smaller and
@@ -165,7 +165,7 @@ class TaskChoice:
         if self.parts == 1 and given != ("hash", False, (1, 0)):
             raise ConfigError(
                 f"TaskChoice: by={self.by!r}, held_out={self.held_out}, held_out_rows={self.held_out_rows} "
-                "say what is held out, and one part holds out nothing: give parts of at least 2"
+                "define the held-out part, and one part holds out nothing: give parts of at least 2"
             )
 
     def at_least(self, rows: int) -> TaskChoice:

@@ -79,10 +79,10 @@ class TaskSplit:
         if self.rows not in (None, *get_args(Rows)):
             raise ConfigError(f"tasks: rows must be one of {', '.join(get_args(Rows))}, got {self.rows!r}")
         if self.rows == "latest" and self.resample:
-            raise ConfigError("tasks: resample=True draws rows anew each epoch: leave out rows='latest'")
+            raise ConfigError("tasks: resample=True redraws rows in each epoch: leave out rows='latest'")
         if isinstance(self.query, After | Flag) and self._random:
             raise ConfigError(
-                f"tasks: query={self.query} says which rows are drawn: leave out rows and resample"
+                f"tasks: query={self.query} defines the query rows: leave out rows and resample"
             )
 
     @property

@@ -142,7 +142,7 @@ class _Order:
         self._pairs, self._rows = pairs[order], rows[order]
 
     def newest(self, keys: Ints, as_of: Ints | None) -> Any:
-        """Find each key's newest row not after as_of, as an Arrow array; null where there is none."""
+        """Find each key's newest row not after as_of, as an Arrow array; null if there is none."""
         if len(self._rows) == 0:
             return pa.nulls(len(keys), pa.int64())
         key_at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)

@@ -190,7 +190,7 @@ def request_slices(count: int, most: int, one_time: Ints | None) -> Iterator[sli
         begin = end
 
 
-# The policy by which features are fetched, the same for every store, and the counters of fetching.
+# The policy of fetching features, the same for every store, and its counters.
 
 Number = int | float
 Missing = Literal["raise", "null", "default"]
@@ -290,7 +290,7 @@ def settle_missing(
     keys: Ints,
     as_of: Ints | None,
 ) -> Any:
-    """Treat the nulls of some rows as the policy says.
+    """Apply the policy to the nulls of some rows.
 
     Args:
       rows: A RecordBatch of n rows, null where there is no value.

@@ -175,7 +175,7 @@ def _within(seconds: float, make: Callable[[], T]) -> T:
     """Run ``make()`` in a thread of its own, and abandon the thread when the time has run out.
 
     Nothing can end a thread from outside. A source that waits on a network ends its requests itself, by a
-    limit on its sockets; the limit here holds whatever the store does.
+    limit on its sockets; the limit here holds for every store.
     """
     outcome: list[tuple[bool, Any, float]] = []
     began = time.monotonic()
@@ -206,7 +206,7 @@ class FeatureSource(abc.ABC):
     numbers from 0, most often times in the unit of the data set's ``timestamp``.
 
     `ArrowSource` has tables in memory, `RocksDBSource` in a folder, `HBaseSource` in a cluster. They
-    implement how rows are fetched and put. `FetchPolicy` decides, for all of them alike, what is fetched, how
+    implement how rows are fetched and put. `FetchPolicy` decides, for all stores alike, what is fetched, how
     often, and how missing values are treated. A source serves any number of threads.
 
     Args:
@@ -271,7 +271,7 @@ class FeatureSource(abc.ABC):
 
         Returns:
           A ``pyarrow.RecordBatch`` of n rows in the order of the keys, with these columns in this order:
-          ``int64``, ``float`` or lists of them. Missing values are treated as ``policy.missing`` says.
+          ``int64``, ``float`` or lists of them. ``policy.missing`` decides on missing values.
 
         Raises:
           ConfigError: There is no such table or column, or an argument is of the wrong form.
@@ -350,7 +350,7 @@ class FeatureSource(abc.ABC):
                     f"{self.name}: table {table!r} has no column {name!r}; it has {', '.join(there)}"
                 )
         if not names or len(set(names)) < len(names):
-            raise ConfigError(f"{self.name}: ask for some columns, each once, not {list(names)}")
+            raise ConfigError(f"{self.name}: request some columns, each once, not {list(names)}")
         return [there[name] for name in names]
 
     def counts(self) -> FetchCounts:

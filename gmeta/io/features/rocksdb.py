@@ -114,7 +114,7 @@ class RocksDBSource(FeatureSource):
           ConfigError: The table exists with other columns, or the folder isn't open for writing.
         """
         if self._columns.get(table, list(columns)) != list(columns) or not table or table == "default":
-            raise ConfigError(f"{self.name}: table {table!r} is there with other columns; take another name")
+            raise ConfigError(f"{self.name}: table {table!r} exists with other columns; choose another name")
         self._check_writable()
         if table not in self._columns:
             described = json.dumps(

@@ -1,4 +1,4 @@
-"""How an example's history is put together: what the store has, and the tail that the example carries."""
+"""Joins an example's history: the events of the store, and the tail that the example carries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def history_crc(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
       Versioned Late Materialization, section 3.3.
     """
     if not columns:
-        raise ConfigError("history_crc: columns is empty: name what the ranker read")
+        raise ConfigError("history_crc: columns is empty: name the columns that the ranker read")
     for number, column in enumerate(columns):
         is_ragged = isinstance(column, tf.RaggedTensor) and column.ragged_rank == 1 and column.shape.rank == 2
         if not is_ragged or column.dtype not in (tf.int64, tf.float32):
@@ -62,7 +62,7 @@ def history_crc(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
     return crcs
 
 
-# A comparison of rebuilt histories with what the ranker logged of those it saw.
+# Compares rebuilt histories with the ranker's log of those it saw.
 
 CRC_COLUMN = "history_crc"
 """The examples' column with the checksum of the history that the ranker saw (`gmeta.io.history_crc`)."""
@@ -120,7 +120,7 @@ class LoggedCheck:
     def __call__(
         self, batch: dict[str, Any], generations: tf.Tensor, logged: tf.Tensor, rows: tf.Tensor
     ) -> dict[str, Any]:
-        """Return the batch without the examples whose histories differ from what was `logged`, (B,).
+        """Return the batch without the examples whose histories differ from those `logged`, (B,).
 
         `rows` (B,) are the numbers of records that are counted with each.
         """

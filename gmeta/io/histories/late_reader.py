@@ -185,7 +185,7 @@ def late(
 
     With ``generation`` a history is that of the generation which the ranker read, so events that arrived
     later aren't in it. Events that the ranker had and that generation hadn't are the ``tail``, which the
-    example carries. Both together give what the ranker saw, from any later generation of the store.
+    example carries. Both together give the ranker's history, from any later generation of the store.
 
     Examples of users whose events `gmeta history scrub` has deleted since are left out, and counted in
     ``options.stats`` as ``"deleted"``. Without ``generation`` these are all examples of users who were ever
@@ -201,7 +201,7 @@ def late(
       generation: The examples' column with the number of the generation that the ranker read. None: events
         of every generation up to the store's own count.
       tail: Column of `history` -> the examples' list column with the values of the tail's events. All of
-        `history` and the store's time must be there. Events are ordered by time, those of the store first.
+        `history` and the store's time are required. Events are ordered by time, those of the store first.
       longest: Most events of a history, the tail's included; the newest are kept. None: all.
       window: Only events of so long before the example's last exposure count, in the unit of time, so an
         event of time e is in the history of an exposure at t if t - window <= e < t. None: all.
@@ -220,12 +220,12 @@ def late(
       within: The length of a window, in the unit of time.
       sequences_per_batch: As for `gmeta.io.sequences`.
       balance: Make batches of about equal cost instead. A sequence's tokens are the events of its history,
-        which ``"history_length"`` or the column ``balance.tokens`` says in the last exposure, and its
+        which is ``"history_length"`` or the column ``balance.tokens`` of the last exposure, and its
         exposures. At most `longest` events count, unless ``balance`` sets its own limit. Not with `share`.
       min_rows: As for `gmeta.io.sequences`.
       start: As for `gmeta.io.sequences`.
       options: As for `gmeta.io.sequences`. With ``on_bad="skip"`` the history of a damaged stripe is empty,
-        unless `check` leaves the example out. ``options.stats`` counts the histories, and what was read.
+        unless `check` leaves the example out. ``options.stats`` counts the histories, and the reads.
 
     Returns:
       A dataset whose elements, cardinality and saved states are those of `gmeta.io.sequences`.
@@ -234,7 +234,7 @@ def late(
       ConfigError: A column isn't there, in the examples or in the store, or an argument is out of range.
       DataError: There is no manifest, or it doesn't match its shards.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `gmeta.io.groups` and
-        `HistoryStore.read`; a history isn't what the ranker saw.
+        `HistoryStore.read`; a history differs from the ranker's.
 
     Example:
       >>> train = late(

@@ -28,7 +28,7 @@ class HistoryStore:
 
     Args:
       path: The store's folder.
-      generation: Which generation; None: the newest there is now. Later appends don't change what is read.
+      generation: Which generation; None: the newest one now. Later appends don't change the result.
 
     Attributes:
       path: The store's folder.
@@ -71,7 +71,7 @@ class HistoryStore:
         self.deletions = sum(shard.deleted for shard in self._manifest.shards)
         self.columns = {name: [c.name for c in own] for name, own in self._manifest.groups.items()}
         self.time: str = self._manifest.spec["time"]
-        self._attributes = {  # what an op must know of the store
+        self._attributes = {  # the op's description of the store
             "store": self.path,
             "digest": self._manifest.digest,
             "opened": self.generation,
@@ -147,7 +147,7 @@ class HistoryStore:
           Versioned Late Materialization, sections 3.3 and 4.1.
         """
         if not columns:
-            raise ConfigError("HistoryStore.read: columns is empty: name what is read")
+            raise ConfigError("HistoryStore.read: columns is empty: name the columns to read")
         group, chosen = self._manifest.find(columns)
         users = tf.convert_to_tensor(users, tf.int64)
         splits, _, values = load_op_library("io").gmeta_read_histories(

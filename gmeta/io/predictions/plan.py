@@ -6,7 +6,7 @@
       _plan.json            which data in which parts, by which model: a run with another plan is refused
       part-00000.arrow      the predictions for one part's groups; appears whole, by a rename
       part-00001.arrow
-      _manifest.json        once all parts are there and read back: their rows and checksums
+      _manifest.json        once all parts are written and read back: their rows and checksums
 
 Readers of Arrow datasets skip names that begin with ``_``.
 """
@@ -38,12 +38,12 @@ from gmeta.core.settings import from_mapping
 
 _PLAN, _MANIFEST = "plan.json", "manifest.json"
 FORMAT, VERSION = "gmeta-predictions", 1
-_ADVICE = "give another folder, or remove this one to predict anew"
+_ADVICE = "give another folder, or remove this one to predict again"
 
 
 @dataclass(frozen=True)
 class PredictionPlan(SealedManifest):
-    """What decides the bytes of predictions, as far as their caller says it.
+    """The caller's settings that determine the bytes of predictions.
 
     Attributes:
       data: The digest of the data set and the split (`gmeta.io.EpochPlan`).
@@ -199,10 +199,10 @@ class Predictions(SealedManifest):
         return found
 
 
-# Files of predictions: each is written whole or not at all, and says which part of which plan it is.
+# Files of predictions: each is written whole or not at all, and names its plan and part.
 
 _PLAN_KEY, _PART = b"gmeta.plan", b"gmeta.part"
-_AGAIN = "remove the file and predict again: only this part is made anew"
+_AGAIN = "remove the file and predict again: only this part is repeated"
 
 
 def part_path(out: Path, part: int) -> Path:
@@ -255,7 +255,7 @@ def schema_of(path: Path) -> pa.Schema:
 
 
 def read_part(out: Path, plan: PredictionPlan, part: int, schema: pa.Schema) -> Part:
-    """Read a part of these columns from its beginning to its end, and return what the manifest says of it.
+    """Read a part of these columns from beginning to end, and return its entry in the manifest.
 
     Raises:
       ConfigError: It has other columns.

@@ -119,7 +119,7 @@ class Calls:
             self._function = tf.function(model.predict_step, input_signature=[spec], autograph=False)
 
     def __call__(self, batch: Any) -> Any:
-        """Return what the model predicts for a batch."""
+        """Return the model's predictions for a batch."""
         if self._in_step:
             _tell(True)
         self._inside = self._in_step
@@ -128,7 +128,7 @@ class Calls:
         return found
 
     def nothing(self) -> tuple[Any, Any]:
-        """Return a batch of no samples, and what the model predicts for it."""
+        """Return a batch of no samples, and the model's predictions for it."""
         batch = empty_batch(self._spec)
         return batch, self(batch)
 
@@ -198,12 +198,12 @@ def write_predictions(
     model_name: str = "",
     options: ReadOptions = DEFAULTS,
 ) -> Predictions:
-    """Predict for all rows of a split, and write Arrow files; go on where a run before was interrupted.
+    """Predict for all rows of a split, and write Arrow files; resume an interrupted run.
 
-    The split's groups, in their order on the disk, are cut into parts of ``groups_per_part``, whatever the
-    number of ranks. Each part becomes a file ``part-00012.arrow`` (Arrow IPC, which is Feather version 2),
-    which appears by a rename when all of it is on the disk. Ranks divide the parts that aren't there among
-    them. So after Ctrl-C, ``kill -9`` or the loss of a rank, the same call goes on with the parts that are
+    The split's groups, in their order on the disk, are cut into parts of ``groups_per_part``, on any number
+    of ranks. Each part becomes a file ``part-00012.arrow`` (Arrow IPC, which is Feather version 2),
+    which appears by a rename when all of it is on the disk. Ranks divide the missing parts among
+    them. So after Ctrl-C, ``kill -9`` or the loss of a rank, the same call continues with the parts that are
     missing, on any number of ranks; each row is in one part, once, and the files have the same bytes if the
     model gives the same numbers. At the end all parts are read back, and ``_manifest.json`` is written with
     their rows and checksums. A call after that returns it, and predicts nothing.
@@ -219,11 +219,11 @@ def write_predictions(
       path: ``"<folder>/<split>"``, as for `gmeta.io.groups`.
       out: A local folder, which is made if it isn't there.
       reader: Makes the batches, by any reader of this split: pass on ``start`` and ``options``. It is called
-        once. Each iteration of what it returns reads one part alone, so no batch has groups of two parts.
+        once. Each iteration of its result reads one part alone, so no batch has groups of two parts.
       columns: What else of a batch is written: column -> its place, keys of dicts and numbers of tuples with
         slashes between them, such as ``"task"``, ``"targets/item"`` or, of `gmeta.io.rows`, ``"0/user"``.
       groups_per_part: Groups of a part, which is held in memory until it is written.
-      model_name: What identifies the model's weights, such as the name of a checkpoint. A run goes on only
+      model_name: What identifies the model's weights, such as the name of a checkpoint. A run resumes only
         under the same name.
       options: ``on_bad``, ``threads`` and ``stats`` of the reader. The order is always that on the disk.
 
@@ -297,7 +297,7 @@ def _batches(reader: Reader, part: PartStart, options: ReadOptions) -> tf.data.D
     dataset = reader(start=part, options=options)
     if not part.readers or any(_order(given) != _order(options) for given in part.readers):
         raise ConfigError(
-            "write_predictions: reader must read what it is asked for: pass on start and options, as in "
+            "write_predictions: reader must read the requested part: pass on start and options, as in "
             "reader=lambda **start: gmeta.io.sequences(path, ..., **start)"
         )
     return dataset

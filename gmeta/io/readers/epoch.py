@@ -1,4 +1,4 @@
-"""The state of reading in a few numbers: what is left of an epoch, and which ranges of it the ranks read."""
+"""The state of reading in a few numbers: the rest of an epoch, and the ranges of it that the ranks read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EpochPlan:
         return -(-longest // groups_per_step)
 
     def after(self, cursors: Sequence[int]) -> EpochPlan:
-        """Return what is left after each rank has read a number of groups of its range.
+        """Return the rest after each rank has read a number of groups of its range.
 
         Args:
           cursors: The ``cursor`` of each rank's, or share's, last element, in order (`gmeta.io.groups`).
@@ -79,12 +79,12 @@ class EpochPlan:
         return replace(self, left=tuple(span for rest in self.rests(cursors) for span in rest))
 
     def rests(self, cursors: Sequence[int]) -> tuple[tuple[Span, ...], ...]:
-        """Return what is left of each range after its rank has read a number of groups (`after`)."""
+        """Return the rest of each range after its rank has read a number of groups (`after`)."""
         lanes = self.lanes(len(cursors))
         return tuple(cut_spans(lane, cursor, None) for lane, cursor in zip(lanes, cursors, strict=True))
 
     def after_steps(self, steps: int, *, ranks: int, groups_per_step: int) -> EpochPlan:
-        """Return what is left after each of ``ranks`` ranks, or shares, has taken ``steps`` steps."""
+        """Return the rest after each of ``ranks`` ranks, or shares, has taken ``steps`` steps."""
         return self.after([steps * groups_per_step] * ranks)
 
     def to_json(self) -> dict[str, Any]:

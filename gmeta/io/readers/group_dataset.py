@@ -20,7 +20,7 @@ from gmeta.io.readers.remote import locate
 
 
 def columns_attributes(schema: Schema) -> dict[str, Any]:
-    """Return the attributes that tell a reader's op what its records hold."""
+    """Return the attributes that describe the records to a reader's op."""
     return {
         "column_names": [column.name for column in schema],
         "column_types": [column.dtype for column in schema],

@@ -18,14 +18,15 @@ from gmeta.io.readers.epoch import EpochPlan, cut_spans
 
 # How many groups each share has read of an epoch, where a step has as many groups as cost enough.
 #
-# With a `Balance`, the number of steps doesn't say where a reader is: each rank's steps have other numbers of
-# groups. The number of groups does, and a range can be read on from any group. A reader's elements carry that
-# number, the cursor, but what is taken at the end of a pipeline may be anything that was made of an element.
-# So the cursor takes another way: where elements begin, it goes into a table under the element's number, and
-# where they are taken, it is looked up there. Elements keep their order, so the numbers agree.
+# With a `Balance`, the number of steps doesn't determine a reader's position, because steps have different
+# numbers of groups. The number of groups does, and reading can continue from any group. A reader's elements
+# carry that number, the cursor, but a pipeline may turn an element into anything. So the reader stores the
+# cursor in a table under the element's number, and the end of the pipeline looks it up there. Elements keep
+# their order, so the numbers agree.
 #
-# The cursors of all shares, and the ranges that they belong to, are an `EpochPlan`: any number of ranks reads
-# on from there, each group once. A rank counts its own; ranks tell each other before a checkpoint is written.
+# The cursors of all shares, and the ranges that they belong to, are an `EpochPlan`: any number of ranks
+# continues from it, and reads each group once. A rank counts its own; ranks exchange the counts before a
+# checkpoint is written.
 
 UNKNOWN = -1
 """The cursor of a share that another rank reads."""

@@ -100,7 +100,7 @@ class EpochPiece:
       pieces: The number of pieces of the epoch.
       taken: Elements at the piece's beginning that aren't read, because training has them. With ``balance``,
         and in `gmeta.io.rows`, they are read again and discarded.
-      shares: The part of the data that is read, unless ``ReadOptions.shard`` says it; None: this process'.
+      shares: The part of the data that is read, unless ``ReadOptions.shard`` sets it; None: this process'.
 
     Raises:
       ConfigError: A number is out of its range.
@@ -149,8 +149,8 @@ class AfterSteps:
 Start: TypeAlias = int | OneEpoch | EpochPiece | AfterSteps | EpochPlan | ReadingPosition | PartStart
 """Where a dataset begins. An int is an epoch's number; each iteration that reads an element adds one to it.
 `OneEpoch` reads one epoch alone, `EpochPiece` a part of it, and `AfterSteps` begins after the steps already
-taken. An `EpochPlan` reads what is left of an epoch, on any number of ranks, a `ReadingPosition` begins where
-its variables say, and `gmeta.io.write_predictions` sets a `PartStart` for each part."""
+taken. An `EpochPlan` reads the rest of an epoch, on any number of ranks, a `ReadingPosition` begins at the
+position in its variables, and `gmeta.io.write_predictions` sets a `PartStart` for each part."""
 
 
 def without_steps(start: Start) -> Start:

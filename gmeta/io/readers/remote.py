@@ -97,7 +97,7 @@ def _register() -> Any:
         "gmeta_lent_files_",
         {"register": (ctypes.c_bool, (ctypes.c_char_p, _READ, _STAT)), "close": (None, ())},
     )
-    # Threads of TensorFlow may still read ahead when Python ends, and could wait for it for ever.
+    # Threads of TensorFlow may still read ahead when Python ends, and could wait for it forever.
     atexit.register(library.gmeta_lent_files_close)
     return library.gmeta_lent_files_register
 
@@ -118,7 +118,7 @@ def _file_system(scheme: str, authority: str) -> tuple[Any, str]:
 
 
 def _s3_options() -> str:
-    """Return what the environment says of S3, as pyarrow takes it; it would ask the service for the rest."""
+    """Return the environment's settings of S3 for pyarrow, which would request the rest from the service."""
     options = {}
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     endpoint = os.environ.get("S3_ENDPOINT")
@@ -248,7 +248,7 @@ class RemotePath:
             with tf.io.gfile.GFile(self._path, "rb") as file:
                 return bytes(file.read())
         except tf.errors.NotFoundError as error:
-            # The thing not found may be a library of the file system; only the message says so.
+            # The missing file may be a library of the file system; only the message shows that.
             why = _reason(error, self._path) if error.message else os.strerror(errno.ENOENT)
             raise FileNotFoundError(errno.ENOENT, why, self._path) from error
         except tf.errors.OpError as error:
@@ -316,7 +316,7 @@ def preflight(path: str) -> None:
     Raises:
       ConfigError: Neither TensorFlow, tensorflow-io, pyarrow nor fsspec knows the scheme; or something
         is missing that the scheme needs: for ``hdfs`` Java, a Hadoop with libhdfs.so, and a CLASSPATH, for
-        ``s3`` complete credentials. The error is one line, which says what to install or set.
+        ``s3`` complete credentials. The error is one line that names what to install or set.
     """
     found = _SCHEME.match(path)
     if found is None:
@@ -355,7 +355,7 @@ def readable() -> dict[str, list[str]]:
 
 
 def _import_tensorflow_io() -> str:
-    """Let tensorflow-io register its file systems, if it is there; return how that went, for a message."""
+    """Let tensorflow-io register its file systems, if it is installed; return the outcome, for a message."""
     package, version = _TENSORFLOW_IO
     try:
         importlib.import_module("tensorflow_io")

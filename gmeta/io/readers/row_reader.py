@@ -72,7 +72,7 @@ def row_batches(
     def tensors(element: dict[str, Any]) -> tuple[tf.Tensor, ...]:
         draws = tf.zeros((0,), tf.int64)
         if shuffle_seed is not None:
-            # Different for each element of each epoch: the cursor says where in its range the element ends.
+            # Different for each element of each epoch: the cursor is the end of the element in its range.
             draws = tf.stack([tf.constant(shuffle_seed, tf.int64), element["epoch"], element["cursor"][0]])
         found = [draws, element["row_splits"]]
         for column in columns:
@@ -248,7 +248,7 @@ def _count_skipped(start: Start, shares: Shares) -> int:
     if other:
         raise ConfigError(
             f"rows: start={start!r} counts steps of {other[0]} ranks, and there are {shares.total}: a batch "
-            "has rows of many groups, so go on with as many ranks, or at the beginning of an epoch"
+            "has rows of many groups, so resume on as many ranks, or at the beginning of an epoch"
         )
     return sum(whole_number("rows: AfterSteps", steps) for _, steps in start.steps)
 

@@ -1,4 +1,4 @@
-"""Elements of about equal cost: what a step has, and what it costs on the average."""
+"""Elements of about equal cost: the contents of a step, and its average cost."""
 
 from __future__ import annotations
 

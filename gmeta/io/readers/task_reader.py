@@ -38,9 +38,9 @@ def tasks(
     """Read task batches of one split of a prepared data set; each iteration is one epoch.
 
     A task is one group of records: all rows with one value of the column that `gmeta prepare --task` named,
-    such as a user, an item, an advertiser or a scenario. ``query`` says how many of the task's rows, or which
-    ones, are the query set; the other rows are the support set. If ``query`` is a number, ``rows`` and
-    ``resample`` choose the rows: the latest, rows drawn once, or rows drawn anew in each epoch.
+    such as a user, an item, an advertiser or a scenario. ``query`` defines the query set, by a number of rows
+    or by the rows themselves; the other rows are the support set. If ``query`` is a number, ``rows`` and
+    ``resample`` choose the rows: the latest, rows drawn once, or rows drawn again in each epoch.
 
     An epoch's order is a pure function of (``seed``, epoch number), and ranks read contiguous ranges of it
     (`gmeta.io.groups`). The dataset counts its epochs: the first iteration is epoch ``start``, and each
@@ -65,7 +65,7 @@ def tasks(
       rows: ``"latest"``: the query set is the task's last rows, the support set those before it.
         ``"random"``: both are drawn. None: ``"random"`` with ``resample``, ``"latest"`` without. With `After`
         and `Flag`, which name the rows themselves, support and query keep the task's order.
-      resample: Draw anew in each epoch, a pure function of (seed, epoch, task, batch). False: rows that are
+      resample: Draw again in each epoch, a pure function of (seed, epoch, task, batch). False: rows that are
         drawn are the same in each epoch, a pure function of (seed, task, batch).
       label: The column to predict, or several of them; cast to float32. None: the label that was given to
         `gmeta prepare`, or else ``label`` or ``rating``.
@@ -107,7 +107,7 @@ def tasks(
     Example:
       >>> warm = tasks("data/warm", tasks_per_batch=32, query=10)
       >>> model.fit(warm, epochs=20)
-      >>> resampled = tasks("data/warm", query=0.2, resample=True)  # a fifth of each task, anew each epoch
+      >>> resampled = tasks("data/warm", query=0.2, resample=True)  # a fifth of each task, redrawn each epoch
     """
     tasks_per_batch = whole_number("tasks: tasks_per_batch", tasks_per_batch, least=1)
     support = None if support is None else whole_number("tasks: support", support, least=1)

@@ -1,6 +1,6 @@
 """Workers that read for those who train: pieces of an epoch, each element exactly once.
 
-- `channel` carries messages, `announcements` says where workers are and holds the key that both sides know.
+- `channel` carries messages, `announcements` holds the workers' addresses and the key that both sides know.
 - `worker_server` is a worker: it reads pieces for whoever asks.
 - `worker_pool` knows the workers of one who trains, and `scaled_pool` starts and stops them; `pool_size`
   says when.

@@ -39,7 +39,7 @@ class Channel:
       expected: Who may be called, if this side calls; empty: any worker that knows the key.
 
     Raises:
-      OSError: The other side can't be reached, says nothing, doesn't know the key, or is another worker.
+      OSError: The other side can't be reached, doesn't answer, doesn't know the key, or is another worker.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Channel:
 
         Raises:
           TimeoutError: Nothing came for ``timeout`` seconds.
-          EOFError, OSError: The other side is gone, or what came isn't its next message.
+          EOFError, OSError: The other side is gone, or the bytes received aren't its next message.
         """
         try:
             return unpack(self._link.receive(timeout))

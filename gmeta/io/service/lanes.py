@@ -3,7 +3,7 @@
 Piece p belongs to lane p mod L, and a lane reads its pieces one after another, whoever the worker is. A lane
 counts the elements of its piece that arrived. Where a worker is lost, or another one has less to do, the lane
 asks another worker for the rest of the piece, from that count on. So no element is lost and none comes twice,
-and what a lane gives depends on neither workers nor time.
+and the elements of a lane depend on neither workers nor time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Lanes:
             threading.Thread(target=self._run, args=(number, pieces), daemon=True).start()
 
     def look(self, lane: int) -> tuple[int, list[Any] | None] | None:
-        """Return what a lane has next, if it is there; `news` must be held.
+        """Return the next element of a lane, if it has arrived; `news` must be held.
 
         Returns:
           (piece, arrays of an element); (piece, None) at the piece's end; (-1, None) at the lane's end, which
@@ -109,7 +109,7 @@ class Lanes:
                 if losses >= _LOSSES:
                     raise RuntimeError(
                         f"gmeta: distribute: {losses} workers in a row were lost at {_place(begin)}, the "
-                        f"last one {here} ({lost}); see what it printed: out of memory, or a crash there? "
+                        f"last one {here} ({lost}); see its output: out of memory, or a crash there? "
                         "A slow one needs more `patience`"
                     )
             self._put(lane, (-1, None))
@@ -122,7 +122,7 @@ class Lanes:
         """Read pieces from one worker; ``left`` is what remains.
 
         Returns:
-          The worker that goes on, if another one should; and why this one was lost, if it was.
+          The worker that continues, if another one should; and why this one was lost, if it was.
         """
         reached = False
         try:
@@ -145,7 +145,7 @@ class Lanes:
             return None, lost if reached else ConnectionError(str(error))
 
     def _read_piece(self, lane: int, address: str, channel: Channel, left: deque[EpochPiece]) -> str | None:
-        """Read a piece to its end, or until the worker that is returned should go on."""
+        """Read a piece to its end, or until the worker that is returned should continue."""
         while not self._ended.is_set():
             kind, *given = channel.receive(self._patience)
             if kind == "end":

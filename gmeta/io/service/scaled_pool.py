@@ -88,12 +88,12 @@ class ScaledPool(WorkerPool):
     """Workers that are added while training waits for data, and sent away while they idle.
 
     At least ``least`` workers read, and one that was lost is replaced. Every ``interval`` seconds of reading,
-    a worker is added if training waited for data more than 5% of the time, up to ``most``; one is sent away
-    if the others suffice (`gmeta.io.service.scaled_pool`). Pieces that it reads go on at others.
+    a worker is added if training waited for data more than 5% of the time, up to ``most``; one is dismissed
+    if the others suffice (`gmeta.io.service.scaled_pool`). Other workers continue the pieces that it reads.
 
-    Without ``command``, workers are processes of this machine, and end with this one, or when nobody has read
-    for five minutes. With one, each start runs the command, which starts one worker that announces itself in
-    ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
+    Without ``command``, workers are processes of this machine, and end with this one, or when no process has
+    read for five minutes. With one, each start runs the command, which starts one worker that announces
+    itself in ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
 
     Args:
       least: The fewest workers.

@@ -146,7 +146,7 @@ def distribute(
     seed: int = 0,
     patience: float = 600.0,
 ) -> tf.data.Dataset:
-    """Let workers read a data set; training gets each element exactly once, whatever happens to workers.
+    """Let workers read a data set; training gets each element exactly once, even if workers fail.
 
     An epoch is cut into pieces, of which ``at_once`` are read at the same time, each by one worker. Training
     takes their elements in turn. If a worker is lost, others read the rest of its pieces, from the first
@@ -168,7 +168,7 @@ def distribute(
       at_once: How many pieces are read at the same time; no more workers than that have work.
       ahead: Elements of each of them that wait here, besides what the connection holds.
       deterministic: True: the order is a pure function of the epoch, ``at_once`` and the number of pieces,
-        whatever the workers. False: training takes what comes first, and doesn't wait for a slow worker.
+        independent of the workers. False: training takes elements as they arrive.
       batches: How many base batches, elements of ``dataset``, are joined to one batch (`gmeta.io.rebatch`).
       shuffle: How many base batches are permuted together. None: rows keep their order.
       seed: The seed of these permutations, which differ from epoch to epoch.
@@ -211,7 +211,7 @@ def distribute(
         import cloudpickle
 
         function = cloudpickle.dumps(dataset)
-    except Exception as error:  # whatever its values raise
+    except Exception as error:  # any error of its values
         raise ConfigError(
             f"distribute: {dataset!r} can't be sent to workers: {error}; open stores and files in the "
             "function, and leave out counters of this process, such as ReaderStats"
@@ -258,7 +258,7 @@ def distribute(
 
     starts = tf.data.Dataset.range(1).map(lambda _: position.begin())
     options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False  # it would count what it holds as taken
+    options.experimental_optimization.inject_prefetch = False  # it would count its elements as taken
     served = starts.flat_map(lambda vector: epoch(vector, vector[2])).map(count).with_options(options)
     return settle(count_by(position, served))
 
@@ -270,7 +270,7 @@ def _number(value: int) -> tf.Tensor:
 def _merge(
     reading: Lanes, cursor: Cursor, lanes: int, deterministic: bool, pool: WorkerPool
 ) -> Iterator[tuple[int, Cursor, list[Any]]]:
-    """Yield the lanes' elements in turn, and set the cursor behind each; tell the pool how long that took."""
+    """Yield the lanes' elements in turn, and set the cursor after each; report the waiting to the pool."""
     over = [False] * lanes
     began: float | None = None  # the first element isn't counted: datasets are built for it
     mark = time.monotonic()
@@ -313,7 +313,7 @@ def _merge(
 def _with_end(
     merged: Iterator[tuple[int, Cursor, list[Any]]],
 ) -> Iterator[tuple[np.int64, np.ndarray[Any, Any], list[Any]]]:
-    """Yield (salt, position, arrays) of each element, one behind: the last one's says that all is read."""
+    """Yield (salt, position, arrays) of each element, one behind: the last one's shows that all is read."""
     held: tuple[np.int64, np.ndarray[Any, Any], list[Any]] | None = None
     for total, cursor, arrays in merged:
         if held is not None:

@@ -21,12 +21,12 @@ class ServedPosition(Position):
 
     An element carries the position behind it, and the position is set when training takes the element. Make
     the position an attribute of the model, as with `gmeta.io.ReadingPosition`: ``BackupAndRestore`` or
-    ``tf.train.Checkpoint`` then saves and restores it, after any step. Or keep `state` in JSON. Reading goes
-    on with the next element, whichever workers there are by then. Use a position for one dataset.
+    ``tf.train.Checkpoint`` then saves and restores it, after any step. Or keep `state` in JSON. Reading
+    resumes with the next element, on any workers. Use a position for one dataset.
 
-    Ranks read different parts of an epoch, so each has its own position. `gather_ranks` tells each rank those
-    of all, so that one rank can save them for all; ``ShardedCheckpoint`` and `fit` call it. Reading goes on
-    with as many ranks.
+    Ranks read different parts of an epoch, so each has its own position. `gather_ranks` sends the positions
+    of all to each rank, so that one rank can save them for all; ``ShardedCheckpoint`` and `fit` call it.
+    Reading resumes on the same number of ranks.
 
     Args:
       pieces: How many pieces an epoch is cut into: several for each of the workers, but a piece should be no
@@ -118,7 +118,7 @@ class ServedPosition(Position):
             return tf.identity(begun)
 
     def _of_this_rank(self) -> np.ndarray[Any, Any]:
-        """Find this rank's vector: in the variables, or in what was told if these are another rank's.
+        """Find this rank's vector: in the variables, or in ``told`` if these are another rank's.
 
         Raises:
           ConfigError: The position is that of other ranks.
@@ -128,7 +128,7 @@ class ServedPosition(Position):
         if len(told) not in (0, here.size) or not (mine or len(told)):
             raise ConfigError(
                 f"ServedPosition: {len(told) or 'other'} ranks have read, and this is rank {here.rank} of "
-                f"{here.size}: go on with as many ranks, or begin an epoch with a new position"
+                f"{here.size}: resume on as many ranks, or begin an epoch with a new position"
             )
         return np.asarray(self._vector() if mine else told[here.rank])
 

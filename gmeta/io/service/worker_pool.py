@@ -98,7 +98,7 @@ class WorkerPool:
                 self._lose(worker, lost)
 
     def move(self, address: str) -> str | None:
-        """Return a worker that goes on in place of this one, which leaves or has more to do, or None."""
+        """Return a worker that continues in place of this one, which leaves or has more to do, or None."""
         with self._lock:
             self._look()
             found, here = self._usable(), self._workers[address]
@@ -202,6 +202,6 @@ class WorkerPool:
         if known:
             which = f"none of the workers {', '.join(known)} could be reached"
         return (
-            f"{which} for {self.timeout:.0f} s; start one with {start}, or correct the addresses, and go on "
+            f"{which} for {self.timeout:.0f} s; start one with {start}, or correct the addresses, and resume "
             "from the saved position"
         )

@@ -2,7 +2,7 @@
 
 The one who trains sends its function from a piece to a dataset, and names a piece. The worker builds the
 dataset and sends its elements, as far as the connection takes them; a slow reader thus stops it. It keeps
-nothing: where its connection breaks, another worker goes on from the first element that didn't arrive.
+nothing: if its connection breaks, another worker continues from the first element that didn't arrive.
 
 The function is a pickle, the only one that travels, and reading it runs code. It is read from a connection
 whose other side has proved to know the key, and signs what it sends. Elements travel as plain arrays.
@@ -78,7 +78,7 @@ class WorkerServer:
         )
 
     def serve(self, idle: float | None = None) -> None:
-        """Serve until someone who trains sends this worker away, or nobody has read for ``idle`` seconds."""
+        """Serve until a training process dismisses this worker, or none has read for ``idle`` seconds."""
         used = time.monotonic()
         while True:
             if self._channels:
@@ -100,7 +100,7 @@ class WorkerServer:
             thread.start()
 
     def close(self) -> None:
-        """Listen no more, and end what is being sent; waits 5 s at most for datasets that are slow to end."""
+        """Stop listening, and end running transfers; waits 5 s at most for datasets that are slow to end."""
         self._withdraw()
         self._closed = True
         self._listener.close()
@@ -131,13 +131,13 @@ class WorkerServer:
                     self._channels.discard(channel)
                 channel.close()
         except (OSError, EOFError):
-            pass  # whoever asked is gone, or knows no key; elements that didn't arrive are asked for again
+            pass  # the caller is gone, or has no key; elements that didn't arrive are requested again
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
 
     def _hear(self, channel: Channel) -> None:
-        """Do what is asked for, one thing after another."""
+        """Serve requests, one after another."""
         asked = channel.receive(_ASKING_SECONDS)
         while True:
             version, what, *given = asked
@@ -155,7 +155,7 @@ class WorkerServer:
             asked = channel.receive()
 
     def _function(self, channel: Channel, digest: str) -> Any:
-        """Return the function with this digest, or the error that came of it; ask for it the first time."""
+        """Return the function with this digest, or the error that it raised; request it the first time."""
         if digest not in self._functions:
             channel.send(("function",))
             sent = channel.receive(_ASKING_SECONDS)
@@ -180,7 +180,7 @@ class WorkerServer:
                 began = time.monotonic()
                 with self._lock:
                     self.elements += 1
-        except Exception as error:  # whatever a user's function raises is for the one who trains
+        except Exception as error:  # any error of a user's function goes to the training process
             yield "error", f"{type(error).__name__}: {getattr(error, 'message', error)}"
         else:
             yield ("end",)

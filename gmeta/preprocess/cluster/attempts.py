@@ -150,5 +150,5 @@ def _shard(path: Path, config: PlanConfig) -> Shard | None:
         return None
     index = GroupIndex.load(path)
     if index.layout != config.layout:
-        raise DataError(f"layout {index.layout}, {config.layout} is asked for", path=path)
+        raise DataError(f"layout {index.layout}, {config.layout} is requested", path=path)
     return Shard(path.name, len(index.groups), index.rows, index.shard_bytes, index.checksum)

@@ -2,7 +2,7 @@
 
 ::
 
-    pass 1   records ──normalise──> rows, on disk; tally of what is bad; sample ──> bounds of the ranges
+    pass 1   records ──normalise──> rows, on disk; tally of bad records; sample ──> bounds of the ranges
     pass 2   rows ──by range──> sort, number ──> on disk; counts ──> prefix sum over the ranges
     pass 3   rows ──batch, order_key──> by shard, sort ──native writer──> shards
 
@@ -79,7 +79,7 @@ def spark_session(master: str | None = None, conf: Mapping[str, str] | None = No
     """Provide the active session, or a new one that is stopped at the end.
 
     Args:
-      master: Where to run; None: as ``spark-submit`` or Spark's own files say, else on this machine.
+      master: Where to run; None: as ``spark-submit`` or Spark's own files set it, else on this machine.
       conf: More settings for a new session.
 
     Raises:
@@ -175,13 +175,13 @@ def prepare_on_spark(
       overwrite: Replace a data set that was prepared with other settings or input.
       ranges: The number of ranges to sort separately. None: one for each `RANGE_ROWS` rows, and at least one
         for each core.
-      master: Spark's master, such as ``local[4]`` or ``yarn``. None: as ``spark-submit`` says, or this
+      master: Spark's master, such as ``local[4]`` or ``yarn``. None: that of ``spark-submit``, or this
         machine.
       conf: Settings for a new session. An active session is used as it is.
       progress: Called at the end of each stage.
 
     Returns:
-      A summary of what was read, kept and left out.
+      A summary of the data read, kept and left out.
 
     Raises:
       ConfigError: A setting is out of range, or the spec doesn't fit the table.

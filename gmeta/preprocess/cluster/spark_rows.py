@@ -245,7 +245,7 @@ def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batche
 
 
 def by_key(job: TableJob, salts: Ints, batches: Batches) -> Batches:
-    """Send rows with the same key to the same partition, whatever their ranges."""
+    """Send rows with the same key to the same partition, regardless of their ranges."""
     for rows in gather(_unpack(batches)):
         keys = [plan.comparable(single(rows, name)) for name in job.spec.unique]
         task = single(rows, job.spec.task)

@@ -1,4 +1,4 @@
-"""The decision of what a spec leaves open, by all values of a table that only a Spark cluster can read.
+"""Decides the settings that a spec leaves open, by all values of a table that only Spark can read.
 
 Each worker surveys its part of the table as `gmeta.preprocess.tables.type_survey` does a file, and the
 driver merges what they have found. So the types are those that `gmeta.preprocess.prepare` decides for the
@@ -60,7 +60,7 @@ class Survey:
     examples: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def add(self, source: str, own: Findings) -> None:
-        """Add what is known of a part of a column."""
+        """Add the survey of a part of a column."""
         self.found[source] = self.found[source].merge(own) if source in self.found else own
 
     def merge(self, other: Survey) -> None:
@@ -81,7 +81,7 @@ class Survey:
         )
 
     def to_json(self) -> str:
-        """Encode what is known as JSON."""
+        """Encode the survey as JSON."""
         found = {source: _to_list(own) for source, own in self.found.items()}
         return json.dumps([sorted(self.headers), found, self.examples])
 

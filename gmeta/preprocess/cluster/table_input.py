@@ -46,7 +46,7 @@ class Tally:
     Attributes:
       rows_read: The number of records read, bad ones included.
       counts: (file's number, reason) -> how many are bad.
-      examples: (file's number, reason) -> what is wrong with the first few.
+      examples: (file's number, reason) -> messages on the first few.
     """
 
     rows_read: int = 0
@@ -191,7 +191,7 @@ class TableInput:
         return max(range(len(self.files)), key=alike)
 
     def check_rows(self, rows: int, tally: Tally) -> None:
-        """Raise an error if bad records are refused, or if not all good rows are there.
+        """Raise an error if bad records are refused, or if good rows are missing.
 
         Args:
           rows: The rows that have come to where they are written.
@@ -253,7 +253,7 @@ def find_table(data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> Found
 
     Args:
       data: Files, folders and patterns (`table_files.find_files`).
-      spec: The description of the columns; the first file decides what it leaves open.
+      spec: The description of the columns; the first file decides its open settings.
 
     Raises:
       ConfigError: The spec doesn't fit.

@@ -3,7 +3,7 @@
 A job's folder, which all workers see, holds
 
 ============  ==========================================================================================
-job.json      what is prepared, and how; written first
+job.json      the input and the settings; written first
 bounds.tsv    the first rows of the ranges (`gmeta.preprocess.plan.ranges`)
 tally.json    how many records were read, and which were bad
 counts/       one file per range: how many rows its tasks have
@@ -72,7 +72,7 @@ class TableJob(TableInput):
         Args:
           data: Files, folders and patterns (`table_files.find_files`).
           out: The data set's folder.
-          spec: The description of the columns; the first file decides what it leaves open.
+          spec: The description of the columns; the first file decides its open settings.
           config: The settings.
           on_bad: The rule for bad records.
           ranges: How many ranges; None: one for each `RANGE_BYTES` of the files.

@@ -36,7 +36,7 @@ from gmeta.preprocess.tables.table_files import holds_records, refuse_equal
 
 @dataclass(frozen=True)
 class AppendJob(TableInput):
-    """The description of an append: its input, and what it does to the store.
+    """The description of an append: its input, and its effects on the store.
 
     Attributes:
       plan: What it does.
@@ -56,7 +56,7 @@ class AppendJob(TableInput):
           table: The table.
           store: The store's folder.
           spec: What `choose_spec` returned.
-          watermark: The watermark that is asked for; None: behind the latest event.
+          watermark: The requested watermark; None: after the latest event.
           on_bad: The rule for bad records.
 
         Raises:
@@ -129,12 +129,12 @@ class ShardAppender:
 def finish_generation(
     job: AppendJob, folder: Path, written: Mapping[int, NewShard], tally: Tally
 ) -> HistoryManifest:
-    """Check that all events are there, write the shards that got none, and the manifest.
+    """Check that no event is missing, write the shards that got none, and the manifest.
 
     Args:
       job: The append.
       folder: The generation's folder, with the shards that workers wrote.
-      written: Shard -> what was written of it.
+      written: Shard -> its entry.
       tally: The tally of all records.
 
     Raises:

@@ -2,7 +2,7 @@
 
 ::
 
-    store/examples/clicks.json    where the set "clicks" is, the digest of its manifest, and what it reads
+    store/examples/clicks.json    the path of the set "clicks", the digest of its manifest, its generations
 
 A set's examples name the generation that a ranker read. As long as the set is registered, that generation
 stays: `drop_generations` refuses to remove it. The set itself may be anywhere.
@@ -79,7 +79,7 @@ def register(store: Path, examples: ExampleSet) -> None:
 
     Raises:
       DataError: A generation that it reads isn't there.
-      GmetaError: The store can't be written, or another process changes what is registered.
+      GmetaError: The store can't be written, or another process changes the registrations.
     """
     with explain_write_errors(store), registration_lock(store):
         absent = sorted({*examples.generations} - {*generations(store)})
@@ -87,7 +87,7 @@ def register(store: Path, examples: ExampleSet) -> None:
             raise DataError(
                 f"generation {absent[0]}, which the examples at {examples.folder} read, isn't there any more",
                 path=store,
-                advice="make them anew",
+                advice="make them again",
             )
         folder = store / FOLDER
         folder.mkdir(exist_ok=True)
@@ -110,7 +110,7 @@ def remove_examples(store: str | os.PathLike[str], name: str) -> None:
     Raises:
       ConfigError: There is no such set.
       DataError: There is no store.
-      GmetaError: The store can't be written, or another process changes what is registered.
+      GmetaError: The store can't be written, or another process changes the registrations.
     """
     store = Path(store)
     newest_generation(store)
@@ -163,10 +163,10 @@ def refuse_needed(store: Path, doomed: Set[int]) -> None:
 
 
 def find_faults(store: Path) -> Iterator[str]:
-    """Yield what is wrong with the registered sets, a line each.
+    """Yield the faults of the registered sets, a line each.
 
     Each set must be at its folder, with its files and the manifest that was registered, and the generations
-    that it reads must be there.
+    that it reads must exist.
     """
     there = {*generations(store)}
     for path in _files(store):
@@ -179,7 +179,7 @@ def find_faults(store: Path) -> Iterator[str]:
         if manifest.digest != examples.manifest:
             yield (
                 f"examples {path.stem!r}: {examples.folder} holds another data set than the one that was "
-                "registered: make them anew with `gmeta history examples`"
+                "registered: make them again with `gmeta history examples`"
             )
         if absent := sorted({*examples.generations} - there):
             yield f"examples {path.stem!r}: they read generation {absent[0]}, which isn't there"
@@ -190,7 +190,7 @@ def _files(store: Path) -> list[Path]:
 
 
 def _load(path: Path) -> ExampleSet:
-    advice = f"make the examples anew, or unregister them with --remove {path.stem}"
+    advice = f"make the examples again, or unregister them with --remove {path.stem}"
     value = load_manifest_file(
         path, FORMAT, VERSION, advice=advice, older="read the store with the gmeta that wrote it"
     )

@@ -166,7 +166,7 @@ class ExposureSource:
         return {**self._table.digests(), "histories": self._pointers.describe()}
 
     def stamps(self) -> Mapping[str, Any]:
-        """Return file name -> size and time of the last change, and what tells the histories from others."""
+        """Return file name -> size and time of change, and the settings that identify the histories."""
         return {**self._table.stamps(), "histories": self._pointers.describe()}
 
     def count(self) -> int:
@@ -210,7 +210,7 @@ class ExamplesSummary:
     Attributes:
       examples: The set, as it is registered.
       prepared: What was read, kept and left out.
-      empty: Rows read that have no history; None if the set was there already, or keeps no lengths.
+      empty: Rows read that have no history; None if the set existed already, or keeps no lengths.
       bytes: The size of the set's shards, without their indexes.
     """
 
@@ -243,12 +243,12 @@ def history_examples(
     The set is a prepared data set, as `prepare` makes it, of the exposures without their histories. An
     exposure gets at most three columns more:
 
-    * ``"generation"``, the newest generation of the store now, unless the table says which was read;
+    * ``"generation"``, the newest generation of the store now, unless the table names the one that was read;
     * ``"history_length"``, how many events its history has: the newest `longest` of those before the
       exposure's time that the generation held;
     * ``"history_crc"``, the checksum of that history (`history_crcs`).
 
-    These two are of what the store had. A ranker that had more events, the tail, logs its own numbers.
+    These two are of the store's events. A ranker that had more events, the tail, logs its own numbers.
 
     As long as the set is registered, the generations that its rows name stay in the store; `remove_examples`
     unregisters it.

@@ -1,4 +1,4 @@
-"""Opens a generation of a store, commits a new one, and finishes what a killed process has begun.
+"""Opens a generation of a store, commits a new one, and finishes the work of a killed process.
 
 A process may be killed at any point. A deletion of generations that it has begun is finished by the next
 command that uses the store, whichever it is (`settle`): DROPPING names the generations before the first file
@@ -124,7 +124,7 @@ def write_lock(store: Path) -> AbstractContextManager[None]:
 def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
     """Fill the folder of a store's next generation, and commit it at the end.
 
-    One process at a time does so. Whatever ends it leaves the store at the generation that it had; what it
+    One process at a time does so. If it ends in any way, the store keeps its generation; what it
     had written is removed at the latest when the next one begins.
 
     Args:
@@ -145,7 +145,7 @@ def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
                 _remove(store, _dropped(store))
             _remove(store, _uncommitted(store))
             if current_generation(store) != newest:
-                raise GmetaError(f"another process has written to {store} meanwhile: begin anew")
+                raise GmetaError(f"another process has written to {store} meanwhile: start again")
             number = newest + 1
             final = generation_folder(store, number)
             partial = final.with_name(f".{final.name}.partial")
@@ -208,7 +208,7 @@ def settle_or_warn(store: Path) -> None:
 
 
 def find_left(store: Path) -> list[str]:
-    """Return what a killed process has left of generations that it hadn't committed, a line each."""
+    """Return the remains of a killed process' uncommitted generations, a line each."""
     try:
         with write_lock(store):
             return [
@@ -220,7 +220,7 @@ def find_left(store: Path) -> list[str]:
 
 
 def find_strange(store: Path) -> list[str]:
-    """Return what is in the folder of generations and isn't of the store, a line each."""
+    """Return the entries of the folder of generations that aren't the store's, a line each."""
     folder = store / GENERATIONS
     found = sorted(folder.iterdir()) if folder.exists() else []
     cut = [path for path in found if is_generation_name(path.name) and not (path / FILE_NAME).exists()]
@@ -239,7 +239,7 @@ def find_strange(store: Path) -> list[str]:
 
 
 def _dropped(store: Path) -> list[Path]:
-    """Return what is left of generations whose deletion has begun, and the file that names them."""
+    """Return the remains of generations whose deletion has begun, and the file that names them."""
     gone = dropping(store)
     found = [generation_folder(store, number) for number in folder_numbers(store) if number in gone]
     found += (store / GENERATIONS).glob(".*.removed")  # an older version of gmeta renamed them first
@@ -247,7 +247,7 @@ def _dropped(store: Path) -> list[Path]:
 
 
 def _uncommitted(store: Path) -> list[Path]:
-    """Return what is there of generations that aren't committed, and the files that name them."""
+    """Return the existing parts of uncommitted generations, and the files that name them."""
     newest = current_generation(store)
     found = [generation_folder(store, number) for number in folder_numbers(store) if number > newest]
     found += (store / GENERATIONS).glob(".*.partial")
@@ -271,7 +271,7 @@ def _remove(store: Path, paths: Sequence[Path]) -> None:
     if failure is not None:
         raise failure
     if paths and (store / GENERATIONS).exists():
-        sync(store / GENERATIONS)  # what the files name is gone for good
+        sync(store / GENERATIONS)  # the folders that the files name are gone for good
     for path in paths:
         path.unlink(missing_ok=True)
     if paths:

@@ -1,4 +1,4 @@
-"""Writes all events of a store anew, as its next generation."""
+"""Rewrites all events of a store as its next generation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def change_spec(old: HistorySpec, new: HistorySpec) -> HistorySpec:
     Args:
       old: The store's spec.
       new: What is wanted. A column that the store has keeps its type. A column that it hasn't needs a type,
-        or ``hash``, and a default, which is the value of the events that are there.
+        or ``hash``, and a default, which is the value for existing events.
 
     Raises:
       ConfigError: The user or the time is another column, a column changes its type, or a new column has no
@@ -84,7 +84,7 @@ def _column(name: str, old: HistorySpec, new: ColumnSpec | None) -> ColumnSpec:
     return replace(new, dtype=known.dtype, hash=known.hash, is_list=known.is_list)
 
 
-# Reads what a store has for a shard of its next generation.
+# Reads a store's events for a shard of its next generation.
 
 Ints = NDArray[np.int64]
 _ALL = np.iinfo(np.int64)
@@ -206,10 +206,10 @@ def compact_history(
     spec: HistorySpec | None = None,
     progress: Progress = no_progress,
 ) -> RebuildSummary:
-    """Write all events of a store anew, as its next generation, so that each history is one read.
+    """Rewrite all events of a store as its next generation, so that each history is one read.
 
     Appends leave a user's events in stripes of several files. Here all of a user's stripes are full but the
-    last, and lie side by side. Events keep their births, so every history stays what it was, also those of
+    last, and lie side by side. Events keep their births, so no history changes, including those of
     earlier generations. These stay too, until `drop_generations` removes them.
 
     Args:

@@ -170,7 +170,7 @@ def _need(given: object) -> None:
         raise MemoryError("no memory for a reader of histories")
 
 
-# The checksum of a history, which says whether a reader rebuilds what a ranker saw.
+# The checksum of a history, which shows whether a reader rebuilds the ranker's history.
 
 
 def history_crcs(row_splits: ArrayLike, columns: Sequence[ArrayLike]) -> NDArray[np.int64]:
@@ -203,7 +203,7 @@ def history_crcs(row_splits: ArrayLike, columns: Sequence[ArrayLike]) -> NDArray
             f"history_crcs: row_splits must be a vector that ascends from 0, got {row_splits!r}"
         )
     if not columns:
-        raise ConfigError("history_crcs: columns is empty: name what the ranker read")
+        raise ConfigError("history_crcs: columns is empty: name the columns that the ranker read")
     crcs = np.zeros(len(splits) - 1, np.int64)
     for number, column in enumerate(columns):
         values = np.ascontiguousarray(column)

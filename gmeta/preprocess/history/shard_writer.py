@@ -23,7 +23,7 @@ MOST_TIMES = 1
 """An append joins a stripe that isn't full with newer events, if it has at most so many times their number.
 
 An append writes a user's new events as stripes of their own, and each of these lies in another file, where a
-reader has to read it. Joined stripes are fewer reads, but their events are written anew. Joined with at least
+reader has to read it. Joined stripes are fewer reads, but their events are rewritten. Joined with at least
 as many, an event is in a stripe twice as long each time, and never again once that is full: so with stripes
 of 256, the events of a user who comes every day are written four times in all, and the user has about four
 stripes that aren't full. A fixed number of them before all are joined costs as much, and twice the reads.
@@ -33,10 +33,10 @@ Ints = NDArray[np.int64]
 
 
 class Rewrite(NamedTuple):
-    """What is written anew of an index.
+    """The rewritten part of an index.
 
     Attributes:
-      joined: The index of the stripes whose events are written anew.
+      joined: The index of the stripes whose events are rewritten.
       kept: (S,) bool: which of the index's stripes remain where they are.
     """
 
@@ -281,7 +281,7 @@ class Earlier(NamedTuple):
 
 
 def read_earlier(before: Generation | None, shard: int) -> Earlier:
-    """Return what a shard of a generation has; nothing without one."""
+    """Return the contents of a generation's shard; nothing without a generation."""
     if before is None:
         none = np.empty(0, np.int64)
         return Earlier(Index(none, none, none, np.empty(0, PLACE)), {})
@@ -299,7 +299,7 @@ def write_shard(
     earlier: Earlier,
     rewrite: Rewrite,
 ) -> Written:
-    """Write the new events of a shard, and those of its stripes that are written anew.
+    """Write the new events of a shard, and those of its stripes that are rewritten.
 
     Args:
       folder: The generation's folder.
@@ -309,10 +309,10 @@ def write_shard(
       groups: For each group the numbers of its columns in `rows`.
       stripe_events: Most events of a stripe.
       earlier: What the shard has.
-      rewrite: Which of its stripes are written anew, with the new events.
+      rewrite: Which of its stripes are rewritten, with the new events.
 
     Raises:
-      DataError: A stripe that is to be written anew is damaged.
+      DataError: A stripe to rewrite is damaged.
       OSError: The disk is full.
     """
     new = [rows[:, 0], rows[:, 1], np.full(len(rows), generation)]

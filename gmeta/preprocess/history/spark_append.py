@@ -2,7 +2,7 @@
 
 ::
 
-    records ──normalise──> rows ──by shard──> on disk; tally of what is bad ──> shard by shard, write
+    records ──normalise──> rows ──by shard──> on disk; tally of bad records ──> shard by shard, write
 
 The driver handles tallies and manifest entries, never events. It holds the store's lock, writes the manifest
 last, and then moves the store to the new generation.
@@ -79,10 +79,10 @@ def append_history_on_spark(
       store: The store's folder, on a file system that every machine sees.
       data: Files, folders and patterns of CSV, Parquet or JSON lines that every machine sees; addresses such
         as ``hdfs://host/clicks``; or ``hive:database.table``.
-      spec: The description of the columns; the first append needs it. None: what the first append was given.
+      spec: The description of the columns; the first append requires it. None: that of the first append.
       watermark: A time before which no more events are expected. None: behind the latest event so far.
       on_bad: ``"raise"`` ends the run at bad records, ``"skip"`` counts each and leaves it out.
-      master: Spark's master, such as ``local[4]`` or ``yarn``. None: as ``spark-submit`` says, or this
+      master: Spark's master, such as ``local[4]`` or ``yarn``. None: that of ``spark-submit``, or this
         machine.
       conf: Settings for a new session. An active session is used as it is.
       progress: Called at the end of each stage.
@@ -127,7 +127,7 @@ def _run(
     folder: Path,
     progress: Progress,
 ) -> tuple[Tally, dict[int, NewShard]]:
-    """Write the shards that have events; return the tally, and what was written of each."""
+    """Write the shards that have events; return the tally, and the entry of each."""
     from pyspark import StorageLevel
 
     salts, tally = salts_of(spark, min(job.plan.spec.shards, _MOST_PARTITIONS)), Tally()
@@ -158,7 +158,7 @@ def send_to_shards(job: AppendJob, splits: Sequence[FileSplit], salts: Ints, bat
 
 
 def write_shards(job: AppendJob, folder: Path, batches: Batches) -> Batches:
-    """Write shards whose rows come one shard after another, and yield what was written of each as JSON."""
+    """Write shards whose rows come one shard after another, and yield the entry of each as JSON."""
     appender = ShardAppender(job, folder, f"spark-{uuid.uuid4().hex[:8]}")
     parcels = (one for batch in batches for one in numbered_parcels(batch, SHARD))
 

@@ -140,7 +140,7 @@ class HistorySpec:
             )
         if BIRTH in table.columns:
             raise ConfigError(
-                f"column {BIRTH!r} has the name by which readers ask for the generation that first held an "
+                f"column {BIRTH!r} has the name by which readers request the generation that first held an "
                 "event: leave it out, by groups that name the others, or keep it by another name"
             )
         own = [name for name in table.columns if name not in (self.user, self.time)]

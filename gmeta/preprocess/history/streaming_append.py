@@ -58,10 +58,10 @@ def plan_jobs(
     """Describe an append in a job's folder, which all machines see.
 
     Args:
-      folder: The job's folder; what an earlier job has left in it is removed.
+      folder: The job's folder; the files of an earlier job in it are removed.
       store: The store's folder, on a file system that all machines see.
       data: Files, folders and patterns of CSV or JSON lines on this machine, the same as on the cluster.
-      spec: The description of the columns. None: what the first append was given.
+      spec: The description of the columns. None: that of the first append.
       watermark: The watermark; None: behind the latest event.
       on_bad: The rule for bad records.
 
@@ -98,7 +98,7 @@ def map_events(task: Task[AppendJob]) -> None:
 
 
 def reduce_events(task: Task[AppendJob]) -> None:
-    """Write shards, and beside each a note of what the manifest says of it.
+    """Write shards, and beside each its entry for the manifest.
 
     Raises:
       DataError: What the store has is damaged.
@@ -121,7 +121,7 @@ def reduce_events(task: Task[AppendJob]) -> None:
 
 
 def finish(task: Task[AppendJob]) -> None:
-    """Check that all events are there, and move the store to its new generation; repeated, do nothing.
+    """Check that no event is missing, and move the store to its new generation; repeated, do nothing.
 
     Raises:
       DataError: The tally is missing.
@@ -146,7 +146,7 @@ def finish(task: Task[AppendJob]) -> None:
 
 
 def _put(source: Path, final: Path) -> None:
-    """Put a file into another folder and leave it where it is: whoever is killed may begin anew."""
+    """Link a file into another folder and keep it in place, so that a killed process may start again."""
     try:
         os.link(source, final)
     except OSError:  # another file system, or one without links

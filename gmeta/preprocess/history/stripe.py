@@ -135,7 +135,7 @@ def read_stripe(
     """Read columns of the stripe that some bytes begin with.
 
     Args:
-      data: The bytes; what follows the stripe is passed over.
+      data: The bytes; those after the stripe are ignored.
       columns: The numbers of the columns; None: all.
       where: What an error calls the stripe.
 
@@ -156,7 +156,7 @@ def read_stripe(
     chosen = np.arange(count.value) if columns is None else np.asarray(columns, np.int64)
     beyond = [each for each in chosen.tolist() if each not in range(count.value)]
     if beyond:
-        raise DataError(f"{where}: it has {count.value} columns, and column {beyond[0]} is asked for")
+        raise DataError(f"{where}: it has {count.value} columns, and column {beyond[0]} is requested")
     found = [np.empty(events.value, np.int64) for _ in chosen]
     at = ctypes.c_int64()
     outs = (ctypes.c_void_p * len(found))(*(out.ctypes.data for out in found))

@@ -47,7 +47,7 @@ def verify_history(store: Path, generation: int | None = None) -> Verification:
 
     Checked are the manifest's digest; the SHA-256 of each index and of each file of stripes; of each stripe
     the checksums of its directory and of every column, the number of its events, and that their times and
-    births are those that the index says; and that each user is in its own shard, with as many events in each
+    births are those of the index; and that each user is in its own shard, with as many events in each
     group. A deletion that a killed process has begun is finished first.
 
     Args:
@@ -120,9 +120,9 @@ def _check_stripes(opened: Generation, shard: int, index: Index) -> Iterator[str
             yield str(error)
             continue
         if len(columns) != widths[int(place["group"])] or len(columns[0]) != place["events"]:
-            yield f"{where}: it has other columns or events than the index says"
+            yield f"{where}: its columns or events differ from those of the index"
             continue
         times, births = columns[:2]
         found = (times.min(), times.max(), births.min(), births.max())
         if found != tuple(place[name] for name in ("first", "last", "born_first", "born_last")):
-            yield f"{where}: its events have other times or births than the index says"
+            yield f"{where}: the times or births of its events differ from those of the index"

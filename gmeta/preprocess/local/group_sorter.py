@@ -11,7 +11,7 @@ it is moved, but never decoded::
                         shard 0 <── merge ────────────────┴───────┤            each shard is one range of
                         shard 1 <── merge ────────────────────────┘            every run
 
-Both passes read and write their files in long sequential blocks. So, whatever the data's size, the sort costs
+Both passes read and write their files in long sequential blocks. So, for data of any size, the sort costs
 two copies of the data in its compact encoded form, and no random access. A shard that exceeds the limit is
 merged in ranges of the key, whose distribution is uniform. Runs stay until the shards are written: after a
 kill, only unfinished shards are merged again.

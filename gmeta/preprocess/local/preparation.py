@@ -49,7 +49,7 @@ FILE_NAME = "journal.jsonl"
 
 
 class Journal:
-    """Lines of JSON in the staging folder; each line is on the disk before the work goes on.
+    """Lines of JSON in the staging folder; each line is on the disk before the work continues.
 
     The first line holds the plan: settings, and stamps of the input. A ``sorted`` line follows once the runs
     of sorted batches are whole, and then a ``shard`` line for each written shard. An incomplete last line
@@ -78,7 +78,7 @@ class Journal:
             different = sorted(key for key in {*plan, *there} if plan.get(key) != there.get(key))
             raise GmetaError(
                 f"{folder} is left from a run with other settings or input ({', '.join(different)}): "
-                "run without --resume to begin anew"
+                "run without --resume to start again"
             )
         for entry in entries[1:]:
             if "sorted" in entry:
@@ -153,8 +153,8 @@ def prepare(
     The folder ``out`` then holds the shards ``<split>-00000-of-00002.tfrecord`` and so on, each with its
     ``.gidx``, plus ``manifest.json`` and ``summary.json``; for synthetic data also the raw files, in
     ``raw/``. Everything is written beside ``out`` and renamed at the end, so ``out`` never holds a partial
-    data set. The same input, settings and rule give the same bytes, whatever the input's order and format,
-    and whatever the memory.
+    data set. The same input, settings and rule give the same bytes, regardless of the memory and of the
+    input's order and format.
 
     A folder ``out`` that exists already is
 
@@ -179,7 +179,7 @@ def prepare(
       progress: Called with the progress of the stages ``"read"``, ``"sort"`` and ``"write"``.
 
     Returns:
-      A summary of what was read, kept and left out.
+      A summary of the data read, kept and left out.
 
     Raises:
       ConfigError: A setting is out of range, or the spec doesn't fit the table.
@@ -291,9 +291,7 @@ def _open(
     if spec is not None:
         return TableSource(paths, spec, connection)
     if len(paths) != 1 or Path(paths[0]).is_file():
-        raise ConfigError(
-            f"{paths[0]}: say which of its columns is the task, with --task COLUMN or --spec FILE"
-        )
+        raise ConfigError(f"{paths[0]}: name the column of the task, with --task COLUMN or --spec FILE")
     folder = movielens.open_folder(Path(paths[0]), bad)
     return MeluSource(folder) if folder.layout is ML_1M_MELU else MovieLensSource(folder)
 
@@ -352,7 +350,7 @@ def _merge(
 def describe_plan(
     name: str, spec: TableSpec, config: PlanConfig, on_bad: OnBad, inputs: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what the manifest keeps of a run's settings; equal settings and input make equal data sets.
+    """Return a run's settings as the manifest keeps them; equal settings and input make equal data sets.
 
     Args:
       name: The name of the input.
@@ -412,7 +410,7 @@ def holds(out: Path, plan: Mapping[str, Any]) -> bool:
     differences = [
         f"other input files: {_changed(there.get(key), value)}"
         if key == "inputs"
-        else f"{key} {there.get(key)} there, {value} asked for"
+        else f"{key} {there.get(key)} there, {value} requested"
         for key, value in plan.items()
         if there.get(key) != value
     ]
@@ -423,7 +421,7 @@ def holds(out: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def _changed(before: Any, now: Mapping[str, str], most: int = 3) -> str:
-    """Return the names of inputs that are there on one side alone, or differ."""
+    """Return the names of inputs that exist on one side only, or differ."""
     known = before if isinstance(before, Mapping) else {}
     names = sorted(name for name in {*known, *now} if known.get(name) != now.get(name))
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -113,7 +113,7 @@ def detect(folder: Path) -> Layout:
     """Return the layout of a folder, by its ratings file.
 
     Raises:
-      DataError: The folder can't be listed, or has no ratings file or more than one. The error says what was
+      DataError: The folder can't be listed, or has no ratings file or more than one. The error lists what was
         sought and found.
     """
     try:

@@ -121,7 +121,7 @@ class Findings:
         return cls(plain, quoted, tuple(times)) if times else cls(plain, quoted)
 
     def merge(self, other: Findings) -> Findings:
-        """Return what is known of both parts of a column."""
+        """Return the survey of both parts of a column."""
         elements = self.elements or other.elements
         if self.elements and other.elements:
             elements = self.elements.merge(other.elements)

@@ -40,7 +40,7 @@ from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec
 
 Mask = NDArray[np.bool_]
 ColumnFault = tuple[Reason, Mask, str]
-"""A reason, the (N,) mask of the values that are bad for it, and what was expected."""
+"""A reason, the (N,) mask of the values that are bad for it, and the expectation."""
 
 MISSING = frozenset(
     (
@@ -361,7 +361,7 @@ class Fault:
     given: pa.Array | None = None
 
     def describe(self, row: int) -> str:
-        """Describe what was expected and what was received in the batch's record ``row``."""
+        """Describe the expected and the received value in the batch's record ``row``."""
         if self.given is None:
             return self.message
         text = repr(self.given[row].as_py())

@@ -95,7 +95,7 @@ def refuse_empty_splits(tasks: Ints, sizes: Ints, config: PlanConfig, path: Path
     """Raise an error if a split has no task, since it can't be trained on or measured.
 
     Raises:
-      DataError: A split has no task; the message says why tasks are left out.
+      DataError: A split has no task; the message lists why tasks are left out.
     """
     refuse_empty(kept_tasks(tasks, sizes, config), len(tasks), plan.left_out(sizes, config), path)
 
@@ -201,7 +201,7 @@ class Census:
         return found
 
     def of_splits(self) -> dict[str, tuple[int, int, int]]:
-        """Count what is kept of each split: split -> (tasks, groups, rows)."""
+        """Count the kept data of each split: split -> (tasks, groups, rows)."""
         kept = plan.select_tasks(self._size, self._config)
         groups = plan.batch_count(self._size, self._config.batch_rows)
         found = {}

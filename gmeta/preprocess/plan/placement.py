@@ -20,7 +20,7 @@ with any number of workers, produce the same bytes:
 * the place of a batch (split, shard, position in it) is a function of (seed, task, batch id) alone;
 * `order_key` is arithmetic on 64-bit integers written out here, not a library's hash.
 
-These functions don't depend on the columns' meaning. A `TableSpec` says which column is the task and which
+These functions don't depend on the columns' meaning. A `TableSpec` defines which column is the task and which
 one the time.
 """
 
@@ -179,7 +179,7 @@ def select_tasks(task_size: Ints, config: PlanConfig) -> NDArray[np.bool_]:
 
 
 def left_out(task_size: Ints, config: PlanConfig) -> dict[str, tuple[int, int]]:
-    """Count what the selection leaves out of tasks of these sizes (N,): reason -> (rows, tasks)."""
+    """Count what the selection leaves out for tasks of these sizes (N,): reason -> (rows, tasks)."""
     few, many = task_size < config.min_rows, (task_size > config.max_rows) & (config.max_rows > 0)
     reasons = {
         f"task has fewer than {config.min_rows} rows": few,

@@ -139,7 +139,7 @@ class ShardFile:
         """Append bytes.
 
         Raises:
-          OSError: The disk is full; the error says so, and how many bytes were written.
+          OSError: The disk is full; the error has the number of bytes written.
         """
         try:
             while block:

@@ -5,7 +5,7 @@ The number of a user's events is distributed as in MTGenRec: log-normal with σ 
 often at the start of a session and rarely within one: either to the category that follows the current one
 (from phones to cases, say) or to a category of the user's lasting taste. Most events are of the current
 interest; the others are seldom more than views. How often the interest changes, and how many events are of
-it, are settings: with rarer changes and fewer events, a few last events no longer suffice to tell it, and
+it, are settings: with rarer changes and fewer events, the last few events no longer reveal it, and
 with small ``now`` and ``next`` beside ``taste``, all of the history matters alike. Requests come in the later
 half of the history, each for a page of items::
 
@@ -119,7 +119,7 @@ class ExposureConfig:
             raise ConfigError(f"exposures={self.exposures} must be a multiple of page={self.page}")
 
 
-# The items of the synthetic log of exposures, and what is the same for all of its users.
+# The items of the synthetic log of exposures, and the parameters that all of its users share.
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -140,7 +140,7 @@ ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])
 """The shares of views, carts and purchases, of events off the interest and on it."""
 
 SHOWN_OF = (0.3, 0.25, 0.25, 0.2)
-"""The shares of what is shown: of the interest, of what follows, of the lasting taste, of any category."""
+"""The shares of shown items: of the interest, of its successor, of the lasting taste, of any category."""
 
 CITIES = 12
 
@@ -173,7 +173,7 @@ class ExposureWorld:
         return self.order[np.minimum(found, len(self.order) - 1)]
 
     def logits(self, interest: Ints, taste: Floats, city: Ints) -> Floats:
-        """Compute what each category adds to the logit of a click, b with it.
+        """Compute each category's terms in the logit of a click, including b.
 
         Args:
           interest: s, (n,).

@@ -33,7 +33,7 @@ class SimulatorConfig:
       fades: The half-life of novelty, in steps.
 
     Raises:
-      ConfigError: A number can't be what it should.
+      ConfigError: A number is out of its range.
     """
 
     world: ExposureConfig = field(default_factory=ExposureConfig)
@@ -62,7 +62,7 @@ class SimulatorConfig:
             raise ConfigError(f"simulator: fades must be more than 0, got {self.fades}")
 
 
-# Random numbers that are a pure function of counters: whoever draws them, in whatever order.
+# Random numbers that are a pure function of counters, independent of the order of draws.
 
 
 def uniform(*counters: Any) -> NDArray[np.float64]:
@@ -87,7 +87,7 @@ def uniform(*counters: Any) -> NDArray[np.float64]:
     return (mixed >> np.uint64(11)).reshape(shape) * 2.0**-53
 
 
-# What simulated users are like at a moment.
+# The states of simulated users at a moment.
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -104,8 +104,8 @@ class UserStates:
       interest: int64 (n,), the category of interest.
       taste: float64 (n, categories), the lasting taste, which sums to 1.
       shown: int64 (n, recent): the items of the latest exposures, the latest first; -1: none.
-      tired: float64 (n, recent): what is left of each of these exposures, from 1 down.
-      worn: float64 (n, categories): what is left of all exposures of a category.
+      tired: float64 (n, recent): the remaining effect of each of these exposures, from 1 down.
+      worn: float64 (n, categories): the remaining effect of all exposures of a category.
     """
 
     users: Ints
@@ -136,7 +136,7 @@ class UserStates:
         """Return the states of users by their numbers, int (m,).
 
         Raises:
-          DataError: A user isn't there.
+          DataError: A user has no state.
         """
         users = np.asarray(users, np.int64)
         order = np.argsort(self.users, kind="stable")
@@ -144,6 +144,6 @@ class UserStates:
         if (strange := self.users[rows] != users).any():
             raise DataError(
                 f"user {users[np.argmax(strange)]} has no state; there are {len(self)} users, from "
-                f"{self.users.min()} to {self.users.max()}: give the states of all users that are asked for"
+                f"{self.users.min()} to {self.users.max()}: give the states of all requested users"
             )
         return self.take(rows)

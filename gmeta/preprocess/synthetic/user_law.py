@@ -1,6 +1,6 @@
-"""The law of simulated users: whom an item pleases now, and what changes as time passes and items are shown.
+"""Defines simulated users: which items they click on now, and how time and exposures change that.
 
-The items, and most of what makes a click, are those of the log of `gmeta.preprocess.synthetic.exposures`
+The items, and most terms of a click's logit, are those of the log of `gmeta.preprocess.synthetic.exposures`
 with the same seed::
 
     logit P(click) = b + now·[c = s] + next·[c = f(s)] + taste·τ_u[c] + q_i + home_u[c] + own·w_u[style_i]
@@ -9,11 +9,11 @@ with the same seed::
 =======  =============================================================================================
 F, G     how often the item, and its category, were shown to the user: each exposure counts ρ^a after a
          more events and pages
-b_i      the step at which the item appears, if it wasn't there from the beginning; until then nobody
-         clicks on it
+b_i      the step at which the item appears, if it isn't available from the beginning; until then no
+         user clicks on it
 =======  =============================================================================================
 
-An event of the user's own moves the interest as in the log: often at the start of a session, rarely within
+A user's own event moves the interest as in the log: often at the start of a session, rarely within
 one. A page moves it to the category of its first click with the probability ``moves``, and each click moves
 a share λ of the lasting taste. Everything random is a function of the seed, the user and the user's step, so
 the same users live the same lives on any number of ranks, in any order, and after a restart.
@@ -82,7 +82,7 @@ class UserLaw:
     Attributes:
       config: The settings.
       world: The items.
-      born: int64 (items,): the step at which each item appears; 0: it is there from the beginning.
+      born: int64 (items,): the step at which each item appears; 0: it is available from the beginning.
     """
 
     def __init__(self, config: SimulatorConfig | None = None) -> None:
@@ -119,7 +119,7 @@ class UserLaw:
         )
 
     def available(self, step: int) -> NDArray[np.bool_]:
-        """Say which items are there at a step, bool (items,): a mask as `CodeTrie.allow` takes it."""
+        """Return which items are available at a step, bool (items,): a mask as `CodeTrie.allow` takes it."""
         return self.born <= step
 
     def click_probability(self, states: UserStates, items: Any) -> Floats:
@@ -257,12 +257,12 @@ class UserLaw:
         return found.astype(np.int64)
 
     def of_categories(self, states: UserStates) -> Floats:
-        """Compute what each category adds to the logits of its items, (n, categories)."""
+        """Compute each category's term in the logits of its items, (n, categories)."""
         city = np.floor(CITIES * uniform(self.seed, _CITY, states.users)).astype(np.int64)
         return self.world.logits(states.interest, states.taste, city) - self.config.worn * states.worn
 
     def of_styles(self, states: UserStates) -> Floats:
-        """Compute what each style adds to the logits of its items, (n, styles)."""
+        """Compute each style's term in the logits of its items, (n, styles)."""
         from scipy.special import ndtri  # SciPy takes a while to import, so only when users are simulated
 
         styles = np.arange(self.config.world.styles)
@@ -270,10 +270,10 @@ class UserLaw:
         return self.config.world.own * ndtri(np.maximum(drawn, 2.0**-54))
 
     def probabilities(self, logits: Floats, states: UserStates, items: Ints) -> Floats:
-        """Turn logits into probabilities, with what is new and what isn't there yet.
+        """Turn logits into probabilities, higher for new items and 0 for items that don't exist yet.
 
         Args:
-          logits: (n, group), of everything else.
+          logits: (n, group), the sum of all other terms.
           states: n users.
           items: int (n, group) or (1, group).
         """

@@ -13,7 +13,7 @@ from gmeta.preprocess.synthetic.exposures import SHOWN, SHOWN_OF
 from gmeta.preprocess.synthetic.simulator_config import Floats, Ints, UserStates, uniform
 from gmeta.preprocess.synthetic.user_law import UserLaw, choose
 
-# What a log has of simulated users: their own events, and what they were shown by a mediocre policy.
+# The log of simulated users: their own events, and the items that a mediocre policy showed them.
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Best(NamedTuple):
 class UserSimulator(UserLaw):
     """Users who live by the law of `gmeta.preprocess.synthetic.user_law`.
 
-    A user's whole life is a function of the seed, the user's number and what the user is shown. States are
-    values: a method returns new ones, and the old ones stay what they were.
+    A user's whole life is a function of the seed, the user's number and the items shown to the user. States
+    are values: a method returns new ones, and the old ones don't change.
 
     Args:
       config: The settings; None: the defaults, 2,000 items of 20 categories.

@@ -33,7 +33,7 @@ def sql_name(column: str) -> str:
 
 
 class PlainPath:
-    """A path that names exactly one file to DuckDB, whatever characters it contains.
+    """A path that names exactly one file to DuckDB, with any characters in it.
 
     DuckDB reads a path with ``*``, ``?`` or ``[`` as a pattern, cuts it at backslashes, and replaces a tilde
     at its beginning. A path with such a character is read through a link with a plain name.

@@ -137,7 +137,7 @@ def _folder_of(path: Path) -> Path | None:
 
 
 def _resolve(spec: TableSpec, manifest: Manifest, folder: Path) -> TableSpec:
-    """Return the spec of the table that was prepared, with what this one says of its columns."""
+    """Return the spec of the table that was prepared, with this one's settings of its columns."""
     recorded, columns = _recorded(manifest), {}
     for name in spec.columns or recorded:
         given = spec.columns.get(name, ColumnSpec())

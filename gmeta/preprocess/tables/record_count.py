@@ -1,7 +1,7 @@
 """Counts the records of a text file, apart from the engine that reads them, so that none is lost unnoticed.
 
 DuckDB loses a line that is longer than its buffer. Where several threads read a file, it may also begin a
-record at a line within quotes. Neither happens if it is known beforehand how long the longest record is, and
+record at a line within quotes. Neither happens if the length of the longest record is known in advance, and
 whether one spans lines.
 
 A line break ends a record if the number of quotes before it is even. This holds as long as quotes enclose
@@ -83,7 +83,7 @@ def count_lines(path: Path, *, spaces: bool = False) -> Records:
 
 def _count(path: Path, delimiter: bytes, quote: bytes) -> Records | None:
     """Count records by blocks of bytes; return None if only a parser can find what quotes enclose."""
-    full = blank = longest = held = 0  # held: bytes of the record that goes on in the next block
+    full = blank = longest = held = 0  # held: bytes of the record that continues in the next block
     spanning = is_open = ends_field = False
     before, line_end = ord("\n"), 0
     for block in _blocks(path):

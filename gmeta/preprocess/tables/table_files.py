@@ -106,7 +106,7 @@ def _file(path: Path) -> TableFile:
         raise DataError(f"can't read it: {error.strerror}", path=path) from error
     kind = format_of(path)
     if kind is None:
-        raise ConfigError(f"{path}: its ending doesn't say what it is; known are {_KNOWN}")
+        raise ConfigError(f"{path}: its ending doesn't name a format; known are {_KNOWN}")
     if not size:
         raise DataError("the file is empty", path=path, advice="fetch it again, or leave it out")
     return TableFile(path, kind)
@@ -186,7 +186,7 @@ _BLOCK = 4 << 20
 
 
 class FileDigests:
-    """SHA-256 of some files, under names that tell them apart.
+    """SHA-256 of some files, under names that distinguish them.
 
     Args:
       files: The files.
@@ -200,7 +200,7 @@ class FileDigests:
         """Begin to digest the files, in parallel with other work; a second call does nothing."""
         if self._digests is None:
             self._digests, self._digested = Future(), self.stamps()
-            # A daemon: nobody waits for it if the run ends with an error.
+            # A daemon: if the run ends with an error, nothing waits for it.
             threading.Thread(target=self._digest, args=[self._digests], daemon=True).start()
 
     def _digest(self, found: Future[dict[str, str]]) -> None:
@@ -222,7 +222,7 @@ class FileDigests:
             self._digested.items(), self.stamps().values(), self._files, strict=True
         ):
             if then != now:
-                raise DataError(f"{name} changed while it was read", path=file, advice="begin anew")
+                raise DataError(f"{name} changed while it was read", path=file, advice="start again")
         return found
 
     def stamps(self) -> dict[str, list[int]]:
@@ -245,7 +245,7 @@ class FileDigests:
 
 
 def refuse_equal(files: Sequence[Path], holds_records: Callable[[Path], bool]) -> None:
-    """Refuse files of equal content: their rows would be there twice. Only files of one size are read.
+    """Refuse files of equal content: their rows would occur twice. Only files of one size are read.
 
     Args:
       files: The files.
@@ -261,7 +261,7 @@ def refuse_equal(files: Sequence[Path], holds_records: Callable[[Path], bool]) -
     for file in (file for alike in by_size.values() if len(alike) > 1 for file in alike):
         if (digest := sha256(file)) in seen and holds_records(file):
             raise DataError(
-                f"it is equal to {seen[digest]}: its rows would be there twice",
+                f"it is equal to {seen[digest]}: its rows would occur twice",
                 path=file,
                 advice="leave one of them out",
             )

@@ -90,7 +90,7 @@ class Scan(ABC):
         """Return the names of the columns: one list, or where records differ in them, several.
 
         Raises:
-          ConfigError: Two columns have names that can't be told apart.
+          ConfigError: Two columns have names that can't be distinguished.
           DataError: The file can't be read.
         """
 
@@ -295,7 +295,7 @@ class CsvScan(Scan):
     def survey(self, probes: Sequence[Probe]) -> dict[str, Findings]:
         """Find out what values columns have; the name of a column among numbers isn't one.
 
-        It is there where files with a line of names were joined. As a record it is bad.
+        It occurs where files with a line of names were joined. As a record it is bad.
         """
         found = super().survey(probes)
         mixed = [

@@ -36,14 +36,14 @@ class TableSource:
 
     Args:
       data: Files, folders and patterns (`table_files.find_files`).
-      spec: The columns; the values of all files decide what it leaves open (`table_survey`).
+      spec: The columns; the values of all files decide its open settings (`table_survey`).
       connection: DuckDB, with its limits set.
 
     Attributes:
       files: The table's files, in the order in which they are read.
 
     Raises:
-      ConfigError: The spec doesn't fit the files, or values don't decide what it leaves open.
+      ConfigError: The spec doesn't fit the files, or values don't decide its open settings.
       DataError: A file is missing, empty, or not of the format that its ending names.
     """
 

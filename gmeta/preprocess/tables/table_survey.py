@@ -1,4 +1,4 @@
-"""The decision of what a spec leaves open, by the names and values of all files of a table."""
+"""Decides the settings that a spec leaves open, by the names and values of all files of a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmeta.preprocess.tables.table_scan import Scan
 
 MAX_COLUMNS = 1 << 16
 REWRITTEN = Example("numbers with a point or an exponent", Seen.POINT)
-"""The numbers that a reader of JSON writes anew."""
+"""The numbers that a reader of JSON rewrites."""
 _NUMBERED = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 """The names that pandas gives to a column without one, most often the number of a row."""
 
@@ -48,7 +48,7 @@ def merge_names(headers: Iterable[Sequence[str]]) -> Names:
     """Return the columns of several headers: those of the longest one, then all others by name.
 
     Raises:
-      ConfigError: Two names can't be told apart, or there are too many.
+      ConfigError: Two names can't be distinguished, or there are too many.
     """
     ordered = sorted({tuple(header) for header in headers}, key=lambda header: (-len(header), header))
     longest = ordered[0] if ordered else ()
@@ -139,7 +139,7 @@ def open_columns(spec: TableSpec, names: Names, *, lists: bool = False) -> list[
 
 
 def is_rewritten(column: ColumnSpec, found: Findings) -> bool:
-    """Return whether a column of JSON has numbers that its reader writes anew, rounded, before a hash."""
+    """Return whether a column of JSON has numbers that its reader rewrites, rounded, before a hash."""
     return column.hash and bool(found.plain & REWRITTEN.kinds)
 
 
@@ -152,7 +152,7 @@ def rewritten(source: str, shown: str | None) -> ConfigError:
 
 
 def _refuse_absent(scans: Sequence[Scan], wanted: Sequence[Wanted], spec: TableSpec) -> None:
-    """Refuse a table of which a file lacks a column that nobody has asked for by name."""
+    """Refuse a table of which a file lacks a column that the spec doesn't name."""
     for one in wanted:
         lacking = [scan for scan in scans if not scan.has(one.source)]
         if lacking and len(lacking) < len(scans) and one.name not in spec.roles:
@@ -176,7 +176,7 @@ def decide_spec(
     found: Mapping[str, Findings],
     show: Show,
 ) -> TableSpec:
-    """Decide what a spec leaves open by what is known of the values.
+    """Decide the settings that a spec leaves open by the survey of the values.
 
     Args:
       spec: The description of the columns.
@@ -244,7 +244,7 @@ def _describe(one: Wanted, doubt: Doubt, show: Show) -> str:
 
 
 def _notes(one: Wanted, found: Findings, kind: pa.DataType, named: bool, show: Show) -> Iterator[str]:
-    """Yield what a user should know of a type that the values have decided."""
+    """Yield notes for the user on a type that the values have decided."""
 
     def example(kinds: Seen) -> str:
         return show(one.source, one.role, one.column, Example("", kinds)) or ""

@@ -208,7 +208,7 @@ def _inside(probe: Probe, region: int) -> str:
 
 
 def _in_bounds(probe: Probe) -> str:
-    """Return whether a time is within its bounds, in SQL; what is outside is bad, and so of no unit."""
+    """Return whether a time is within its bounds, in SQL; a value outside is bad, and so has no unit."""
     if probe.role != "time" or (probe.column.min is None and probe.column.max is None):
         return "TRUE"
     low, high = probe.column.min, probe.column.max

@@ -104,7 +104,7 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("limit", ["soon", "-1", "1.5"])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(limit: str) -> None:
-    with pytest.raises(ConfigError, match="give whole seconds, or 0 for ever"):
+    with pytest.raises(ConfigError, match="give whole seconds, or 0 for no limit"):
         failures.watch_for_stalls(collectives.world(), limit)
 
 

@@ -115,7 +115,7 @@ def test_ranks_fill_one_host_after_the_other() -> None:
 
 @pytest.mark.parametrize("text", ["a", "a:0", ":2", "a:2,", "-oProxyCommand=x:1", "a:2,a:1"])
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"give such as a:2,b:2|is there twice"):
+    with pytest.raises(ConfigError, match=r"give such as a:2,b:2|is named twice"):
         parse_hosts(text)
 
 

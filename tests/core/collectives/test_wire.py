@@ -76,9 +76,9 @@ class Forged:
 def test_a_forged_pickle_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     forged = pickle.dumps(Forged(tmp_path / "ran"))
     for data in (forged, len(forged).to_bytes(8, "little") + forged, b"", b"\0" * 8, pack([1])[:-1]):
-        with pytest.raises(CollectiveError, match="aren't what gmeta sends"):
+        with pytest.raises(CollectiveError, match="aren't gmeta's message"):
             unpack(data)
     for crafted in (b'{"!": "array", "dtype": "O", "shape": [1], "begin": 0, "size": 8}', b'{"!": "system"}'):
-        with pytest.raises(CollectiveError, match="aren't what gmeta sends"):
+        with pytest.raises(CollectiveError, match="aren't gmeta's message"):
             unpack(len(crafted).to_bytes(8, "little") + crafted + b"\0" * 8)
     assert not (tmp_path / "ran").exists()

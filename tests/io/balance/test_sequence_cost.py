@@ -138,7 +138,7 @@ def test_no_part_of_a_fit_is_below_zero():
     ],
 )
 def test_batches_that_tell_nothing_apart_are_refused(batches):
-    with pytest.raises(ConfigError, match=r"too alike: their tokens .* don't vary apart"):
+    with pytest.raises(ConfigError, match=r"too alike: their tokens .* don't vary independently"):
         SequenceCost.of_steps(batches, np.arange(1.0, len(batches) + 1))
 
 

@@ -116,7 +116,7 @@ def test_labels_are_float32_and_lists_are_ragged_twice():
         ({}, "name columns in contexts, history or targets"),
         ({"history": "item"}, "history must be a list of columns, each once; got 'item'"),
         ({"history": ["item", "item"]}, "each once"),
-        ({"history": ["item"], "labels": ["click"]}, "say by exposed which rows those are"),
+        ({"history": ["item"], "labels": ["click"]}, "define these rows by exposed"),
         ({"history": ["item"], "longest": 0}, "longest must be a whole number from 1 on, got 0"),
         ({"history": ["item"], "history_of": 3}, "history_of must be a Flag, got 3"),
         ({"history": ["item"], "unexposed": "drop"}, "must be one of leave_out, keep, got 'drop'"),

@@ -160,7 +160,7 @@ def test_what_makes_no_sense_is_refused(prices):
     refused = [
         (("other", [1], ["price"]), f"has no table 'other'; it has {table}"),
         ((table, [1], ["cost"]), "has no column 'cost'; it has price, shop, tags, weights"),
-        ((table, [1], []), "ask for some columns"),
+        ((table, [1], []), "request some columns"),
         ((table, [1], ["price", "price"]), "each once"),
         ((table, [[1]], ["price"]), r"keys must be \(n,\) int64, got int64 of shape \(1, 1\)"),
         ((table, [1.5], ["price"]), "got float64"),
@@ -213,7 +213,7 @@ def test_a_folder_of_rocksdb_has_one_writer_and_keeps_its_tables(tmp_path):
         source.put("item", range(1000), {"price": np.arange(1000, dtype=np.float32)}, 0)
         with pytest.raises(StoreError, match=r"can't be opened: .*[Ll]ock.* one writer"):
             RocksDBSource(tmp_path / "a", writable=True)
-        with pytest.raises(ConfigError, match="'item' is there with other columns"):
+        with pytest.raises(ConfigError, match="'item' exists with other columns"):
             source.create_table("item", [Column("price")])
     with RocksDBSource(tmp_path / "a") as one, RocksDBSource(tmp_path / "a") as other:
         for reader in (one, other):

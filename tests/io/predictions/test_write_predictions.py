@@ -281,7 +281,7 @@ def test_a_reader_that_reads_something_else_is_refused(prepared, tmp_path):
         ),
         lambda start, options: tf.data.Dataset.range(3),
     ):
-        with pytest.raises(ConfigError, match="reader must read what it is asked for: pass on start"):
+        with pytest.raises(ConfigError, match="reader must read the requested part: pass on start"):
             write(prepared, tmp_path / "out", reader=read)
 
 
@@ -326,7 +326,7 @@ def test_damage_is_found_before_the_manifest_is_written(prepared, tmp_path):
         ((tmp_path / "out" / "part-00001.arrow").read_bytes(), "not part 2 of these predictions"),
     ):
         part.write_bytes(bad)
-        with pytest.raises(DataError, match=rf"part-00002.arrow: {says}.*only this part is made anew"):
+        with pytest.raises(DataError, match=rf"part-00002.arrow: {says}.*only this part is repeated"):
             write(prepared, tmp_path / "out")
     part.unlink()
     assert write(prepared, tmp_path / "out").rows == len(SIZES)

@@ -255,7 +255,7 @@ def test_a_manifest_of_another_number_of_groups(copy):
         ({"query": After("timestamp", float("nan"))}, "finite"),
         ({"query": Flag("rating")}, "an int64 column of one value a record"),
         ({"query": Flag("task")}, "no key"),
-        ({"query": Flag("timestamp"), "resample": True}, "says which rows are drawn"),
+        ({"query": Flag("timestamp"), "resample": True}, "defines the query rows"),
         ({"label": []}, "label must name a column"),
         ({"label": ["rating", "rating"]}, "each once"),
         ({"label": ["rating", "genre"]}, "label='genre'"),

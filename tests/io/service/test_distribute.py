@@ -353,7 +353,7 @@ def test_one_rank_saves_the_positions_of_all(two, tmp_path, monkeypatch):
     on(0, size=3)
     resumed = ServedPosition(3)
     tf.train.Checkpoint(reading=resumed).read(path)
-    says = "2 ranks have read, and this is rank 0 of 3: go on with as many"
+    says = "2 ranks have read, and this is rank 0 of 3: resume on as many"
     with pytest.raises(DataError, match=says), data_errors():
         read(distribute(numbers, two, position=resumed))
 

@@ -229,7 +229,7 @@ def test_a_job_does_not_undo_what_came_after_it(grown, tmp_path):
     folder, store = tmp_path / "job", tmp_path / "store"
     job = plan_jobs(folder, store, [str(days[0][0])], SPEC, on_bad="skip")
     append_history(store, days[0][1], SPEC, on_bad="skip")
-    with pytest.raises(GmetaError, match=r"another process has written to .* meanwhile: begin anew"):
+    with pytest.raises(GmetaError, match=r"another process has written to .* meanwhile: start again"):
         run_append(job, folder)
     with pytest.raises(DataError, match=r"generation 1 holds the events of part-1.csv already"):
         plan_jobs(folder, store, [str(days[0][1])], SPEC)

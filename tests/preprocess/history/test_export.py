@@ -119,7 +119,7 @@ def test_an_append_of_an_export_makes_the_store_again(tmp_path):
 def test_the_column_of_births_is_no_column_of_events(tmp_path):
     export_history(make(tmp_path, [draw_day(1, 30)]), tmp_path / "out")
     with pytest.raises(
-        ConfigError, match="column 'born' has the name by which readers ask for the generation"
+        ConfigError, match="column 'born' has the name by which readers request the generation"
     ):
         append_history(tmp_path / "again", tmp_path / "out", HistorySpec("user", "ts"))
 
@@ -144,7 +144,7 @@ def test_text_comes_out_as_its_hash_and_goes_in_again(tmp_path):
     ran = CliRunner().invoke(main, [*map(str, arguments)])
     assert ran.exit_code == 0, ran.output
     assert "generation 1: 1 events of 1 users in 1 files, " in ran.output
-    assert "; 1 of the users asked for have none" in ran.output
+    assert "; 1 of the requested users have none" in ran.output
     append_history(tmp_path / "again", tmp_path / "out", HistorySpec.load(tmp_path / "out" / "_spec.toml"))
     found = read_histories(Generation(tmp_path / "again"), [hash_text("anna")], [odd])
     np.testing.assert_array_equal(found.columns[odd], [hash_text("book")])

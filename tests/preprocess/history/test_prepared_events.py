@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_refused(prepared, tmp_path):
     with pytest.raises(ConfigError, match=r"tfrecord is given twice"):
         append_history(store, [prepared, prepared / "warm"], KEPT)
     copy = shutil.copytree(prepared, tmp_path / "copy")
-    with pytest.raises(DataError, match=r"copy/\S+tfrecord: it is equal to .*its rows would be there twice"):
+    with pytest.raises(DataError, match=r"copy/\S+tfrecord: it is equal to .*its rows would occur twice"):
         append_history(store, [prepared, copy], KEPT)
     prepare(table, tmp_path / "no-time", PrepareConfig(), spec=replace(SPEC, time=None))
     with pytest.raises(ConfigError, match="was prepared without a time: name the column with --time"):

@@ -122,7 +122,7 @@ def test_damage_is_told():
     with pytest.raises(DataError, match="column 1 doesn't match its checksum"):
         read_stripe(data[:-1] + bytes([data[-1] ^ 1]))
     assert read_stripe(data[:-1] + bytes([data[-1] ^ 1]), [0])[0].tolist() == [1, 2, 300]
-    with pytest.raises(DataError, match="it has 2 columns, and column 2 is asked for"):
+    with pytest.raises(DataError, match="it has 2 columns, and column 2 is requested"):
         read_stripe(data, [2])
 
 

@@ -151,7 +151,7 @@ def test_other_settings_or_input_are_refused_unless_told(raw, tmp_path):
     prepare(raw, tmp_path / "out")
     before = contents(tmp_path / "out")
     with pytest.raises(
-        GmetaError, match=r"prepared otherwise \(seed 0 there, 1 asked for\): add --overwrite"
+        GmetaError, match=r"prepared otherwise \(seed 0 there, 1 requested\): add --overwrite"
     ):
         prepare(raw, tmp_path / "out", PrepareConfig(seed=1))
     small_100k(raw, seed=5)

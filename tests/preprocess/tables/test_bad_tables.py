@@ -302,7 +302,7 @@ class TestWhatEndsTheRunUnderEitherRule:
 
     def test_an_ending_that_is_not_known(self, tmp_path, on_bad):
         (tmp_path / "t.orc").write_text("x")
-        said = r"t\.orc: its ending doesn't say what it is; known are \.parquet, "
+        said = r"t\.orc: its ending doesn't name a format; known are \.parquet, "
         self.assert_refused(tmp_path / "t.orc", tmp_path, on_bad, said, error=ConfigError)
 
     def test_a_header_that_names_a_column_twice(self, tmp_path, on_bad):
@@ -329,7 +329,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path):
         if stage == "sort":
             os.utime(data, ns=(0, 0))
 
-    with pytest.raises(DataError, match=r"t\.csv: t\.csv changed while it was read; begin anew"):
+    with pytest.raises(DataError, match=r"t\.csv: t\.csv changed while it was read; start again"):
         prepare(data, tmp_path / "out", spec=SPEC, progress=change)
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 

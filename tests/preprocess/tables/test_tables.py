@@ -369,7 +369,7 @@ def test_splits_and_selection(tmp_path):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ("t.parquet", r"t\.parquet: say which of its columns is the task, with --task COLUMN or --spec FILE"),
+        ("t.parquet", r"t\.parquet: name the column of the task, with --task COLUMN or --spec FILE"),
         ("nothing.parquet", "can't read it: No such file|not a MovieLens folder|can't list"),
     ],
 )

@@ -214,7 +214,7 @@ class GpuTable:
         return found.numpy()
 
     def remove(self, keys: Array) -> int:
-        """How many were there."""
+        """How many existed."""
         given, removed = DeviceArray.of(keys, np.int64), ctypes.c_int64(-1)
         self.call("remove", given.pointer, len(keys), ctypes.byref(removed), None)
         return removed.value

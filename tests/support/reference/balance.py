@@ -27,7 +27,7 @@ def prefix_batches(
     one is taken. A batch is always a prefix of what is left, so where a stream stands is one number.
 
     Two things are added to what the paper states. A batch has at least one sequence, or a sequence above
-    twice the target would wait for ever; and at the stream's end what waits is a batch, whatever it costs.
+    twice the target would wait forever; at the stream's end the waiting sequences are a batch, at any cost.
 
     Args:
       sequences: (cost, tokens) of each.

@@ -255,7 +255,7 @@ class ReferenceHashTable:
         self.counts["evictions"] += self.eviction.end_update(self.records, self.step)
 
     def remove(self, keys: Ints) -> int:
-        """Removes keys; returns how many were there."""
+        """Removes keys; returns how many existed."""
         removed = sum(self.records.pop(key, None) is not None for key in np.asarray(keys).tolist())
         self.counts["removes"] += removed
         return removed
