@@ -229,7 +229,7 @@ def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str
 
 def _of_one_user(here: tf.Tensor) -> tf.Tensor:
     users = tf.shape(here)[0]
-    told = ["adapt and predict_with take one user a request, and inputs are of as many samples as", users]
+    told = ["adapt and predict_with take one user per request, and inputs are of as many samples as", users]
     return assert_first(here, users == 1, told)
 
 

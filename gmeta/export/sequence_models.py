@@ -289,7 +289,7 @@ def retrieval_signatures(
       model: The model, of either form.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       beam: How many prefixes are kept at each digit. None: the model's.
-      allow: bool (V,), which items may come out; None: all.
+      allow: bool (V,), which items are allowed; None: all.
       leave_out_seen: Whether to leave out the items of the history, as far as the model reads it. Where fewer
         than k items are found, the other places hold -1 or the empty text, with score -inf.
       text_ids: Whether clients send texts if the feature hashes.

@@ -1,6 +1,6 @@
 """`gmeta.ops.hstu_attention` and the masks of `gmeta.ops.AttentionMask` in NumPy.
 
-They go by the rules and equations, token by token.
+They follow the rules and equations token by token.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def _some(model: Any, wanted: list[Wanted]) -> list[Wanted]:
 
 
 def _dependence(graph: Any, key: tf.Tensor, batch: Sequence[tf.Tensor], lookups: Sequence[Wanted]) -> str:
-    """Say what a key depends on beside the batch; "" if it depends on nothing else."""
+    """Return what a key depends on besides the batch; "" if it depends on nothing else."""
     given = {tensor.op for tensor in batch}
     captured = {inside.op: outside for outside, inside in graph.captures}
     folds = {id(table.mixes_ids) for one in lookups for table in one.fetch.tables}  # which no step changes

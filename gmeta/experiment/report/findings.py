@@ -78,7 +78,7 @@ def capital(text: str) -> str:
 
 
 def verdict(evaluation: Evaluation) -> str:
-    """Say whether the best method beats the strongest baseline, with the interval of the difference.
+    """State whether the best method beats the strongest baseline, with the interval of the difference.
 
     A difference is a win or a defeat if its interval leaves out zero (`gmeta.experiment.results.bootstrap`).
 
@@ -133,7 +133,7 @@ def difference(evaluation: Evaluation, compared: Comparison) -> str:
 
 
 def reason(evaluation: Evaluation) -> str:
-    """Say what the best method owes its place to.
+    """State why the best method is first.
 
     If it is best after some steps, the sentence credits the steps, provided that the error before them is
     higher. If it is best before any step, the sentence credits what it has learnt from the features.
@@ -209,7 +209,7 @@ def passing_size(
 
 
 def passage_sentences(evaluation: Evaluation) -> list[str]:
-    """Say of each method which baselines it passes, and from how many support rows on.
+    """State for each method which baselines it beats, and from how many support rows on.
 
     Returns:
       A sentence per method that takes steps; none without curves of both methods and baselines.
@@ -254,7 +254,7 @@ def headline(evaluation: Evaluation) -> list[str]:
 
 
 def adaptation(evaluation: Evaluation) -> str:
-    """Say how the first step changes the error of the first method that adapts; empty if no method does."""
+    """State how the first step changes the error of the first method that adapts; empty if no method does."""
     metric = evaluation.error
     for name, method in evaluation.methods.items():
         steps = [n for n in sorted(method.results) if evaluation.spread(name, n, metric).defined]
@@ -266,7 +266,7 @@ def adaptation(evaluation: Evaluation) -> str:
 
 
 def lowest_error(evaluation: Evaluation) -> str:
-    """Say which method has the lowest error, and whether the second-best is clearly behind it."""
+    """State which method has the lowest error, and whether the second-best is clearly behind it."""
     order = standings(evaluation, evaluation.error)
     if len(order) < 2:
         return ""
@@ -286,7 +286,7 @@ def lowest_error(evaluation: Evaluation) -> str:
 
 
 def ranking(evaluation: Evaluation) -> str:
-    """Say which method ranks a task's items best, by AUC, GAUC and nDCG@3."""
+    """State which method ranks a task's items best, by AUC, GAUC and nDCG@3."""
     parts = []
     for metric in ("auc", "gauc", "ndcg@3"):
         order = standings(evaluation, metric)

@@ -151,7 +151,7 @@ def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: in
       DataError: As in `rating_metrics`.
 
     Example:
-      >>> round(ndcg([3, 1], [0.2, 0.9], [0, 2], k=1), 3)  # gain 1 where 7 was to be had
+      >>> round(ndcg([3, 1], [0.2, 0.9], [0, 2], k=1), 3)  # gain 1 of a possible 7
       0.143
     """
     from sklearn.metrics import ndcg_score

@@ -60,7 +60,7 @@ class LookupsAhead(Protocol):
         """
 
     def end_step(self) -> None:
-        """Say that the step is made.
+        """Mark the step as done.
 
         Raises:
           ConfigError: The step has left out a lookup that was foreseen.
@@ -130,7 +130,7 @@ class FetchedLookups:
         return requested, rows
 
     def end_step(self) -> None:
-        """Say that the step is made.
+        """Mark the step as done.
 
         Raises:
           ConfigError: The step has left out a lookup that was foreseen.

@@ -214,7 +214,7 @@ class FrozenWindow:
             step.before_end.extend([*self._rows.arrived, *self._gradients.arrived])
 
     def end_step(self) -> None:
-        """Say that the step is made; `end` has checked that no lookup is left out."""
+        """Mark the step as done; `end` has checked that no lookup is left out."""
 
     def sums(self) -> list[tf.Tensor]:
         """Return the sums of this rank's gradients, (u, dim) for each table of each lookup that has any."""
