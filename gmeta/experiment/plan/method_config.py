@@ -118,7 +118,7 @@ def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
     The number of epochs is at least 3 and at most 40.
 
     Args:
-      steps_per_epoch: How many steps an epoch has.
+      steps_per_epoch: The number of steps in an epoch.
     """
     epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 40)
     inner = InnerLoop(steps=2, learning_rate=0.1, order=2)

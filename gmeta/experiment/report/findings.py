@@ -1,7 +1,7 @@
 """The report's sentences, computed from the numbers of an evaluation.
 
-The first one is a verdict by the paired bootstrap over tasks (`gmeta.experiment.report.findings`). In
-the others, two means count as different as `gmeta.experiment.report.findings` says.
+The first one is a verdict by the paired bootstrap over tasks (`gmeta.experiment.results.bootstrap`). In the
+others, two means count as different if they lie further apart than the spread over seeds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gmeta.experiment.results.bootstrap import Comparison
 from gmeta.experiment.results.evaluation import Evaluation, Spread
 from gmeta.experiment.results.metrics import METRICS
 
-# Where methods stand: the best value of each, and when two of them are level.
+# The ranking of methods: the best value of each, and whether two of them are level.
 #
 # Two means count as different if they lie further apart than ``sqrt(s_a^2 + s_b^2)``, the standard deviation
-# of the difference of two single runs; ``s`` is the spread over seeds. This is no significance test: it keeps
-# the report from praising a difference that the next seed could reverse.
+# of the difference of two single runs; ``s`` is the spread over seeds. This isn't a significance test: it
+# keeps the report from praising a difference that another seed could reverse.
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _behind(evaluation: Evaluation, best: Standing) -> str:
     return f"its steps on a task’s own rows don’t help, and {tasks} have taught it no more than the baseline"
 
 
-# From how many support rows on a method passes each baseline.
+# The number of support rows from which on a method beats each baseline.
 
 
 def passing_size(
