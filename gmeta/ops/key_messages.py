@@ -1,7 +1,7 @@
 """Packs keys into the messages of an all-to-all and unpacks them, for all tables of a step together.
 
-``ops/exchange/key_exchange.h`` describes how it works and why it is fast. On a GPU
-`gmeta.ops.key_messages` makes the same messages.
+``ops/exchange/key_exchange.h`` describes how it works and why it is fast. On a GPU, TensorFlow ops make the
+same messages.
 """
 
 from __future__ import annotations

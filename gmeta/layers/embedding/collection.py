@@ -459,7 +459,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
             raise ConfigError(
                 f"{self.name!r} is called with training=True where nothing records its lookups, so its rows "
                 "would not be trained. For fit, use gmeta.models.Model in place of tf.keras.Model. In a "
-                "loop or train_step of your own, compute the loss within `with tf.GradientTape() as tape, "
+                "custom loop or train_step, compute the loss within `with tf.GradientTape() as tape, "
                 "gmeta.layers.record_lookups(tape) as lookups:` and call step(gradients, variables, "
                 "lookups) of a gmeta.models.JointOptimizer, which a gmeta.models.Model has as "
                 "joint_optimizer; instead of its train_step you can also override its learn(data). To read "

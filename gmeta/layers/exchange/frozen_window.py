@@ -59,7 +59,7 @@ class WindowRows:
 
     @property
     def arrived(self) -> list[tf.Tensor]:
-        """All rows that have been asked for."""
+        """All rows that have been requested."""
         return list(self._rows.values())
 
     def look_up(self, number: int, insert: bool | tf.Tensor) -> None:
@@ -100,7 +100,7 @@ class WindowRows:
     def hand_out(
         self, number: int, micro_batch: int, after: Sequence[tf.Tensor]
     ) -> tuple[Requested, tuple[tf.Tensor, ...]]:
-        """Return the keys and rows of a lookup that are at hand in a micro-batch.
+        """Return the keys and rows of a lookup that are available in a micro-batch.
 
         Args:
           number: The lookup.
@@ -142,7 +142,7 @@ class FrozenWindow:
     Args:
       lookups: What is known of each lookup; its keys are `WindowKeys`.
       micro_batches: Their number, N.
-      then: A function that is called once the rows of the first two micro-batches are asked for.
+      then: A function that is called once the rows of the first two micro-batches are requested.
     """
 
     def __init__(
