@@ -16,7 +16,7 @@ from gmeta.core.errors import ConfigError
 #
 # Element j of the row of a key is a pure function of (initializer, table seed, key, j): counter-based random
 # numbers (Philox4x32-10), turned into the distribution by inversion. It never depends on rank, step or order
-# of insertion, and it is the same to the last bit on every machine. The formulas are in
+# of insertion, and it is the same bit for bit on every machine. The formulas are in
 # ``ops/table/core/initializer.h``; `support.reference.table.initial_rows` has them in NumPy.
 
 

@@ -27,7 +27,7 @@ from gmeta.models.meta.fast_weights import (
 from gmeta.models.meta.task_losses import check_compiled
 from gmeta.models.meta.task_view import row_names
 
-# Encodes and decodes the safetensors format with TensorFlow's own ops, for graphs that run without Python.
+# Encodes and decodes the safetensors format with TensorFlow ops, for graphs that run without Python.
 #
 # The format is eight bytes with the length of a header, the header in JSON, and the tensors' bytes, little
 # endian, one after another::

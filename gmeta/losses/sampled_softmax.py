@@ -258,7 +258,7 @@ def uniform_negatives(shape: int | Sequence[int], items: int, *, seed: int, step
       int64 of that shape.
 
     Raises:
-      ConfigError: There are no items, or the seed is no such number.
+      ConfigError: There are no items, or the seed isn't such a number.
 
     Example:
       >>> uniform_negatives(4, 1000, seed=1, step=7).numpy()

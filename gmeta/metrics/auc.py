@@ -11,7 +11,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import refuse_numbers, refuse_unless
 
-# The base of metrics that no sums can make: they keep every sample until the result is asked for.
+# The base of metrics that no sums can make: they keep every sample until the result is computed.
 
 _COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "negative": tf.float32}
 
@@ -24,7 +24,8 @@ class SampleMetric(tf.keras.metrics.Metric):
     samples: the result is exact, and the same on all ranks.
 
     The result costs a sort of all samples, 2.5 s for a million of them on a core. Keras asks for it after
-    every step of ``fit`` and ``evaluate``: for many samples, update it in a loop of your own, and ask once.
+    every step of ``fit`` and ``evaluate``: for many samples, update it in a custom loop, and compute the
+    result once.
 
     Args:
       positive: The least label that is positive; None: labels are 0 or 1.

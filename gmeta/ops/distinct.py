@@ -135,7 +135,7 @@ def order_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> Uniqu
 
     Args:
       ids: As in `unique_by_owner`; so are world_size and device.
-      world_size: How many ranks there are.
+      world_size: The number of ranks.
       device: Where to compute.
 
     Returns:
@@ -186,7 +186,7 @@ class CollectedKeys(NamedTuple):
 
     Attributes:
       distinct: (v,) int64, in the order of their first appearance.
-      places: For each vector (w,) int32, the places among ``distinct`` of the keys that were asked for.
+      places: For each vector (w,) int32, the places among ``distinct`` of the requested keys.
     """
 
     distinct: tf.Tensor

@@ -83,8 +83,8 @@ def trie_sample(
       chance, node and beam are -1 and the score is -inf.
 
     Raises:
-      ConfigError: The level of the noise is out of range, its seed or step is no integer, or the graph is to
-        be exported (`portable_ops`).
+      ConfigError: The level of the noise is out of range, its seed or step isn't an integer, or the graph is
+        to be exported (`portable_ops`).
       tf.errors.InvalidArgumentError: As in `trie_step`; or keys aren't (users,).
 
     Example:
@@ -148,7 +148,7 @@ def trie_gumbel_step(
       `GumbelStep`.
 
     Raises:
-      ConfigError: ``k`` or the level of the noise is out of range, its seed or step is no integer, or the
+      ConfigError: ``k`` or the level of the noise is out of range, its seed or step isn't an integer, or the
         graph is to be exported (`portable_ops`).
       tf.errors.InvalidArgumentError: As in `trie_step`; or keys aren't (users,); or on the CPU, a rank is
         NaN.
@@ -176,7 +176,7 @@ def trie_gumbel_step(
 def _inputs(name: str, step: tuple[Any, ...], noise: TrieNoise) -> dict[str, Any]:
     if is_portable():
         raise ConfigError(
-            f"{name} draws items for training and has no form in TensorFlow's own ops: export a graph that "
+            f"{name} draws items for training and has no form in TensorFlow ops: export a graph that "
             "searches by trie_step"
         )
     if not 0 <= whole_number(f"{name}: the level of the noise", noise.level, 0) < _MOST_LEVELS:

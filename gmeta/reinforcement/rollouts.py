@@ -14,7 +14,7 @@ without_replacement  Distinct items, so more of the catalogue is seen. With ``we
                      a bias of the order of 1/G, which is the price of less variance. With
                      ``weights="equal"`` the gradient is biased towards improbable items: it isn't that of
                      the expected reward of one item, whose best policy has a single item, but makes a set
-                     of distinct items better. Use it if a list of several items is what is wanted.
+                     of distinct items better. Use it if a list of several items is wanted.
 beam                 The likeliest items, the same each time. Not an estimate at all: an item that isn't
                      among the beams is never tried, whatever its reward, and the mean over the group isn't
                      that over the policy. It sharpens what the policy puts first already, as MiniOneRec

@@ -263,7 +263,7 @@ class NanGuard:
     def _look_at_loss(self, data: Any) -> bool:
         try:
             found = self._find(data)
-        except Exception:  # a user's own model may fail in the search; the loss is bad all the same
+        except Exception:  # a custom model may fail in the search; the loss is bad nevertheless
             found = ""
         if self._skips and not found:
             return True

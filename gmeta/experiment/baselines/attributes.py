@@ -65,7 +65,7 @@ class ItemAttributes:
 
     @property
     def items(self) -> int:
-        """How many items there are."""
+        """The number of items."""
         return int(next(iter(self.columns.values())).shape[0])
 
 

@@ -89,7 +89,7 @@ def tune(folds: Sequence[Fold], items: int, by_item: bool, attributes: ItemAttri
 
     Args:
       folds: The folds of warm tasks; without one, the usual settings are taken.
-      items: How many items there are.
+      items: The number of items.
       by_item: Whether rows have an item.
       attributes: The items' attributes.
     """
@@ -147,7 +147,7 @@ class Baselines:
         Args:
           warm: The warm tasks; those that stand for new tasks are cut into support and query as the test
             tasks are. Their items are numbered from 0 to ``items`` - 1.
-          items: How many items there are.
+          items: The number of items.
           by_item: Whether rows have an item. If not, only the item mean and the biases make sense.
           attributes: The attributes of all items that tasks will have; None: items have none, and the
             baseline by attributes is left out.

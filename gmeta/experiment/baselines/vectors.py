@@ -183,7 +183,7 @@ def number_frequent(used: Ints, items: int, most: int) -> Ints:
 
     Args:
       used: (rows,) the items of the warm rows, each below ``items``.
-      items: How many items there are.
+      items: The number of items.
       most: How many get a number of their own.
 
     Returns:

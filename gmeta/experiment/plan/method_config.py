@@ -19,7 +19,7 @@ class MethodConfig:
 
     Attributes:
       label: Its name in tables and figures.
-      description: One sentence on what it is.
+      description: One sentence that describes it.
       inner: The inner loop; ``steps = 0`` trains without adaptation.
       outer_samples: Which samples the outer loss covers, ``"query"`` or ``"all"``.
       learning_rate: Adam's rate in the outer loop.
@@ -27,7 +27,7 @@ class MethodConfig:
         that read it. So the row of a rare id takes far fewer steps than a dense weight does, and fewer than
         it would under an Adam that moves every row in every step.
       schedule: ``"constant"``; or ``"one_cycle"``: the rate rises and falls over all epochs, as
-        `gmeta.callbacks.OneCycle` says. Rows with a rate of their own keep it.
+        `gmeta.callbacks.OneCycle` does. Rows with a rate of their own keep it.
       epochs: Passes over the training tasks.
       query: The query set of a training task, where it isn't the experiment's: a number of rows, or a share
         of the task's. A ridge head learns most if most rows are query rows.

@@ -45,7 +45,7 @@ def after(steps: int) -> str:
 def level(a: Spread, b: Spread) -> bool:
     """Return whether two means differ by no more than the spread between seeds; see the module's rule."""
     noise = math.hypot(a.deviation or 0.0, b.deviation or 0.0)
-    return abs(a.mean - b.mean) <= noise + 1e-12  # rounding is no difference
+    return abs(a.mean - b.mean) <= noise + 1e-12  # rounding isn't a difference
 
 
 def standings(evaluation: Evaluation, metric: str) -> list[Standing]:

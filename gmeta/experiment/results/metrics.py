@@ -182,7 +182,7 @@ def _check(
             f"row_splits must rise from 0 to the number of rows, {truth.size}; they start at {splits[0]} and "
             f"end at {splits[-1]}" + (", falling between" if (np.diff(splits) < 0).any() else "")
         )
-    bad = ~((truth >= 0) & (truth < 1000))  # 2^1024 is no float64; nan is caught here too
+    bad = ~((truth >= 0) & (truth < 1000))  # 2^1024 exceeds float64; nan is caught here too
     if bad.any():
         row = int(np.argmax(bad))
         raise DataError(f"row {row}: a rating must be a number from 0 to 1000, got {truth[row]}")

@@ -289,7 +289,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
           ids: Ids, as for `lookup`. A feature of several tables must have a row in each of them.
 
         Raises:
-          ConfigError: There is no such feature, or it doesn't take these ids.
+          ConfigError: The feature is unknown, or it doesn't take these ids.
 
         Example:
           >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)])
@@ -372,7 +372,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         }
 
     def in_order(self, reader: str) -> tuple[FeatureConfig, ...]:
-        """Return the features in the order of `concat`, which stays as it is from then on.
+        """Return the features in the order of `concat`, which is fixed from then on.
 
         Args:
           reader: What computes positions from the order, for the error that refuses weights of another one.

@@ -173,7 +173,7 @@ class CodeModel(HistoryModel):
           than that, -1 or the empty text, and -inf.
 
         Raises:
-          ConfigError: There is no such method; or the mask has another length, or forbids every item.
+          ConfigError: The method is unknown; or the mask has another length, or forbids every item.
         """
         whole_number(f"{self.name}: group", group, least=1)
         if method not in get_args(Method):

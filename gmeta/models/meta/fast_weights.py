@@ -305,7 +305,7 @@ class FastWeights:
         """Read a file that `save` wrote.
 
         Raises:
-          DataError: There is no such file, or it holds no fast weights.
+          DataError: The file doesn't exist, or isn't one of fast weights.
         """
         try:
             data = Path(path).read_bytes()

@@ -127,7 +127,7 @@ def choose_form(learner: TaskLearner, asked: Form | Literal["auto"] = "auto") ->
       asked: A form; ``"auto"`` chooses the quickest one that the learner and its inner loop allow.
 
     Raises:
-      ConfigError: There is no such form, or the learner doesn't allow it; the message says why.
+      ConfigError: The form is unknown, or the learner doesn't allow it; the message says why.
     """
     if asked == "auto":
         dual = "dual" in learner.forms and not why_not_dual(learner)
