@@ -16,7 +16,7 @@ from gmeta.core.errors import ConfigError
 #
 # Element j of the row of a key is a pure function of (initializer, table seed, key, j): counter-based random
 # numbers (Philox4x32-10), turned into the distribution by inversion. It never depends on rank, step or order
-# of insertion, and it is the same to the last bit on every machine. The formulas are in
+# of insertion, and it is the same bit for bit on every machine. The formulas are in
 # ``ops/table/core/initializer.h``; `support.reference.table.initial_rows` has them in NumPy.
 
 
@@ -25,7 +25,7 @@ class Initializer:
     """Base of the initializers."""
 
     kind: ClassVar[str]
-    """Its name in the native op."""
+    """The name in the native op."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -35,7 +35,7 @@ class Initializer:
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """What the native op is made with, in its order."""
+        """The parameters of the native op, in its order."""
         return tuple(float(getattr(self, field.name)) for field in fields(self))
 
 
@@ -176,7 +176,7 @@ LOW = 0xFFFFFFFF
 def philox4x32(
     key: int, counter: Sequence[Any], word: Callable[[int], Any], high: Callable[[Any], Any]
 ) -> list[Any]:
-    """Blocks of four random words.
+    """Compute blocks of four random words.
 
     Args:
       key: The 64-bit key.
@@ -205,10 +205,10 @@ def philox4x32(
 
 # The initial rows of a table in plain TensorFlow ops, for graphs that run where gmeta isn't installed.
 #
-# The same integer and float32 operations in the same order as ``ops/table/core/initializer.h``: the results
-# are equal to the last bit. TensorFlow's graph optimizer changes the order of additions that follow each
-# other, and of multiplications by constants; where it could, the formula has an equal form that leaves it
-# nothing to change: subtract the negative, multiply inside a selection.
+# The integer and float32 operations are those of ``ops/table/core/initializer.h``, in the same order, so the
+# results are equal bit for bit. TensorFlow's graph optimizer reorders successive additions and
+# multiplications by constants. Where it could, the formula is written in an equivalent form that can't be
+# reordered: it subtracts the negative, or multiplies inside a selection.
 
 LARGEST_HALF = 65504.0
 
@@ -250,7 +250,7 @@ def _erfinv(x: tf.Tensor) -> tf.Tensor:
 
 
 def portable_initial_rows(initializer: Initializer, seed: int, keys: tf.Tensor, dim: int) -> tf.Tensor:
-    """The initial rows of keys.
+    """Compute the initial rows of keys.
 
     Args:
       initializer: The distribution.
@@ -287,7 +287,7 @@ def portable_initial_rows(initializer: Initializer, seed: int, keys: tf.Tensor, 
 
 
 def portable_round_to_float16(rows: tf.Tensor) -> tf.Tensor:
-    """Rows as a table of two precisions reads them for ids that it doesn't hold: `round_to_float16`.
+    """Round rows as a table of two precisions reads them for ids that it doesn't hold: `round_to_float16`.
 
     Example:
       >>> portable_round_to_float16(tf.constant([1.0001, 1e6])).numpy()

@@ -1,8 +1,8 @@
-"""Sparse optimizers: what a `gmeta.ops.HashTable` does with a gradient, inside its update op.
+"""Sparse optimizers: how a `gmeta.ops.HashTable` applies a gradient, inside its update op.
 
 They are settings; the arithmetic is native (``optimizers.h`` and ``row_prior.h`` in ``ops/table/core``), and
-in NumPy in `support.reference.table`. All are lazy: a row that gets no gradient in a call is left as it is.
-With a `RowPrior` it pays for that call in the next one that has a gradient for it.
+in NumPy in `support.reference.table`. All are lazy: a row that gets no gradient in a call is left unchanged.
+The gradient of a `RowPrior` for that call is added in the next call that has a gradient for the row.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 LearningRate: TypeAlias = float | Callable[[Any], Any] | None
-"""A number; or a schedule: step (a scalar int64 tensor, 0 for the first update) -> learning rate; or None: it
-is for whoever updates the table to say, such as the Keras optimizer of the model that it stands in."""
+"""A number; or a schedule: step (a scalar int64 tensor, 0 for the first update) -> learning rate; or None:
+the caller of an update gives the rate, such as the Keras optimizer of the table's model."""
 
 
 def _check(owner: object, name: str, value: float, high: float = float("inf")) -> None:
@@ -44,20 +44,21 @@ class RowPrior:
 
     .. math:: \sum_{\mathrm{rows}} \sum_c \frac{w_c^2}{2\, v_c\, N}
 
-    to it, so that training looks for the most probable rows given N samples. A row with many samples hardly
-    feels the prior, a row with few stays near 0, and so does one whose feature explains nothing.
+    to it, so that training maximizes the posterior of the rows given N samples. The prior hardly changes a
+    row with many samples. A row with few samples, or whose feature explains nothing, stays near 0.
 
-    The prior's gradient, :math:`w_c / (v_c N)`, joins the loss's before the optimizer's step. It is due in
-    every step, and a row pays when it has a gradient: for that step and for each since its last update. A row
-    never pays more at once than ``w_c / learning_rate``, which takes it to 0 in a step of `SGD`. What a row
-    owes since its last update when training ends stays unpaid. In such a table a record's last step is that
-    of its insertion or its last update, so `gmeta.policies.LRU` and `gmeta.policies.TTL` go by updates.
+    The prior's gradient, :math:`w_c / (v_c N)`, is added to the loss's before the optimizer's step. It
+    applies to every step, but is added only when a row has a gradient: for that step and for each one since
+    the row's last update. At most ``w_c / learning_rate`` is added at once, which takes the weight to 0 in a
+    step of `SGD`. When training ends, the steps since a row's last update are never applied. In such a table
+    a record's last step is that of its insertion or its last update, so `gmeta.policies.LRU` and
+    `gmeta.policies.TTL` count updates as uses, not lookups.
 
     Args:
       variance: The variance v of a weight; or one for each column of a row.
-      samples: N, the number of samples in the training data, all epochs being passes over the same ones.
-      scale: What the loss is a multiple of the negative log-likelihood by. 1 for cross-entropies; for a mean
-        squared error :math:`2 \sigma^2`, twice the variance of the labels that the model can't explain.
+      samples: N, the number of samples in the training data, however many epochs there are.
+      scale: The ratio of the loss to the negative log-likelihood: 1 for cross-entropies; for a mean squared
+        error :math:`2 \sigma^2`, twice the variance of the labels that the model can't explain.
 
     Raises:
       ConfigError: A number isn't above 0.
@@ -84,14 +85,14 @@ class RowPrior:
             object.__setattr__(self, "variance", tuple(float(value) for value in variance))
 
     def l2(self, dim: int, where: str) -> tuple[float, ...]:
-        """Compute what the gradient adds for a weight of 1, (dim,).
+        """Compute the prior's gradient for weights of 1, (dim,).
 
         Args:
           dim: The width of a row.
-          where: Whose rows, for the message.
+          where: The owner of the rows, for the message.
 
         Raises:
-          ConfigError: There are variances for another number of columns.
+          ConfigError: The number of variances is neither 1 nor ``dim``.
         """
         variance = self.variance if isinstance(self.variance, tuple) else (self.variance,) * dim
         if len(variance) != dim:
@@ -109,7 +110,7 @@ class SparseOptimizer:
     Attributes:
       learning_rate: A number >= 0; or a schedule of the table's step such as a
         ``tf.keras.optimizers.schedules.LearningRateSchedule``; or None to follow the Keras optimizer of the
-        model that the table stands in.
+        table's model.
       prior: A prior on the rows, or None.
     """
 
@@ -117,10 +118,10 @@ class SparseOptimizer:
     prior: RowPrior | None = field(default=None, kw_only=True)
 
     kind: ClassVar[str]
-    """Its name in the native op."""
+    """The name in the native op."""
 
     slots: ClassVar[tuple[str, ...]]
-    """What is kept beside a row's weights; each slot is as wide as the row, unless `slot_floats` says not."""
+    """What is kept beside a row's weights; each slot is as wide as the row, unless `slot_floats` differs."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prior, RowPrior | None):
@@ -133,13 +134,13 @@ class SparseOptimizer:
 
     @property
     def hyperparameters(self) -> tuple[float, ...]:
-        """What the native op is made with: the fields in order, without the learning rate and the prior."""
+        """The parameters of the native op: the fields in order, without the learning rate and the prior."""
         names = [each.name for each in fields(self) if each.name not in ("learning_rate", "prior")]
         return tuple(float(getattr(self, name)) for name in names)
 
     @property
     def initial_slot(self) -> float:
-        """What the first slot starts as; the others start at 0."""
+        """The initial value of the first slot; the others start at 0."""
         return float(getattr(self, "initial_accumulator_value", 0.0))
 
     def prior_l2(self, dim: int, where: str = "a table") -> tuple[float, ...]:
@@ -147,7 +148,7 @@ class SparseOptimizer:
         return () if self.prior is None else self.prior.l2(dim, where)
 
     def slot_floats(self, dim: int) -> int:
-        """How many floats are kept beside a row of ``dim`` weights."""
+        """Return the number of floats that are kept beside a row of ``dim`` weights."""
         return len(self.slots) * dim
 
 
@@ -197,10 +198,10 @@ class Adagrad(SparseOptimizer):
 
 @dataclass(frozen=True)
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one accumulator for a whole row, as FBGEMM's and TorchRec's.
+    """Adagrad with one accumulator for a whole row, as in FBGEMM and TorchRec.
 
-    ``a += mean(g²); w -= learning_rate * g / sqrt(a + epsilon)``. It keeps 4 bytes a row where Adagrad keeps
-    4 for each weight.
+    ``a += mean(g²); w -= learning_rate * g / sqrt(a + epsilon)``. It keeps 4 bytes per row where Adagrad
+    keeps 4 for each weight.
 
     Args:
       learning_rate: A number, or a schedule of the table's step.
@@ -215,7 +216,7 @@ class RowWiseAdagrad(Adagrad):
     kind: ClassVar[str] = "rowwise_adagrad"
 
     def slot_floats(self, dim: int) -> int:
-        """One, whatever ``dim``."""
+        """Return 1, whatever ``dim``."""
         return 1
 
 

@@ -1,6 +1,6 @@
 """Proves an installation by running it: ``python -m gmeta.selftest``.
 
-`gmeta doctor` says what is installed; this says whether it works. Native ops are compared with NumPy, and the
+`gmeta doctor` lists what is installed; this checks that it works. Native ops are compared with NumPy, and the
 commands prepare, train, evaluate and export a small experiment in a temporary folder. It takes about a
 minute, needs neither data nor a compiler, prints a line for each check, and ends with exit code 1 if one
 fails.
@@ -80,7 +80,7 @@ CHECKS: dict[str, Callable[[Path], str]] = {
     "attention": check_attention,
     "experiment": check_experiment,
 }
-"""What is checked -> the function that does it in a folder, and says what it did."""
+"""The name of a check -> the function that runs it in a folder and returns a summary."""
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ def default_signatures(
     """
     if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel | FlatRetriever):
         raise ConfigError(
-            f"{model.name}: label={label!r} has no use, as its answers have names: leave it out"
+            f"{model.name}: label={label!r} has no use, because its answers have names: leave it out"
         )
     if isinstance(model, MetaGRM):
         return meta_sequence_signatures(model, text_ids=text_ids)

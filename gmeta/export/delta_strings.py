@@ -1,4 +1,4 @@
-"""Encodes a task's deltas as one string in a graph, which `adapt` answers and `predict_with` takes."""
+"""Encodes a task's deltas as one string in a graph, which `adapt` returns and `predict_with` takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gmeta.models.meta.fast_weights import (
 from gmeta.models.meta.task_losses import check_compiled
 from gmeta.models.meta.task_view import row_names
 
-# Encodes and decodes the safetensors format with TensorFlow's own ops, for graphs that run without Python.
+# Encodes and decodes the safetensors format with TensorFlow ops, for graphs that run without Python.
 #
 # The format is eight bytes with the length of a header, the header in JSON, and the tensors' bytes, little
 # endian, one after another::
@@ -85,7 +85,7 @@ class Decoder:
         length = tf.io.decode_raw(tf.strings.substr(data, 0, 8), tf.int64)[0]
         rest = tf.cast(tf.strings.length(data), tf.int64) - 8
         inside = (length >= 0) & (length <= rest)
-        data = self._check(data, inside, "is no safetensors file, or is cut")
+        data = self._check(data, inside, "isn't a safetensors file, or is truncated")
         self._data = data
         self._start = 8 + tf.where(inside, length, 0)
         header = _slice(data, tf.constant(8, tf.int64), self._start)
@@ -102,7 +102,7 @@ class Decoder:
         """Check the checksum, if there is one, before any later read."""
         with tf.control_dependencies([self._header]):  # failures of earlier checks are reported first
             whole = is_whole(self._data)
-        self._header = self._check(self._header, whole, "is damaged, as its checksum is another")
+        self._header = self._check(self._header, whole, "is damaged: its checksum differs")
 
     def expect(self, key: str, value: str, otherwise: str) -> None:
         """Check an entry of the metadata before any later read.
@@ -110,7 +110,7 @@ class Decoder:
         Args:
           key: The entry.
           value: The value that the entry must have.
-          otherwise: What the error says if it has another value.
+          otherwise: The error's text if it has another value.
         """
         pattern = f"(?s).*{re.escape(_json(key) + ':' + _json(value))}.*"
         self._header = self._check(
@@ -244,7 +244,7 @@ class DeltaStrings:
         """
         model, here = self._model, self._expected
         decoder = Decoder(data, WEIGHTS, _ADAPT_AGAIN)
-        decoder.expect("format", FORMAT, "is not what `adapt` answers")
+        decoder.expect("format", FORMAT, "isn't a result of `adapt`")
         decoder.expect("version", VERSION, f"is not version {VERSION} of the format")
         decoder.expect_whole()
         if here is not None:

@@ -134,7 +134,7 @@ def _check(columns: dict[str, Any]) -> dict[str, Any]:
     first = next(iter(counts.values()))
     found = [part for count in counts.items() for part in count]
     same = tf.reduce_all(tf.equal(tf.stack(list(counts.values())), first))
-    said = ["inputs must be of as many samples each, but are of", *found]
+    said = ["inputs must have equal numbers of samples, but have", *found]
     columns = assert_first(columns, same, said, summarize=2)
     if LABEL not in columns:
         return columns
@@ -229,13 +229,13 @@ def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str
 
 def _of_one_user(here: tf.Tensor) -> tf.Tensor:
     users = tf.shape(here)[0]
-    told = ["adapt and predict_with take one user a request, and inputs are of as many samples as", users]
+    told = ["adapt and predict_with take one user per request, but the number of samples of inputs is", users]
     return assert_first(here, users == 1, told)
 
 
 def _labels(given: tf.Tensor, name: str, here: tf.Tensor) -> tf.Tensor:
     """Return the labels of the exposures, (exposures,)."""
-    told = [f"{name} must be of the shape of the targets, but they are of"]
+    told = [f"{name} must have the shape of the targets, but the shapes are"]
     alike = tf.reduce_all(tf.shape(given) == tf.shape(here))
     found = tf.boolean_mask(assert_first(given, alike, [*told, tf.shape(given), tf.shape(here)]), here)
     finite = tf.math.is_finite(found)

@@ -1,6 +1,6 @@
 """Writes a trained model as a SavedModel that stock TensorFlow Serving loads.
 
-The graph has TensorFlow's own ops only. Every embedding table becomes a static hash table from key to row
+The graph has TensorFlow ops only. Every embedding table becomes a static hash table from key to row
 number, and a variable with the rows. By default, an id that was never trained reads the row that training
 would have started it with; the graph computes that row (a pure function of seed and key).
 

@@ -57,10 +57,10 @@ def ragged_columns(
     found = {}
     for name, column in columns.items():
         alike = tf.reduce_all(tf.shape(column) == shape)
-        told = [f"{name} must be of the shape of {first}, but they are of", tf.shape(column), "and", shape]
+        told = [f"{name} must have the shape of {first}, but the shapes are", tf.shape(column), "and", shape]
         column = assert_first(column, alike, told)
         if name in ids and name != first:
-            told = [f"{name} and {first} must be filled up at the same places"]
+            told = [f"{name} and {first} must be padded at the same places"]
             column = assert_first(column, is_there(column) == here, told)
         found[name] = tf.ragged.boolean_mask(column, here)
     return found, here
@@ -127,14 +127,14 @@ class PaddedSequences:
         first = f"targets_{self._parts['targets'][0]}"
         for name in self._parts["contexts"]:
             column = given[f"contexts_{name}"]
-            told = [f"contexts_{name} and {first} must be of as many samples, but are of"]
+            told = [f"contexts_{name} and {first} must have equal numbers of samples, but have"]
             own = tf.shape(column)[0]
             found["contexts"][name] = assert_first(column, own == users, [*told, own, "and", users])
         return found, here["targets"]
 
 
 UNKNOWN = "unknown_history"
-"""The name of the answer that counts what a history holds and the model has never seen."""
+"""The name of the answer that counts the items or ids of a history that the model has never seen."""
 
 
 def next_item_signatures(
@@ -281,7 +281,7 @@ def retrieval_signatures(
     It takes histories, the item's column and the time's if the model has one, and answers with ``items``
     (samples, k), ids of the likeliest first, ``scores`` (samples, k), logs of their probabilities, and
     ``unknown_history`` (samples,) int64, how many items of a history aren't in the catalogue. The
-    search is in TensorFlow's own ops; the rows of all items, if the model has any, are a weight of the
+    search is computed by TensorFlow ops; the rows of all items, if the model has any, are a weight of the
     exported model. Histories are matrices (samples, width) in the order of time, padded with -1 or with the
     empty text.
 
@@ -289,7 +289,7 @@ def retrieval_signatures(
       model: The model, of either form.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       beam: How many prefixes are kept at each digit. None: the model's.
-      allow: bool (V,), which items may come out; None: all.
+      allow: bool (V,), which items are allowed; None: all.
       leave_out_seen: Whether to leave out the items of the history, as far as the model reads it. Where fewer
         than k items are found, the other places hold -1 or the empty text, with score -inf.
       text_ids: Whether clients send texts if the feature hashes.

@@ -1,7 +1,7 @@
 """Losses of recommendation models: the next item among many, and several labels of one shown item.
 
-They take tensors and give a value for each sample; `mean_loss` makes the mean of them, over the samples of
-all ranks if it is asked to.
+`sampled_softmax` and `multi_task` hold them. They take tensors and return a value for each sample;
+`mean_loss` computes the mean, optionally over the samples of all ranks.
 """
 
 from gmeta.losses.multi_task import MultiTaskBCE, mean_loss, product_cross_entropy

@@ -1,4 +1,4 @@
-"""Several labels of one shown item, some of which presuppose others."""
+"""A loss of several labels of one shown item, some of which presuppose others."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gmeta.core.graph import refuse_numbers
 def mean_loss(
     losses: tf.Tensor, weights: Any = None, *, over_ranks: bool = False, name: str = "loss/weights"
 ) -> tf.Tensor:
-    r"""The mean of losses over samples, weighted.
+    r"""Compute the weighted mean of losses over samples.
 
     .. math:: \bar{l} = \frac{\sum_i w_i l_i}{W}, \quad W = \sum_i w_i
 
-    Over several ranks W is the weight of the samples of all of them, and what a rank gets is its share of the
-    mean: the shares sum up to it, and so do the ranks' gradients. Ranks may have different numbers of
-    samples, or none. One small all-reduce; no gradient goes through it.
+    Over several ranks W is the weight of all ranks' samples, and each rank gets its share of the mean: the
+    shares sum to the mean, and so do the ranks' gradients. Ranks may have different numbers of samples, or
+    none. It takes one small all-reduce; no gradient flows through it.
 
     Args:
-      losses: (n,) floats. Where the weight is 0 they don't matter, not even nan.
+      losses: (n,) floats. Losses of weight 0 are ignored, even nan.
       weights: (n,) numbers, not negative; 0 marks padding. None: 1 for each.
       over_ranks: Whether W is that of all ranks. All ranks must call it then.
       name: Of the all-reduce, where several means of a step are over ranks.
@@ -46,7 +46,7 @@ def mean_loss(
 def mean_losses(
     losses: Sequence[tf.Tensor], weights: Sequence[Any], *, over_ranks: bool, name: str
 ) -> list[tf.Tensor]:
-    """Several means as of `mean_loss`, with one all-reduce."""
+    """Compute several means like `mean_loss`, with one all-reduce."""
     given = [tf.convert_to_tensor(of_samples) for of_samples in losses]
     weighed = [
         tf.ones_like(of_samples) if weight is None else tf.cast(weight, of_samples.dtype)
@@ -71,10 +71,10 @@ class MultiTaskBCE:
        L = \sum_t w_t \, \frac{\sum_i k_{ti} l_{ti}}{\sum_i k_{ti}}, \quad
        l_t = -y_t \log p_t - (1 - y_t) \log(1 - p_t), \quad p_t = \prod_{h \in t} \sigma(a_h)
 
-    A purchase presupposes a click. So the model has a head for the click and one for the purchase of who has
-    clicked, and both are trained on all that was shown: by the click (CTR), and by click and purchase
-    (CTCVR), whose probability is the product. There is no bias of a head that would be trained on clicked
-    items alone. With a third head it is the same for a cart in between.
+    A purchase presupposes a click. So the model has a head for the click and one for the purchase after a
+    click, and both are trained on all exposures: by the click (CTR), and by click and purchase (CTCVR), whose
+    probability is the product. This avoids the selection bias of a head that is trained on clicked items
+    alone. A third head can model the cart in between in the same way.
 
     It is computed from the logits (`product_cross_entropy`), so that neither a probability near 0 nor one
     near 1 costs precision.
@@ -82,7 +82,7 @@ class MultiTaskBCE:
     Args:
       tasks: Name of a task -> the heads whose product it is, such as
         ``{"ctr": ["click"], "ctcvr": ["click", "buy"]}``.
-      weights: Name of a task -> :math:`w_t`, at least 0; 1 for those that it hasn't.
+      weights: Name of a task -> :math:`w_t`, at least 0; 1 for tasks that aren't in it.
 
     Raises:
       ConfigError: A task without heads, a head twice in a task, a weight of no task or below 0.
@@ -120,7 +120,7 @@ class MultiTaskBCE:
         self.weights = {task: float(given.get(task, 1.0)) for task in self.tasks}
 
     def __call__(self, logits: Mapping[str, Any], labels: Mapping[str, Any], **more: Any) -> tf.Tensor:
-        """The sum of the tasks' means, weighted, a scalar; arguments as of `task_means`."""
+        """Compute the weighted sum of the tasks' means, a scalar; arguments as of `task_means`."""
         means = self.task_means(logits, labels, **more)
         return tf.add_n([self.weights[task] * mean for task, mean in means.items()])
 
@@ -133,7 +133,7 @@ class MultiTaskBCE:
         weights: Any = None,
         over_ranks: bool = False,
     ) -> dict[str, tf.Tensor]:
-        """Each task's mean over the samples whose label is known, for training and for the logs.
+        """Compute each task's mean over the samples whose label is known, for training and for the logs.
 
         Args:
           logits: Head -> (n,) or (n, 1) floats.

@@ -1,4 +1,4 @@
-"""The next item among the positive one and sampled others."""
+"""Sampled softmax: a loss of the next item among sampled negatives."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ class SampledSoftmax:
     that the product is a cosine. The negatives :math:`N_i` are the other samples' positives (``in_batch``),
     or items drawn from the catalogue (`uniform_negatives`), or both.
 
-    An item that happens to be sample i's positive is no negative of it: one of the same id counts nothing,
-    wherever it comes from. Neither does a padded sample's.
+    A negative with the id of sample i's positive doesn't count as a negative of sample i, wherever it comes
+    from. Neither does a padded sample's positive.
 
-    :math:`\log Q_j` is the logarithm of how often item j is to be expected among the candidates. In-batch
-    negatives come as often as they are popular; without the correction popular items are pushed down for it.
-    As in Yi et al., it is taken from the positive's score too. A constant cancels out: uniform negatives
-    alone need none, and of in-batch ones the share of the training samples whose positive is j will do. With
-    both kinds, :math:`Q_j = (n - 1) \, p_j + m / V`, for the positives as for the drawn.
+    :math:`\log Q_j` is the logarithm of the expected number of times that item j is among the candidates.
+    In-batch negatives occur in proportion to their popularity; without the correction, popular items are
+    scored too low. As in Yi et al., it is subtracted from the positive's score too. A constant cancels out:
+    uniform negatives alone need no correction, and for in-batch ones the share of the training samples whose
+    positive is j is enough. With both kinds, :math:`Q_j = (n - 1) \, p_j + m / V`, for positives and drawn
+    items alike.
 
-    Over several ranks the in-batch negatives are the rank's own, so N ranks don't compute what one would on
-    all samples; with drawn ones alone they do.
+    Over several ranks, the in-batch negatives are the rank's own, so N ranks don't compute the loss that one
+    rank would on all samples; with drawn negatives alone they do.
 
     Attributes:
       temperature: :math:`\tau`, above 0; 0.05 as HSTU's.
@@ -82,13 +83,13 @@ class SampledSoftmax:
         earlier_ids: Any = None,
         earlier_log_q: Any = None,
     ) -> tf.Tensor:
-        """The samples' losses, unweighted; `mean_loss` takes their mean.
+        """Compute the samples' losses, unweighted; `mean_loss` takes their mean.
 
-        Time and memory are of n (n + m) scores. What is narrower than float32 is computed in float32.
+        Time and memory are proportional to n (n + m). Narrower types than float32 are computed in float32.
 
         Args:
           queries: (n, d) floats.
-          positives: (n, d), the vectors of the items that are to be found.
+          positives: (n, d), the vectors of the target items.
           positive_ids: (n,) integers, those items' ids.
           negatives: (m, d) drawn items for all samples; (n, m, d) for each its own; or, with ``offsets``,
             (g, m, d) for each group its own.
@@ -110,8 +111,7 @@ class SampledSoftmax:
           (n,) losses, at least 0, float32 or float64.
 
         Raises:
-          ConfigError: There are no negatives at all; or of ids and log Q, one kind is given without the
-            other.
+          ConfigError: There are no negatives; or ids or log Q are given for positives or negatives alone.
         """
         self._check(negatives, negative_ids, log_q, negative_log_q, (earlier, earlier_ids), offsets)
         ids = tf.convert_to_tensor(positive_ids)
@@ -167,8 +167,8 @@ class SampledSoftmax:
             )
         if (negatives is None) != (negative_ids is None):
             raise ConfigError(
-                "SampledSoftmax: negatives and negative_ids belong together: by its id a negative is seen to "
-                "be a sample's positive"
+                "SampledSoftmax: negatives and negative_ids belong together: ids show which negatives are a "
+                "sample's positive"
             )
         if negatives is not None and (log_q is None) != (negative_log_q is None):
             raise ConfigError(
@@ -258,7 +258,7 @@ def uniform_negatives(shape: int | Sequence[int], items: int, *, seed: int, step
       int64 of that shape.
 
     Raises:
-      ConfigError: There are no items, or the seed is no such number.
+      ConfigError: There are no items, or the seed isn't such a number.
 
     Example:
       >>> uniform_negatives(4, 1000, seed=1, step=7).numpy()

@@ -5,7 +5,7 @@ slots, and returns directions and new slots. A step is then :math:`\theta \lefta
 the optimizer's direction d and the inner loop's rate α, which may itself be learned.
 
 A slot has its parameter's shape and starts at zero for each task. So a parameter that the task's loss doesn't
-depend on stays exactly the same, to the last bit.
+depend on stays exactly the same, bit for bit.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import refuse_numbers, refuse_unless
 
-# The base of metrics that no sums can make: they keep every sample until the result is asked for.
+# The base of metrics that no sums can make: they keep every sample until the result is computed.
 
 _COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "negative": tf.float32}
 
@@ -19,12 +19,13 @@ _COLUMNS = {"groups": tf.int64, "scores": tf.float32, "positive": tf.float32, "n
 class SampleMetric(tf.keras.metrics.Metric):
     """Keeps samples as columns: a group, a score, and a weight that is the positive or the negative one.
 
-    Memory: 20 bytes a sample, in host memory, on each rank those that it has seen; room is doubled when it is
-    used up. `gather_over_ranks` sends 20 bytes a sample to every rank, after which each holds those of all:
-    the result is exact, and the same on all.
+    Each rank holds the samples that it has seen, in 20 bytes per sample of host memory, which is doubled when
+    it is full. `gather_over_ranks` sends 20 bytes per sample to every rank, after which each holds all
+    samples: the result is exact, and the same on all ranks.
 
     The result costs a sort of all samples, 2.5 s for a million of them on a core. Keras asks for it after
-    every step of ``fit`` and ``evaluate``: for many samples, update it in a loop of your own, and ask once.
+    every step of ``fit`` and ``evaluate``: for many samples, update it in a custom loop, and compute the
+    result once.
 
     Args:
       positive: The least label that is positive; None: labels are 0 or 1.
@@ -83,7 +84,7 @@ class SampleMetric(tf.keras.metrics.Metric):
             variable.assign(tf.zeros([0], variable.dtype))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this metric again."""
+        """Return the arguments that recreate this metric."""
         return {**super().get_config(), "positive": self.positive}
 
     def _append(self, columns: list[tf.Tensor]) -> None:

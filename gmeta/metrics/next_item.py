@@ -13,7 +13,7 @@ from gmeta.core.graph import assert_first
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class NextItem(tf.keras.metrics.Metric):
-    r"""HR@k, NDCG@k and MRR of predictions that have one right answer each, the item that came next.
+    r"""HR@k, NDCG@k and MRR of predictions with one correct answer each, the item that came next.
 
     .. math::
        \mathrm{HR@}k = \frac{\sum_i w_i [r_i \leq k]}{\sum_i w_i}, \quad
@@ -67,7 +67,7 @@ class NextItem(tf.keras.metrics.Metric):
 
         Args:
           ranks: Integers of any shape, from 1 on, as of `catalogue_ranks`; 0 for what isn't finite.
-          sample_weight: Of the same shape; 0 marks padding, whose rank doesn't matter.
+          sample_weight: Of the same shape; 0 marks padding, whose rank is ignored.
         """
         rank = tf.reshape(tf.cast(ranks, tf.float64), [-1])
         weight = (
@@ -89,7 +89,7 @@ class NextItem(tf.keras.metrics.Metric):
         self.weight.assign_add(tf.cast(tf.reduce_sum(weight), self.weight.dtype))
 
     def result(self) -> dict[str, tf.Tensor]:
-        """``hr@k`` and ``ndcg@k`` for each k, and ``mrr``: scalars."""
+        """Return ``hr@k`` and ``ndcg@k`` for each k, and ``mrr``: scalars."""
         found = {f"hr@{k}": self.hits[i] / self.weight for i, k in enumerate(self.ks)}
         found |= {f"ndcg@{k}": self.gains[i] / self.weight for i, k in enumerate(self.ks)}
         return {**found, "mrr": self.reciprocals / self.weight}
@@ -100,11 +100,11 @@ class NextItem(tf.keras.metrics.Metric):
             variable.assign(tf.zeros_like(variable))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this metric again."""
+        """Return the arguments that recreate this metric."""
         return {**super().get_config(), "ks": self.ks}
 
 
-# At which rank a model puts the positive item, among all items there are.
+# The rank of the positive item among all items.
 
 
 @tf.autograph.experimental.do_not_convert
@@ -118,7 +118,7 @@ def catalogue_ranks(
     normalize: bool = False,
     block: int = 8192,
 ) -> tf.Tensor:
-    r"""The ranks of positive items by their scores among a whole catalogue, for `NextItem`.
+    r"""Compute the ranks of positive items by their scores among a whole catalogue, for `NextItem`.
 
     .. math:: r_i = 1 + |\{j \neq p_i : \langle q_i, x_j \rangle \geq \langle q_i, x_{p_i} \rangle\}|
 
@@ -133,20 +133,20 @@ def catalogue_ranks(
       queries: (n, d) floats.
       items: (V, d) floats, a tensor or variable: the vectors of all items.
       positives: (n,) integers, rows of `items`.
-      seen: Items of each query that are left out of its ranking, as is usual for what the user has had
-        already: rows of `items`, (n, s) with -1 as padding, or a ragged tensor. Repeats count once, and the
-        positive one is never left out.
-      seen_bias: (), what is added to the scores of ``seen``, the positive one's too, instead of leaving them
+      seen: Items that are left out of each query's ranking, as is usual for items that the user has already
+        seen: rows of `items`, (n, s) with -1 as padding, or a ragged tensor. Repeats count once, and the
+        positive item is never left out.
+      seen_bias: (), added to the scores of ``seen``, including the positive item's, instead of leaving them
         out.
       normalize: Whether vectors are divided by their lengths, as `gmeta.losses.SampledSoftmax` does.
       block: Items that are scored at once.
 
     Returns:
-      (n,) int64 from 1 to V; 0 where a score isn't finite, which says that the model has diverged.
+      (n,) int64 from 1 to V; 0 where a score isn't finite, because the model has diverged.
 
     Raises:
       ConfigError: The shapes don't fit, ``block`` is below 1, or ``seen_bias`` is given without ``seen``.
-      tf.errors.InvalidArgumentError: A positive is no row of `items`.
+      tf.errors.InvalidArgumentError: A positive isn't a row of `items`.
 
     Example:
       >>> items = tf.constant([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -203,7 +203,7 @@ def _vectors(rows: tf.Tensor, normalize: bool) -> tf.Tensor:
 
 
 def _pairs(seen: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """The queries and the items of what was seen, flat."""
+    """Return the queries and the items of seen pairs, flat."""
     if isinstance(seen, tf.RaggedTensor):
         return seen.value_rowids(), tf.cast(seen.flat_values, tf.int64)
     padded = tf.cast(seen, tf.int64)
@@ -212,7 +212,7 @@ def _pairs(seen: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _holds(pairs: tuple[tf.Tensor, tf.Tensor], positive: tf.Tensor) -> tf.Tensor:
-    """(n,) bool: whether each query has seen its positive item."""
+    """Return (n,) bool: whether each query has seen its positive item."""
     queries, items = pairs
     same = tf.cast(items == tf.gather(positive, queries), tf.int32)
     return tf.math.unsorted_segment_max(same, queries, tf.size(positive)) > 0
@@ -221,7 +221,7 @@ def _holds(pairs: tuple[tf.Tensor, tf.Tensor], positive: tf.Tensor) -> tf.Tensor
 def _within(
     pairs: tuple[tf.Tensor, tf.Tensor], begin: tf.Tensor, end: tf.Tensor, count: tf.Tensor
 ) -> tf.Tensor:
-    """(n, end - begin) bool: which of these items each query has seen."""
+    """Return (n, end - begin) bool: which of these items each query has seen."""
     queries, items = pairs
     here = tf.where((items >= begin) & (items < end))[:, 0]
     places = tf.stack([tf.cast(tf.gather(queries, here), tf.int64), tf.gather(items, here) - begin], axis=1)

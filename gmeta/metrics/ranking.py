@@ -1,4 +1,4 @@
-"""Normalized discounted cumulative gain, a mean over tasks."""
+"""Ranking metrics that are means over tasks: NDCG and grouped AUC."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import refuse_numbers
 from gmeta.metrics.auc import are_positive
 
-# Where a task's samples stand in the order of its predictions, ties included.
+# The places of a task's samples in the order of its predictions, ties included.
 
 
 def below(predictions: tf.Tensor, real: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """How many samples of the same task are predicted lower, and how many not higher.
+    """Count the samples of the same task that are predicted lower, and those that aren't predicted higher.
 
-    By one sort and two binary searches a task, so in O(Q log Q) where comparing all pairs would take Q².
+    It takes one sort and two binary searches per task, O(Q log Q), where comparing all pairs would take Q².
 
     Args:
       predictions: (T, Q) finite floats.
-      real: (T, Q) bool: False in the padding, which is counted nowhere.
+      real: (T, Q) bool: False in the padding, which isn't counted.
 
     Returns:
       (T, Q) int32: real samples with a lower prediction; (T, Q) int32: those and the ones with the same
@@ -46,15 +46,15 @@ _NOT_GIVEN: Any = object()
 class TaskMetric(tf.keras.metrics.Metric):
     r"""A metric of whole tasks: :math:`\sum_t w_t m_t / \sum_t w_t` over all tasks t since the last reset.
 
-    A subclass says in `task_values` what :math:`m_t` and :math:`w_t` are, for many tasks at once. Two sums
-    are kept, in float64 and with the aggregation SUM, so that the metric of several ranks, of several
+    A subclass defines `task_values`, which computes :math:`m_t` and :math:`w_t` of many tasks at once. Two
+    sums are kept, in float64 and with the aggregation SUM, so that the metric of several ranks, of several
     batches, or of the parts of a resumed epoch is that of all their tasks.
 
-    Use it in ``compile(metrics=[...])`` of a `gmeta.models.MetaModel`, which hands it the tasks' query
-    samples; a model that knows no tasks is refused.
+    Use it in ``compile(metrics=[...])`` of a `gmeta.models.MetaModel`, which passes it the tasks' query
+    samples; models without tasks are refused.
 
     If any real prediction isn't finite, the result is nan until the next reset: the run has diverged, and a
-    mean over what is left would hide it. Without a task that counts it is nan too.
+    mean over the rest would hide it. If no task counts, it is nan too.
 
     Args:
       name: What the logs call it.
@@ -83,7 +83,7 @@ class TaskMetric(tf.keras.metrics.Metric):
     def task_values(
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The tasks' values and weights.
+        """Compute the tasks' values and weights.
 
         Args:
           labels: (T, Q) float64, 0 in the padding.
@@ -105,12 +105,11 @@ class TaskMetric(tf.keras.metrics.Metric):
         Args:
           labels: (T, Q) numbers.
           predictions: (T, Q) floats.
-          mask: (T, Q): above 0 for a real sample. None: all are. What stands in the padding doesn't matter,
-            not even nan.
-          sample_weight: Not for use: Keras passes it where a model knows no tasks.
+          mask: (T, Q): above 0 for a real sample. None: all are. Padding is ignored, even nan.
+          sample_weight: Don't pass it: Keras does where a model has no tasks, which is refused.
 
         Raises:
-          ConfigError: The shapes aren't those of tasks, or the model knows no tasks.
+          ConfigError: The shapes aren't those of tasks, or the model has no tasks.
         """
         if sample_weight is not _NOT_GIVEN:
             raise ConfigError(
@@ -133,7 +132,7 @@ class TaskMetric(tf.keras.metrics.Metric):
         self.weight.assign_add(tf.cast(tf.reduce_sum(weights), self.weight.dtype))
 
     def result(self) -> tf.Tensor:
-        """The mean over tasks, a scalar; nan if no task has counted."""
+        """Return the mean over tasks, a scalar; nan if no task has counted."""
         return self.total / self.weight
 
     def _check_shapes(self, *tensors: tf.Tensor) -> None:
@@ -154,16 +153,16 @@ class NDCG(TaskMetric):
        \mathrm{DCG@}k = \sum_{i=1}^{k} \frac{2^{r_i} - 1}{\log_2(i + 1)}
 
     with :math:`r_i` the label of the sample that is predicted i-th highest, and IDCG the same for the order
-    of falling labels. Samples with equal predictions share the mean of their gains, so that the order of the
-    rows has no influence: a model that predicts the same for all earns what chance does. A task with fewer
-    than two samples, or whose gains are all zero, has no order that could be right or wrong: it is left out.
-    These are the numbers of `gmeta.experiment.results.metrics.ndcg`, which is their reference.
+    of descending labels. Samples with equal predictions share the mean of their gains, so that the order of
+    the rows has no influence: a model that predicts the same for all samples scores like a random order. A
+    task with fewer than two samples, or whose gains are all zero, has no order to judge and is left out.
+    `gmeta.experiment.results.metrics.ndcg` is the reference for these numbers.
 
     Järvelin and Kekäläinen (2002), with the gain of Burges et al. (2005).
 
     Args:
       k: Ranks that count, at least 1; a task with fewer samples is ranked whole.
-      name: ``"ndcg@k"`` where it isn't said.
+      name: By default ``"ndcg@k"``.
       dtype: Of the sums.
 
     Shapes:
@@ -176,7 +175,7 @@ class NDCG(TaskMetric):
     Example:
       >>> metric = NDCG(1)
       >>> metric.update_state([[3.0, 1.0]], [[0.2, 0.9]], tf.ones([1, 2]))
-      >>> round(float(metric.result()), 3)  # gain 1 where 7 was to be had
+      >>> round(float(metric.result()), 3)  # gain 1 of a possible 7
       0.143
     """
 
@@ -188,7 +187,7 @@ class NDCG(TaskMetric):
     def task_values(
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The tasks' nDCG, and 1 for those that have an order."""
+        """Compute the tasks' nDCG, and a weight of 1 for those that have an order."""
         good = (labels >= 0) & (labels < 1000)
         wanted = f"{self.name}: labels must be at least 0 and below 1000"
         labels = refuse_numbers(labels, good, wanted, "the gain of a label r is 2^r - 1")
@@ -207,13 +206,13 @@ class NDCG(TaskMetric):
         return value, tf.cast(ordered, gains.dtype)
 
     def _discounts_up_to(self, size: tf.Tensor) -> tf.Tensor:
-        """(size + 1,): the sum of the discounts of the first 0, 1, … ranks."""
+        """Return (size + 1,): the sum of the discounts of the first 0, 1, … ranks."""
         ranks = tf.range(1, size + 1)
         single = tf.math.log(tf.constant(2.0, tf.float64)) / tf.math.log(tf.cast(ranks + 1, tf.float64))
         return tf.concat([tf.zeros([1], tf.float64), tf.cumsum(tf.where(ranks <= self.k, single, 0))], axis=0)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this metric again."""
+        """Return the arguments that recreate this metric."""
         return {**super().get_config(), "k": self.k}
 
 
@@ -231,9 +230,9 @@ class GAUC(TaskMetric):
     :math:`n_t` is the number of the task's samples. A task with samples of one class only has no AUC and is
     left out, of both sums.
 
-    Unlike the pooled `tf.keras.metrics.AUC`, it doesn't reward knowing which users click much: only how a
-    user's own items are ordered. Zhou et al., "Deep Interest Network for Click-Through Rate Prediction" (KDD
-    2018), section 6.3, there with impressions as weights.
+    Unlike the pooled `tf.keras.metrics.AUC`, it doesn't reward predicting which users click often, but only
+    the order of a user's own items. Zhou et al., "Deep Interest Network for Click-Through Rate Prediction"
+    (KDD 2018), section 6.3, there with impressions as weights.
 
     Args:
       positive: The least label that is positive, such as 4 for ratings of 1 to 5. None: labels are 0 or 1.
@@ -241,8 +240,8 @@ class GAUC(TaskMetric):
       dtype: Of the sums.
 
     Shapes:
-      ``update_state(labels (T, Q), predictions (T, Q), mask (T, Q))``; any score will do as a prediction,
-      logits too.
+      ``update_state(labels (T, Q), predictions (T, Q), mask (T, Q))``; predictions may be any scores, such as
+      logits.
 
     Raises:
       ConfigError: In `update_state`: a label is NaN, or without ``positive`` neither 0 nor 1.
@@ -261,7 +260,7 @@ class GAUC(TaskMetric):
     def task_values(
         self, labels: tf.Tensor, predictions: tf.Tensor, real: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The tasks' AUC, and their numbers of samples, or 0 for a task of one class."""
+        """Compute the tasks' AUC, and their numbers of samples, or 0 for a task of one class."""
         clicked = tf.cast(real & are_positive(labels, self.positive, self.name), tf.float64)
         samples = tf.reduce_sum(tf.cast(real, tf.float64), axis=1)
         positives = tf.reduce_sum(clicked, axis=1)
@@ -274,5 +273,5 @@ class GAUC(TaskMetric):
         return tf.math.divide_no_nan(above, pairs), tf.where(pairs > 0, samples, 0)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments that make this metric again."""
+        """Return the arguments that recreate this metric."""
         return {**super().get_config(), "positive": self.positive}

@@ -1,10 +1,10 @@
 """Attention masks: which tokens of a sequence see which, in one description for every form of attention.
 
-A sequence consists of contextual tokens, then its history in the order of time, then targets:
-``[contexts | history | targets]``. Any of the three may be absent. Under all the rules below, a token sees
-the first tokens of its sequence, one stretch of its history, and itself. A mask is therefore three numbers a
-token, never a matrix. From these numbers kernels find the blocks that they can skip and those that need no
-masking, so no kernel has to know the rules.
+A sequence consists of contextual tokens, then its history in the order of time, then targets: ``[contexts |
+history | targets]``. Any of the three may be absent. Under all the rules below, a token sees the first tokens
+of its sequence, one stretch of its history, and itself. A mask is therefore three numbers per token, never a
+matrix. From these numbers kernels find the blocks that they can skip and those that need no masking, so no
+kernel has to know the rules.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AttentionMask:
                 f"attention mask: contexts_see must be 'contexts' or 'history', got {self.contexts_see!r}"
             )
         if self.by_time and not self.causal:
-            raise ConfigError("attention mask: by_time says what is before a token: it needs causal=True")
+            raise ConfigError("attention mask: by_time defines what is before a token: it needs causal=True")
 
     def visible(
         self, offsets: Any, contexts: Any = None, targets: Any = None, times: Any = None

@@ -83,7 +83,7 @@ def unique_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> Uniq
 
     Args:
       ids: (n,) integers; any int64 is a valid id.
-      world_size: How many ranks there are, W, 1 up to 1024.
+      world_size: W, the number of ranks, from 1 to 1024.
       device: As in `unique`.
 
     Returns:
@@ -131,11 +131,11 @@ def owned_by(keys: Any, rank: int, world_size: int) -> tf.Tensor:
 def order_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> UniqueByOwner:
     """Order the ids of a vector by the rank that owns them, and leave none out.
 
-    An id that occurs several times stays so often, to measure what deduplication saves.
+    An id that occurs several times is kept as often, to measure what deduplication saves.
 
     Args:
       ids: As in `unique_by_owner`; so are world_size and device.
-      world_size: How many ranks there are.
+      world_size: The number of ranks.
       device: Where to compute.
 
     Returns:
@@ -186,7 +186,7 @@ class CollectedKeys(NamedTuple):
 
     Attributes:
       distinct: (v,) int64, in the order of their first appearance.
-      places: For each vector (w,) int32, the places among ``distinct`` of the keys that were asked for.
+      places: For each vector (w,) int32, the places among ``distinct`` of the requested keys.
     """
 
     distinct: tf.Tensor
@@ -219,7 +219,7 @@ def classify_keys(keys: Sequence[tf.Tensor]) -> ClassifiedKeys:
 
 
 def move_places(within: Sequence[tf.Tensor], places: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-    """Return a `ClassifiedKeys`' places after the keys of each class were put in another order.
+    """Return the places of a `ClassifiedKeys` after the keys of each class were reordered.
 
     Args:
       within: For each class (u,) int32, the new place in its class of each of its keys.
@@ -266,7 +266,7 @@ def cluster_units(keys: tf.Tensor, units: tf.Tensor, sizes: Any) -> tf.Tensor:
       (units,) int64, the numbers of the units: those of the first micro-batch in ascending order, and so on.
 
     Raises:
-      tf.errors.InvalidArgumentError: There is no such unit, or there are more micro-batches.
+      tf.errors.InvalidArgumentError: A unit is out of range, or there are more than 8 micro-batches.
 
     Example:
       >>> keys, units = tf.constant([5, 6, 5, 6], tf.int64), tf.constant([0, 1, 2, 3], tf.int64)

@@ -11,7 +11,7 @@ from gmeta.ops.attention_inputs import RelativeBias
 from gmeta.ops.jagged_attention import batch_inputs, hstu_attention
 from gmeta.ops.native_forms import has_row_kernels, is_native, is_portable, on_gpu, portable_forms
 
-# Norms that treat each token by itself, so that no token depends on another.
+# Norms of single tokens, so that no token depends on another.
 
 _native = load_op_library("ops")
 _WIDEST = 4096  # the greatest width that the GPU's kernels take
@@ -172,8 +172,8 @@ def hstu_mix(
       offsets: (batch + 1,) int64, where sequences begin and end.
       visible: (total, 3) int32, from `AttentionMask.visible`.
       heads: Number of heads.
-      attention_dim: Numbers of a query and of a key, a head.
-      value_dim: Numbers of a value and of a gate, a head.
+      attention_dim: The width of a query and of a key, per head.
+      value_dim: The width of a value and of a gate, per head.
       scale: Factor of attention, a constant such as 1/n.
       alpha: Factor of the scores.
       form: Which of the two forms to compute.

@@ -116,7 +116,7 @@ def hash_ids(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> Any:
       int64, in the form of ``values``.
 
     Raises:
-      ConfigError: The values have another dtype, ``bits`` is out of range, or there is no such fold.
+      ConfigError: The values have another dtype, ``bits`` is out of range, or the fold is unknown.
 
     Example:
       >>> hash_ids(["sku/7", "sku/8"]).numpy()
@@ -161,7 +161,7 @@ def fold_ids(numbers: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> tf.Te
       int64, of the same shape.
 
     Raises:
-      ConfigError: ``numbers`` aren't integers, ``bits`` is out of range, or there is no such fold.
+      ConfigError: ``numbers`` aren't integers, ``bits`` is out of range, or the fold is unknown.
     """
     bits = whole_number("hash_ids: bits", bits, least=1)
     if bits > 63:
@@ -270,7 +270,7 @@ def _portable(
     hashed: Sequence[bool],
     mix: bool | tf.Tensor,
 ) -> tf.Tensor:
-    """Merge in TensorFlow's own ops. The error gives the range of the ids instead of the first bad id."""
+    """Merge in TensorFlow ops. The error gives the range of the ids instead of the first bad id."""
     keys = []
     for ids, feature, prefix, hashes in zip(vectors, features, prefixes, hashed, strict=True):
         wide = tf.cast(ids, tf.int64)

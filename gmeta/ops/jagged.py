@@ -247,8 +247,8 @@ def sums(sequences: Jagged) -> tf.Tensor:
 def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     """Gather rows with a dense gradient; `tf.gather` gives slices, about which TensorFlow warns.
 
-    The gradients of a row are summed in float32 at least. In bfloat16 a sum would stand still at 256 times
-    its terms, and a GPU would add each term by a loop of compare and swap.
+    The gradients of a row are summed in float32 at least. In bfloat16 a sum would stop growing at 256 times
+    its terms, and a GPU would add each term by a loop of compare-and-swap.
 
     Args:
       values: (rows, ...).

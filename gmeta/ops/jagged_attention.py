@@ -20,7 +20,7 @@ from gmeta.ops.attention_inputs import RelativeBias, bucket_starts
 from gmeta.ops.native_forms import is_native, is_portable
 from gmeta.ops.padded_forms import padded_attention
 
-# What native attention takes beside its heads: a plan of the batch, and a bias.
+# The inputs of native attention besides its heads: a plan of the batch, and a bias.
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaHstuPlan")
@@ -28,10 +28,10 @@ tf.no_gradient("GmetaHstuTimeMap")
 
 
 def batch_inputs(offsets: tf.Tensor, visible: tf.Tensor, bias: RelativeBias | None) -> dict[str, Any]:
-    """Make the native ops' inputs and attribute of a batch; an absent term of a bias has no elements.
+    """Create the native ops' inputs and attribute for a batch; an absent term of a bias has no elements.
 
-    On a GPU a plan says which scores to compute, and a map has the bucket of every pair's times: a byte for
-    each pair that may see each other. All layers need the same ones; a graph makes them once.
+    On a GPU a plan lists the scores to compute, and a map holds the bucket of every pair's times: one byte
+    for each pair that may see each other. All layers use the same ones; a graph computes them once.
     """
     bias = bias or RelativeBias()
     plan = _native.gmeta_hstu_plan(offsets=offsets, visible=visible)
@@ -260,8 +260,8 @@ def appended_attention(
     .. math:: o = s \sum_j \mathrm{SiLU}(\alpha\, q \cdot k_j + a_j)\, v_j
 
     over the tokens of the sequence, whose keys and values all its continuations share, and over those that
-    were appended to the own continuation, the new token included. It is in TensorFlow's own ops, in float32
-    at least, and takes memory for batch × heads × beams × longest numbers.
+    were appended to the same continuation, including the new token. It is computed by TensorFlow ops, in
+    float32 at least, and takes memory for batch × heads × beams × longest numbers.
 
     Args:
       q: (batch, beams, heads, d).
@@ -269,7 +269,7 @@ def appended_attention(
       values: (batch, heads, longest, dv).
       own_keys: (batch, beams, heads, t, d), of appended tokens.
       own_values: (batch, beams, heads, t, dv).
-      added: (batch, longest) float32, what is added to scores; far below 0 where a token isn't seen.
+      added: (batch, longest) float32, added to scores; far below 0 where a token isn't seen.
       own_added: (batch or 1, t) float32.
       scale: s.
       alpha: α.

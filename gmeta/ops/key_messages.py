@@ -1,7 +1,7 @@
 """Packs keys into the messages of an all-to-all and unpacks them, for all tables of a step together.
 
-``ops/exchange/key_exchange.h`` describes how it works and why it is fast. On a GPU
-`gmeta.ops.key_messages` makes the same messages.
+``ops/exchange/key_exchange.h`` describes how it works and why it is fast. On a GPU, TensorFlow ops make the
+same messages.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def route(
     Args:
       keys: For each table (n_t,) int64.
       note: (m,) int64, in host memory.
-      world_size: How many ranks there are.
+      world_size: The number of ranks.
       dedup: Whether to deduplicate keys. If not, an owner's keys are in the order in which they came.
       device: Where to compute.
     """
@@ -125,8 +125,8 @@ def receive(
     Args:
       message: int64, the messages of rank 0, 1, …, one after another.
       splits: (W,) int32, their lengths.
-      tables: How many tables there are, T.
-      note_size: How many numbers a note has, m.
+      tables: T, the number of tables.
+      note_size: m, the size of a note.
       dedup: Whether to deduplicate keys. If not, all are returned, in wire order.
       device: Where to compute.
 
@@ -190,7 +190,7 @@ def route_keys(
         same tables in the same order. At most 2^31 - 1 keys in all.
       note: (m,) integers about this rank that every rank receives, such as the number of samples in its
         batch.
-      world_size: How many ranks there are, 1 up to 1024.
+      world_size: The number of ranks, from 1 to 1024.
       dedup: Whether to deduplicate keys. False only orders all ``n_t`` keys by owner, to measure what
         deduplication saves.
       device: Where keys are deduplicated and messages built. Use ``"gpu"`` for keys and tables on a GPU; an
@@ -247,8 +247,8 @@ def receive_keys(
     Args:
       message: int64, the messages of rank 0, 1, …, one after another, each made by `route_keys`.
       splits: (W,) int32, their lengths.
-      tables: How many tables there are, T.
-      note_size: How many numbers a note has, m.
+      tables: T, the number of tables.
+      note_size: m, the size of a note.
       dedup: Whether to deduplicate keys. False returns all received keys, in wire order, for measurements.
       device: As in `route_keys`; on a GPU the distinct keys are in the order of their first appearance.
 

@@ -70,7 +70,7 @@ def padded_attention(
     if bias is not None and bias.time_buckets is not None:
         times = bias.row_times, bias.column_times
     looked_at = None if times[1] is None else _pad(times[1], offsets)
-    # The inputs that have one entry a row, so that a block of rows is cut out of each in the same way.
+    # The inputs that have one entry per row, so that a block of rows is cut out of each in the same way.
     own = {"visible": visible, "q": q, "times": times[0]}
     of_rows = {name: _pad(each, offsets) for name, each in own.items() if each is not None}
 

@@ -1,7 +1,7 @@
 """Packs rows into the buffers of an all-to-all and unpacks them, for all tables of a step together.
 
-``ops/exchange/row_exchange.h`` describes how it works and why it is fast. On a GPU
-`gmeta.ops.row_buffers` makes the same buffers.
+``ops/exchange/row_exchange.h`` describes how it works and why it is fast. On a GPU, TensorFlow ops make the
+same buffers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,8 @@ from gmeta.core.native import load_op_library
 from gmeta.ops.device import Place
 from gmeta.ops.key_messages import PackedRows
 
-# Packs and unpacks the rows of an exchange on a GPU, in TensorFlow's own ops.
-#
-# The native ops that pack and unpack rows (`gmeta.ops.row_buffers`) work in host memory, where most
-# tables are. On a machine with a GPU, however, the buffers of a collective are on the GPU, as are a model's
-# rows and their gradients. The functions here do the same work on the GPU: they split what a rank receives
-# and join the pieces of each table, without copies to the host and back. With one table there is nothing to
-# split, and no byte moves.
+# Packs and unpacks the rows of an exchange on a GPU by TensorFlow ops, without the copies to the host and
+# back that the native ops would need. With one table there is nothing to split, and no byte moves.
 
 DTYPES = (tf.float32, tf.bfloat16)
 """The dtypes in which rows can be exchanged here."""

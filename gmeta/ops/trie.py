@@ -33,7 +33,7 @@ class Level(NamedTuple):
 
     @classmethod
     def of(cls, starts: Any, digits: Any, allowed: Any) -> Level:
-        """Make a level of anything that converts to tensors of these dtypes; int64 digits stay int64."""
+        """Create a level from anything that converts to tensors of these dtypes; int64 digits stay int64."""
         wide = getattr(digits, "dtype", None) in (tf.int64, np.int64)
         return cls(
             tf.convert_to_tensor(starts, tf.int64),
@@ -42,15 +42,15 @@ class Level(NamedTuple):
         )
 
     def inputs(self) -> dict[str, Any]:
-        """Return the inputs of a native op, where no mask is an empty one."""
+        """Return the inputs of a native op, in which an empty mask stands for no mask."""
         allowed = _NO_MASK if self.allowed is None else self.allowed
         return {"starts": self.starts, "digits": self.digits, "allowed": allowed}
 
 
-# The children of nodes and the logs of their probabilities, in TensorFlow's own ops.
+# The children of nodes and the logs of their probabilities, in TensorFlow ops.
 
 _FAR = -87.0
-"""Logits this far below the greatest sibling's count as none, as in the native form."""
+"""Logits this far below the greatest sibling's are ignored, as in the native form."""
 
 
 class Siblings(NamedTuple):
@@ -66,7 +66,7 @@ class Siblings(NamedTuple):
 
 
 def siblings_of(name: str, level: Level, nodes: tf.Tensor, logits: tf.Tensor) -> Siblings:
-    """Compute what `ops/trie/host/siblings.h` does, for nodes of any shape.
+    """Compute the same as `ops/trie/host/siblings.h`, for nodes of any shape.
 
     Args:
       name: The op, for messages.
@@ -75,7 +75,7 @@ def siblings_of(name: str, level: Level, nodes: tf.Tensor, logits: tf.Tensor) ->
       logits: float32 (..., codes).
 
     Returns:
-      `Siblings`. There is a gradient to logits.
+      `Siblings`, with a gradient to logits.
     """
     count = tf.size(level.starts, tf.int64) - 1
     there = [tf.reduce_min(nodes), "to", tf.reduce_max(nodes), "of", count]
@@ -105,16 +105,16 @@ def siblings_of(name: str, level: Level, nodes: tf.Tensor, logits: tf.Tensor) ->
     return Siblings(tf.where(is_child, children, -1), log_probs)
 
 
-# A step of a beam search over a trie in TensorFlow's own ops.
+# A step of a beam search over a trie in TensorFlow ops.
 
 
 def best_children(
     level: Level, logits: tf.Tensor, scores: tf.Tensor, nodes: tf.Tensor, k: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Compute what `ops/trie/host/beam_step.h` does, in the same order of ties.
+    """Compute the same as `ops/trie/host/beam_step.h`, in the same order of ties.
 
-    All children of all beams stand side by side: sorted by their hashes, and equal ones as they stood, by the
-    beam. The k best of these are `tf.math.top_k`'s, which keeps the order of what is equal.
+    The children of all beams are placed side by side and sorted by their hashes, equal hashes in the order of
+    beams. `tf.math.top_k` takes the k best, and keeps the order of equal ones.
 
     Args:
       level: The level of the nodes.
@@ -145,14 +145,14 @@ def best_children(
 
 
 def _in_a_row(of_beams: tf.Tensor, absent: float | tf.Tensor, k: int) -> tf.Tensor:
-    """Put a user's beams side by side, and k more that aren't there."""
+    """Put a user's beams side by side, followed by k absent ones."""
     users = tf.shape(of_beams)[0]
     flat = tf.reshape(of_beams, tf.stack([users, tf.reduce_prod(tf.shape(of_beams)[1:])]))
     return tf.pad(flat, [[0, 0], [0, k]], constant_values=tf.cast(absent, flat.dtype))
 
 
 def _ordered_hash(nodes: tf.Tensor) -> tf.Tensor:
-    """SplitMix64 of nodes, as signed numbers that are in the order of the unsigned ones."""
+    """Compute SplitMix64 of nodes, as signed numbers in the order of the unsigned ones."""
     hashes = splitmix64_tensor(tf.bitcast(nodes, tf.uint64))
     return tf.bitcast(tf.bitwise.bitwise_xor(hashes, tf.constant(1 << 63, tf.uint64)), tf.int64)
 
@@ -184,12 +184,12 @@ def trie_step(
 
       s + z[digits[c]] - log Σ exp(z[digits[c']]),   c' over the allowed children of i
 
-    So the probabilities of a node's children sum to its own, and no code comes out that no item has. Equal
-    scores are ordered by SplitMix64 of the node, the smaller first, and those of one node by the beam. There
-    is no gradient.
+    So the probabilities of a node's children sum to its own, and every code that is found belongs to an item.
+    Equal scores are ordered by SplitMix64 of the node, the smaller first, and those of one node by the beam.
+    There is no gradient.
 
-    On a GPU the step waits for nothing, so what is wrong in its inputs can't be raised: all next scores of
-    that user are NaN, and nodes and beams -1. A GPU takes and keeps at most 1,536 beams.
+    On a GPU the step doesn't synchronize, so it can't raise errors about its inputs: all next scores of the
+    user are NaN instead, and nodes and beams -1. A GPU takes and keeps at most 1,536 beams.
 
     Args:
       logits: float32 (users, beams, codes), of the next digit.
@@ -198,17 +198,17 @@ def trie_step(
       starts: int64 (nodes + 1,), as `gmeta.core.code_trie.CodeTrie` has them for a level.
       digits: int32 or int64 (children,), of the same. TensorFlow keeps int32 in the host's memory: give a GPU
         int64, else it copies all digits in each step of a `tf.function`.
-      allowed: bool (children,), which children may come out (`CodeTrie.allow`); None: all.
-      k: How many beams to keep, >= 1.
+      allowed: bool (children,), which children are allowed (`CodeTrie.allow`); None: all.
+      k: The number of beams to keep, >= 1.
 
     Returns:
       `TrieStep`.
 
     Raises:
-      ConfigError: ``k`` is no such number.
+      ConfigError: ``k`` isn't such a number.
       tf.errors.InvalidArgumentError: Shapes don't fit each other; or on the CPU, a node isn't of the level, a
-        digit that is read isn't there, a score is NaN, or logits that are read hold NaN or infinity. The
-        error names the user and the beam.
+        digit is out of range, a score is NaN, or logits hold NaN or infinity. The error names the user and
+        the beam.
       tf.errors.UnimplementedError: There are too many beams for a GPU.
 
     Example:
@@ -238,19 +238,19 @@ def trie_step(
 def trie_log_probs(
     logits: Any, nodes: Any, children: Any, starts: Any, digits: Any, allowed: Any = None
 ) -> tf.Tensor:
-    """Compute the log of the probability with which each node is followed by its child.
+    """Compute the log of each child's probability, given its node.
 
     With the logits z of a row, whose node is i and whose child is c::
 
       y = z[digits[c]] - log Σ exp(z[digits[c']]),   c' over the allowed children of i
 
     So the sum over the levels of an item's code is the log of the item's probability, and the probabilities
-    of all items sum to one: a loss by it spends nothing on codes that no item has. The gradient to the logits
-    is 1 at the child less the probabilities of all that are allowed, and 0 elsewhere. A child whose logit is
-    87 or more below its greatest sibling's adds nothing to the sum.
+    of all items sum to one: the loss assigns no probability to codes that no item has. The gradient to the
+    logits is 1 at the child, less the probabilities of all allowed children, and 0 elsewhere. A child whose
+    logit is 87 or more below its greatest sibling's adds nothing to the sum.
 
-    On a GPU the op waits for nothing, so what is wrong in a row can't be raised: its result and its gradient
-    are NaN.
+    On a GPU the op doesn't synchronize, so it can't raise errors about a row: the row's result and gradient
+    are NaN instead.
 
     Args:
       logits: float32 (n, codes), of the digit that follows.
@@ -259,10 +259,10 @@ def trie_log_probs(
         gradient, whatever its node is.
       starts: int64 (nodes + 1,), as `gmeta.core.code_trie.CodeTrie` has them for a level.
       digits: int32 or int64 (children,), of the same; int64 for a GPU, as in `trie_step`.
-      allowed: bool (children,), which children may come out (`CodeTrie.allow`); None: all.
+      allowed: bool (children,), which children are allowed (`CodeTrie.allow`); None: all.
 
     Returns:
-      float32 (n,), at most 0; -inf where the child's logit is that.
+      float32 (n,), at most 0; -inf where the child's logit is -inf.
 
     Raises:
       tf.errors.InvalidArgumentError: Shapes don't fit each other; or on the CPU, a node isn't of the level, a
@@ -312,7 +312,7 @@ def _gradient(op: tf.Operation, of_log_probs: tf.Tensor) -> list[tf.Tensor | Non
 def _second_gradient(op: tf.Operation, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     """Differentiate the plain form, for inner loops that adapt weights below."""
     of_log_probs, logits, nodes, children, starts, digits, allowed = op.inputs
-    # An empty mask allows all, and has no other meaning: so has one of all True.
+    # An empty mask allows all children, like a mask of all True.
     level = Level(starts, digits, tf.cond(tf.size(allowed) > 0, lambda: allowed, lambda: digits >= 0))
     with tf.GradientTape() as outer:
         outer.watch([of_log_probs, logits])

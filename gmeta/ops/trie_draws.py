@@ -1,4 +1,4 @@
-"""Draws of items from a trie: with replacement, a child of each beam, and without, the k best by noise."""
+"""Draws of items from a trie: with replacement, or without by the Gumbel-top-k trick."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_LEVELS = 1 << 15
 
 
 class TrieNoise(NamedTuple):
-    """What random numbers are functions of, and of nothing else: no thread, rank, device or place in a batch.
+    """The inputs of random numbers, which depend on no thread, rank, device or place in a batch.
 
     The words are those of Philox4x32-10. Its key is SplitMix64(seed) + step, modulo 2^64; the four words of
     its counter are index mod 2^32, kind · 2^31 + level · 2^16 + index // 2^32, and the lower and the upper
@@ -27,10 +27,10 @@ class TrieNoise(NamedTuple):
 
     Attributes:
       seed: An integer.
-      step: An integer or () tensor: what changes from one batch to the next, such as the training step.
-      level: Of the nodes, 0 to 32,767: each digit of a code needs noise of its own.
-      keys: int64 (users,): a key of each user, or of each row if the same user stands in several. Users of
-        the same key draw the same.
+      step: An integer or () tensor that changes from one batch to the next, such as the training step.
+      level: The level of the nodes, 0 to 32,767: each digit of a code needs its own noise.
+      keys: int64 (users,): a key of each user, or of each row if a user has several. Users of the same key
+        draw the same.
     """
 
     seed: Any
@@ -61,13 +61,13 @@ def trie_sample(
     """Draw a child of each beam by the probabilities of `trie_step`, whatever other beams draw.
 
     Beams are draws: begin with as many beams at the root as items are wanted, and take a step for each digit.
-    Items that come out are independent, each by its probability, so the mean of any function of them is an
-    unbiased estimate of its expectation; its score is the log of that probability. There is no gradient:
+    The drawn items are independent, each with its probability, so the mean of any function of them is an
+    unbiased estimate of its expectation; an item's score is the log of its probability. There is no gradient:
     `trie_log_probs` has one.
 
-    The probabilities of a node's children are made whole numbers, which a draw lies in the sum of: so a GPU
-    draws from the same logits what the CPU draws, always. It takes any number of beams, and waits for
-    nothing: where a beam's input is wrong, its score is NaN, and node and beam are -1.
+    The probabilities of a node's children are converted to integers, and a draw is an integer below their
+    sum, so from the same logits a GPU always draws the same as the CPU. A GPU takes any number of beams, and
+    doesn't synchronize: where a beam's input is invalid, its score is NaN, and node and beam are -1.
 
     Args:
       logits: As in `trie_step`.
@@ -83,8 +83,8 @@ def trie_sample(
       chance, node and beam are -1 and the score is -inf.
 
     Raises:
-      ConfigError: The level of the noise is out of range, its seed or step is no integer, or the graph is to
-        be exported (`portable_ops`).
+      ConfigError: The level of the noise is out of range, its seed or step isn't an integer, or the graph is
+        to be exported (`portable_ops`).
       tf.errors.InvalidArgumentError: As in `trie_step`; or keys aren't (users,).
 
     Example:
@@ -148,7 +148,7 @@ def trie_gumbel_step(
       `GumbelStep`.
 
     Raises:
-      ConfigError: ``k`` or the level of the noise is out of range, its seed or step is no integer, or the
+      ConfigError: ``k`` or the level of the noise is out of range, its seed or step isn't an integer, or the
         graph is to be exported (`portable_ops`).
       tf.errors.InvalidArgumentError: As in `trie_step`; or keys aren't (users,); or on the CPU, a rank is
         NaN.
@@ -176,7 +176,7 @@ def trie_gumbel_step(
 def _inputs(name: str, step: tuple[Any, ...], noise: TrieNoise) -> dict[str, Any]:
     if is_portable():
         raise ConfigError(
-            f"{name} draws items for training and has no form in TensorFlow's own ops: export a graph that "
+            f"{name} draws items for training and has no form in TensorFlow ops: export a graph that "
             "searches by trie_step"
         )
     if not 0 <= whole_number(f"{name}: the level of the noise", noise.level, 0) < _MOST_LEVELS:

@@ -1,4 +1,4 @@
-"""Which ids a `gmeta.ops.HashTable` gives a row of their own."""
+"""Admission policies: which ids get a row in a `gmeta.ops.HashTable`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gmeta.policies.storage import check_whole
 class Admission:
     """Base of the admission policies: which missing ids of an inserting lookup get a row.
 
-    An id that is turned away reads its initial row and trains nothing: no row is made, its gradient is
-    counted in ``statistics().ignored``, and the lookup in ``misses`` and ``rejects``.
+    An id that is rejected reads its initial row, and no row is created. Its gradient has no effect and is
+    counted in ``statistics().ignored``, and its lookup in ``misses`` and ``rejects``.
     """
 
     kind: ClassVar[str]
-    """Its name in the native op."""
+    """The name in the native op."""
 
     @property
     def settings(self) -> tuple[float, ...]:
-        """What the native op is made with."""
+        """The parameters of the native op."""
         return ()
 
 
@@ -43,22 +43,22 @@ class Always(Admission):
 class Bloom:
     """A counting Bloom filter, for `CountAdmission` in bounded memory.
 
-    It has m one-byte counters, and an id has k of them; the id's count is the least of its k (conservative
-    update: only the least are raised). Counts are never too low. One is too high only if other ids have met
-    all k of its counters; after ``n`` distinct ids that were turned away at least once, this has at most the
-    probability::
+    It has m one-byte counters, and each id has k of them; the id's count is the smallest of its k
+    (conservative update: only the smallest are incremented). Counts are never too low. One is too high only
+    if other ids share all k of its counters; after ``n`` distinct ids that were rejected at least once, the
+    probability of this is at most::
 
       (1 - exp(-k * n / m))^k        k = round(log2(1 / error)), m = -k * n / ln(1 - error^(1 / k))
 
     which is ``error`` at ``n = capacity`` (Fan et al., "Summary Cache", 2000, section V; Estan and Varghese,
-    2002, for the conservative update). Beyond the capacity it goes up by that formula.
+    2002, for the conservative update). Beyond the capacity it grows by that formula.
 
     Args:
-      capacity: Distinct ids up to which the error holds.
-      error: The probability that an id is admitted before its time, in (0, 1).
+      capacity: The number of distinct ids up to which the error holds.
+      error: The probability that an id is admitted too early, in (0, 1).
 
     Example:
-      >>> round(Bloom(capacity=1_000_000, error=0.01).counters_per_id, 2)  # bytes an id
+      >>> round(Bloom(capacity=1_000_000, error=0.01).counters_per_id, 2)  # bytes per id
       9.59
     """
 
@@ -72,12 +72,12 @@ class Bloom:
 
     @property
     def hashes(self) -> int:
-        """Counters that an id has, the formula's k."""
+        """The number of counters of an id, the formula's k."""
         return max(1, round(math.log2(1.0 / self.error)))
 
     @property
     def counters_per_id(self) -> float:
-        """Bytes an id at the capacity, the formula's m / n."""
+        """Bytes per id at the capacity, the formula's m / n."""
         return -self.hashes / math.log1p(-(self.error ** (1.0 / self.hashes)))
 
 
@@ -85,10 +85,10 @@ class Bloom:
 class CountAdmission(Admission):
     """An id gets a row when it is missing for the ``threshold``-th time.
 
-    Each occurrence of a missing id in `HashTable.lookup_keys` counts, in the order of the batch; since
-    `HashTable.lookup` makes ids distinct first, there it is the number of batches that count. The lookup that
-    admits an id makes its row, of frequency 1. Checkpoints of every kind carry the counts: a run that goes on
-    from one admits what it would have admitted.
+    `HashTable.lookup_keys` counts each occurrence of a missing id, in the order of the batch.
+    `HashTable.lookup` deduplicates ids first, so it counts batches. The lookup that admits an id creates its
+    row, with frequency 1. Checkpoints of every kind hold the counts, so a run that resumes from one admits
+    the same ids.
 
     Args:
       threshold: >= 1; with a filter, at most 255.
@@ -109,12 +109,12 @@ class CountAdmission(Admission):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """Its name in the native op."""
+        """The name in the native op."""
         return "count" if self.filter is None else "filter"
 
     @property
     def settings(self) -> tuple[float, ...]:
-        """What the native op is made with."""
+        """The parameters of the native op."""
         if self.filter is None:
             return (self.threshold,)
         return (self.threshold, self.filter.capacity, self.filter.counters_per_id, self.filter.hashes)
@@ -124,10 +124,10 @@ class CountAdmission(Admission):
 class ProbabilityAdmission(Admission):
     """A missing id gets a row with probability ``p``.
 
-    The verdict is a pure function of (table seed, id, table step): each step at which an id is missing is an
-    independent trial, so ids that come often get in after ``1 / p`` steps on average; lookups of one step
-    agree. Nothing is kept for ids that are turned away. In a table whose step never moves (no
-    ``apply_gradients``), a verdict is final.
+    The decision is a pure function of (table seed, id, table step): each step at which an id is missing is an
+    independent trial, so an id is admitted after ``1 / p`` such steps on average, and lookups of one step
+    agree. Nothing is kept for rejected ids. In a table whose step never changes (no ``apply_gradients``), the
+    decision is final.
 
     Args:
       p: In [0, 1].
@@ -146,5 +146,5 @@ class ProbabilityAdmission(Admission):
 
     @property
     def settings(self) -> tuple[float, ...]:
-        """What the native op is made with."""
+        """The parameters of the native op."""
         return (float(self.p),)

@@ -1,4 +1,4 @@
-"""Which rows of a `gmeta.ops.HashTable` go."""
+"""Eviction policies: which rows a `gmeta.ops.HashTable` removes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.policies.storage import check_whole
 
 ROW_INDEX_BYTES = 48
-"""What a bound in bytes charges a row beside its record, for its share of the key index.
+"""Bytes per row that a bound in bytes counts beside the record, for the row's share of the key index.
 
 It is the same on any device, so that the same rows are evicted. In host memory the index takes at most 28
 bytes for a row of a large table.
@@ -19,31 +19,31 @@ bytes for a row of a large table.
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """Base of the eviction policies: which rows go, with their optimizer state.
+    """Base of the eviction policies: which rows are removed, with their optimizer state.
 
-    A bound is kept by inserting lookups, before a batch's own ids are looked at; so it may be exceeded by
-    what one batch has inserted. To keep the work of a batch small and even, it is divided among the table's
-    S shards (64; fewer if the bound is below 65,536 rows, so that a share is 1,024 rows at least), and shard
-    i, when a batch meets it above its high mark, evicts down to its low mark, the rows of the lowest rank
-    first and of equal rank the lower id::
+    Inserting lookups keep the bound before they insert a batch's own ids, so one batch's insertions may
+    exceed it. To keep the work of a batch small and even, the bound is divided among the table's S shards
+    (64; fewer if the bound is below 65,536 rows, so that a share is at least 1,024 rows). If shard i is above
+    its high mark when a batch reaches it, it evicts down to its low mark, the rows of the lowest rank first,
+    and of equal rank the lower id::
 
     share = bound // S;  slack = share // 16;  high = share - slack * i // S;  low = high - slack
 
-    So a full table holds between 87% and 100% of its bound, less what the hash distributes unevenly. With
-    both bounds, a shard that is above either high mark goes down to both low marks. `HashTable.evict` does
-    the same in all shards.
+    So a full table holds between 87% and 100% of its bound, less the unevenness of the hash. With both
+    bounds, a shard that is above either high mark evicts down to both low marks. `HashTable.evict` does the
+    same in all shards.
 
     Args:
       max_rows: Bound on the rows of the table; None: no such bound.
-      max_bytes: Bound on the memory of the table; a row is charged its record (8 bytes + 4 for each weight
-        and slot) and 48 bytes for the key index. None: no such bound.
+      max_bytes: Bound on the memory of the table; a row counts as its record (8 bytes + 4 for each weight
+        and slot) plus 48 bytes for the key index. None: no such bound.
     """
 
     max_rows: int | None = None
     max_bytes: int | None = None
 
     kind: ClassVar[str]
-    """Its name in the native op."""
+    """The name in the native op."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_bytes"):
@@ -51,18 +51,18 @@ class Eviction:
                 check_whole(self, name, getattr(self, name), 1, 2**53)
         if self.kind in ("age", "frequency") and self.max_rows is None and self.max_bytes is None:
             raise ConfigError(
-                f"{type(self).__name__}: give max_rows or max_bytes: with no bound nothing goes"
+                f"{type(self).__name__}: give max_rows or max_bytes: without a bound nothing is evicted"
             )
 
     @property
     def settings(self) -> tuple[float, ...]:
-        """What the native op is made with: bounds (0: none), steps between sweeps, the policy's own."""
+        """The parameters of the native op: bounds (0: none), steps between sweeps, the policy's own."""
         return (self.max_rows or 0, self.max_bytes or 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRU(Eviction):
-    """Least recently used rows go first: by last step, then by frequency, then by id.
+    """Evicts the least recently used rows first: by last step, then by frequency, then by id.
 
     A use is an inserting lookup or an update; the last step is the table's step at that time.
 
@@ -83,10 +83,10 @@ class LRU(Eviction):
 
 @dataclass(frozen=True, kw_only=True)
 class LFU(Eviction):
-    """Least frequently used rows go first: by frequency, then by last step, then by id.
+    """Evicts the least frequently used rows first: by frequency, then by last step, then by id.
 
-    The frequency is the number of inserting lookups that have read the row since it was made; it does not
-    age.
+    The frequency is the number of inserting lookups that have read the row since it was created; it doesn't
+    decay.
 
     Args:
       max_rows: Bound on the rows; see `Eviction`.
@@ -105,15 +105,15 @@ class LFU(Eviction):
 
 @dataclass(frozen=True, kw_only=True)
 class TTL(Eviction):
-    """Time to live: rows that were last used more than ``steps`` steps ago expire.
+    """Time to live: evicts rows that were last used more than ``steps`` steps ago.
 
-    A row with ``last_step < step - steps`` goes at the next sweep of its shard, until which it is still
-    there. Shard i of S is swept at the end of the ``apply_gradients`` that brings the step to
-    ``(step + every * i // S) % every == 0``, so an update meets few sweeps; `HashTable.evict` sweeps all.
-    Under a bound, rows go as in `LRU`.
+    A row with ``last_step < step - steps`` is removed at the next sweep of its shard, and can be read until
+    then. Shard i of S is swept at the end of the ``apply_gradients`` that brings the step to
+    ``(step + every * i // S) % every == 0``, so an update makes few sweeps; `HashTable.evict` sweeps all.
+    Under a bound, rows are evicted as in `LRU`.
 
     Args:
-      steps: Steps without use that a row survives, >= 1.
+      steps: The number of steps without use that a row survives, >= 1.
       every: Steps between sweeps of a shard, >= 1. None: an eighth of ``steps``, at least 1.
       max_rows: Bound on the rows; see `Eviction`.
       max_bytes: Bound on the memory; see `Eviction`.
@@ -135,18 +135,18 @@ class TTL(Eviction):
 
     @property
     def settings(self) -> tuple[float, ...]:
-        """What the native op is made with."""
+        """The parameters of the native op."""
         every = self.every if self.every is not None else max(1, self.steps // 8)
         return (*super().settings[:2], every, self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MinNorm(Eviction):
-    """Rows whose weights have an L2 norm below ``threshold`` go.
+    """Evicts rows whose weights have an L2 norm below ``threshold``.
 
-    They are swept as expired rows are (`TTL`), every ``every`` steps, and by `HashTable.evict`. Under a
-    bound, rows of the smallest norm go first, and of equal norm the lower id. Choose initial rows of a norm
-    above the threshold, or rows will go before they have trained.
+    They are swept like expired rows (`TTL`), every ``every`` steps, and by `HashTable.evict`. Under a bound,
+    rows of the smallest norm are evicted first, and of equal norm the lower id. Choose initial rows of a norm
+    above the threshold, or rows are evicted before they have trained.
 
     Args:
       threshold: >= 0.
@@ -172,5 +172,5 @@ class MinNorm(Eviction):
 
     @property
     def settings(self) -> tuple[float, ...]:
-        """What the native op is made with."""
+        """The parameters of the native op."""
         return (*super().settings[:2], self.every or 0, float(self.threshold))

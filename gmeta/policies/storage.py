@@ -1,4 +1,4 @@
-"""How precise the rows of a `gmeta.ops.HashTable` are."""
+"""The precision of the rows of a `gmeta.ops.HashTable`, and the memory that holds them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def check_whole(owner: object, name: str, value: object, low: int, high: float =
     """Check that a setting is an integer from ``low`` to ``high``.
 
     Args:
-      owner: What has the setting; errors say its class.
+      owner: The object that has the setting; errors name its class.
       name: The setting's name.
       value: Its value.
       low: The smallest value allowed.
       high: The largest value allowed.
 
     Raises:
-      ConfigError: It is anything else.
+      ConfigError: It isn't such an integer.
     """
     if not (isinstance(value, int) and not isinstance(value, bool) and low <= value <= high):
         limit = f"of at least {low}" if high == math.inf else f"from {low} to {high:.0f}"
@@ -40,8 +40,8 @@ class TwoPrecisions:
     inserting lookups that have read it, is below ``threshold``. The lookup that brings it to ``threshold``
     promotes it to float32. A half record has 8 bytes + 2 for each weight and slot, instead of 4.
 
-    With ``half_life``, rows that are no longer used cool down. The effective frequency of a row that was last
-    used n steps ago, by an inserting lookup or an update, is::
+    With ``half_life``, rows that are no longer used return to half precision. The effective frequency of a
+    row that was last used n steps ago, by an inserting lookup or an update, is::
 
       frequency * 2^-k * (1 - r / (2 * half_life))        n = k * half_life + r, 0 <= r < half_life
 
@@ -53,23 +53,24 @@ class TwoPrecisions:
 
     An update of a half row is computed in float32, and rounded when it is stored:
 
-    * ``"stochastic"``: up or down at random, with probabilities that make the mean the exact number; what
-      16 bits hold exactly stays. Updates too small to show by themselves add up, so that a row trains as in
-      float32, with noise of at most one unit of the last place an update: of a weight w,
-      ``max(2^-10 * |w|, 2^-24)``, and 2^-7 of a slot. The random bits are a function of (table seed, key,
-      step, column): runs repeat, on any device, number of threads or ranks.
-    * ``"nearest"``: by at most half of that, but always the same way: steps below half a unit of the last
-      place are lost. So a slot such as Adam's second moment, which moves by a thousandth in a step, stands
-      still.
+    * ``"stochastic"``: up or down at random, with probabilities whose mean is the exact number; a number that
+      16 bits represent exactly is unchanged. Updates that are too small to change the stored number
+      accumulate on average, so a row trains as in float32, with noise of at most one unit in the last place
+      per update: ``max(2^-10 * |w|, 2^-24)`` for a weight w, and 2^-7 of a slot. The random bits are a
+      function of (table seed, key, step, column): runs are reproducible, on any device and with any number of
+      threads or ranks.
+    * ``"nearest"``: the error is at most half of that, but always in the same direction: updates below half a
+      unit in the last place are lost. So a slot such as Adam's second moment, which changes by a thousandth
+      in a step, never changes.
 
-    Initial rows, imported ones and those that cool down are rounded to nearest. A missing id reads its row as
-    it would be stored. Weights beyond ±65504 are stored as that.
+    Initial rows, imported rows, and rows that return to half precision are rounded to nearest. A missing id
+    reads its row as it would be stored. Weights beyond ±65504 are stored as ±65504.
 
-    Checkpoints hold float32, which is exact. Restoring puts each row into the precision that it had: it
+    Checkpoints hold float32, which is exact. Restoring gives each row the precision that it had, which
     follows from the row's frequency and last step, and the table's step.
 
     Args:
-      threshold: Frequency from which a row is float32, >= 2.
+      threshold: The frequency from which a row is float32, >= 2.
       half_life: Steps without use that halve a row's effective frequency, from 1 to 2^31 - 1. None: a row
         that is float32 stays so.
       rounding: ``"stochastic"`` or ``"nearest"``.
@@ -111,49 +112,49 @@ class Tiers:
                     files in the folder ``ssd``
     ==============  ===========================================================  ====================
 
-    A row is in one tier, and a move between them means nothing: rows, optimizer slots,
-    statistics, eviction and checkpoints are those of a table in one tier, bit for bit. A clock chooses the
-    rows that leave the first tier: it passes a row over once if it was used since it last came by.
-    Evaluation reads rows where they are.
+    A row is in one tier, and moving it has no effect on results: rows, optimizer slots, statistics, eviction
+    and checkpoints are those of a table in one tier, bit for bit. The clock algorithm chooses the rows that
+    leave the first tier: it skips a row once if the row was used since the clock's last pass. Evaluation
+    reads rows where they are.
 
-    Of a table in host memory, a training lookup brings its rows from the drive first, all reads of a batch at
-    once. `gmeta.Pipeline` with ``depth=1`` reads those of the next batch while a batch computes. The drive
-    gets appended segments of 256 KiB, and each row is written at most twice in the mean each time it moves
-    there; the files take at most twice the bytes of the rows in them. They are scratch: they have no name, a
-    process that ends or is killed leaves none, and a restart begins from a checkpoint. If the drive is full
-    or fails, the call raises `tf.errors.ResourceExhaustedError` with the file, the offset and what to do.
+    For a table in host memory, a training lookup first reads its rows from the drive, all reads of a batch at
+    once. `gmeta.Pipeline` with ``depth=1`` reads those of the next batch while a batch computes. Segments of
+    256 KiB are appended to files on the drive, and each row is written at most twice on average each time it
+    moves there; the files take at most twice the bytes of the rows in them. They are scratch files without
+    names: a process that ends or is killed leaves none, and a restart begins from a checkpoint. If the drive
+    is full or fails, the call raises `tf.errors.ResourceExhaustedError` with the file, the offset and advice.
 
-    On a GPU, lookups and updates reach rows in host memory over the bus, where they are. Only a prefetch
-    brings rows up, beside compute: `gmeta.Pipeline` makes one for each batch, ``depth`` batches ahead; a loop
-    of one's own calls `gmeta.layers.EmbeddingCollection.prefetch`. Rows that find no room stay in host memory
-    (``statistics().crowded``). The index of all keys is in HBM; a table of n keys, with w weights and
-    optimizer slots in a row, takes there::
+    On a GPU, lookups and updates access rows in host memory over the bus. Only a prefetch moves rows to the
+    GPU, beside compute: `gmeta.Pipeline` makes one for each batch, ``depth`` batches ahead; custom training
+    loops call `gmeta.layers.EmbeddingCollection.prefetch`. Rows for which HBM has no room stay in host memory
+    (``statistics().crowded``). The index of all keys is in HBM; there, a table of n keys, with w weights and
+    optimizer slots in a row, takes::
 
       16 * (slots + n) + hbm_rows * 4 * ceil(w / 4) * 4 bytes,   slots = 2^ceil(log2(n / 0.75))
 
-    With ``ssd``, rows for which ``host_bytes`` have no room go to the drive, those first that were used least
-    lately. Whatever trains on a row brings it back first: mostly the prefetch of its batch, else the lookup,
-    which then waits for the drive.
+    With ``ssd``, rows for which ``host_bytes`` has no room move to the drive, the least recently used ones
+    first. Before a row is trained it is read back: usually by the prefetch of its batch, otherwise by the
+    lookup, which then waits for the drive.
 
     Args:
-      host_bytes: Bytes of the rows in host memory after each step; from its lookup to its update, the rows of
-        its batch come on top, and of a table on a GPU those of the latest batches, for good. So do, of a
-        table in host memory, the key index, at most 28 bytes for each row of a large table wherever it is,
-        8 to 16 for each row on the drive, and the segments that fill, at most 32 MiB. A row has 8 bytes, and
-        4 for each weight and optimizer slot. The tables of a collection divide the bytes, so that each may
-        have as many rows.
-      ssd: A folder on a fast local drive. It is made if it isn't there.
+      host_bytes: Bytes of the rows in host memory after each step. From lookup to update, a step takes the
+        rows of its batch in addition; a table on a GPU always takes those of the latest batches in addition.
+        A table in host memory also takes the key index, at most 28 bytes for each row of a large table in any
+        tier, 8 to 16 bytes for each row on the drive, and at most 32 MiB of unfinished segments. A row has 8
+        bytes, and 4 for each weight and optimizer slot. The tables of a collection divide the bytes, so that
+        each holds the same number of rows.
+      ssd: A folder on a fast local drive. It is created if it doesn't exist.
       hbm_rows: About how many rows the GPU's memory holds, >= 1: of each table of a collection, so a table
         that has fewer rows takes less. With `TwoPrecisions`, as many rows in half precision, and half as many
         in float32, which takes no more memory.
       lookahead: With ``hbm_rows``: how many batches a prefetch is ahead of its batch's lookup, 0 to 64; of a
-        pipeline, its depth. A lookup waits for all but so many of the latest prefetches. Rows that the last
-        ``lookahead + 2`` prefetches asked for stay in HBM.
+        pipeline, its depth. A lookup waits for all prefetches but the latest ``lookahead`` ones. Rows that
+        the last ``lookahead + 2`` prefetches requested stay in HBM.
 
     Raises:
-      ConfigError: An argument isn't an integer within its limits; ``host_bytes`` and ``ssd`` are not both
-        given, or nothing is; or when a table is made: they are for a table in another place, or the folder
-        can't be made or written to.
+      ConfigError: An argument isn't an integer within its limits; only one of ``host_bytes`` and ``ssd`` is
+        given, or nothing is; or, when a table is created, the tiers don't fit its device, or the folder can't
+        be created or written to.
 
     Example:
       >>> tiers = Tiers(host_bytes=8 << 30, ssd="/nvme/rows")
@@ -199,11 +200,11 @@ class Tiers:
         """Check that a table in ``place``, ``"cpu"`` or ``"gpu"``, can have these tiers.
 
         Args:
-          place: Where the table is asked to be.
+          place: The device that the table is to be on.
           owner: Name of the table, for messages.
 
         Raises:
-          ConfigError: It can't; the message says what to do.
+          ConfigError: It can't; the message gives advice.
         """
         if place == "gpu" and self.hbm_rows is None:
             raise ConfigError(
@@ -217,14 +218,14 @@ class Tiers:
             )
 
     def without_gpu(self) -> Tiers | None:
-        """Return the tiers of the same table in host memory, or None: it has none there."""
+        """Return the tiers of the same table in host memory, or None if it has none there."""
         return None if self.ssd is None else Tiers(self.host_bytes, self.ssd)
 
     def divide(self, row_bytes: Sequence[int]) -> list[Tiers]:
         """Give each table of a collection its tiers: a share of ``host_bytes``, and all ``hbm_rows``.
 
         Args:
-          row_bytes: For each table the bytes of a row, in proportion to which the bytes are divided.
+          row_bytes: For each table the bytes of a row; the bytes are divided in proportion to them.
         """
         if self.host_bytes is None:
             return [self] * len(row_bytes)
@@ -232,7 +233,7 @@ class Tiers:
         return [replace(self, host_bytes=max(1, self.host_bytes * one // whole)) for one in row_bytes]
 
     def folder(self, owner: str) -> str:
-        """Make the folder if need be, and return its absolute path; "" if there is none.
+        """Create the folder if it doesn't exist, and return its absolute path; "" if no folder is set.
 
         Args:
           owner: Name of the table, for messages.

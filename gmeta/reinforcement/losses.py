@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, finite_number
 
-# How much better each item of a group is than the group.
+# The advantage of each item over its group.
 
 Baseline = Literal["mean", "others", "none"]
 Scale = Literal["std", "none"]
@@ -21,7 +21,7 @@ class GroupAdvantages(NamedTuple):
 
     Attributes:
       values: float32 (users, group).
-      tied: () int32: how many groups have no spread, and so teach nothing.
+      tied: () int32: the number of groups without spread, which have no gradient.
     """
 
     values: tf.Tensor
@@ -39,7 +39,7 @@ def group_advantages(
     ========  ==================================================================================
     baseline  b_i
     ========  ==================================================================================
-    mean      the mean of the group, as GRPO has it
+    mean      the mean of the group, as in GRPO
     others    the mean of the other items: G / (G - 1) times the former, and unbiased
     none      0
     ========  ==================================================================================
@@ -101,7 +101,7 @@ def check_names(name: str, *, baseline: str, scale: str) -> None:
             raise ConfigError(f"{name}: {what} must be one of {', '.join(get_args(known))}, got {given!r}")
 
 
-# How far a policy is from its reference, estimated from the policy's own samples.
+# The divergence of a policy from its reference, estimated from the policy's own samples.
 
 
 def k3_divergence(log_probs: Any, reference: Any) -> tf.Tensor:
@@ -125,7 +125,7 @@ def k3_divergence(log_probs: Any, reference: Any) -> tf.Tensor:
     return tf.math.expm1(difference) - difference
 
 
-# How much each item of a set counts that was drawn without replacement, so that sums are unbiased.
+# The weights with which sums over items that are drawn without replacement are unbiased.
 
 
 # The integrand is smooth in y = log t, with features as wide as 1: the trapezoid rule at this step leaves
@@ -144,15 +144,15 @@ def set_weights(log_probs: Any) -> tf.Tensor:
        P(S) = \int_0^\infty e^{-t} \prod_{s \in S} (1 - e^{-a_s t})\, dt, \quad
        a_s = \frac{p_s}{1 - \sum_{S} p}
 
-    P(S) is the probability of the set, in whichever order it was drawn. The mean over a set with equal
-    weights would count improbable items too much: no item is drawn twice, however probable it is. A weight is
-    between p_s and 1; for a set of one it is 1. Compute in float64.
+    P(S) is the probability of the set, in any order of drawing. A mean with equal weights would overweight
+    improbable items, because no item is drawn twice, however probable it is. A weight is between p_s and 1;
+    for a set of one it is 1. The computation is in float64.
 
     Args:
       log_probs: log p, (users, group), of distinct items in each row.
 
     Returns:
-      float32 (users, group). No gradient goes through them.
+      float32 (users, group), without gradient.
 
     Raises:
       ConfigError: The shape is another.
@@ -177,7 +177,7 @@ def set_weights(log_probs: Any) -> tf.Tensor:
     return tf.cast(tf.exp(logs + rest - whole), tf.float32)
 
 
-# Losses of policies that compare themselves with the policy that drew the samples.
+# Losses that compare a policy with the policy that drew the samples.
 
 Per = Literal["item", "digit"]
 
@@ -217,9 +217,9 @@ def grpo(
              + \beta\, k_3(\pi, \pi_\mathrm{ref}), \quad
        \rho_i = \frac{\pi(i)}{\pi_\mathrm{old}(i)}
 
-    By item, ρ and the divergence are of the item's probability, the product of its digits'. By digit each
-    digit has its own, and l_i is the mean over the digits, as GRPO has it for the tokens of a text. The means
-    over groups and users are the caller's.
+    Per item, ρ and the divergence are of the item's probability, the product of its digits'. Per digit, each
+    digit has its own, and l_i is the mean over the digits, as in GRPO over the tokens of a text. The caller
+    takes the means over groups and users.
 
     Args:
       log_probs: log π, (users, group, L).
@@ -227,7 +227,7 @@ def grpo(
       advantages: (users, group).
       reference: log π_ref, (users, group, L); None: there is none.
       clip: ε, from 0 on, below 1.
-      clip_high: ε_high, from 0 on; None: ε. A greater one leaves more room to what was improbable (DAPO).
+      clip_high: ε_high, from 0 on; None: ε. A greater one lets improbable items gain more (DAPO).
       kl: β, from 0 on.
       per: ``"item"`` or ``"digit"``.
 
@@ -260,16 +260,16 @@ def ecpo(
 ) -> PolicyLoss:
     r"""Compute the losses of early-clipped GRPO.
 
-    They are those of `grpo`, but where A_i < 0 the old policy is bounded from below:
+    They are those of `grpo`, except that where A_i < 0 the old policy is bounded from below:
 
     .. math::
        \pi'_\mathrm{old}(i) = \max\left(\pi_\mathrm{old}(i),
            \frac{\mathrm{sg}(\pi(i))}{1 + \epsilon_\mathrm{high} + \delta}\right)
 
-    So the ratio stays at most 1 + ε_high + δ. Without it the ratio of an item that has become more probable
-    since it was drawn, and was worse than its group, is unbounded, and so is its gradient, as the minimum
-    clips only from below there. Where A_i >= 0 the bound would change no gradient: a ratio above 1 + ε_high
-    is clipped anyway.
+    So the ratio is at most 1 + ε_high + δ. Without the bound, an item that was worse than its group but has
+    become more probable since it was drawn has an unbounded ratio and gradient, because the minimum clips
+    only from below there. Where A_i >= 0 the bound would change no gradient: a ratio above 1 + ε_high is
+    clipped anyway.
 
     Args:
       log_probs: As for `grpo`.
@@ -367,7 +367,7 @@ def check_alike(name: str, **given: Any) -> list[tf.Tensor]:
     return list(tensors.values())
 
 
-# A loss of policies that learn from which of two items is the better one.
+# A loss of policies that learn from pairs of a better and a worse item.
 
 
 class PairLoss(NamedTuple):
@@ -375,8 +375,8 @@ class PairLoss(NamedTuple):
 
     Attributes:
       losses: float32 (users,), each the mean over the user's pairs; 0 without a pair.
-      pairs: int32 (users,): how many pairs each has.
-      right: float32 (users,): in which share of them the policy has moved towards the better item.
+      pairs: int32 (users,): the number of pairs of each.
+      right: float32 (users,): the share of pairs in which the policy has moved towards the better item.
     """
 
     losses: tf.Tensor

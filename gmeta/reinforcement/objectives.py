@@ -1,4 +1,4 @@
-"""What a policy learns from rollouts: the settings of each method, and its loss for each user."""
+"""Objectives of policy training: the settings of each method, and its loss for each user."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Judged(NamedTuple):
 
     Attributes:
       losses: float32 (users,).
-      logs: Name -> float32 (users,), what is reported as a mean over users.
+      logs: Name -> float32 (users,), reported as a mean over users.
     """
 
     losses: tf.Tensor
@@ -98,7 +98,7 @@ class GRPO:
 class ECPO(GRPO):
     """Early-clipped GRPO (`gmeta.reinforcement.losses.ecpo`).
 
-    OneRec has no divergence in it, and a loss on logged items beside: ``PolicyTraining(..., sft=...)``.
+    OneRec uses no divergence, and adds a loss on logged items: ``PolicyTraining(..., sft=...)``.
 
     Attributes:
       delta: δ, above 0; the others are those of `GRPO`.

@@ -39,17 +39,17 @@ class PolicyTraining(Model):
        L = \frac{1}{n} \sum_u \Big[ l_u(\pi; \pi_\mathrm{old}, \pi_\mathrm{ref}, r)
            - \lambda \log \pi(\mathrm{next}_u \mid u) \Big]
 
-    π_old is the policy before the first update of the batch; its probabilities are kept and its weights
-    aren't. π_ref is the policy as it was when this model was made: a copy of its dense weights, which isn't
-    trained. The tables of users and items are frozen: policy, old policy and reference read the same ones,
-    and nothing of them is copied. There is no dropout, neither in drawing nor in learning, so the ratio of a
-    first update is 1.
+    π_old is the policy before the first update of the batch; its probabilities are kept, but not its weights.
+    π_ref is the policy at the time when this model was created: a copy of its dense weights, which isn't
+    trained. The tables of users and items are frozen: policy, old policy and reference read the same ones
+    without copies. No dropout is applied, neither in drawing nor in learning, so the ratio of a first update
+    is 1.
 
     The means are over the users of all ranks, so N ranks learn as one would; rollouts are a function of the
     seed, the step and the user. All state is in the weights and the optimizer: a checkpoint of this model
-    (`gmeta.checkpoint.ShardedCheckpoint`, ``save_weights``) has all of it, and a resumed run goes on as the
-    uninterrupted one. `fit` reports ``reward``, the mean over what was drawn; ``kl``, the estimated
-    divergence from the reference; ``tied``, the share of users whose group has no spread; and others of the
+    (`gmeta.checkpoint.ShardedCheckpoint`, ``save_weights``) holds all of it, and a resumed run continues like
+    an uninterrupted one. `fit` reports ``reward``, the mean over the drawn items; ``kl``, the estimated
+    divergence from the reference; ``tied``, the share of users whose group has no spread; and metrics of the
     objective. `evaluate` reports ``reward@k`` of the k likeliest items, which `retrieve` finds.
 
     Args:
@@ -58,16 +58,16 @@ class PolicyTraining(Model):
         `gmeta.reinforcement.rewards`.
       objective: `GRPO`, `ECPO` or `DPO`; None: ``GRPO()``.
       rollouts: How groups are drawn; None: ``Rollouts()``.
-      updates: How many updates are made of a rollout.
-      sft: λ, the weight of the loss on what users took next, from 0 on.
-      next: The batch's column of it, ids (users,); read only if ``sft`` is above 0.
+      updates: The number of updates per rollout.
+      sft: λ, the weight of the loss on the items that users chose next, from 0 on.
+      next: The batch's column of these items, ids (users,); read only if ``sft`` is above 0.
       user: The batch's column of users' ids, by which users draw and errors name them. None: they draw by
         their histories, and are named by their place.
       k: How many items `evaluate` rewards.
       beam: The beams of its search; None: the policy's.
-      allow: bool (V,), which items of the policy's catalogue may come out, in its order, as by the rules of a
-        business: others are neither drawn nor retrieved, and all probabilities are among those items. A next
-        item that isn't among them isn't learned by ``sft``. None: all.
+      allow: bool (V,), which items of the policy's catalogue are allowed, in its order, such as by business
+        rules: others are neither drawn nor retrieved, and probabilities are normalised over the allowed
+        items. ``sft`` doesn't learn a next item that isn't allowed. None: all.
 
     Raises:
       ConfigError: The policy lacks a method, a setting is out of its limits, or a mask allows fewer items
@@ -111,7 +111,7 @@ class PolicyTraining(Model):
         if not callable(reward):
             raise ConfigError(f"{name}: reward must be a callable on (batch, items), got {reward!r}")
         self.policy: Any = policy
-        # In a closure, as an attribute that is a Keras model would be trained along.
+        # In a closure, because a Keras model in an attribute would be trained too.
         self._reward: Callable[[], Reward] = lambda: reward
         self.objective, self.rollouts = objective or GRPO(), rollouts or Rollouts()
         self.updates_each = whole_number(f"{name}: updates", updates, 1)
@@ -149,7 +149,7 @@ class PolicyTraining(Model):
           weighted_metrics: None.
           *args: As in Keras.
           accumulate_steps: As for `gmeta.models.Model.compile`; 1 if there are several updates of a rollout.
-          pipeline: None: what a step looks up is known only once its items are drawn.
+          pipeline: None: the lookups of a step are known only after its items are drawn.
           **kwargs: As for `gmeta.models.Model.compile`.
 
         Raises:
@@ -273,7 +273,7 @@ def _mask(name: str, allow: Any, least: int) -> NDArray[np.bool_]:
         )
     if mask.sum() < least:
         raise ConfigError(
-            f"{name}: allow lets {mask.sum()} items come out, but {least} are to be drawn or retrieved: "
+            f"{name}: allow permits {mask.sum()} items, but {least} are to be drawn or retrieved: "
             "allow more, or make the group and k smaller"
         )
     return mask

@@ -33,7 +33,7 @@ def rewards_of(reward: Reward, batch: Batch, items: tf.Tensor, *, user: str | No
 
     Args:
       reward: The reward.
-      batch: A batch of columns, a row a user.
+      batch: A batch of columns, one row per user.
       items: (users, group) ids.
       user: The column of users' ids, by which messages name a user; None: a user is named by its place.
 
@@ -167,17 +167,17 @@ def _hits(reward: Any, batch: Batch, items: tf.Tensor) -> tf.Tensor:
     following = column_of(reward.name, batch, reward.next)
     if following.shape.rank != 1:
         raise ConfigError(
-            f"reward {reward.name}: {reward.next!r} must have one item a user, (users,), got shape "
+            f"reward {reward.name}: {reward.next!r} must have one item per user, (users,), got shape "
             f"{following.shape}"
         )
     return tf.equal(items, tf.cast(following, items.dtype)[:, tf.newaxis])
 
 
-# A reward by a trained model of what users do with items that they are shown.
+# A reward from a trained model of users' responses to shown items.
 
 
 class ModelReward:
-    """A reward that is a `GRM`'s probability of a click, a purchase, or what else it was trained for.
+    """A reward that is a `GRM`'s probability of a click, a purchase, or another of its tasks.
 
     The items of a group are a user's exposures, and none sees another. The histories and contexts are the
     batch's columns of the names that the model was made with. Exposures take place one unit of time after
@@ -268,7 +268,7 @@ class ModelReward:
         sequences = jagged.as_jagged(column)
         if sequences is None:
             raise ConfigError(
-                f"reward {self.name}: {name!r} must be ragged, a row a user, got {type(column).__name__}"
+                f"reward {self.name}: {name!r} must be ragged, one row per user, got {type(column).__name__}"
             )
         return jagged.last(sequences)
 
@@ -293,13 +293,13 @@ def _as_ragged(column: tf.Tensor) -> tf.RaggedTensor:
     )
 
 
-# A reward that is true: the click probability of a simulated user.
+# A reward that is exact: the click probability of a simulated user.
 
 
 class SimulatorReward:
     """A reward that is the true probability that a user clicks on an item, in the state that the user is in.
 
-    A group's items are alternatives: none is shown in truth, and no state moves.
+    A group's items are alternatives: none is actually shown, and no state changes.
 
     Args:
       simulator: The simulator.

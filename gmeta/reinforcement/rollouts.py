@@ -1,4 +1,4 @@
-"""Rollouts: groups of items that a policy draws for users, with what is needed to learn from them.
+"""Rollouts: groups of items that a policy draws for users, with their probabilities and rewards.
 
 Which sampling gives unbiased gradients?
 
@@ -14,7 +14,7 @@ without_replacement  Distinct items, so more of the catalogue is seen. With ``we
                      a bias of the order of 1/G, which is the price of less variance. With
                      ``weights="equal"`` the gradient is biased towards improbable items: it isn't that of
                      the expected reward of one item, whose best policy has a single item, but makes a set
-                     of distinct items better. Use it if a list of several items is what is wanted.
+                     of distinct items better. Use it if a list of several items is wanted.
 beam                 The likeliest items, the same each time. Not an estimate at all: an item that isn't
                      among the beams is never tried, whatever its reward, and the mean over the group isn't
                      that over the policy. It sharpens what the policy puts first already, as MiniOneRec
@@ -37,7 +37,7 @@ from gmeta.ops import hash_text
 from gmeta.reinforcement.losses import set_weights
 from gmeta.reinforcement.rewards import Reward, rewards_of
 
-# What a policy can do that is trained by rewards.
+# The interface of policies.
 
 Batch = Mapping[str, Any]
 Sampling = Literal["sample", "without_replacement", "beam"]
@@ -47,9 +47,9 @@ Sampling = Literal["sample", "without_replacement", "beam"]
 class Policy(Protocol):
     """A model that draws items and knows their probabilities, such as `gmeta.models.GenerativeRetriever`.
 
-    It is a `tf.keras.Model`. A batch is a dict of columns, a row a user. ``allow`` is bool (V,), which items
-    of the policy's catalogue may come out, in its order; probabilities are among those items. None: all. A
-    policy that is trained without masks needs no such argument.
+    It is a `tf.keras.Model`. A batch is a dict of columns, one row per user. ``allow`` is bool (V,), which
+    items of the policy's catalogue are allowed, in its order; probabilities are normalised over them. None:
+    all. A policy that is trained without masks needs no such argument.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Policy(Protocol):
         """Find the k likeliest items, (users, k) ids, and the logs of their probabilities."""
 
     def copy_dense(self, name: str) -> Policy:
-        """Make a policy of the same tables, not copied, and of copies of the other weights."""
+        """Create a policy that shares this one's tables and has copies of the other weights."""
 
 
 Weights = Literal["importance", "equal"]
@@ -128,13 +128,13 @@ class Rollouts:
 
     Attributes:
       group: G, how many items each user gets, >= 2.
-      sampling: ``"sample"``, ``"without_replacement"`` or ``"beam"``; this module says what each is good for.
+      sampling: ``"sample"``, ``"without_replacement"`` or ``"beam"``; the module's docstring compares them.
       seed: The seed of the draws.
-      weights: How items count that are drawn without replacement: ``"importance"`` or ``"equal"``. Of the
-        others all count alike.
+      weights: The weights of items that are drawn without replacement: ``"importance"`` or ``"equal"``. With
+        other samplings all weights are equal.
 
     Raises:
-      ConfigError: A setting is none of these.
+      ConfigError: A setting has another value.
 
     Example:
       ::
@@ -176,12 +176,13 @@ class Rollouts:
           policy: The policy, at whose weights the items are drawn and ``log_probs`` computed.
           x: A batch.
           reward: The reward.
-          step: Of the training, from 0 on; a tensor too.
+          step: The step of the training, from 0 on; an integer or a tensor.
           reference: The reference, which shares the policy's tables.
           user: The column of users' ids, integers or texts, by which users draw and errors name them. None:
             users draw by their histories, so users of the same history draw the same.
           allow: bool (V,), which items of the policy's catalogue may be drawn, in its order; probabilities
-            are among those. None: all. There must be a group of them, if items are to be distinct.
+            are normalised over them. None: all. If items are to be distinct, at least a group must be
+            allowed.
 
         Raises:
           ConfigError: The reward can't be used; see `rewards_of`. Or the batch lacks the users.
@@ -212,7 +213,7 @@ class Rollouts:
 
 
 def only(allow: Any) -> dict[str, Any]:
-    """Return the argument of a policy's methods that says which items may come out, if not all may."""
+    """Return the argument of a policy's methods that names the allowed items, if not all are."""
     return {} if allow is None else {"allow": allow}
 
 

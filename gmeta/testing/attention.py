@@ -1,6 +1,6 @@
 """`gmeta.ops.hstu_attention` and the masks of `gmeta.ops.AttentionMask` in NumPy.
 
-They go by the rules and equations, token by token.
+They follow the rules and equations token by token.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def hstu_attention(
     alpha: float = 1.0,
     bias: RelativeBias | None = None,
 ) -> Array:
-    """(total, heads, dv), in the precision of the inputs; ``masks`` are of `sees`, one a sequence."""
+    """(total, heads, dv), in the precision of the inputs; ``masks`` are those of `sees`, one per sequence."""
     out = np.zeros_like(v)
     for seen, (begin, end) in zip(masks, pairwise(offsets), strict=True):
         added = 0 if bias is None else rab(bias, begin, end).astype(v.dtype)

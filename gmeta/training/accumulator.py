@@ -50,7 +50,7 @@ class GradientAccumulator:
         return bool(self._sums or self._tables)
 
     def is_full(self) -> tf.Tensor:
-        """Return whether it is time to `drain`."""
+        """Return whether the accumulator is full, so that `drain` is due."""
         return self._batches >= self._steps
 
     def is_empty(self) -> tf.Tensor:
@@ -84,7 +84,7 @@ class GradientAccumulator:
         """Add a batch's gradients that are already multiplied by its number of samples, and their state.
 
         The state is a result of `state_of`. Gradients that aren't finite are summed like others: the state
-        decides what becomes of the sum. On several ranks, ``tables`` hold the gradients of all ranks' samples
+        decides how the sum is used. On several ranks, ``tables`` hold the gradients of all ranks' samples
         for the rows that this rank owns; the other arguments cover only this rank's samples.
         """
         self._add(sums, variables, tables, tf.constant(1.0))

@@ -1,7 +1,7 @@
 """Brings the units of a batch, such as samples, into an order in which a micro-batch's share keys.
 
-The paper names the aim (NestPipe, section V: key-centric clustering of samples) and no algorithm; this is
-that of `gmeta.ops.distinct.cluster_units`.
+The paper names the aim (NestPipe, section V: key-centric clustering of samples) without an algorithm; the
+algorithm here is that of `gmeta.ops.distinct.cluster_units`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def cluster(model: Any, data: Any, micro_batches: int) -> Any:
     """Return a batch whose units, divided evenly into micro-batches, share keys within each.
 
     Args:
-      model: The model, whose `unit_keys` says what keys a unit has.
+      model: The model, whose `unit_keys` returns the keys of units.
       data: The batch.
       micro_batches: Their number.
     """

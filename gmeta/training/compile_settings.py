@@ -39,7 +39,7 @@ def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any
 
 
 def check_keras(model: tf.keras.Model, *given: Any) -> None:
-    """Refuse what is of Keras 3: an argument of `compile`, or an attribute of the model or of its layers.
+    """Refuse Keras 3 objects: arguments of `compile`, and attributes of the model or of its layers.
 
     An optimizer of Keras 2 can't train the weights of an attribute that is a layer of Keras 3.
 
@@ -126,7 +126,7 @@ class OwnStep:
         self._noted = not self._settings
 
     def note(self, *obeyed: str) -> None:
-        """Note that a train step obeys some settings; without names, all, as `gmeta.models.Model`'s does."""
+        """Note that a train step applies some settings; without names, all of them."""
         for name in obeyed:
             self._settings.pop(name, None)
         self._noted = not obeyed or not self._settings
@@ -137,7 +137,7 @@ class OwnStep:
 
     def _call(self, function: Function, iterator: Any) -> Any:
         model = self._model
-        if self._noted or "train_step" in vars(model):  # another step stands in for it, for this call
+        if self._noted or "train_step" in vars(model):  # another step replaces it for this call
             return function(iterator)
         step = model.train_step
 
@@ -155,7 +155,7 @@ class OwnStep:
     def _check(self) -> None:
         if self._noted:
             return
-        self._model.train_function = None  # TensorFlow would go on with what it has traced of it
+        self._model.train_function = None  # TensorFlow would go on with the traced part
         told = ", ".join(f"{name}={value}" for name, value in self._settings.items())
         raise ConfigError(
             f"{self._model.name}: compile received {told}, and {type(self._model).__name__}.train_step "

@@ -51,7 +51,7 @@ def name_bad_ids() -> Iterator[None]:
         raise BadIdError(found[0] + (_MINUS_ONE if found["id"] == "-1" else "")) from None
 
 
-# Describes in words what in a batch isn't finite. It runs eagerly, when a loss isn't finite.
+# Describes which part of a batch isn't finite. It runs eagerly, when a loss isn't finite.
 
 _SHOWN = 5  # tasks that a message names
 
@@ -229,7 +229,7 @@ class NanGuard:
         form = tf.nest.map_structure(
             lambda part: None if part is None else tf.type_spec_from_value(part), data
         )
-        # TensorFlow keeps `look` for good, so it may hold neither the model nor a tensor of the graph.
+        # TensorFlow never frees `look`, so it may hold neither the model nor a tensor of the graph.
         here = weakref.ref(self)
 
         def look(sound: tf.Tensor, told: tf.Tensor, *tensors: tf.Tensor) -> tf.Tensor:
@@ -263,7 +263,7 @@ class NanGuard:
     def _look_at_loss(self, data: Any) -> bool:
         try:
             found = self._find(data)
-        except Exception:  # a user's own model may fail in the search; the loss is bad all the same
+        except Exception:  # a custom model may fail in the search; the loss is bad nevertheless
             found = ""
         if self._skips and not found:
             return True

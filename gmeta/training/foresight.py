@@ -1,9 +1,9 @@
 """Finds what a batch will look up before its step.
 
-A model may say so itself (`gmeta.models.Model.lookup_inputs`). Else its forward pass is traced once, with
-stand-ins in place of rows, and of the graph only the part is kept that computes the lookups' keys from the
-batch. That works if the keys depend on the batch alone, and on the number of its step
-(`gmeta.models.Model.step_number`); if they don't, the error says what they depend on.
+A model may define this itself (`gmeta.models.Model.lookup_inputs`). Otherwise its forward pass is traced once
+with placeholders for rows, and only the part of the graph is kept that computes the lookups' keys from the
+batch. That requires that the keys depend only on the batch and the number of its step
+(`gmeta.models.Model.step_number`); otherwise the error states what they depend on.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _some(model: Any, wanted: list[Wanted]) -> list[Wanted]:
 
 
 def _dependence(graph: Any, key: tf.Tensor, batch: Sequence[tf.Tensor], lookups: Sequence[Wanted]) -> str:
-    """Say what a key depends on beside the batch; "" if it depends on nothing else."""
+    """Return what a key depends on besides the batch; "" if it depends on nothing else."""
     given = {tensor.op for tensor in batch}
     captured = {inside.op: outside for outside, inside in graph.captures}
     folds = {id(table.mixes_ids) for one in lookups for table in one.fetch.tables}  # which no step changes

@@ -51,7 +51,7 @@ class JointOptimizer:
     ranks, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
     batch's data are at fault.
 
-    A compiled `gmeta.models.Model` has one, its ``joint_optimizer``. In a training loop of your own, `step`
+    A compiled `gmeta.models.Model` has one, its ``joint_optimizer``. In a custom training loop, `step`
     makes the steps that `fit` makes.
 
     Args:
@@ -118,7 +118,7 @@ class JointOptimizer:
         lookups: RecordedLookups,
         samples: tf.Tensor | int | None = None,
     ) -> None:
-        """Make the step of a batch in a training loop or ``train_step`` of your own.
+        """Make the step of a batch in a custom training loop or ``train_step``.
 
         Tables without their own optimizer follow the Keras optimizer as they do in `gmeta.models.Model.fit`:
         in kind, hyperparameters, rate and clipping. With accumulation, the step is added to the next one.

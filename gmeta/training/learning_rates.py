@@ -1,4 +1,4 @@
-"""A learning rate that begins at one rank's and grows to that of all ranks."""
+"""Learning rate schedules as callbacks: a warm-up from one rank's rate to that of all, and one cycle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gmeta.core.step_marks import StepCallback
 
 
 class LearningRateWarmup(StepCallback):
-    r"""Raises the Keras optimizer's learning rate from 1/N-th of what it was compiled with, in equal steps.
+    r"""Raises the Keras optimizer's learning rate from 1/N of its compiled value, in equal steps.
 
     N ranks of equal batches make a step with N times as many samples, for which a rate N times that of one
     rank is usual, but too much for the first steps (Goyal et al., "Accurate, Large Minibatch SGD", section
@@ -21,8 +21,8 @@ class LearningRateWarmup(StepCallback):
 
     .. math:: \eta \left(\frac{1}{N} + \frac{N - 1}{N} \min\left(1, \frac{s}{steps}\right)\right)
 
-    with :math:`\eta` what the optimizer was compiled with. Tables whose optimizer has no rate of its own
-    follow. With one rank the rate stays what it is. All ranks make the same steps, so it is the same on all
+    with :math:`\eta` the rate that the optimizer was compiled with. Tables whose optimizer has no rate of its
+    own follow. With one rank the rate doesn't change. All ranks make the same steps, so it is the same on all
     of them.
 
     Args:
@@ -48,7 +48,7 @@ class LearningRateWarmup(StepCallback):
         self._rate: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take the rate that is to be reached."""
+        """Read the rate to reach."""
         optimizer = self.model.optimizer
         schedule = getattr(optimizer, "_learning_rate", None)
         if isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
@@ -72,7 +72,7 @@ class LearningRateWarmup(StepCallback):
 
 
 class OneCycle(StepCallback):
-    r"""Raises the Keras optimizer's learning rate from 0 to what it was compiled with, and lowers it to 0.
+    r"""Raises the Keras optimizer's learning rate from 0 to its compiled value, and lowers it to 0.
 
     In step s of S, counted from 0, with w the share of steps in which the rate rises:
 
@@ -108,7 +108,7 @@ class OneCycle(StepCallback):
         self._steps = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Take the highest rate, and the number of steps."""
+        """Read the highest rate, and the number of steps."""
         optimizer = self.model.optimizer
         schedule = getattr(optimizer, "_learning_rate", None)
         if isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
@@ -121,13 +121,13 @@ class OneCycle(StepCallback):
         per_epoch = self.params.get("steps")
         if self.steps is None and not per_epoch:
             raise ConfigError(
-                "OneCycle: the data don't say how many batches an epoch has: give OneCycle(steps=...), or "
+                "OneCycle: the number of batches in an epoch is unknown: give OneCycle(steps=...), or "
                 "fit(steps_per_epoch=...)"
             )
         self._steps = self.steps or int(per_epoch) * int(self.params["epochs"])
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate of the step that is to come."""
+        """Set the rate of the next step."""
         assert self._rate is not None
         self.model.optimizer.learning_rate = self._rate * self.share(int(self.model.optimizer.iterations))
 

@@ -22,16 +22,16 @@ from gmeta.core import collectives
 from gmeta.layers.exchange.recorded_lookups import RowGradients
 from gmeta.ops.device import compute_place
 
-# Packs the small gradients of a step into one vector, so that what is done to all of them is one op.
+# Packs the small gradients of a step into one vector, so that an operation on all of them is one op.
 #
-# To start an op takes 5 to 10 µs, however little it computes. A step of several ranks multiplies each dense
-# gradient by a number, checks it, sums it over the ranks and divides it. A model has tens of small gradients;
-# of their vector this takes four ops. A large gradient stays as it is: to copy it would take longer.
+# Starting an op takes 5 to 10 µs, however little it computes. A step of several ranks multiplies each dense
+# gradient by a number, checks it, sums it over the ranks and divides it. For tens of small gradients this
+# takes four ops on their vector. Large gradients aren't packed, because the copy would take longer.
 
 Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
 MOST_NUMBERS = 1 << 16
-"""A gradient of more numbers isn't packed."""
+"""Gradients with more numbers aren't packed."""
 
 
 class PackedGradients(NamedTuple):
@@ -39,7 +39,7 @@ class PackedGradients(NamedTuple):
 
     Attributes:
       parts: A vector for each dtype, and the gradients that aren't packed; some may be None.
-      unpack: A function that makes of parts like these the list of the gradients.
+      unpack: A function from parts like these to the list of gradients.
     """
 
     parts: list[Gradient]

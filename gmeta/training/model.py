@@ -48,9 +48,9 @@ def _functional(cls: Any) -> Any:
 
 
 def _name_collections_apart(outputs: Any) -> None:
-    """Give collections without names of their own different names, as layers of a functional model must have.
+    """Give unnamed collections different names, as layers of a functional model must have.
 
-    The names follow from the model alone, so all ranks and all processes that make it have the same ones.
+    The names depend on the model alone, so all ranks and all processes that create it have the same ones.
     """
     if not all(hasattr(output, "_keras_history") for output in tf.nest.flatten(outputs)):
         return  # Keras says what is wrong
@@ -94,8 +94,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     Saving: ``save_weights`` (TensorFlow's format, and ``.weights.h5``), ``tf.train.Checkpoint`` and
     ``.keras`` save the complete tables, with optimizer slots. The older ``.h5`` and SavedModel are refused,
-    because they would leave the tables out. So is, on several ranks, what one process writes;
-    ``BackupAndRestore`` and `gmeta.checkpoint.ShardedCheckpoint` save all ranks' rows.
+    because they would leave the tables out. So are, on several ranks, formats that one process writes; use
+    ``BackupAndRestore`` or `gmeta.checkpoint.ShardedCheckpoint`, which save all ranks' rows.
 
     Example:
       >>> user = tf.keras.Input([], name="user", dtype=tf.int64)
@@ -255,7 +255,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         return [take_units(data, chosen) for chosen in units]
 
     def unit_keys(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return keys by which ``Pipeline(cluster=True)`` brings units together: those that they may share.
+        """Return the keys that units may share, by which ``Pipeline(cluster=True)`` brings them together.
 
         These are the integers and texts of a batch's inputs, each a key of its column. A model whose units
         aren't samples overrides this method.
@@ -274,7 +274,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     @property
     def joint_optimizer(self) -> JointOptimizer:
-        """The optimizer of a compiled model's dense weights and tables, for a ``train_step`` of your own."""
+        """The optimizer of a compiled model's dense weights and tables, for a custom ``train_step``."""
         self._assert_compile_was_called()
         return self._joint_optimizer
 
@@ -289,7 +289,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
 
     @property
     def batches_ahead(self) -> int:
-        """How many batches `fit` takes from its data before it trains them, by the pipeline of `compile`."""
+        """The number of batches that `fit` takes from its data before it trains them."""
         return self._pipeline.depth
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
@@ -339,7 +339,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             super()._configure_steps_per_execution(steps)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Call `compile` with what `get_compile_config` returned."""
+        """Call `compile` with the result of `get_compile_config`."""
         self.compile(**tf.keras.saving.deserialize_keras_object(config))
         if self.built and self.trainable_variables and hasattr(self.optimizer, "build"):
             self.optimizer.build(self.trainable_variables)

@@ -1,4 +1,4 @@
-"""What `compile` takes as ``pipeline``."""
+"""`Pipeline`, the argument ``pipeline`` of `compile`."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Pipeline:
     `gmeta.models.NextItemModel` whole users. `gmeta.models.Model.split_batch` makes the parts.
 
     Tables may be in host memory or on a GPU. The keys of micro-batches are divided in host memory, and travel
-    from there. Of tables on a GPU with rows in host memory (`gmeta.policies.Tiers`), the rows of a batch
-    begin to move to the GPU when its keys are at their owners, by one prefetch a table. With depth 2 they
-    have a whole step for it; with depth 1, the rest of one.
+    from there. For tables on a GPU with rows in host memory (`gmeta.policies.Tiers`), the rows of a batch
+    begin to move to the GPU when its keys have reached their owners, by one prefetch per table. With depth 2
+    they have a whole step for it; with depth 1, the rest of one.
 
     Args:
       depth: 0: a step begins with an exchange of its keys, then reads the rows. 1: while a batch computes,
@@ -88,17 +88,17 @@ class Pipeline:
             raise ConfigError(f"Pipeline: cluster must be True or False, got {self.cluster!r}")
         if self.cluster and self.micro_batches == 1:
             raise ConfigError(
-                "Pipeline: cluster=True says which samples come into which micro-batch, and there is one: "
+                "Pipeline: cluster=True assigns samples to micro-batches, but there is only one: "
                 "give micro_batches=2 to 8, or leave cluster out"
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments that recreate this object, fit for JSON."""
+        """Return the arguments that recreate this object, in a form that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Pipeline:
-        """Recreate the object from what `get_config` returned."""
+        """Recreate the object from the result of `get_config`."""
         return cls(**config)
 
 

@@ -230,7 +230,7 @@ class SameElements(StepCallback):
             {f"the first element of the {kind} data": str(self._digest.numpy().tolist())},
             advice=(
                 "each rank takes every N-th element of data that is the same on all of them: give shuffle a "
-                "seed. If ranks are given parts of their own, say so: options = tf.data.Options(); "
+                "seed. If each rank gets its own part, turn sharding off: options = tf.data.Options(); "
                 "options.experimental_distribute.auto_shard_policy = "
                 "tf.data.experimental.AutoShardPolicy.OFF; data = data.with_options(options)"
             ),

@@ -52,7 +52,7 @@ def merge_moving_averages(model: tf.keras.Model, seen: tf.Variable) -> None:
     variables = moving_averages(model)
     if collectives.world().size == 1 or not variables:
         return
-    # In float64, values that are equal on all ranks stay the same to the last bit.
+    # In float64, values that are equal on all ranks stay equal bit for bit.
     weight = tf.cast(seen, tf.float64)
     sent = [tf.math.multiply_no_nan(tf.cast(v, tf.float64), weight) for v in variables]
     *totals, everywhere = collectives.allreduce_sum([*sent, weight], name="moving_averages")

@@ -128,7 +128,7 @@ class SavesTables(HoldsTables):
         """
         raise ConfigError(
             f"{filepath}: Keras' export would leave the dynamic tables out: "
-            "gmeta.export.export_model writes a SavedModel of TensorFlow's own ops with them in it"
+            "gmeta.export.export_model writes a SavedModel of TensorFlow ops with them in it"
         )
 
 

@@ -320,5 +320,5 @@ def _tensors(waiting: list[Waiting]) -> list[tf.Tensor]:
 
 
 def _spec(part: Any) -> Any:
-    """Return the specification of a tensor of any size; a part that isn't a tensor stays as it is."""
+    """Return the specification of a tensor of any size; a part that isn't a tensor is unchanged."""
     return tf.type_spec_from_value(part)._with_tensor_ranks_only() if tf.is_tensor(part) else part

@@ -324,7 +324,7 @@ def max_tokens(
         of TensorFlow's allocator and for its fragments.
       tokens: The sizes to begin with, rising, two or more, well below the limit.
       device: Whose memory is measured. Steps run where the model trains, whatever this says.
-      memory: A measure of your own, which calls its argument, a few training steps, and returns the most
+      memory: A custom measure, which calls its argument, a few training steps, and returns the most
         bytes in use meanwhile. None: what TensorFlow's allocator of ``device`` has handed out.
       limit: Bytes that the device has. None: what TensorFlow's allocator of ``device`` may hand out.
 

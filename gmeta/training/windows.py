@@ -40,7 +40,7 @@ class Windows:
 
     @tf.autograph.experimental.do_not_convert
     def arrange(self, data: Any) -> Any:
-        """Return a batch in the order in which `split` divides it; call this once a batch."""
+        """Return a batch in the order in which `split` divides it; call this once per batch."""
         return cluster(self._model, data, self.micro_batches) if self._cluster else data
 
     @tf.autograph.experimental.do_not_convert

@@ -8,14 +8,14 @@
 //     costs    3  4 | 5  1 | 9 | 2          target 8
 //     sums     3  7   12              the prefix of 2 costs 7, of 3 costs 12: 7 is closer
 //
-// The paper leaves three things open. A batch has at least one sequence, or one above twice the
-// target would wait for ever. The sequences that wait at the end of the stream are a batch,
-// whatever they cost. If two prefixes are equally close, the longer one is taken.
+// The paper leaves three things open. A batch has at least one sequence; otherwise a sequence above
+// twice the target would wait forever. The sequences that wait at the end of the stream are a
+// batch, whatever they cost. If two prefixes are equally close, the longer one is taken.
 //
 // Costs are F(L) = linear * L + quadratic * L^2 of a sequence's L tokens; (1, 0) balances tokens,
 // the FLOPs of a layer's two parts balance time. A cap on a batch's tokens bounds its memory; only
-// a single sequence may exceed it. A cap on the tokens that count of a sequence is for models that
-// compute no more of it.
+// a single sequence may exceed it. A cap on a sequence's counted tokens is for models that truncate
+// sequences.
 //
 // The cut is a function of the stream from the cursor on. Prefixes beyond the first that reaches
 // the target are only further from it, so the rest of the queue doesn't affect the cut. One number
@@ -78,7 +78,7 @@ class PrefixBatcher {
       distance = own;
     }
     queue_.erase(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(best));
-    // Sum anew: a stream that begins here gets the same sum, to the last bit.
+    // Recompute the sum: a stream that begins here gets the same sum, bit for bit.
     waiting_ = 0;
     for (const int64_t left : queue_) waiting_ += cost_.Of(left);
     return best;

@@ -1,6 +1,6 @@
-// Groups of a prepared shard behind a C ABI, for Python's ctypes: what reads a data set without
-// training on it has no TensorFlow. The loader and the parser are those of the readers. No
-// exception and no C++ type crosses it; a handle is freed by who made it.
+// Groups of a prepared shard behind a C ABI, for Python's ctypes: programs that read a data set
+// without training on it don't load TensorFlow. The loader and the parser are those of the readers.
+// No exception and no C++ type crosses the ABI; the caller that created a handle frees it.
 
 #include <cstddef>
 #include <cstdint>

@@ -46,8 +46,8 @@ struct Slice {
 struct ElementOptions {
   int64_t groups = 1;
   std::optional<balance::BatchCost> balance;
-  // A list column whose values are a group's tokens, or a column of integers whose last one tells
-  // the tokens that the group has besides its rows; -1: its rows count.
+  // A list column whose values are a group's tokens, or a column of integers whose last one is the
+  // number of tokens that the group has besides its rows; -1: its rows count.
   int token_column = -1;
   bool token_lists = false;  // whether it is a list column
   OnBad on_bad = OnBad::kRaise;

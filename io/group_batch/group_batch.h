@@ -10,14 +10,14 @@
 //
 // Layout. A group holds its rows by column, parsed straight into the arrays that they stay in. A
 // record's key is known only after parsing, when its row is already in the open group. If the key
-// is new, that row is moved to a fresh group. That costs one row's copy a group, and saves parsing
-// the key of every record separately. Recycle() returns used groups together with their arrays'
-// capacity, so a steady state allocates nothing.
+// is new, that row is moved to a fresh group. That costs one row's copy per group, and saves
+// parsing the key of every record separately. Recycle() returns used groups together with their
+// arrays' capacity, so a steady state allocates nothing.
 //
 // Invariants.
-//   - A key is closed once an epoch. If a run opens a key again (the input isn't sorted, or a group
-//     was split over files), the whole run is a fault. To detect this, a set holds the closed keys;
-//     it takes 16 bytes and a node a group.
+//   - A key is closed once per epoch. If a run opens a key again (the input isn't sorted, or a
+//     group was split over files), the whole run is a fault. To detect this, a set holds the closed
+//     keys; it takes 16 bytes and a node per group.
 //   - A group never spans files: the end of a file closes it.
 //   - Each record is counted once: in a group that was handed out, or as skipped.
 //

@@ -1,7 +1,7 @@
 // Parsing: turns the bytes of some groups, in either layout, into columns for all of them together.
 //
 // Groups that follow each other in the order of an epoch are parsed into one set of column buffers,
-// so building an element from them is one copy a column. Each group has an entry, even a bad one,
+// so building an element is one copy per column. Each group has an entry, even a bad one,
 // because a cursor counts places and not what was found there:
 //
 //     entries    [task 7, rows ..3) [task 9, bad: rows ..3) [task 4, rows ..8)

@@ -147,7 +147,7 @@ class RangeReader {
   }
 
   // Returns the window of a piece. Blocks are claimed in order, so pieces are first requested in
-  // order. After all blocks of a piece have requested it, nobody requests it again.
+  // order. After all blocks of a piece have requested it, it isn't requested again.
   std::shared_ptr<GroupWindow> Window(size_t piece) {
     std::lock_guard<std::mutex> lock(windows_mutex_);
     while (first_held_ + held_.size() <= piece) {

@@ -1,7 +1,7 @@
 // The counters of a reader, and the registry in which Python finds them.
 //
 // Counters are kept in a registry of the process and addressed by a number, not by a TensorFlow
-// resource: tf.data serialises a dataset's graph and builds it anew whenever it rewrites it. A
+// resource: tf.data serialises a dataset's graph and rebuilds it whenever it rewrites it. A
 // number survives that, while a handle may not. Several iterators may count into one ReaderStats.
 
 #ifndef GMETA_IO_GROUP_BATCH_READER_STATS_H_

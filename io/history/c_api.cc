@@ -1,6 +1,6 @@
-// Stripes, and checksums of histories, behind a C ABI, for Python's ctypes: what writes a store has
-// no TensorFlow. No exception, no C++ type and no ownership crosses it, except the writer's own
-// handle.
+// Stripes, and checksums of histories, behind a C ABI, for Python's ctypes: programs that write a
+// store don't load TensorFlow. No exception, no C++ type and no ownership crosses the ABI, except
+// the writer's own handle.
 
 #include <cstddef>
 #include <cstdint>

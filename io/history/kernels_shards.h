@@ -145,7 +145,7 @@ class OpenShards {
   }
 
   // Returns a shard of the opened generation. Another store may be made in the same folder, so the
-  // manifest's digest tells one from the other.
+  // manifest's digest distinguishes them.
   absl::Status Get(const Opened& opened, int64_t shard, std::shared_ptr<OpenShard>* found) {
     auto made = std::make_shared<OpenShard>(opened.store, opened.generation, shard);
     const std::string path = absl::StrCat(opened.digest, " ", made->IndexPath());

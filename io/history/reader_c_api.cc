@@ -1,6 +1,6 @@
-// A shard of a store of histories behind a C ABI, for Python's ctypes: what writes, compacts and
-// checks a store has no TensorFlow. No exception and no C++ type crosses it; a handle is freed by
-// who made it.
+// A shard of a store of histories behind a C ABI, for Python's ctypes: programs that write, compact
+// and check a store don't load TensorFlow. No exception and no C++ type crosses the ABI; the caller
+// that created a handle frees it.
 
 #include <cstddef>
 #include <cstdint>

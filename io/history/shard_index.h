@@ -7,8 +7,7 @@
 //     24   uint32   CRC-32C of bytes 0 to 23
 //     28   uint32   0
 //     32   blocks   of the users, ascending: the columns user, the number of stripes up to its
-//     last,
-//                   and its deletion
+//                   last, and its deletion
 //     ...  blocks   of the stripes: the columns of StripePlace
 //
 // A block is a stripe (stripe.h) of at most kMaxEvents rows, so the index has the codec and the
@@ -20,9 +19,9 @@
 //                resolves. So the index of a generation names stripes of earlier generations too,
 //                and an append writes an index and the new stripes, and copies no old one.
 //   Deletions    A user's deletion is the generation that deleted all events before it, and 0 if
-//   there
-//                was none. So a user whose events were deleted is told apart from one who had none.
-//                A user without stripes is there for a deletion alone; one who came back has both.
+//                there was none. It distinguishes a user whose events were deleted from one who had
+//                none. A user without stripes is listed for a deletion alone; one who came back has
+//                both.
 //   Order        The stripes of a user are ordered by group, then by file, then by offset: in the
 //                order in which they were written. Files of later generations have larger numbers.
 

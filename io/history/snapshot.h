@@ -13,16 +13,16 @@
 //                lie in that order in their stripes, and stripes lie in the order in which they
 //                were written (shard_index.h), so a stable sort by (time, birth) restores it
 //                whatever was compacted. Most often nothing overlaps and nothing is sorted.
-//   Few stripes  A stripe of which all events count is known by its times and births alone. Let
-//   such
-//                stripes, the latest first, have L events, and T be the earliest time in them. Then
-//                the newest L events have a time of at least T, and all stripes that end before T
-//                are left unread. The others are read: they may overlap T because events came late.
+//   Few stripes  Whether all events of a stripe count follows from its times and births alone. Let
+//                such stripes, the latest first, have L events, and T be the earliest time in them.
+//                Then the newest L events have a time of at least T, and all stripes that end
+//                before T are left unread. The others are read: they may overlap T because events
+//                came late.
 //   One read     Stripes that lie side by side in a file are read together. A user's stripes of a
 //                group are written side by side, so a history is one read unless it was appended
 //                to.
-//   Once a user  What is decoded of a user stays until the next user's turn. So the requests of a
-//                user, one after another, read and decode each stripe once.
+//   One decoding Decoded stripes of a user are kept until the next user's turn. So consecutive
+//                requests of a user read and decode each stripe once.
 
 #ifndef GMETA_IO_HISTORY_SNAPSHOT_H_
 #define GMETA_IO_HISTORY_SNAPSHOT_H_

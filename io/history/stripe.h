@@ -1,4 +1,4 @@
-// A stripe: some consecutive events of one user, a column each of what is known of them.
+// A stripe: some consecutive events of one user, stored by column.
 //
 // A store of histories cuts a user's events into stripes of a few hundred. A reader that needs the
 // last thousand events reads the last few stripes and no others, and of these decodes only the

@@ -1,5 +1,5 @@
-// File systems of Python's (gmeta/io/readers/remote.py) as file systems of TensorFlow's: the
-// readers, and tf.io.gfile, then read their files like any others. Nothing can be written.
+// Makes Python's file systems (gmeta/io/readers/remote.py) available to TensorFlow: the readers and
+// tf.io.gfile then read their files like any others. They are read-only.
 
 #include <atomic>
 #include <cstdint>
@@ -35,7 +35,7 @@ using ReadCall = int64_t (*)(const char* path, int64_t offset, int64_t count, ch
 using StatCall = int64_t (*)(const char* path, char* error);
 constexpr int64_t kFolder = -3;
 
-// Python may be called, until it is about to end: what reads then would wait for it for ever.
+// Python may be called until it is about to exit: a read after that would wait for it forever.
 std::shared_mutex in_use;
 std::atomic<bool> over = false;
 

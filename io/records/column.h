@@ -16,7 +16,7 @@ enum class DType : int { kInt64 = 0, kFloat32 = 1 };
 struct ColumnSpec {
   std::string name;
   DType dtype = DType::kInt64;
-  bool is_list = false;  // true: any number of values a record; false: exactly one
+  bool is_list = false;  // true: any number of values per record; false: exactly one
 };
 
 inline const char* Name(DType dtype) { return dtype == DType::kInt64 ? "int64" : "float32"; }

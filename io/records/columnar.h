@@ -1,9 +1,9 @@
-// The columnar layout: a group of rows in one TFRecord payload, an array a column.
+// The columnar layout: a group of rows in one TFRecord payload, one array per column.
 //
-// All rows of a group have one key, (task, batch_id), so the key is stored once. An Example spends
-// on each row its names again, a length a value and a varint a number; this layout spends them once
-// a group. Reading is one pass of bounds checks over a few hundred bytes and one copy loop a
-// column.
+// All rows of a group have one key, (task, batch_id), so the key is stored once. An Example repeats
+// in each row the names, a length for each value and a varint for each number; this layout stores
+// them once per group. Reading is one pass of bounds checks over a few hundred bytes and one copy
+// loop per column.
 //
 //     0    char[4]    "GCOL"
 //     4    uint16     version, 1
@@ -17,14 +17,14 @@
 //     40   schema     the key's columns, task first, then the others in the order of their names:
 //                     varint kind (1: float32 and not int64, 2: a list), varint size, name
 //     ...  uint64     a descriptor for each of the others: the number of its values << 16 |
-//                     bytes a row length << 8 (0 where it is no list) | bytes a value
+//                     bytes per row length << 8 (0 if it isn't a list) | bytes per value
 //     ...  arrays     of each of the others: a list's row lengths, then the values
 //
 // Numbers are little endian. The schema, and each array, is padded with zeros to a multiple of
 // eight bytes, so every array is aligned in the payload; nothing follows the last one. If there are
 // only the key's columns, an array of `rows` zero bytes stands in for the others.
 //
-//   Widths       An int64 column takes 1, 2, 4 or 8 bytes a value, signed: the narrowest width that
+//   Widths       An int64 column takes 1, 2, 4 or 8 bytes each, signed: the narrowest width that
 //                holds all its values in the group; row lengths likewise, unsigned. Labels and
 //                categories take a byte, times and small ids four; widening them again is a loop
 //                that vectorizes. float32 is stored as it is. The encoder has no other choice:

@@ -4,15 +4,15 @@
 // front of it:
 //
 //     0A n  Example.features                                    n: features
-//       0A n  Features.feature (a map entry, one a column)      n: entry
+//       0A n  Features.feature (a map entry per column)         n: entry
 //         0A n <name>
 //         12 n  Feature                                         n: feature
 //           1A n  Feature.int64_list  (or 12: float_list)       n: list
 //             0A n <packed varints> (or little-endian floats)   n: values; absent for an empty list
 //
 // A length comes before the bytes that it counts, so a row is walked twice: once to add up the
-// sizes from the inside out, which takes no memory but one number a column, and once to write.
-// Nothing is built in between: no message object, no string a value, no copy of a buffer. The
+// sizes from the inside out, which takes no memory but one number per column, and once to write.
+// Nothing is built in between: no message object, no string per value, no copy of a buffer. The
 // payload's size is known before its first byte is written, so the record's frame is written in
 // place around it too.
 //

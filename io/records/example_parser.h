@@ -1,7 +1,7 @@
 // Parses tf.train.Example records into columns.
 //
 // The parser walks the payload in place (example_encoder.h draws its nesting) and appends the
-// values of the wanted columns to one array a column. It builds no message object, and copies a
+// values of the wanted columns to one array each. It builds no message object, and copies a
 // value only to its final place. Three things keep it fast and safe:
 //
 //   Prediction   Records of one file name their columns in one order. The parser remembers which

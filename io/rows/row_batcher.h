@@ -5,7 +5,7 @@
 // take them in that order. A batch starts where the last one ended, and covers as many blocks as it
 // needs:
 //
-//     blocks (each in its own order)    3 1 0 2 | 1 0 | 2 0 1      rows a batch: 5
+//     blocks (each in its own order)    3 1 0 2 | 1 0 | 2 0 1      rows per batch: 5
 //     batches                           ^^^^^^^^^^^       ^ ^^^^^   the third has one row
 //
 // Blocks wait in a queue. For each block the queue keeps what it needs to draw the order again, and
@@ -14,10 +14,10 @@
 // Why it is fast: a column of a batch is written once, straight from the block to the batch.
 // Nothing is permuted in between and no pieces are joined: a row of 21 columns costs 21 loads from
 // a block that was made small enough for the cache, and 21 stores one after another. The order is 4
-// bytes a row, shared by all columns.
+// bytes per row, shared by all columns.
 //
-// Columns are of three kinds. One value a row; a list a row, stored as values and row splits; or
-// one value a group, such as the task's id, which a row finds by the number of its group.
+// Columns are of three kinds: one value per row; a list per row, stored as values and row splits;
+// or one value per group, such as the task's id, which a row finds by the number of its group.
 
 #ifndef GMETA_IO_ROWS_ROW_BATCHER_H_
 #define GMETA_IO_ROWS_ROW_BATCHER_H_

@@ -43,7 +43,6 @@
 //   looked up in a table of 4-byte slots that covers one part only, which fits the cache near a
 //   core. The number of parts follows from the number of keys, not of owners, so two ranks keep as
 //   many cores busy as sixty do.
-//   many cores busy as sixty do.
 
 #ifndef GMETA_OPS_EXCHANGE_KEY_EXCHANGE_H_
 #define GMETA_OPS_EXCHANGE_KEY_EXCHANGE_H_

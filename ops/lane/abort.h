@@ -1,5 +1,5 @@
-// Whether a collective has to be given up, and since when: any thread says so, and who sleeps in
-// poll() for sockets is woken.
+// Whether a collective has to be given up, and since when. Any thread may give it up, which wakes
+// the thread that sleeps in poll() for sockets.
 
 #ifndef GMETA_OPS_LANE_ABORT_H_
 #define GMETA_OPS_LANE_ABORT_H_

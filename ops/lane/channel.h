@@ -4,28 +4,29 @@
 // two for a large allreduce. In an exchange a rank sends to every other rank one frame (frame.h),
 // and behind it the data that are for that rank, perhaps none.
 //
-// Invariants. The order of collectives is the program's, the same on all ranks: nobody negotiates
-// it, and it is checked, because a frame carries its number in the order, its kind, its type and
-// its name. A rank sends exactly one frame a peer and exchange, and ends an exchange when it has
-// all that the others sent in it, so what it reads next is the next exchange's. If only some ranks
-// take part in an alltoall (`Call::ranks`), the others get no frame; they make one of their own, so
-// numbers agree. After a failure the channel stays failed: it says why in a last frame, if it isn't
-// amid data, and stops sending, which the other ranks notice at once. So they name the rank that
-// was lost first: who closes between frames without a word is that rank, and who closes amid data
-// may be, if no other is.
+// Invariants. The order of collectives is the program's, the same on all ranks. It isn't
+// negotiated, but checked: a frame carries its number in the order, its kind, its type and its
+// name. A rank sends exactly one frame per peer and exchange, and ends an exchange when it has
+// received all that the others sent in it, so what it reads next belongs to the next exchange. If
+// only some ranks take part in an alltoall (`Call::ranks`), the others get no frame; they make one
+// of their own, so numbers agree. After a failure the channel stays failed: unless it is in the
+// middle of data it states the cause in a last frame, and it stops sending, which the other ranks
+// notice at once. So they can name the rank that was lost first: a rank that closes between frames
+// without a last frame is that rank, and one that closes in the middle of data may be, if no other
+// is.
 //
-// Operations. Alltoallv: the frames carry the sizes, so a rank allocates when the last frame is
-// there, and no round is spent on sizes. Allreduce: if the data are few, everybody sends them to
-// everybody; else each rank sums one part of the elements and sends the sum to the others. Either
-// way an element is summed in the order of ranks, so all ranks have the same bits, and they don't
+// Operations. Alltoallv: the frames carry the sizes, so a rank allocates when the last frame has
+// arrived, and no round is spent on sizes. Allreduce: small data are sent by every rank to every
+// rank; otherwise each rank sums one part of the elements and sends the sum to the others. Either
+// way an element is summed in the order of ranks, so all ranks have the same bits, which don't
 // depend on the way.
 //
-// Why it is fast. A small exchange is one system call a peer to send, and one to receive frame and
-// data together into the peer's inbox; large data go directly to their place. All peers' sends and
-// receives progress together on sockets that don't block, so no two ranks can wait for each other
-// with full buffers. A rank that waits first looks again for some microseconds, giving its core
-// away between, before it sleeps in poll(): an answer then costs no wake-up. A caller may spend
-// these microseconds itself and leave only the sleep to another thread (`Advance`).
+// Why it is fast. A small exchange is one system call per peer to send, and one to receive frame
+// and data together into the peer's inbox; large data go directly to their place. All peers' sends
+// and receives progress together on non-blocking sockets, so no two ranks can wait for each other
+// with full buffers. A rank that waits polls for some microseconds, yielding its core in between,
+// before it sleeps in poll(): an answer then costs no wake-up. A caller may spend these
+// microseconds itself and leave only the sleep to another thread (`Advance`).
 
 #ifndef GMETA_OPS_LANE_CHANNEL_H_
 #define GMETA_OPS_LANE_CHANNEL_H_
@@ -63,7 +64,7 @@ class Channel {
   static constexpr milliseconds kAsk{100};  // for what others know of a loss
 
   // `sockets` by rank, this rank's own being none. A rank that doesn't come within `patience` fails
-  // the collective; 0 waits for ever.
+  // the collective; 0 waits without limit.
   Channel(std::vector<Socket> sockets, int rank, milliseconds patience)
       : rank_(rank), patience_(patience) {
     for (Socket& socket : sockets) {
@@ -186,8 +187,8 @@ class Channel {
     for (int r = 0; r < size(); ++r) Tell(r, Frame::Notice(Kind::kWaiting, number, ""));
   }
 
-  // The ranks of `call` that haven't told that they wait in it; those that have begun another
-  // exchange say which.
+  // The ranks of `call` that haven't sent notice that they wait in it; for those that have begun
+  // another exchange, which one.
   std::string AbsentFrom(uint64_t number, const Call& call) {
     std::string text, why;
     for (int r = 0; r < size(); ++r) {
@@ -346,8 +347,8 @@ class Channel {
     return "rank " + std::to_string(from) + " is in " + peer.got.Text();
   }
 
-  // Reads until the inbox begins with the frame of an exchange, and takes the notices before it;
-  // whether it does. A lost peer, or one that gives up, is told in `why`.
+  // Reads until the inbox begins with the frame of an exchange, and takes the notices before it.
+  // Returns whether it does; `why` describes a lost peer, or one that gives up.
   bool PeekFrame(int from, std::string* why) {
     Peer& peer = *peers_[from];
     while (true) {
@@ -412,7 +413,7 @@ class Channel {
     return "";
   }
 
-  // Until a peer can be heard or told something, someone aborts, or patience ends.
+  // Sleeps until data can be received from or sent to a peer, a thread aborts, or patience ends.
   void Sleep() {
     waits_.assign(1, {abort_.fd(), POLLIN, 0});
     for (const auto& peer : peers_) {

@@ -1,7 +1,7 @@
-// What precedes the data that a rank sends to another in a collective. It says which collective
-// this is, so ranks that do different things find out before they take any data, and each can name
-// both. A frame without data may also be a notice, which isn't awaited: a rank says why it gives
-// up, or in which collective it waits.
+// The header of the data that a rank sends to another in a collective. It names the collective, so
+// ranks in different collectives find out before they take any data, and each can name both. A
+// frame without data may also be a notice, which isn't awaited: a rank states why it gives up, or
+// in which collective it waits.
 
 #ifndef GMETA_OPS_LANE_FRAME_H_
 #define GMETA_OPS_LANE_FRAME_H_

@@ -217,7 +217,7 @@ struct Division {
   }
 
  private:
-  // Whether a tensor has one number a rank, none of them negative.
+  // Whether a tensor has one number per rank, none of them negative.
   static bool Numbers(const Tensor& tensor, int ranks, std::vector<int64_t>* numbers,
                       int64_t* sum) {
     const auto values = tensor.flat<int32_t>();

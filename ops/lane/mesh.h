@@ -13,10 +13,9 @@
 // cover both ranks and differ in their roles, so none can be sent back or on to another rank. What
 // follows on the connection is neither encrypted nor signed: it travels as fast as the wire.
 //
-// Whoever says anything else, or nothing for `kGreeting`, is a stranger, is closed, and keeps
-// nobody waiting, because all who have connected are heard together, `kMostCallers` at a time.
-// Ranks wait only for answers of lower ones, and rank 0 for nobody's, so they can't wait in a
-// circle.
+// A caller that sends anything else, or nothing for `kGreeting`, is a stranger: its connection is
+// closed. It delays no rank, because all callers are served together, `kMostCallers` at a time.
+// Ranks wait only for answers of lower ranks, and rank 0 for none, so they can't wait in a circle.
 
 #ifndef GMETA_OPS_LANE_MESH_H_
 #define GMETA_OPS_LANE_MESH_H_

@@ -10,10 +10,10 @@
 //
 // Invariants. The order of collectives is the program's, the same on all ranks, and one begins when
 // the last has ended. NCCL compares nothing, and ranks that call it differently hang. So the first
-// time that a rank comes to a collective of a certain kind, name, type and width, the ranks compare
-// these over the channel. Each remembers what was compared, so ranks that trace a function anew at
-// different times still compare in the same collectives. How many rows go from whom to whom isn't
-// compared: sender and receiver compute both from the keys that they have exchanged.
+// time that a rank reaches a collective of a certain kind, name, type and width, the ranks compare
+// these over the channel. Each remembers what was compared, so ranks that retrace a function at
+// different times still compare in the same collectives. The number of rows from each rank to each
+// isn't compared: sender and receiver both compute it from the keys that they have exchanged.
 //
 // Two lanes can't wait for each other. The collectives of both are in one order, in which they were
 // traced, and each lane keeps its part of it. Of all that hasn't ended, take the first: what it
@@ -29,10 +29,10 @@
 //
 // Failure. While it waits, the thread looks for closed connections, for notices of failed ranks and
 // for errors of NCCL; it ends when its patience does. Patience counts only from when the own GPU is
-// ready. Half-way a rank tells the others that it waits, so who told nothing at the end is who
-// didn't come. Then the communicator is aborted, so that nothing touches the tensors any more, and
-// the collective fails. Where NCCL first connects two GPUs, its own functions wait for the other
-// rank; it notices by itself if that is gone.
+// ready. Half-way a rank notifies the others that it waits, so at the end the ranks without notice
+// are those that didn't come. Then the communicator is aborted, so that nothing touches the tensors
+// any more, and the collective fails. Where NCCL first connects two GPUs, its own functions wait
+// for the other rank, and detect by themselves that it is gone.
 //
 // Why it is fast. Nothing is agreed on, and no size travels. All parts of an alltoall, and all
 // tensors of an allreduce, are one launch. A caller's thread queues it and looks for its end for

@@ -41,7 +41,7 @@ REGISTER_OP("GmetaLane")
 
 // Connects a lane with those of the other ranks, which `hosts` and `ports` name in the order of
 // ranks. All have the same `key`, prove it to each other, and don't send it. It waits `start`
-// seconds for them, and later `patience` seconds (0: for ever) for a rank that doesn't come to a
+// seconds for them, and later `patience` seconds (0: without limit) for a rank that doesn't join a
 // collective. `id` is empty, or on a GPU what GmetaLaneFind made on rank 0.
 REGISTER_OP("GmetaLaneConnect")
     .Input("lane: resource")

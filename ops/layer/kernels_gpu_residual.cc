@@ -34,7 +34,7 @@ class ResidualOp : public OpKernel {
                 "got ", x.shape().DebugString(), ", ", change.shape().DebugString(), " and ",
                 offset.shape().DebugString()));
     Tensor* y;
-    // Write in place of `change` if nobody else reads it.
+    // Write in place of `change` if no other op reads it.
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 0, change.shape(), &y));
     OP_REQUIRES_OK(context,
                    CudaStatus(gmeta_add_rows(

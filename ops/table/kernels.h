@@ -46,7 +46,7 @@ struct TableSettings {
   bool round_at_random = false;  // updates of half rows; else to nearest
   int64_t hbm_rows = 0;          // rows in a GPU's memory; 0: all. The others are in host memory
   int64_t lookahead = 0;         // batches that a prefetch is ahead of its lookup
-  std::vector<float> l2;         // of the rows' prior, one a column; empty: none
+  std::vector<float> l2;         // of the rows' prior, one per column; empty: none
   std::string disk_folder;   // for the rows that memory has no room for; empty: all are in memory
   int64_t memory_bytes = 0;  // of rows in memory, with a disk_folder
   Part optimizer, initializer, admission, eviction;

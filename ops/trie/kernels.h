@@ -162,7 +162,7 @@ absl::Status Words(const char* op, trie::Problem problem, const Whose& whose,
                      "training diverged?");
     case trie::Problem::kChild:
     case trie::Problem::kForbidden:
-      break;  // told by the op that is given children
+      break;  // reported by the op that takes children
   }
   return absl::InternalError("a problem without words");
 }

@@ -268,7 +268,7 @@ def test_counts_of_admission_follow_their_ids_and_a_filter_is_forgotten_with_a_w
     for door in (sharded, tensorflow, weights):
         (tmp_path / door.__name__).mkdir()
         with pytest.warns(
-            UserWarning, match=r"filter of '.*user\+city' has counted keys, which are others now"
+            UserWarning, match=r"filter of '.*user\+city' has counted keys, which have changed"
         ):
             door(saved, to, tmp_path / door.__name__)
     # A copy of the same tables has what the filter has counted.

@@ -124,7 +124,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
         (["export", "--run", "stopped", "--seed", "5", "--out", "m"], "stopped has no seed 5; it has 0"),
         (
             ["train", "--run", "new", "--data", "run/data", "--config", "short.toml", "--set", "held_out=1"],
-            "held_out=1 keeps one of so many tasks",
+            "held_out=1 keeps one in this many tasks",
         ),
         (
             ["train", "--run", "new", "--data", "run/data", "--set", "rows=late"],

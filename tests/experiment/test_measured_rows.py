@@ -170,7 +170,7 @@ def test_a_run_of_before_has_the_defaults(run):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"held_out": 1}, "held_out=1 keeps one of so many tasks"),
+        ({"held_out": 1}, "held_out=1 keeps one in this many tasks"),
         ({"held_out_part": 1}, "held_out_part=1 .* held_out=0 parts"),
         ({"held_out_by": "id"}, "held_out_by='id' .* held_out=0 parts"),
         (

@@ -125,7 +125,7 @@ def test_a_label_of_other_numbers_is_regressed_on_its_own_scale(tmp_path):
     assert planned.config.loss == "mse"
     assert planned.config.label_scale.mean == pytest.approx(400, rel=0.1)
     assert "watched" not in planned.config.columns
-    with pytest.raises(ConfigError, match=r"say from where on it counts as a yes, positive = NUMBER"):
+    with pytest.raises(ConfigError, match=r"give the threshold of positive labels, positive = NUMBER"):
         plan_experiment({"loss": "binary_crossentropy"}, data)
     wanted = {"loss": "binary_crossentropy", "positive": 400.0}
     assert plan_experiment(wanted, data).config.positive == 400.0
@@ -178,7 +178,7 @@ def test_columns_that_say_nothing_are_left_out_and_named(tmp_path):
         ({"features": {"city": {"dim": 10**12}}}, r"dim must lie in \[1, 65536\]"),
         ({"label": "city"}, r"label 'city' is hashed text, and its numbers have no meaning"),
         ({"query": 1.5}, r"query must be a number of rows or a share below 1, got 1.5"),
-        ({"held_out": 1}, r"held_out=1 keeps one of so many"),
+        ({"held_out": 1}, r"held_out=1 keeps one in this many"),
         ({"held_out": 3, "held_out_part": 3}, r"held_out_part=3 .* held_out=3 parts is held out"),
         ({"measured_rows": [9, 3]}, r"measured_rows: the most, 3, is below the fewest, 9"),
         ({"measured_rows": [9]}, r"@ my\.toml\.measured_rows"),

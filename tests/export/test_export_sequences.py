@@ -243,7 +243,7 @@ def test_requests_that_do_not_go_together_are_refused_by_the_server(adaptive):
     wrong = plain["history_action"].copy()
     wrong[0, -1] = PADDING
     for signature, given, told in (
-        (adapt, sent, "one user a request"),
+        (adapt, sent, "one user per request"),
         (adapt, {**one, "labels_click": one["labels_click"] * np.nan}, "labels_click holds NaN"),
         (adapt, {**one, "labels_buy": one["labels_buy"][:, :2]}, "labels_buy must be of the shape"),
         (predict, {**plain, "history_action": wrong}, "history_action and history_item must be filled up"),

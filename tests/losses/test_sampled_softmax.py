@@ -162,7 +162,7 @@ def test_draws_are_even_and_those_of_steps_differ():
     ("wrong", "said"),
     [
         (lambda x: SampledSoftmax(temperature=0.0), r"must be above 0, got 0\.0"),
-        (lambda x: SampledSoftmax(in_batch=False)(x, x, [1, 2]), "nothing to tell the positive from"),
+        (lambda x: SampledSoftmax(in_batch=False)(x, x, [1, 2]), "the positive has nothing to compete with"),
         (lambda x: SampledSoftmax()(x, x, [1, 2], negatives=x), "belong together"),
         (
             lambda x: SampledSoftmax()(x, x, [1, 2], negatives=x, negative_ids=[3, 4], log_q=[0.0, 0.0]),

@@ -241,7 +241,7 @@ def test_what_is_refused():
         PolicyTraining(policy_of(), HitReward(), sft=-1)
     with pytest.raises(ConfigError, match=r"allow must be bool \(V,\), .*, got int64 \(9,\)"):
         training_of(allow=np.arange(ITEMS))
-    with pytest.raises(ConfigError, match="allow lets 3 items come out, but 4 are to be drawn"):
+    with pytest.raises(ConfigError, match="allow permits 3 items, but 4 are to be drawn"):
         training_of(allow=np.arange(ITEMS) < 3, rollouts=Rollouts(4, "without_replacement"))
     with pytest.raises(ConfigError, match="GRPO: baseline must be one of mean, others, none, got 'median'"):
         GRPO(baseline="median")

@@ -63,7 +63,7 @@ def test_wrong_items_cost_the_more_the_higher_they_are():
 def test_without_the_next_items(reward):
     with pytest.raises(ConfigError, match=rf"reward {reward.name}: the batch lacks 'next', it has user"):
         reward({"user": [1, 2, 3]}, ITEMS)
-    with pytest.raises(ConfigError, match=r"one item a user, \(users,\), got shape \(3, 1\)"):
+    with pytest.raises(ConfigError, match=r"one item per user, \(users,\), got shape \(3, 1\)"):
         reward({"next": BATCH["next"][:, None]}, ITEMS)
 
 

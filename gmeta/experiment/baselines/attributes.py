@@ -1,8 +1,7 @@
-r"""Ridge on attributes: what attributes say of an item, and what a task's own rows say of attributes.
+r"""Ridge on attributes: predicts an item's level from attributes, and a task's deviation from its own rows.
 
-An item's level is :math:`l_i` (`gmeta.experiment.baselines.attributes`), which a new item has as well.
-A task's rows lie off it by a Gaussian process over attributes with covariance K and noise
-:math:`\sigma^2` (`gmeta.experiment.baselines.attributes`), which its support rows S condition:
+An item's level is :math:`l_i`, which a new item has as well. A task's rows deviate from it by a Gaussian
+process over attributes with covariance K and noise :math:`\sigma^2`, conditioned on its support rows S:
 
 .. math:: \hat y_q = \mu + l_q + K_{qS} (K_{SS} + \sigma^2 I)^{-1} r_S, \quad
    \mathrm{var}_q = \sigma^2 + K_{qq} - K_{qS} (K_{SS} + \sigma^2 I)^{-1} K_{Sq}
@@ -26,9 +25,9 @@ from gmeta.experiment.baselines.biases import ITEM_DAMPINGS, FittedBiases
 from gmeta.experiment.baselines.pseudo_cold import MOST_PAIRS, Fold, choose, hide_items, squared_error, within
 from gmeta.experiment.baselines.task_rows import Block, Floats, Ints, Rows, Tasks, cut_blocks, multiply
 
-# Levels of items by ridge regression on their attributes: what a new item's mean is expected to be.
+# Levels of items by ridge regression on their attributes: the expected mean of an item, a new one too.
 #
-# An item's level is what its attributes :math:`a_i` say, and how far it lies off that. All of it is found
+# An item's level is predicted from its attributes :math:`a_i`, plus a deviation of its own. All are fitted
 # jointly: the levels minimise, over all warm rows r of item i(r) and task t(r),
 #
 # .. math:: \sum_r (y_r - \mu - l_{i(r)} - b_{t(r)})^2 + \lambda |\beta|^2 + d_i \sum_i b_i^2
@@ -42,10 +41,10 @@ PENALTIES = (30.0, 1.0, 3.0, 10.0, 100.0, 300.0)
 
 @dataclass(frozen=True)
 class ItemAttributes:
-    r"""The attributes of all items, also of those that no warm row has.
+    r"""The attributes of all items, including those that no warm row has.
 
     An item with the n values V in a column has there the row :math:`a_v = 1 / \sqrt n` for v in V, and 0
-    elsewhere. So each column says as much of an item, however many values it lists.
+    elsewhere. So each column has the same weight for an item, however many values it lists.
 
     Attributes:
       columns: Name of a column -> (items, values), float64.
@@ -66,7 +65,7 @@ class ItemAttributes:
 
     @property
     def items(self) -> int:
-        """How many items there are."""
+        """The number of items."""
         return int(next(iter(self.columns.values())).shape[0])
 
 
@@ -134,7 +133,7 @@ class Levels:
         return FittedBiases(mean, level @ found[:width], self.task_damping)
 
 
-# What rows of one task have in common, divided among a task's bias and the columns of attributes.
+# The covariance of rows of one task, divided among the task's bias and the columns of attributes.
 #
 # Residuals r of two rows a, b of a task have the covariance
 #
@@ -146,7 +145,7 @@ class Levels:
 # is left of the mean squared residual is :math:`\sigma^2`.
 
 MOST_ROWS = 1000
-"""So many of a task's latest rows count."""
+"""The number of a task's latest rows that count."""
 
 
 @dataclass(frozen=True)

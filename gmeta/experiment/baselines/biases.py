@@ -1,10 +1,10 @@
-r"""Damped biases: how far an item lies off the mean of all, and a task's own rows off their items.
+r"""Damped biases: the deviation of an item from the overall mean, and of a task's rows from their items.
 
 The biases minimise, over all warm rows r of item i(r) and task t(r),
 
 .. math:: \sum_r (y_r - \mu - b_{i(r)} - b_{t(r)})^2 + d_i \sum_i b_i^2 + d_t \sum_t b_t^2,
 
-by turns: the items' with the tasks' held, and the reverse. A new task's bias comes from its support rows:
+alternately: the items' with the tasks' fixed, and vice versa. A new task's bias comes from its support rows:
 
 .. math:: b_t = \frac{\sum_{r \in S_t} (y_r - \mu - b_{i(r)})}{|S_t| + d_t}, \quad \hat y = \mu + b_i + b_t
 """
@@ -79,7 +79,7 @@ class FittedBiases:
     task_damping: float
 
     def residuals(self, rows: Rows) -> Floats:
-        """Compute how far labels lie off mean and item bias, (rows,)."""
+        """Compute the residuals of labels from mean and item bias, (rows,)."""
         return rows.labels - self.mean - self.item[rows.items]
 
     def tasks(self, support: Rows) -> Floats:
@@ -92,7 +92,7 @@ class FittedBiases:
         return self.mean + self.item[tasks.query.items] + self.tasks(tasks.support)[tasks.query.task]
 
 
-# The item mean: it knows nothing of the task.
+# The item mean, which ignores the task.
 #
 # :math:`\mu` is the mean of all warm labels. Item i has :math:`n_i` warm labels:
 #
@@ -108,7 +108,7 @@ class ItemMean:
     """The settings of the item mean.
 
     Attributes:
-      damping: How many rows with the mean of all labels are added to each item's own.
+      damping: The number of rows with the mean of all labels that are added to each item's own.
 
     Example:
       >>> warm = Rows(np.array([0, 0, 1]), np.array([1.0, 2.0, 3.0]), np.array([0, 3]))

@@ -1,12 +1,13 @@
-r"""k nearest neighbours: of the items that a task has rated, those that go best with the item asked for.
+r"""k nearest neighbours among the items that a task has rated, by the covariance of their labels.
 
-The weight of support row s for query row q is what their items' labels have in common beyond the task's bias,
+The weight of support row s for query row q is the covariance of their items' labels beyond the task's bias,
 :math:`w = \max(\Sigma_{qs} - c, 0)` (`gmeta.experiment.baselines.vectors`). Among the k rows of largest
-weight, with residuals off mean, item bias and task bias,
+weight, with residuals from mean, item bias and task bias,
 
 .. math:: \hat y = \mu + b_q + b_t + \frac{\sum_s w_s (r_s - b_t)}{\sum_s w_s + \lambda v}
 
-v is the variance of residuals, and :math:`\lambda` draws a few weak neighbours' word towards the biases'.
+v is the variance of residuals, and :math:`\lambda` shrinks the prediction of few weak neighbours towards the
+biases'.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Neighbours:
     r"""The settings of nearest neighbours.
 
     Attributes:
-      size: How many support rows count at most.
-      shrinkage: By how many pairs of the mean of all a covariance is shrunk.
+      size: The most support rows that count.
+      shrinkage: The number of pairs of the overall mean towards which a covariance is shrunk.
       damping: :math:`\lambda`.
     """
 

@@ -1,9 +1,9 @@
-"""Pseudo-cold tasks: warm tasks held out by turns, on which the settings of baselines are chosen.
+"""Pseudo-cold tasks: warm tasks held out in turn, on which the settings of baselines are chosen.
 
-The warm tasks are divided into folds. The tasks of a fold play new tasks: a baseline is fitted to the rows of
-the other folds, sees the support rows of the held-out tasks, and predicts their query rows. Support and
-query are cut as in evaluation; a task that isn't cut, because no test task is of its size, is only fitted to.
-Items may play new ones as well. No test task takes part.
+The warm tasks are divided into folds. The tasks of a fold stand for new tasks: a baseline is fitted to the
+rows of the other folds, sees the support rows of the held-out tasks, and predicts their query rows. Support
+and query are cut as in evaluation; a task that isn't cut, because no test task is of its size, is only used
+for fitting. Items may stand for new ones as well. No test task takes part.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gmeta.experiment.baselines.task_rows import Floats, Ints, Rows, Tasks
 
 FOLDS = 3
 MOST_ROWS, MOST_PAIRS = 1_000_000, 3_000_000
-"""With more warm rows, or more pairs of support and query rows in a fold, a random part of the tasks does."""
+"""With more warm rows, or more pairs of support and query rows in a fold, a random part of tasks is used."""
 
 
 class Predictor(Protocol):
-    """What a baseline that is fitted does: it predicts the query rows of tasks."""
+    """A fitted baseline, which predicts the query rows of tasks."""
 
     def predict(self, tasks: Tasks) -> Floats:
         """Predict the query rows, (rows,), from the support rows of their tasks."""
@@ -47,8 +47,8 @@ def cut_folds(tasks: Tasks, folds: int = FOLDS, seed: int = 0) -> list[Fold]:
 
     Args:
       tasks: The warm tasks, cut as in evaluation.
-      folds: How many folds; with fewer tasks, as many as there are tasks.
-      seed: Of the draw.
+      folds: The number of folds; with fewer tasks, the number of tasks.
+      seed: The seed of the draw.
 
     Returns:
       The folds; none if there are fewer than two tasks.
@@ -79,7 +79,7 @@ def within(order: Ints, cost: Ints, most: int) -> Ints:
 
 
 def hide_items(fold: Fold, items: int, seed: int) -> Fold:
-    """Drop a third of the items, drawn at random, from the rows to fit to: they play new items."""
+    """Drop a third of the items, drawn at random, from the rows to fit to: they stand for new items."""
     hidden = np.random.default_rng(seed).permutation(items)[: items // 3]
     kept = fold.warm.keep(~np.isin(fold.warm.items, hidden))
     return Fold(kept, fold.cold) if len(kept.items) else fold
@@ -97,7 +97,7 @@ def choose(settings: Sequence[Settings], errors: Iterable[Sequence[float]]) -> S
     """Return the settings with the least squared error over all folds; the first ones without a fold.
 
     Args:
-      settings: What there is to choose from, the usual choice first.
+      settings: The settings to choose from, the usual choice first.
       errors: For each fold, the sum of squared errors with each of them.
     """
     total = np.sum([np.nan_to_num(np.asarray(each), nan=np.inf) for each in errors], axis=0)

@@ -28,7 +28,7 @@ from gmeta.experiment.baselines.vectors import RANKS, CoRatings, Factors, ItemVe
 
 @dataclass(frozen=True)
 class ByPairs:
-    """The settings of baselines that know how labels of two items go together."""
+    """The settings of baselines that use the covariance of two items' labels."""
 
     neighbours: Neighbours
     kriging: Kriging
@@ -40,10 +40,10 @@ class Tuned:
     """The settings of all baselines.
 
     Attributes:
-      mean: Of the item mean.
-      biases: Of the biases, which the others start from.
-      pairs: Of those by pairs; None: rows have no item.
-      attributes: Of ridge on attributes; None: items have no attributes.
+      mean: The settings of the item mean.
+      biases: Those of the biases, which the others start from.
+      pairs: Those of the baselines by pairs; None: rows have no item.
+      attributes: Those of ridge on attributes; None: items have no attributes.
     """
 
     mean: ItemMean
@@ -52,7 +52,7 @@ class Tuned:
     attributes: Attributes | None = None
 
     def fit(self, warm: Rows, items: int) -> dict[str, Predictor]:
-        """Fit all baselines, name -> what predicts, from the simplest on."""
+        """Fit all baselines, name -> fitted baseline, from the simplest on."""
         biases = self.biases.fit(warm, items)
         found: dict[str, Predictor] = {ITEM_MEAN: self.mean.fit(warm, items), BIASES: biases}
         if self.pairs is not None:
@@ -89,7 +89,7 @@ def tune(folds: Sequence[Fold], items: int, by_item: bool, attributes: ItemAttri
 
     Args:
       folds: The folds of warm tasks; without one, the usual settings are taken.
-      items: How many items there are.
+      items: The number of items.
       by_item: Whether rows have an item.
       attributes: The items' attributes.
     """
@@ -145,9 +145,9 @@ class Baselines:
         """Tune all baselines on pseudo-cold tasks, and fit them to all rows of the warm tasks.
 
         Args:
-          warm: The warm tasks; those that play new tasks are cut into support and query as the test tasks
-            are. Their items are numbered from 0 to ``items`` - 1.
-          items: How many items there are.
+          warm: The warm tasks; those that stand for new tasks are cut into support and query as the test
+            tasks are. Their items are numbered from 0 to ``items`` - 1.
+          items: The number of items.
           by_item: Whether rows have an item. If not, only the item mean and the biases make sense.
           attributes: The attributes of all items that tasks will have; None: items have none, and the
             baseline by attributes is left out.
@@ -165,8 +165,8 @@ class Baselines:
         """Predict the query rows of warm tasks, each by baselines that were fitted to other tasks.
 
         Args:
-          warm: The tasks that the baselines were fitted to. Those fitted to a task's own query rows would
-            know what they are asked.
+          warm: The tasks that the baselines were fitted to. Baselines that were fitted to a task's own query
+            rows would have seen the answers.
           asked: Those of them that have query rows, perhaps with fewer of their support rows.
 
         Returns:
@@ -203,6 +203,6 @@ class Baselines:
 def one_thread() -> threadpool_limits:
     """Keep matrix libraries to one thread: of many small matrices, threads make no product faster.
 
-    Where other processes have work as well, threads that wait for each other make it ten times slower.
+    If other processes are busy too, threads that wait for each other make it ten times slower.
     """
     return threadpool_limits(1, user_api="blas")

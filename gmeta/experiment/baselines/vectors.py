@@ -1,4 +1,4 @@
-r"""Ridge regression of a task's labels on vectors of its items: what kriging and factors predict by.
+r"""Ridge regression of a task's labels on vectors of its items, by which kriging and factors predict.
 
 A task has a vector u of its own, drawn from N(0, I), and a row of item i has the label
 
@@ -94,7 +94,7 @@ class ItemVectors:
         return left, (sums @ self.vectors)[..., None] / self.noise
 
 
-# How labels of two items go together in one task.
+# The covariance of two items' labels in one task.
 #
 # Over the warm tasks with residuals r (labels less mean and item bias), for items i and j,
 #
@@ -106,12 +106,12 @@ class ItemVectors:
 # .. math:: \Sigma_{ij} = \frac{C_{ij} + \beta c}{N_{ij} + \beta}, \quad
 #    \Sigma_{ij} - c = \frac{C_{ij} - c N_{ij}}{N_{ij} + \beta}
 #
-# :math:`c` is the variance of what all rows of a task have in common, the task's own bias.
+# :math:`c` is the variance of the task's own bias, which all rows of a task share.
 
 Matrix = NDArray[np.float32]
 
 MOST_PAIRED_ITEMS = 3000
-"""So many items have pairs, those with most warm rows; two tables of this width squared are held."""
+"""The most items that have pairs, those with most warm rows; two tables of this width squared are held."""
 
 _FEW = 256  # up to this width, all eigenvectors cost little
 
@@ -183,7 +183,7 @@ def number_frequent(used: Ints, items: int, most: int) -> Ints:
 
     Args:
       used: (rows,) the items of the warm rows, each below ``items``.
-      items: How many items there are.
+      items: The number of items.
       most: How many get a number of their own.
 
     Returns:
@@ -203,10 +203,10 @@ def number_frequent(used: Ints, items: int, most: int) -> Ints:
 #
 # .. math:: \hat y_q = \mu + b_q + \Sigma_{qS} (\Sigma_{SS} + \sigma^2 I)^{-1} r_S
 #
-# A covariance that is estimated pair by pair need not be positive definite, and a prediction by one that
-# isn't may be anything. So :math:`\Sigma - c` is replaced by the nearest matrix of a low rank without
-# negative eigenvalues, :math:`\Sigma = c 1 1^T + F F^T`. :math:`\sigma^2` is a share of :math:`v - c`, where
-# v is the variance of residuals.
+# A covariance that is estimated pair by pair need not be positive definite, and then predictions by it are
+# meaningless. So :math:`\Sigma - c` is replaced by the nearest matrix of a low rank without negative
+# eigenvalues, :math:`\Sigma = c 1 1^T + F F^T`. :math:`\sigma^2` is a share of :math:`v - c`, where v is the
+# variance of residuals.
 
 SHRINKAGES, KRIGING_RANKS, NOISES = (100.0, 20.0, 50.0, 200.0), (16, 4, 8, 32), (0.9, 0.8, 1.0)
 
@@ -216,7 +216,7 @@ class Kriging:
     """The settings of kriging.
 
     Attributes:
-      shrinkage: By how many pairs of the mean of all a covariance is shrunk.
+      shrinkage: The number of pairs of the overall mean towards which a covariance is shrunk.
       rank: Width of F.
       noise: The share of noise.
     """
@@ -256,7 +256,7 @@ def squared_errors(
 #
 # * each warm task's vector gets its posterior :math:`N(\bar u, A^{-1})` by ridge regression on its items;
 # * each item's bias and factors become the ridge regression of its labels on the vectors of its tasks, where
-#   :math:`\bar u \bar u^T + A^{-1}` stands for :math:`u u^T`: what a task of few rows says counts less;
+#   :math:`\bar u \bar u^T + A^{-1}` stands for :math:`u u^T`: a task of few rows counts less;
 # * s and :math:`\sigma^2` become what fits best.
 #
 # This is expectation maximisation of a factor analysis with missing entries. The priors are
@@ -266,14 +266,14 @@ def squared_errors(
 
 PENALTIES, RANKS = (100.0, 10.0, 30.0, 300.0), (8, 4, 16)
 MOST_ITEMS = 20_000
-"""So many items have factors, those with most warm rows; the others have biases."""
+"""The most items that have factors, those with most warm rows; the others have biases."""
 TURNS = 10
 _AT_ONCE = 8192  # tasks whose matrices are held together
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where the turns start.
+    """The initial values of the alternation.
 
     Attributes:
       slots: (items + 1,) of `CoRatings`.

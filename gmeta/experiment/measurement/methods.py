@@ -35,11 +35,11 @@ from gmeta.models import MetaModel
 # The attributes of items, collected from the batches that methods and baselines are measured on.
 
 MOST_CHANGED = 0.05
-"""If items have other values in a larger share of the batches that meet them again, a column isn't theirs."""
+"""If items have other values in a larger share of later batches, the column isn't an attribute of items."""
 
 
 class AttributeReader:
-    """Collects what batches say of items.
+    """Collects the attributes of items from batches.
 
     Args:
       item: The column of items; None: there are no items, and so no attributes.
@@ -68,11 +68,11 @@ class AttributeReader:
     def watch(
         self, batches: Iterable[Mapping[str, Any]], key: str = "features"
     ) -> Iterator[Mapping[str, Any]]:
-        """Hand batches through, and keep the attributes of each one's items.
+        """Pass batches on, and keep the attributes of their items.
 
         Args:
           batches: Batches of tasks, or elements of `gmeta.io.groups`.
-          key: What has the columns: ``"features"`` of the former, ``"columns"`` of the latter.
+          key: The key of the columns: ``"features"`` for the former, ``"columns"`` for the latter.
         """
         for batch in batches:
             if self._columns:
@@ -132,7 +132,7 @@ class MeasuredRun:
       training: Method -> the curves of each seed.
       tuned: The baselines' settings.
       baselines: Their names, from the simplest on.
-      baseline_seconds: How long tuning, fitting and asking them took.
+      baseline_seconds: The time of tuning, fitting and predicting with them.
     """
 
     splits: Mapping[str, Split]

@@ -22,7 +22,7 @@ from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, SplitResult
 from gmeta.experiment.runs.run_folder import RunFolder
 
-# What tables and notes call the baselines, and a sentence on each.
+# The names of the baselines in tables and notes, and a sentence on each.
 
 _LABELS = {
     ITEM_MEAN: "item mean",

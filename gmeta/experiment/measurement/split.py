@@ -1,4 +1,4 @@
-"""A test split: what methods and baselines predict on it, and what is measured of these predictions."""
+"""A test split: the predictions of methods and baselines, and their measurement."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _gauc(clicked: NDArray[np.bool_], scores: NDArray[np.float64], splits: NDArr
     return float(np.average(above[sound] / pairs[sound], weights=sizes[sound])) if sound.any() else np.nan
 
 
-# Batches of tasks as the rows that baselines see, and what baselines say in the unit of methods' outputs.
+# Batches of tasks as the rows that baselines see, and baselines' predictions in the unit of methods' outputs.
 
 SIDES = ("support", "query")
 
@@ -302,7 +302,7 @@ def yes_from(config: ExperimentConfig) -> float | None:
 
 @dataclass
 class Split:
-    """The query rows of a split's tasks, and what is predicted for them.
+    """The query rows of a split's tasks, and the predictions for them.
 
     Attributes:
       config: The experiment.

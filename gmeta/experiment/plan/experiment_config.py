@@ -72,7 +72,7 @@ class NumberScale:
             )
 
 
-# What a model with priors has to know of the training labels: how many there are, and their mean.
+# The training labels as a model with priors needs them: their number and mean.
 
 _TASKS = 256  # per element
 
@@ -82,7 +82,7 @@ class LabelFacts:
     """The training labels.
 
     Attributes:
-      count: How many there are.
+      count: The number of labels.
       mean: Their mean; where the loss is a cross-entropy, the share of those that count as 1.
     """
 
@@ -100,7 +100,7 @@ def read_labels(path: Path, label: str, positive: float | None, choice: io.TaskC
     Args:
       path: The folder of a data set, followed by the split.
       label: Their column.
-      positive: The label from which on one counts as 1, and below as 0; None: labels count as they are.
+      positive: Labels from this value on count as 1, and others as 0; None: labels are unchanged.
       choice: Which tasks to read.
     """
     options = io.ReadOptions(shuffle=False, shard=(0, 1))
@@ -137,7 +137,7 @@ class ExperimentConfig:
         split ``"held-out"``. 0: all tasks are trained on.
       held_out_part: Which of these N parts is held out, from 0 to N - 1: for N runs, each on a part of its
         own, that `gmeta evaluate` measures as one.
-      held_out_by: ``"hash"``: a hash of the task's id says its part. ``"id"``: the id modulo N.
+      held_out_by: ``"hash"``: a hash of the task's id determines its part. ``"id"``: the id modulo N.
       measured_rows: The fewest and the most rows of a task that is measured; 0 as the most: any number. Other
         tasks of the test splits aren't measured, and if they are of ``train_split``, they are trained on, so
         that of a part only the tasks within these bounds are held out. None: tasks of any size are measured.
@@ -152,11 +152,11 @@ class ExperimentConfig:
         Or a table, column -> `FeatureSettings`.
       numbers: Column of numbers that the network takes without an embedding -> its scale.
       label: The column to predict.
-      labels: What the model ``"factor_ridge"`` has to know of the training labels; None: `gmeta train` reads
-        them if a method has that model.
+      labels: The number and mean of training labels, for the model ``"factor_ridge"``; None: `gmeta train`
+        reads them if a method has that model.
       task_columns: The features that are the same in all rows of a task, such as a user's age, for the same
         model; of the user's own columns `gmeta train` finds them.
-      label_scale: With ``"mse"``, the scale on which labels are learnt; None: they are learnt as they are.
+      label_scale: With ``"mse"``, the scale on which labels are learned; None: they aren't scaled.
       item: The column of items, for the baselines; None: no such column, so they use overall means.
       loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit that a label
         is at least ``positive``; for ratings, only AUC and nDCG are then measured.
@@ -221,15 +221,15 @@ class ExperimentConfig:
                     raise ConfigError(f"{name} must lie in [{least}, {most}], got {value}")
         if not (self.held_out > 1 if HELD_OUT in self.test_splits else self.held_out == 0):
             raise ConfigError(
-                f"held_out={self.held_out} keeps one of so many tasks for the test split {HELD_OUT!r}: give "
-                f"both held_out of at least 2 and test_splits with {HELD_OUT!r}, or neither"
+                f"held_out={self.held_out} keeps one in this many tasks for the test split {HELD_OUT!r}: "
+                f"give both held_out of at least 2 and test_splits with {HELD_OUT!r}, or neither"
             )
         if not 0 <= self.held_out_part < max(self.held_out, 1) or (self.held_out_by, self.held_out) == (
             "id",
             0,
         ):
             raise ConfigError(
-                f"held_out_part={self.held_out_part} and held_out_by={self.held_out_by!r} say which of "
+                f"held_out_part={self.held_out_part} and held_out_by={self.held_out_by!r} choose which of "
                 f"held_out={self.held_out} parts is held out: give a part from 0 to held_out - 1, or neither"
             )
         if self.measured_rows is not None:

@@ -19,7 +19,7 @@ class MethodConfig:
 
     Attributes:
       label: Its name in tables and figures.
-      description: One sentence on what it is.
+      description: One sentence that describes it.
       inner: The inner loop; ``steps = 0`` trains without adaptation.
       outer_samples: Which samples the outer loss covers, ``"query"`` or ``"all"``.
       learning_rate: Adam's rate in the outer loop.
@@ -27,7 +27,7 @@ class MethodConfig:
         that read it. So the row of a rare id takes far fewer steps than a dense weight does, and fewer than
         it would under an Adam that moves every row in every step.
       schedule: ``"constant"``; or ``"one_cycle"``: the rate rises and falls over all epochs, as
-        `gmeta.callbacks.OneCycle` says. Rows with a rate of their own keep it.
+        `gmeta.callbacks.OneCycle` does. Rows with a rate of their own keep it.
       epochs: Passes over the training tasks.
       query: The query set of a training task, where it isn't the experiment's: a number of rows, or a share
         of the task's. A ridge head learns most if most rows are query rows.
@@ -118,7 +118,7 @@ def own_methods(steps_per_epoch: int) -> dict[str, MethodConfig]:
     The number of epochs is at least 3 and at most 40.
 
     Args:
-      steps_per_epoch: How many steps an epoch has.
+      steps_per_epoch: The number of steps in an epoch.
     """
     epochs = min(max(-(-_STEPS // max(steps_per_epoch, 1)), 3), 40)
     inner = InnerLoop(steps=2, learning_rate=0.1, order=2)

@@ -308,7 +308,7 @@ class ColumnPlan:
                 )
             if column.is_list and not lists:
                 raise ConfigError(
-                    f"{self.where}: {key} names {name!r}, which holds lists: name a column of one value a row"
+                    f"{self.where}: {key} names {name!r}, which holds lists: name one of one value per row"
                 )
             if dtype is not None and column.dtype != dtype:
                 use = "features take ids, numbers take floats"

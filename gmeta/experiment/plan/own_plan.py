@@ -8,7 +8,7 @@ by 5 and who have 13 to 100 ratings are measured, and all others train. For othe
   was prepared so, and a list is pooled by ``"sqrtn"``. Columns of floats are numbers, brought to one scale. A
   column with a distinct value in nearly every row, or one value in all rows, is left out; so is a list of
   floats.
-* The item is the column that `column_survey.likeliest_item` finds.
+* The item is the column that `gmeta.experiment.plan.own_columns.likeliest_item` finds.
 * The loss is ``"binary_crossentropy"`` if all surveyed labels are 0 or 1, and otherwise ``"mse"``.
 * If the data set has one split, one of five tasks is held out. Otherwise, ``warm`` or ``train`` is trained
   on, and the other splits are measured.
@@ -33,7 +33,7 @@ from gmeta.experiment.plan.own_columns import ColumnPlan, Survey, survey
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, training_choice
 
 HELD_OUT_OF = 5
-"""If a data set has a single split, one of so many tasks is held out."""
+"""If a data set has a single split, one in this many tasks is held out."""
 
 _OF_MOVIELENS = {"task", "item", "rating", "year", "genre", "gender", "age", "occupation", "area"}
 _UNDIVIDED_MOVIELENS: Mapping[str, Any] = {
@@ -55,11 +55,11 @@ class Planned:
 
 
 def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config") -> Planned:
-    """Decide what the settings leave out.
+    """Decide the settings that are left out.
 
     Args:
       given: Keys of `ExperimentConfig` and values. For the user's own data, ``features`` may be a list of
-        names, or a table of `FeatureSettings` without what the data set says; ``numbers`` may be a list.
+        names, or a table of `FeatureSettings` without what the data set defines; ``numbers`` may be a list.
       data: A prepared data set.
       where: The name of the settings in error messages.
 
@@ -172,7 +172,7 @@ class _Plan(ColumnPlan):
         if not values.zero_or_one and "positive" not in self.given:
             raise ConfigError(
                 f'{self.where}: loss = "{loss}", but label {label!r} is {values.least:g} to {values.most:g}: '
-                "say from where on it counts as a yes, positive = NUMBER"
+                "give the threshold of positive labels, positive = NUMBER"
             )
         positive = self.given.get("positive", 0.5)
         kind = "0 or 1" if values.zero_or_one else f"a yes from {positive:g} on"
@@ -199,7 +199,7 @@ def _count_tasks(config: ExperimentConfig, data: Path) -> tuple[int, str]:
 
 
 def _with_labels(config: ExperimentConfig, data: Path) -> ExperimentConfig:
-    """Complete an experiment by what its models have to know of the labels."""
+    """Complete an experiment by the statistics of labels that its models need."""
     if not config.needs_labels or config.labels is not None:
         return config
     with io.data_errors():

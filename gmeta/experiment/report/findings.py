@@ -1,7 +1,7 @@
 """The report's sentences, computed from the numbers of an evaluation.
 
-The first one is a verdict by the paired bootstrap over tasks (`gmeta.experiment.report.findings`). In
-the others, two means count as different as `gmeta.experiment.report.findings` says.
+The first one is a verdict by the paired bootstrap over tasks (`gmeta.experiment.results.bootstrap`). In the
+others, two means count as different if they lie further apart than the spread over seeds.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gmeta.experiment.results.bootstrap import Comparison
 from gmeta.experiment.results.evaluation import Evaluation, Spread
 from gmeta.experiment.results.metrics import METRICS
 
-# Where methods stand: the best value of each, and when two of them are level.
+# The ranking of methods: the best value of each, and whether two of them are level.
 #
 # Two means count as different if they lie further apart than ``sqrt(s_a^2 + s_b^2)``, the standard deviation
-# of the difference of two single runs; ``s`` is the spread over seeds. This is no significance test: it keeps
-# the report from praising a difference that the next seed could reverse.
+# of the difference of two single runs; ``s`` is the spread over seeds. This isn't a significance test: it
+# keeps the report from praising a difference that another seed could reverse.
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def after(steps: int) -> str:
 def level(a: Spread, b: Spread) -> bool:
     """Return whether two means differ by no more than the spread between seeds; see the module's rule."""
     noise = math.hypot(a.deviation or 0.0, b.deviation or 0.0)
-    return abs(a.mean - b.mean) <= noise + 1e-12  # rounding is no difference
+    return abs(a.mean - b.mean) <= noise + 1e-12  # rounding isn't a difference
 
 
 def standings(evaluation: Evaluation, metric: str) -> list[Standing]:
@@ -78,7 +78,7 @@ def capital(text: str) -> str:
 
 
 def verdict(evaluation: Evaluation) -> str:
-    """Say whether the best method beats the strongest baseline, with the interval of the difference.
+    """State whether the best method beats the strongest baseline, with the interval of the difference.
 
     A difference is a win or a defeat if its interval leaves out zero (`gmeta.experiment.results.bootstrap`).
 
@@ -133,7 +133,7 @@ def difference(evaluation: Evaluation, compared: Comparison) -> str:
 
 
 def reason(evaluation: Evaluation) -> str:
-    """Say what the best method owes its place to.
+    """State why the best method is first.
 
     If it is best after some steps, the sentence credits the steps, provided that the error before them is
     higher. If it is best before any step, the sentence credits what it has learnt from the features.
@@ -179,7 +179,7 @@ def _behind(evaluation: Evaluation, best: Standing) -> str:
     return f"its steps on a task’s own rows don’t help, and {tasks} have taught it no more than the baseline"
 
 
-# From how many support rows on a method passes each baseline.
+# The number of support rows from which on a method beats each baseline.
 
 
 def passing_size(
@@ -209,7 +209,7 @@ def passing_size(
 
 
 def passage_sentences(evaluation: Evaluation) -> list[str]:
-    """Say of each method which baselines it passes, and from how many support rows on.
+    """State for each method which baselines it beats, and from how many support rows on.
 
     Returns:
       A sentence per method that takes steps; none without curves of both methods and baselines.
@@ -254,7 +254,7 @@ def headline(evaluation: Evaluation) -> list[str]:
 
 
 def adaptation(evaluation: Evaluation) -> str:
-    """Say how the first step changes the error of the first method that adapts; empty if no method does."""
+    """State how the first step changes the error of the first method that adapts; empty if no method does."""
     metric = evaluation.error
     for name, method in evaluation.methods.items():
         steps = [n for n in sorted(method.results) if evaluation.spread(name, n, metric).defined]
@@ -266,7 +266,7 @@ def adaptation(evaluation: Evaluation) -> str:
 
 
 def lowest_error(evaluation: Evaluation) -> str:
-    """Say which method has the lowest error, and whether the second-best is clearly behind it."""
+    """State which method has the lowest error, and whether the second-best is clearly behind it."""
     order = standings(evaluation, evaluation.error)
     if len(order) < 2:
         return ""
@@ -286,7 +286,7 @@ def lowest_error(evaluation: Evaluation) -> str:
 
 
 def ranking(evaluation: Evaluation) -> str:
-    """Say which method ranks a task's items best, by AUC, GAUC and nDCG@3."""
+    """State which method ranks a task's items best, by AUC, GAUC and nDCG@3."""
     parts = []
     for metric in ("auc", "gauc", "ndcg@3"):
         order = standings(evaluation, metric)

@@ -168,7 +168,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
 
     Args:
       evaluation: What to report.
-      folder: Where to write; made if it is missing.
+      folder: The folder to write to; created if it doesn't exist.
 
     Returns:
       The path of the page.

@@ -1,8 +1,8 @@
 """The look of the report's figures: colours, axes, and labels beside the lines instead of a legend.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; every method has a marker of its own
-as well, so that a black-and-white print can be read. Artists are styled one by one: nothing here touches
-matplotlib's global settings.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; every method also has its own marker,
+so that a black-and-white print is readable. Artists are styled one by one, without matplotlib's global
+settings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def looks(evaluation: Evaluation) -> dict[str, Look]:
 def canvas(
     title: str, subtitle: str, height: float, *, panels: int = 1, label: str = "", headings: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a title that says what it shows, a subtitle that says how it was measured, and axes.
+    """Create a figure with a title for its content, a subtitle for its measurement, and axes.
 
     Args:
       title: The title, in bold at the top left.

@@ -151,7 +151,7 @@ def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: in
       DataError: As in `rating_metrics`.
 
     Example:
-      >>> round(ndcg([3, 1], [0.2, 0.9], [0, 2], k=1), 3)  # gain 1 where 7 was to be had
+      >>> round(ndcg([3, 1], [0.2, 0.9], [0, 2], k=1), 3)  # gain 1 of a possible 7
       0.143
     """
     from sklearn.metrics import ndcg_score
@@ -182,7 +182,7 @@ def _check(
             f"row_splits must rise from 0 to the number of rows, {truth.size}; they start at {splits[0]} and "
             f"end at {splits[-1]}" + (", falling between" if (np.diff(splits) < 0).any() else "")
         )
-    bad = ~((truth >= 0) & (truth < 1000))  # 2^1024 is no float64; nan is caught here too
+    bad = ~((truth >= 0) & (truth < 1000))  # 2^1024 exceeds float64; nan is caught here too
     if bad.any():
         row = int(np.argmax(bad))
         raise DataError(f"row {row}: a rating must be a number from 0 to 1000, got {truth[row]}")

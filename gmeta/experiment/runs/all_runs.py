@@ -78,14 +78,14 @@ def run_training(
 
     Args:
       config: The experiment.
-      run: Where checkpoints go.
+      run: The folder of checkpoints.
       data: A prepared data set.
-      progress: Where progress is shown, including that of resumed runs.
+      progress: The display of progress, including that of resumed runs.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
       checkpoint_every: As in `gmeta.experiment.train`.
 
     Returns:
-      How long all training runs together have waited for data.
+      The time that all training runs together have waited for data.
 
     Raises:
       ConfigError: The folder holds an experiment with other settings, or another job trains in it; or as in
@@ -226,7 +226,7 @@ def export_run(
       unknown: See `gmeta.export.saved_model.Unknown`.
       steps: See `gmeta.export.meta_models`, also for the arguments below.
       dtype: The dtype of the deltas that a client gets to keep.
-      stale: What happens to deltas that came from another version.
+      stale: The treatment of deltas from another version.
 
     Raises:
       ConfigError: The run has no such method or seed, or the version already exists.

@@ -80,8 +80,8 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
     =============================================  =================  =========================
 
     dim is ``FeatureConfig.width``. A feature of several tables reads its ids once, and its vectors are those
-    of the tables, side by side or added up. It trains as features of one table each that are fed the same
-    ids, to the last bit, and their checkpoints load into it.
+    of the tables, side by side or added up. It trains like features of one table each that are fed the same
+    ids, bit for bit, and their checkpoints load into it.
 
     Ids are integers from 0 on, below the limit that `plan` shows. With ``FeatureConfig(hash=True)`` they are
     strings or any 64-bit integers; uint64 are taken as the int64 of the same bits. If samples have different
@@ -107,8 +107,8 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         they use ``Adam(learning_rate=None)``.
       seed: Initial rows are a pure function of (seed, key).
       wire_dtype: The dtype in which rows and gradients travel between ranks. ``"float16"`` and
-        ``"bfloat16"`` halve the bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` says
-        by how much.
+        ``"bfloat16"`` halve the bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` gives
+        the errors.
       tiers: `gmeta.policies.Tiers`. ``Tiers(host_bytes, ssd)`` bounds the rows of all tables in host memory,
         and the others are on a drive; ``Tiers(hbm_rows=n)`` bounds those of each table in the GPU's memory,
         and the others are in host memory; all three arguments together make three tiers.
@@ -237,13 +237,13 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         return CollectionLookup(rows, requested.keys, positions, requested.sent)
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
-        """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`): no number changes.
+        """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`); results don't change.
 
-        Models with `gmeta.Pipeline` of a depth do it by themselves. In a loop of your own:
+        Models with `gmeta.Pipeline` of a depth do so automatically. In a custom loop:
 
         * Tables in host memory, whose other rows are on a drive: call this where batches are made, so that it
           runs while a step computes. It returns when the rows have arrived.
-        * Tables on a GPU, whose other rows are in host memory: call it between steps, once a batch, one or
+        * Tables on a GPU, whose other rows are in host memory: call it between steps, once per batch, one or
           two batches ahead (``Tiers.lookahead`` counts these calls). It returns at once.
 
         Without tiers, nothing happens. On several ranks it sends keys to their owners: all ranks must call
@@ -290,7 +290,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
           ids: Ids, as for `lookup`. A feature of several tables must have a row in each of them.
 
         Raises:
-          ConfigError: There is no such feature, or it doesn't take these ids.
+          ConfigError: The feature is unknown, or it doesn't take these ids.
 
         Example:
           >>> collection = EmbeddingCollection([FeatureConfig("user", dim=4)])
@@ -373,10 +373,10 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         }
 
     def in_order(self, reader: str) -> tuple[FeatureConfig, ...]:
-        """Return the features in the order of `concat`, which stays as it is from then on.
+        """Return the features in the order of `concat`, which is fixed from then on.
 
         Args:
-          reader: What computes positions from it, for the error that refuses weights of another order.
+          reader: What computes positions from the order, for the error that refuses weights of another one.
         """
         self._order.fix(reader)
         return self._order.features
@@ -384,8 +384,8 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
     def concat(self, lookup: CollectionLookup) -> tf.Tensor:
         """Concatenate all features' vectors: (samples, sum of widths).
 
-        The vectors are in the order of the collection's features. If weights are loaded that were saved with
-        the features in another order, they are in that order from then on, so that dense weights fit.
+        The vectors are in the order of the collection's features. Loading weights that were saved with the
+        features in another order changes it to that order, so that dense weights fit.
 
         Raises:
           ConfigError: A feature has several vectors per sample.
@@ -460,7 +460,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
             raise ConfigError(
                 f"{self.name!r} is called with training=True where nothing records its lookups, so its rows "
                 "would not be trained. For fit, use gmeta.models.Model in place of tf.keras.Model. In a "
-                "loop or train_step of your own, compute the loss within `with tf.GradientTape() as tape, "
+                "custom loop or train_step, compute the loss within `with tf.GradientTape() as tape, "
                 "gmeta.layers.record_lookups(tape) as lookups:` and call step(gradients, variables, "
                 "lookups) of a gmeta.models.JointOptimizer, which a gmeta.models.Model has as "
                 "joint_optimizer; instead of its train_step you can also override its learn(data). To read "

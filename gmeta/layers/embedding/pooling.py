@@ -1,4 +1,4 @@
-"""Gathers the vectors of a sample's ids, pools them if wanted, and joins those of several tables."""
+"""Gathers the vectors of a sample's ids, optionally pools them, and joins those of several tables."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class HoldsTables:
         network. Collections are matched in their order, and their tables by name, however they are merged;
         each table's content is replaced by a copy. On several ranks, each copies the rows that it owns.
 
-        The weights don't include the Keras optimizer's state, which stays as it is.
+        The weights don't include the Keras optimizer's state, which isn't changed.
 
         Args:
           weights: What `get_weights` of this model, or of one of the same form, returned.

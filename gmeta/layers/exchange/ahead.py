@@ -1,9 +1,9 @@
 """Lets a scheduler request the keys of a step's lookups before the step, and read their rows ahead.
 
 A scheduler has to know what a batch will look up. It runs the model's forward pass under `note_lookups`, in
-a graph that is thrown away: each lookup notes its keys and returns stand-ins. Later it runs the step itself
-under `use_fetched`: the step's lookups, in the same order, take what was fetched for them, and make no
-exchange of keys of their own.
+a graph that is discarded: each lookup notes its keys and returns placeholders. Later it runs the step itself
+under `use_fetched`: the step's lookups, in the same order, take what was fetched for them, and exchange no
+keys.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LookupsAhead(Protocol):
         """
 
     def end_step(self) -> None:
-        """Say that the step is made.
+        """Mark the step as done.
 
         Raises:
           ConfigError: The step has left out a lookup that was foreseen.
@@ -97,7 +97,7 @@ class FetchedLookups:
 
     Args:
       fetched: What is known of each lookup.
-      then: A function that is called once the rows of the last one are asked for.
+      then: A function that is called once the rows of the last one are requested.
     """
 
     def __init__(self, fetched: Sequence[Fetched], then: Callable[[], None]) -> None:
@@ -123,7 +123,7 @@ class FetchedLookups:
         return requested, rows
 
     def end_step(self) -> None:
-        """Say that the step is made.
+        """Mark the step as done.
 
         Raises:
           ConfigError: The step has left out a lookup that was foreseen.
@@ -174,7 +174,7 @@ def check_end(count: int, left: Sequence[Fetch]) -> None:
 
 
 def hear_samples(requested: Owned) -> None:
-    """Tell the step, if there is one, the numbers of samples that came with the keys."""
+    """Give the step, if there is one, the numbers of samples that came with the keys."""
     step = step_context().samples
     if step is not None and requested.sent is not None:
         step.hear(requested.sent.owned.notes)

@@ -6,9 +6,9 @@ the rows. Between the two, `Fetch.peek` may read the rows where they are, withou
 then reads again only those that have changed since, and its result is the same, bit for bit. So a scheduler
 may request and peek for the next batch while this one computes.
 
-Of a table on a GPU with `gmeta.policies.Tiers`, rows in host memory come to the GPU only if they are asked
-for (`prefetch`), and are read over the bus before. So a scheduler asks for the rows of a batch when it has
-requested the keys, and peeks one batch later.
+For a table on a GPU with `gmeta.policies.Tiers`, rows in host memory move to the GPU only if they are
+requested by `prefetch`, and are read over the bus until then. So a scheduler prefetches the rows of a batch
+when it has requested the keys, and peeks one batch later.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Fetch:
         """Read the requested rows that this rank owns, without any effect."""
         peeked = []
         for table, keys in zip(self.tables, requested.owned, strict=True):
-            with tf.device(DEVICE_NAMES[table.device]):  # said, so that the rows stay there between two steps
+            with tf.device(DEVICE_NAMES[table.device]):  # explicit, so that rows stay there between two steps
                 peeked.append(table.peek(keys))
         return tuple(peeked)
 
@@ -143,7 +143,7 @@ class Fetch:
 
 
 def prefetch(lookups: Iterable[tuple[Fetch, Owned]]) -> None:
-    """Let the rows of a batch move to the memory of the GPUs that have their tables. No number changes.
+    """Move the rows of a batch to the memory of the GPUs that have their tables; results don't change.
 
     A table gets one prefetch, of all its keys, since it keeps room for a number of prefetches, not of keys.
 

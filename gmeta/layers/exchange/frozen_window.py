@@ -59,7 +59,7 @@ class WindowRows:
 
     @property
     def arrived(self) -> list[tf.Tensor]:
-        """All rows that have been asked for."""
+        """All rows that have been requested."""
         return list(self._rows.values())
 
     def look_up(self, number: int, insert: bool | tf.Tensor) -> None:
@@ -100,7 +100,7 @@ class WindowRows:
     def hand_out(
         self, number: int, micro_batch: int, after: Sequence[tf.Tensor]
     ) -> tuple[Requested, tuple[tf.Tensor, ...]]:
-        """Return the keys and rows of a lookup that are at hand in a micro-batch.
+        """Return the keys and rows of a lookup that are available in a micro-batch.
 
         Args:
           number: The lookup.
@@ -142,7 +142,7 @@ class FrozenWindow:
     Args:
       lookups: What is known of each lookup; its keys are `WindowKeys`.
       micro_batches: Their number, N.
-      then: A function that is called once the rows of the first two micro-batches are asked for.
+      then: A function that is called once the rows of the first two micro-batches are requested.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class FrozenWindow:
             step.before_end.extend([*self._rows.arrived, *self._gradients.arrived])
 
     def end_step(self) -> None:
-        """Say that the step is made; `end` has checked that no lookup is left out."""
+        """Mark the step as done; `end` has checked that no lookup is left out."""
 
     def sums(self) -> list[tf.Tensor]:
         """Return the sums of this rank's gradients, (u, dim) for each table of each lookup that has any."""

@@ -5,7 +5,7 @@ lookup needs several exchanges (G-Meta, algorithm 1; MTGenRec, section 3.3)::
 
     send_keys           each rank's distinct keys go to their owners               one exchange
     fetch_rows          an owner reads every row that ranks request, once          no exchange
-    exchange_values     rows go to those who asked                                 one exchange
+    exchange_values     rows go to the ranks that requested them                   one exchange
       ... the model and its tape run on the rows as if they had been there ...
     exchange_gradients  gradients go the way that the keys went                    one exchange
     update              an owner sums those of equal keys, in the order of ranks   no exchange
@@ -142,7 +142,7 @@ def exchange_values(
       rows: What `fetch_rows` returned.
       dims: The tables' widths.
       wire_dtype: ``tf.float16`` or ``tf.bfloat16`` halves the bytes, and rounds the rows that the model sees
-        (`gmeta.ops.pack_rows` says by how much).
+        (`gmeta.ops.pack_rows` gives the errors).
       device: Where the tables are. The rows travel where they are computed with, so they go to a GPU once.
       name: Name of the collective; the same on all ranks.
 

@@ -163,8 +163,8 @@ class RecordedLookups:
         if current_graph() is not self._graph:
             raise ConfigError(
                 f"table {tables[0].name!r} was looked up inside a tf.function, tf.cond or tf.while_loop "
-                "within the step, which so can't differentiate by its rows: take @tf.function off the "
-                "model's call (fit compiles the whole step), or look up outside and gather inside"
+                "within the step, which therefore can't differentiate by its rows: remove @tf.function "
+                "from the model's call (fit compiles the whole step), or look up outside and gather inside"
             )
         for tape in self._tapes:
             tape.watch(lookup.rows)
@@ -236,7 +236,7 @@ class RecordedLookups:
 def record_lookups(*tapes: tf.GradientTape) -> Iterator[RecordedLookups]:
     """Record the lookups of all embedding collections that are called with ``training=True``.
 
-    `gmeta.models.Model` does this in its train step. In a training loop of your own,
+    `gmeta.models.Model` does this in its train step. In a custom training loop,
     `gmeta.models.JointOptimizer` makes the step of dense variables and rows. With a table optimizer that has
     a rate of its own, the rows can also be updated without it:
 

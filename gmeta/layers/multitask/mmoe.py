@@ -183,9 +183,9 @@ def squared_variation(shares: tf.Tensor) -> tf.Tensor:
 
 
 _PAYS = 2
-"""How many times more experts than a sample can need make grouping pay (`gmeta bench experts`)."""
+"""The ratio of experts to those that a sample can need from which grouping pays (`gmeta bench experts`)."""
 _SAVED_ON_GPU = 6_000_000
-"""How many numbers an expert must be spared in the mean for grouping to pay on a GPU."""
+"""The numbers that an expert must be spared on average for grouping to pay on a GPU."""
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -200,11 +200,11 @@ class MMoE(tf.keras.layers.Layer):
     Multi-task Learning with Multi-gate Mixture-of-Experts", KDD 2018, section 4.2; the k strongest as in
     Shazeer et al., 2017, section 2.1). All weights start at :math:`U(-1/\sqrt{in}, 1/\sqrt{in})`.
 
-    Two forms compute the same, up to the rounding of sums, in outputs and gradients. That of all experts is
-    one batched matrix product per expert layer. That of the chosen ones (``sparse=True``) groups samples by
-    expert: an expert computes only its own samples, once for all tasks that chose it. Groups are as large as
-    the gates make them, and no sample is dropped. There is no bound on an expert's samples, because there are
-    at most ``min(experts, tasks * k)`` rows for each sample anyway, and outputs would depend on the batch.
+    Two forms compute the same outputs and gradients, up to the rounding of sums. The form of all experts is
+    one batched matrix product per expert layer. The form of the chosen ones (``sparse=True``) groups samples
+    by expert: an expert computes only its own samples, once for all tasks that chose it. Groups are as large
+    as the gates make them, and no sample is dropped. An expert's samples aren't bounded: there are at most
+    ``min(experts, tasks * k)`` rows for each sample, and with a bound outputs would depend on the batch.
 
     ``sparse="auto"`` computes the chosen ones if there are at least twice as many experts as a sample can
     need, ``experts >= 2 * tasks * k``. On CPUs that is the whole rule. On two cores, with two tasks,
@@ -214,20 +214,20 @@ class MMoE(tf.keras.layers.Layer):
     sample can need all, it is 0.9 to 1.1, so all are computed. A `GRM` gains little: its experts see only
     exposures, hundreds a step, and its recipe has 4 experts without k.
 
-    On a GPU an expert that is computed by itself takes time however few its samples are, 0.2 ms of training
-    on an H100. So enough must be saved besides: in the mean over experts, 6 million numbers that an expert's
-    layers needn't make for N samples,
+    On a GPU an expert that is computed separately takes a fixed time, however few its samples are: 0.2 ms of
+    training on an H100. So the saving must be large enough too: on average over experts, 6 million numbers
+    that an expert's layers needn't compute for N samples,
 
     .. math:: N \left(1 - \frac{tasks \cdot k}{experts}\right) \sum units \ge 6 \cdot 10^6
 
     Where that holds, on an H100 in TensorFloat-32, training is 1.08 to 3.0 times as fast as with all experts
     (8,192 samples of width 512, 32,768 of 256), and inference 1.03 to 2.8 times; with 8 experts, k = 1 and
-    8,192 samples inference alone loses, 0.81 times. Where it doesn't, choosing would be 0.27 to 0.90 times
-    as fast; at three sizes training would gain 1.06 to 1.16 times, and inference lose, 0.71 to 0.75 times. A
-    graph of an unknown number of samples decides in each call.
+    8,192 samples inference alone is slower, 0.81 times as fast. Where it doesn't hold, choosing would be 0.27
+    to 0.90 times as fast; at three sizes training would be 1.06 to 1.16 times as fast, and inference 0.71 to
+    0.75 times. A graph of an unknown number of samples decides in each call.
 
-    ``"auto"`` also computes all in a graph that is mapped over tasks, where groups of different sizes can't
-    be. XLA can't compile groups: there, use ``sparse=False``.
+    ``"auto"`` also computes all experts in a graph that is mapped over tasks, which doesn't support groups of
+    different sizes. XLA can't compile groups: there, use ``sparse=False``.
 
     Metrics report how the gates choose. ``{name}/{task}/importance_cv2`` and ``.../load_cv2`` are the
     squared coefficients of variation over experts: 0 if all experts are used alike, experts - 1 if one does
@@ -366,8 +366,8 @@ class MMoE(tf.keras.layers.Layer):
         """Return how many samples a call must have to compute only the chosen experts; infinite: none do."""
         if self.sparse is True and is_mapped():
             raise ConfigError(
-                f"{self.name}: sparse=True can't be where a graph is mapped over tasks, whose groups have "
-                "different sizes: leave sparse='auto'"
+                f"{self.name}: sparse=True doesn't work in a graph that is mapped over tasks, whose "
+                "groups have different sizes: leave sparse='auto'"
             )
         if self.sparse != "auto":
             return 0 if self.sparse else math.inf

@@ -30,7 +30,7 @@ class SeenItems:
     """The items of histories, sorted, with the place at which each first occurs.
 
     Args:
-      histories: Values are numbers of items, from -1 on (-1: not in the catalogue), one sequence a user.
+      histories: Values are numbers of items, from -1 on (-1: not in the catalogue), one sequence per user.
       size: V, the number of items.
     """
 
@@ -125,14 +125,14 @@ class CodeModel(HistoryModel):
           x: A batch.
           k: The number of items.
           beam: How many prefixes are kept at each digit, >= k. None: the model's.
-          allow: bool (V,), which items of the catalogue may come out, in its order. None: all.
+          allow: bool (V,), which items of the catalogue are allowed, in its order. None: all.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read. The search
             finds them nevertheless, so fewer than k items are left where the beam holds too few others.
           popular: The result of ``catalogue.most_popular(k, allow)``, if it is known already.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
-          items that may come out. Where fewer are found, -1 or the empty text, and -inf.
+          allowed items. Where fewer are found, -1 or the empty text, and -inf.
 
         Raises:
           ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
@@ -158,7 +158,7 @@ class CodeModel(HistoryModel):
 
         Args:
           x: A batch.
-          group: The number of items a user.
+          group: The number of items per user.
           seed: An integer.
           step: An integer or () tensor, such as the number of the training step.
           method: ``"sample"``: independent items, each by its probability. ``"without_replacement"``:
@@ -173,7 +173,7 @@ class CodeModel(HistoryModel):
           than that, -1 or the empty text, and -inf.
 
         Raises:
-          ConfigError: There is no such method; or the mask has another length, or forbids every item.
+          ConfigError: The method is unknown; or the mask has another length, or forbids every item.
         """
         whole_number(f"{self.name}: group", group, least=1)
         if method not in get_args(Method):
@@ -309,7 +309,7 @@ class CodeModel(HistoryModel):
         return self._ids(numbers), scores
 
     def _allowed(self, allow: Any) -> tuple[NDArray[np.bool_], ...] | None:
-        """Return which nodes of each level lead to items that may come out."""
+        """Return which nodes of each level lead to allowed items."""
         return None if allow is None else self.codes.trie.allow(np.asarray(allow))
 
     def _ids(self, numbers: tf.Tensor) -> tf.Tensor:

@@ -23,10 +23,10 @@ class CodeVectors(tf.keras.layers.Layer):
     over what may follow.
 
     Args:
-      sizes: How many codes each level has.
-      depth: How many levels have logits.
+      sizes: The number of codes of each level.
+      depth: The number of levels with logits.
       dim: d.
-      seed: Of initial values.
+      seed: The seed of initial values.
     """
 
     def __init__(self, sizes: Sequence[int], depth: int, dim: int, *, seed: int) -> None:
@@ -70,8 +70,8 @@ class CodeScorer(CodeVectors):
       ids: The semantic ids.
       depth: D, how many codes are generated as digits.
       dim: d, the width of h and E.
-      width: Of the decoder's tokens.
-      seed: Of initial values and dropout.
+      width: The width of the decoder's tokens.
+      seed: The seed of initial values and dropout.
       **decoder: Further arguments of `DigitDecoder`.
     """
 
@@ -99,12 +99,12 @@ class CodeScorer(CodeVectors):
           items: (n,) numbers of items.
           siblings: (n, c), the result of `siblings`.
           rows: (n * c, d), their rows E.
-          biases: (n, c), what is added to their logits.
-          allowed: For each level bool (nodes,), as of `CodeTrie.allow`; None: all may come out.
+          biases: (n, c), added to their logits.
+          allowed: For each level bool (nodes,), as `CodeTrie.allow` returns it; None: all are allowed.
           training: Whether to apply dropout.
 
         Returns:
-          (n, D + 1); -inf from the digit on that leads to no item that may come out.
+          (n, D + 1); -inf from the first digit on that leads to no allowed item.
         """
         tables, found = self.codes, []
         queries = self.decoder(h, tf.gather(tables.codes[:, : self.depth], items), training=training)

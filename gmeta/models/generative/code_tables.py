@@ -24,7 +24,7 @@ class CodeTables:
       starts: For each level, as `CodeTrie` has them, int64.
       digits: For each level, which logit a child takes, int32.
       items: (V,) int64: the item at each node of the last level.
-      nodes: (V, L) int64: the nodes that each item's code leads through, one a level.
+      nodes: (V, L) int64: the nodes that each item's code leads through, one per level.
       codes: (V, levels) int64: each item's codes, including those that aren't generated as digits.
       begins: (levels,) int64: where a level's codes begin in a table of the codes of all levels.
 
@@ -108,10 +108,10 @@ class CodeTables:
           level: The level.
           logits: (n, codes), of what follows the digits before.
           items: (n,) numbers of items.
-          allowed: For each level bool (nodes,), as of `CodeTrie.allow`; None: all may come out.
+          allowed: For each level bool (nodes,), as `CodeTrie.allow` returns it; None: all are allowed.
 
         Returns:
-          float32 (n,); -inf where no item that may come out has the digit.
+          float32 (n,); -inf where no allowed item has the digit.
         """
         parents, children = self.parents(items, level), self.parents(items, level + 1)
         starts, digits = self.starts[level], self.digits[level]

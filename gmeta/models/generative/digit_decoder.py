@@ -24,17 +24,17 @@ class DigitDecoder(tf.keras.layers.Layer):
        q_l &= h + W_l\, \mathrm{LN}(\mathrm{blocks}(x))_l
 
     A block is attention and then a layer of SiLU, four times as wide, both after a norm and with a residual.
-    The queries q are to be multiplied with the vectors of codes, and those of the last level with the
-    vectors of items. W_l starts at 0, so that at first a query is h.
+    Logits are products of the queries q with the vectors of codes, and on the last level with the vectors of
+    items. W_l starts at 0, so that initially a query is h.
 
     Args:
-      sizes: How many codes each level has, without the last.
+      sizes: The number of codes of each level but the last.
       dim: d, the width of h.
-      width: Of the tokens.
-      blocks: How many.
-      heads: Of attention; they divide the width.
+      width: The width of tokens.
+      blocks: The number of blocks.
+      heads: The number of attention heads; it must divide the width.
       dropout: The share of numbers that are dropped in training.
-      seed: Of initial values and dropout.
+      seed: The seed of initial values and dropout.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class DigitDecoder(tf.keras.layers.Layer):
 
     @property
     def levels(self) -> int:
-        """L, the digits of a code, the last included."""
+        """L, the number of digits of a code, the last included."""
         return len(self.sizes) + 1
 
     def call(self, h: tf.Tensor, digits: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -103,10 +103,10 @@ class DigitDecoder(tf.keras.layers.Layer):
 
         Args:
           h: (n, d).
-          entered: (n, width), of `start`.
+          entered: (n, width), the result of `start`.
           digits: (n,) integers, the digits of the level before; None at level 0.
-          past: What the step before returned, () at level 0.
-          level: From 0.
+          past: What the previous step returned, () at level 0.
+          level: The level, from 0 on.
 
         Returns:
           (n, d), and what the next step takes.
@@ -118,7 +118,7 @@ class DigitDecoder(tf.keras.layers.Layer):
         return h + tf.matmul(out[:, 0], self.leave[level]), past
 
     def _transform(self, tokens: tf.Tensor, past: Past, training: bool | None) -> tuple[tf.Tensor, Past]:
-        """(n, t, width) -> the same, where the t tokens come after those of the past."""
+        """Run the blocks on t tokens that follow those of the past, (n, t, width) -> (n, t, width)."""
         x, kept = self.drop(tokens, training=training), []
         for number, block in enumerate(self.blocks):
             found, here = self._attend(block, x, past[number] if past else None)
@@ -171,7 +171,7 @@ class Walk(Protocol):
     Attributes:
       tables: The codes.
       users: The number of users, () int32.
-      levels: Of how many levels the logits are of codes, also of those that no item has.
+      levels: The number of levels whose logits cover all codes, including those that no item has.
     """
 
     tables: CodeTables
@@ -182,8 +182,8 @@ class Walk(Protocol):
         """Compute the logits of the children of nodes, and go to the next level.
 
         Args:
-          nodes: (users, beams) int64; what stands at -1 doesn't matter.
-          beams: (users, beams) int32, the beam of the step before that each comes from; None at the root.
+          nodes: (users, beams) int64; results at -1 are meaningless.
+          beams: (users, beams) int32, the beam of the previous step that each extends; None at the root.
           digits: (users, beams) int32, the digits that lead to them. None: those of the nodes.
 
         Returns:
@@ -223,7 +223,7 @@ class CodeWalk:
         return tf.reshape(found, [self.users, many, self.tables.sizes[level]])
 
     def _follow(self, beams: tf.Tensor) -> Past:
-        """Give each beam the keys and values of the one that it comes from."""
+        """Give each beam the keys and values of the beam that it extends."""
         former = tf.shape(self._past[0][0])[0] // tf.maximum(self.users, 1) if self._past else 1
         rows = tf.reshape(beams + tf.range(self.users)[:, tf.newaxis] * former, [-1])
         return tuple((tf.gather(keys, rows), tf.gather(values, rows)) for keys, values in self._past)

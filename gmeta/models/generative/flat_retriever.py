@@ -74,11 +74,11 @@ class FlatRetriever(CodeModel):
        H &= \mathrm{LN}(\mathrm{backbone}(\mathrm{dropout}(X))), \quad
        p(d_{kl} \mid \text{tokens before}) = \mathrm{softmax}(C_l h + b_l)
 
-    This is the flat form of TIGER, but for two things: a backbone of one causal stack, in place of an encoder
-    and a decoder, and no token of the user. h is the output at the token before a digit, and the softmax is
-    over the digits that may follow, so the probabilities of all items sum to one exactly. The last of the D
-    digits numbers the items that share all generated codes (``depth``); it is a token with its own vector,
-    like any other. Items have no rows of their own: all weights are dense. P are learned vectors of
+    This is the flat form of TIGER with two differences: the backbone is one causal stack instead of an
+    encoder and a decoder, and there is no token of the user. h is the output at the token before a digit. The
+    softmax is over the digits that may follow, so the probabilities of all items sum to one exactly. The last
+    of the D digits numbers the items that share all generated codes (``depth``); it is a token with its own
+    vector, like any other. Items have no rows of their own: all weights are dense. P are learned vectors of
     the items' places from the start of what is read, which is the last ``max_length`` items. The loss is the
     mean, over all items with a predecessor and on all ranks, of the sum over the item's digits of -log p.
 
@@ -94,7 +94,7 @@ class FlatRetriever(CodeModel):
 
     Args:
       backbone: A stack that can read on, such as `gmeta.layers.HSTU`. Its own ``max_length`` counts tokens: D
-        for each item that is read, one more, and D for the answer.
+        for each item that is read, one for the beginning, and D for the answer.
       ids: The semantic ids of the catalogue, whose order is that of their items.
       dim: d, the width of tokens.
       max_length: The longest history that is read, in items.
@@ -102,10 +102,10 @@ class FlatRetriever(CodeModel):
       time: The column of times; None: the backbone gets no times. A digit has the time of its item.
       hash: Whether ids are any int64 or texts, as for a `gmeta.layers.FeatureConfig`.
       depth: How many codes are generated as digits, from 1 on. None: all codes.
-      softmax: Over what training normalises: the digits that may follow (``"children"``), or all codes of a
+      softmax: What training normalises over: the digits that may follow (``"children"``), or all codes of a
         level (``"codes"``), as TIGER does, so that a model also learns which codes no item has. Searches,
-        draws and `digit_log_probs` are over what may follow, whatever this is.
-      beam: How many prefixes `evaluate` keeps at each digit.
+        draws and `digit_log_probs` always normalise over the digits that may follow.
+      beam: The number of prefixes that `evaluate` keeps at each digit.
       dropout: The share of the embedded tokens' numbers that are dropped in training.
       seed: The seed of initial values and dropout.
       ks: The cutoffs k of the metrics, up to ``beam``.
@@ -194,10 +194,10 @@ class FlatRetriever(CodeModel):
           x: A batch.
           items: (users, group) ids, of items that may come after the histories, which are read once.
           training: Whether to apply dropout. There are gradients to weights either way.
-          allow: As for `retrieve`: the probabilities are among the items that may come out.
+          allow: As for `retrieve`: probabilities are normalised over the allowed items.
 
         Returns:
-          float32 (users, group, D); of an item that may not come out -inf from the digit on that rules it
+          float32 (users, group, D); for an item that isn't allowed, -inf from the digit on that rules it
           out, without gradient.
 
         Raises:

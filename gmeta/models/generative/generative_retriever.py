@@ -60,10 +60,10 @@ class GenerativeRetriever(CodeModel, NextItemModel):
       time: The column of times; None: the backbone gets no times.
       depth: How many codes are generated as digits, from 1 on; their vectors distinguish the items that
         share these codes. None: all codes.
-      width: Of the decoder's tokens.
-      blocks: How many blocks the decoder has.
-      heads: Of the decoder's attention; they divide the width.
-      beam: How many prefixes `evaluate` keeps at each digit.
+      width: The width of the decoder's tokens.
+      blocks: The number of the decoder's blocks.
+      heads: The number of the decoder's attention heads; it must divide the width.
+      beam: The number of prefixes that `evaluate` keeps at each digit.
       sampled: λ, from 0 on.
       negatives: How many negatives the additional loss draws per step, as for `NextItemModel`.
       repeats: Whether to learn β, as for `NextItemModel`.
@@ -202,10 +202,10 @@ class GenerativeRetriever(CodeModel, NextItemModel):
           x: A batch.
           items: (users, group) ids, of items that may come after the histories.
           training: Whether to apply dropout, and to make rows for new ids. Gradients reach rows and weights.
-          allow: As for `retrieve`: the probabilities are among the items that may come out.
+          allow: As for `retrieve`: probabilities are normalised over the allowed items.
 
         Returns:
-          float32 (users, group, L); of an item that may not come out -inf from the digit on that rules it
+          float32 (users, group, L); for an item that isn't allowed, -inf from the digit on that rules it
           out, without gradient.
 
         Raises:

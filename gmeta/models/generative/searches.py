@@ -21,7 +21,7 @@ def likeliest(walk: Walk, k: int, beam: int, allowed: Any = None) -> tuple[tf.Te
       walk: A walk at the root.
       k: How many items.
       beam: How many prefixes are kept at each level, >= k.
-      allowed: For each level bool (nodes,), as of `CodeTrie.allow`; None: all may come out.
+      allowed: For each level bool (nodes,), as `CodeTrie.allow` returns it; None: all are allowed.
 
     Returns:
       (users, k) int64 numbers of items, the likeliest first, -1 where there are fewer; and (users, k)
@@ -41,7 +41,7 @@ def independent(walk: Walk, group: int, noise: Noise, allowed: Any = None) -> tu
 
     Args:
       walk: A walk at the root.
-      group: How many items a user.
+      group: The number of items per user.
       noise: The noise of a level.
       allowed: As for `likeliest`.
 
@@ -60,7 +60,7 @@ def distinct(walk: Walk, group: int, noise: Noise, allowed: Any = None) -> tuple
 
     Args:
       walk: A walk at the root.
-      group: How many items a user.
+      group: The number of items per user.
       noise: The noise of a level.
       allowed: As for `likeliest`.
 
@@ -86,7 +86,7 @@ def of_items(walk: Walk, items: tf.Tensor, allowed: Any = None) -> tf.Tensor:
       allowed: As for `likeliest`.
 
     Returns:
-      float32 (users, group, L); -inf from the digit on that leads to no item that may come out.
+      float32 (users, group, L); -inf from the first digit on that leads to no allowed item.
     """
     tables, found, flat = walk.tables, [], tf.reshape(items, [-1])
     beams = tf.broadcast_to(tf.range(tf.shape(items)[1]), tf.shape(items))

@@ -133,7 +133,7 @@ def _hashable(spec: Any) -> Any:
 
 
 Samples = Mapping[str, Any]
-"""Feature -> ids, and column -> numbers. Ids are (samples,), or for several ids a sample a RaggedTensor,
+"""Feature -> ids, and column -> numbers. Ids are (samples,), or for several ids per sample a RaggedTensor,
 lists, or (samples, ids). Numbers are columns that the network takes by name, (samples,). A pandas DataFrame
 works too."""
 

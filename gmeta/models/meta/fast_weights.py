@@ -211,7 +211,7 @@ class FastWeights:
         return next((name for name, deltas in every.items() if not np.isfinite(deltas).all()), "")
 
     def to_bytes(self, dtype: DeltaDtype = "float32") -> bytes:
-        """Serialize to `nbytes` and a header of about 100 bytes a tensor; ``"float16"`` halves the numbers.
+        """Serialize to `nbytes` and about 100 bytes of header per tensor; ``"float16"`` halves the numbers.
 
         Raises:
           ConfigError: Another dtype, or deltas beyond 65,504, which float16 can't hold.
@@ -246,7 +246,7 @@ class FastWeights:
         if not isinstance(data, bytes | bytearray | memoryview):
             raise DataError(
                 f"fast weights are bytes, got {type(data).__name__}",
-                advice="give what `to_bytes` or an exported model's `adapt` answered, as it is",
+                advice="pass the unchanged result of `to_bytes` or of an exported model's `adapt`",
             )
         data = bytes(data)
         try:
@@ -268,7 +268,7 @@ class FastWeights:
             )
         if not bool(is_whole(tf.constant(data))):
             raise DataError(
-                f"{len(data):,} bytes of fast weights are damaged: their checksum is another", advice=_ADVICE
+                f"{len(data):,} bytes of fast weights are damaged: their checksum differs", advice=_ADVICE
             )
         try:
             found = cls(
@@ -305,7 +305,7 @@ class FastWeights:
         """Read a file that `save` wrote.
 
         Raises:
-          DataError: There is no such file, or it holds no fast weights.
+          DataError: The file doesn't exist, or isn't one of fast weights.
         """
         try:
             data = Path(path).read_bytes()

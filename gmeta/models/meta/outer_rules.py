@@ -56,7 +56,7 @@ def in_two_groups(view: TaskView, outputs: Callable[[TaskView], tf.Tensor]) -> t
 
 
 def why_not_dual(learner: TaskLearner) -> str:
-    """Say why a learner's training steps can't be computed in this form; empty if they can.
+    """Return why a learner's training steps can't be computed in this form; empty if they can.
 
     The first layer must adapt, its steps must be sums of gradients, and its inputs must not change.
     """
@@ -64,7 +64,7 @@ def why_not_dual(learner: TaskLearner) -> str:
     if inner.algorithm == "ridge":
         return "ridge solves for the head"
     if not isinstance(network, MLP):
-        return f"the network is a {type(network).__name__} and no gmeta.layers.MLP"
+        return f"the network is a {type(network).__name__} and not a gmeta.layers.MLP"
     if inner.steps == 0 or f"{network.first}/kernel" not in learner.adapted_weights():
         return f"the first layer, {network.first}, doesn't adapt"
     if inner.adapts_embeddings:
@@ -74,7 +74,7 @@ def why_not_dual(learner: TaskLearner) -> str:
     if inner.clip_norm or inner.clip_value or inner.recompute or inner.learn_learning_rate == "parameter":
         return "it has no clipping, no recomputing and no rate for each weight"
     if not getattr(inner.adaptation().optimizer, "is_linear", False):
-        return "the inner optimizer's steps are no sums of gradients"
+        return "the inner optimizer's steps aren't sums of gradients"
     return ""
 
 
@@ -127,7 +127,7 @@ def choose_form(learner: TaskLearner, asked: Form | Literal["auto"] = "auto") ->
       asked: A form; ``"auto"`` chooses the quickest one that the learner and its inner loop allow.
 
     Raises:
-      ConfigError: There is no such form, or the learner doesn't allow it; the message says why.
+      ConfigError: The form is unknown, or the learner doesn't allow it; the message says why.
     """
     if asked == "auto":
         dual = "dual" in learner.forms and not why_not_dual(learner)

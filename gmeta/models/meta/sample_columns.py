@@ -80,7 +80,7 @@ class SampleColumns:
             parts = [each[name] for each in sets]
             ranks = {part.ndim if isinstance(part, np.ndarray) else 2 for part in parts}
             if len(ranks) > 1:
-                raise ConfigError(f"feature {name!r} has one id a sample in some tasks and several in others")
+                raise ConfigError(f"feature {name!r} has one id per sample in some tasks, several in others")
             joined[name] = _concat_ids(parts, several)
         for name in self._numbers:
             parts = [each[name] for each in sets]
@@ -166,7 +166,7 @@ def _integers(given: Any, limit: int | None, what: str, padded: bool = False) ->
         wrong = array.min() if array.min() < (PADDING if padded else 0) else array.max()
         raise ConfigError(
             f"{what} holds the id {wrong}; ids are from 0 on and below {limit}, and with "
-            "FeatureConfig(..., hash=True) any number is one. For several ids a sample pass lists, a "
+            "FeatureConfig(..., hash=True) any number is one. For several ids per sample pass lists, a "
             "tf.RaggedTensor, or, for a feature with a combiner, a matrix filled up with -1"
         )
     return array.astype(np.int64, copy=False)

@@ -116,7 +116,7 @@ def weigh_tasks(batch: Mapping[str, Any], class_weight: Mapping[int, float]) -> 
     """
     label = tf.convert_to_tensor(batch["label"])
     if label.shape.rank != 1:
-        raise ConfigError("class_weight goes with one label a sample; weigh several in a loss of your own")
+        raise ConfigError("class_weight requires one label per sample; weigh several in a custom loss")
     bad = {name: weight for name, weight in class_weight.items() if not 0 <= weight < float("inf")}
     if bad:
         raise ConfigError(f"class_weight must be numbers from 0 on, got {bad}")
@@ -455,7 +455,7 @@ class TaskModel(Model):
         return {**own, "x": weigh_data(self.learner, own["x"], weights), "class_weight": None}
 
     def find_fault(self, data: Any) -> str:
-        """Say which part of a batch makes the loss not finite; empty if none does."""
+        """Return which part of a batch makes the loss not finite; empty if none does."""
         return fault_of_tasks(self.learner, self.learner.tasks_of(data))
 
     @property

@@ -34,7 +34,7 @@ Noted = Mapping[str, npt.NDArray[np.int64]]
 class Catalogue(tf.__internal__.tracking.AutoTrackable):
     """A numbering of items, from 0 on, that counts how often each occurs in training.
 
-    On several ranks, each counts what it reads, until `gather_ranks` adds the counts up.
+    On several ranks, each rank counts the items that it reads, until `gather_ranks` adds the counts up.
 
     Args:
       items: V, for the ids from 0 to V - 1; or V distinct ids: any integers, such as the hashes that
@@ -46,8 +46,8 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
       size: V.
       resources: What finds items, if they have ids of their own; an exported graph needs it, and checkpoints
         don't hold it.
-      marks: int64 (V,), a mark of what a model knows of each item besides its key. Weights are then loaded
-        only if the items that they know have the same marks. None: there are none.
+      marks: int64 (V,), a mark of what a model stores of each item besides its key, such as its code. Weights
+        are then loaded only if their items have the same marks. None: there are none.
 
     Raises:
       ConfigError: There are no items; ids aren't distinct or are of another kind; an id stands for padding;
@@ -174,12 +174,12 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
 
         Args:
           k: The number of items.
-          allow: bool (V,), which items may come out; None: all.
+          allow: bool (V,), which items are allowed; None: all.
 
         Returns:
           (k,) int64 numbers, the most frequent first, and those of equal counts :math:`c_j` in the order of
-          the catalogue; and (k,) float32 :math:`\log (c_j + 1) / \sum_i (c_i + 1)` over the items that may
-          come out. If these are fewer than k, the rest is -1 and -inf.
+          the catalogue; and (k,) float32 :math:`\log (c_j + 1) / \sum_i (c_i + 1)` over the allowed
+          items. If these are fewer than k, the rest is -1 and -inf.
         """
         counts = self.counts + 1
         may = tf.ones_like(counts, tf.bool) if allow is None else tf.convert_to_tensor(allow, tf.bool)
@@ -201,7 +201,7 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         return {"keys": keys[some], "counts": counts[some], "marks": np.zeros(0, np.int64)}
 
     def compare(self, noted: Noted) -> None:
-        """Refuse what belongs to a model that knows other things of the items.
+        """Refuse the state of a model whose items have other marks.
 
         Args:
           noted: Another catalogue's `noted`.
@@ -379,7 +379,7 @@ class NegativeDraw:
       seed: The seed of the draws.
 
     Raises:
-      ConfigError: A setting makes no sense.
+      ConfigError: A setting is invalid.
     """
 
     owner: str
@@ -433,7 +433,7 @@ def popularity_shares(owner: str, counts: Any, items: int, in_batch: bool) -> tf
 
 
 def log_expected(popularity: tf.Tensor, numbers: tf.Tensor, *, samples: tf.Tensor, drawn: int) -> tf.Tensor:
-    r"""Compute log Q of items: how often each is to be expected among the negatives of a sample.
+    r"""Compute log Q of items, where Q is the expected count of each among the negatives of a sample.
 
     .. math:: \log Q_j = \log((n - 1)\, p_j + m / V)
 

@@ -249,7 +249,7 @@ def _of_label(model: str, given: Any, label: str) -> tf.keras.metrics.Metric:
     """Make a separate metric for the label, with the label in its name."""
     if isinstance(given, AUC | UserGAUC | TaskMetric):
         raise ConfigError(
-            f"{model}: {type(given).__name__} is no metric for compile: auc_{label} and gauc_{label} are "
+            f"{model}: {type(given).__name__} isn't a metric for compile: auc_{label} and gauc_{label} are "
             "always measured in evaluate"
         )
     if isinstance(given, str) and given in _BINARY:

@@ -1,4 +1,4 @@
-"""What models of the next item share, whatever a token is: histories, a catalogue, metrics of ranks."""
+"""Base class of models of the next item, whatever a token is: histories, a catalogue, metrics of ranks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _ITEMS = "items_"  # before the names of what a file of Keras holds of the catal
 
 
 class HistoryModel(Model):
-    """A model of the next item in a history, with its own loss, whose answers are items of a catalogue.
+    """A model that predicts the next item of a history among those of a catalogue, with its own loss.
 
     Attributes:
-      feature: What items are, and whether ids are hashed.
+      feature: The feature of items, which defines whether ids are hashed.
       catalogue: The items.
       max_length: The longest history that is read.
       item: The column of items.
@@ -185,7 +185,7 @@ class HistoryModel(Model):
         sequences = jagged.as_jagged(column)
         if sequences is None:
             raise ConfigError(
-                f"{self.name}: {name} must be ragged, a row a user, or a gmeta.ops.Jagged, got "
+                f"{self.name}: {name} must be ragged, one row per user, or a gmeta.ops.Jagged, got "
                 f"{type(column).__name__}; tf.ragged.boolean_mask(x, x != -1) makes it of a matrix padded "
                 "with -1"
             )
@@ -200,7 +200,7 @@ def check_times(name: str, backbone: Any, time: str | None) -> None:
     """Check that there is a column of times if the backbone needs one.
 
     Raises:
-      ConfigError: There is none.
+      ConfigError: The backbone needs times, and no column is named.
     """
     if time is None and backbone.needs_times:
         raise ConfigError(

@@ -28,9 +28,6 @@ from gmeta.models.sequence.grm_model import GRM
 from gmeta.ops import Jagged, jagged
 
 # The learner of `MetaGRM`: users are tasks, and the heads of a `GRM` adapt to them.
-#
-# All exposures of a user are targets of one sequence, so the trunk, which is nearly all of the work, is
-# computed once. The inner steps change only experts, gates and towers, with the trunk's outputs as inputs.
 
 
 class ExposureHeads(tf.keras.layers.Layer):
@@ -78,13 +75,13 @@ class ExposureLearner(TaskLearner):
             raise ConfigError(f"{name}: ranker must be a GRM, got {type(ranker).__name__}")
         if ranker.mixture.report is not None or ranker.mixture.balance_loss:
             raise ConfigError(
-                f"{name}: the mixture {ranker.mixture.name!r} has metrics or a loss of balance, which can't "
-                "be where a graph is mapped over users: make it with report=None and balance_loss=0"
+                f"{name}: the mixture {ranker.mixture.name!r} has metrics or a balance loss, which a graph "
+                "that is mapped over users doesn't support: make it with report=None and balance_loss=0"
             )
         if ranker.mixture.sparse is True:
             raise ConfigError(
-                f"{name}: the mixture {ranker.mixture.name!r} has sparse=True, which can't be where a graph "
-                "is mapped over users: make it with sparse='auto'"
+                f"{name}: the mixture {ranker.mixture.name!r} has sparse=True, which a graph that is mapped "
+                "over users doesn't support: make it with sparse='auto'"
             )
         self.query = _check(name, query)
         self.ranker, self.columns = ranker, ranker.columns
@@ -99,7 +96,7 @@ class ExposureLearner(TaskLearner):
         return None  # the heads have their weights, and their input is the trunk's output
 
     def _adapt_by(self, inner: meta.InnerLoop) -> None:
-        """Adapt by another inner loop from now on.
+        """Replace the inner loop.
 
         Raises:
           ConfigError: As in `TaskLearner.use`; or the inner loop adapts rows, or is Reptile or ridge.

@@ -80,10 +80,10 @@ class NextItemModel(HistoryModel):
       negatives_per: Which tokens share negatives. ``"step"``: all of a step, on all ranks; ``"user"``: those
         of one history; ``"position"``: none. The last two look up m rows for each user or token.
       repeats: Whether to learn β, and to have the history's own items among the negatives. False: β is 0.
-      popularity: How often each item occurs in training, (V,) numbers from 0 on: the loss then makes up for
+      popularity: How often each item occurs in training, (V,) numbers from 0 on: the loss then corrects for
         the frequency of in-batch negatives (`gmeta.losses.SampledSoftmax`). For a loss with ``in_batch``.
       loss: The sampled softmax loss. None: of dot products, at temperature 1, without in-batch negatives.
-      token_scale: What an item's vector is multiplied with before it enters the backbone. None: √d.
+      token_scale: The factor of an item's vector before it enters the backbone. None: √d.
       places: Whether position vectors are counted ``"from_end"`` of a history or ``"from_start"``.
       norm: Whether the backbone's output gets a layer norm with weights.
       dropout: The share of the embedded tokens' numbers that are dropped in training.
@@ -183,7 +183,7 @@ class NextItemModel(HistoryModel):
 
     @property
     def repeat_bias(self) -> tf.Tensor:
-        """What is added to the logits of items that the history has, (); 0 without ``repeats``."""
+        """The number added to the logits of items that the history has, (); 0 without ``repeats``."""
         return tf.zeros([]) if self.repeat is None else _REPEAT_SCALE * self.repeat
 
     @property
@@ -201,7 +201,7 @@ class NextItemModel(HistoryModel):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the k items of the catalogue that most likely come next.
 
-        A history without an item of the catalogue is answered by the items that occurred most often in
+        For a history without an item of the catalogue, these are the items that occurred most often in
         training (`Catalogue.most_popular`).
 
         Args:
@@ -402,7 +402,7 @@ class NextItemModel(HistoryModel):
 def _item_feature(name: str, collection: EmbeddingCollection, item: str) -> FeatureConfig:
     features = {feature.name: feature for feature in collection.features}
     if item not in features:
-        raise ConfigError(f"{name}: item={item!r} is no feature of the collection: {', '.join(features)}")
+        raise ConfigError(f"{name}: item={item!r} isn't a feature of the collection: {', '.join(features)}")
     others = [each for each in features if each != item]
     if others:
         raise ConfigError(

@@ -99,7 +99,7 @@ class SequenceColumns:
                     )
                 if known[name].combiner is not None and (part != "contexts" or name in self._of_tokens):
                     raise ConfigError(
-                        f"feature {name!r} has a combiner, and one of {part} has one id a token. Lists of "
+                        f"feature {name!r} has a combiner, and one of {part} has one id per token. Lists of "
                         "ids can be contexts alone, under names of their own (with table= they share rows)"
                     )
         unread = [name for name in known if name not in (*self.contexts, *self._of_tokens)]
@@ -276,7 +276,7 @@ def _jagged(batch: Batch, part: str, name: str) -> Jagged:
     sequences = jagged.as_jagged(column)
     if sequences is None:
         raise ConfigError(
-            f"{part} {name!r} must be ragged, a row a user, or a gmeta.ops.Jagged, got "
+            f"{part} {name!r} must be ragged, one row per user, or a gmeta.ops.Jagged, got "
             f"{type(column).__name__}: gmeta.io.sequences reads it so, and tf.ragged.boolean_mask(x, x != -1)"
             " makes it of a matrix padded with -1"
         )

@@ -196,8 +196,8 @@ def dlrm(
     perceptron's input; otherwise only products would reach it.
 
     Args:
-      features: The categorical features, all of one width; one with several ids a sample needs a combiner.
-      floats: The names of float columns, one number a sample; scale them to about one (the log of counts).
+      features: The categorical features, all of one width; one with several ids per sample needs a combiner.
+      floats: The names of float columns, one number per sample; scale them to about one (the log of counts).
       bottom: Units of the bottom perceptron's hidden layers; its last layer has d units.
       top: Units of the top perceptron's hidden layers.
       head: ``"ctr"``: outputs are probabilities, for ``loss="binary_crossentropy"``. ``"rating"``: they are

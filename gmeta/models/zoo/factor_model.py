@@ -1,7 +1,7 @@
 """A factor model that adapts to a user in closed form: the recipe for cold start.
 
-Items have ids and attributes, users have attributes and a few ratings. All that is learnt has a Gaussian
-prior, and what a user's ratings say is solved for by ridge regression.
+Items have ids and attributes, users have attributes and a few ratings. All learned weights have Gaussian
+priors, and ridge regression solves for a user's head from the ratings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gmeta.models.meta.meta_model import MetaModel
 from gmeta.models.zoo.scaled_numbers import ScaledNumbers
 from gmeta.optimizers import Adam, LearningRate, RowPrior
 
-# A factor model's network: items are vectors, and what a user thinks of them is linear in these vectors.
+# A factor model's network: items are vectors, and a user's ratings are linear in these vectors.
 
 _HEAD, _CENTRE, _FLOATS = "head/kernel", "item/centre", "item/floats"
 
@@ -43,12 +43,12 @@ class FactorNetwork(tf.keras.layers.Layer):
       item: The feature of the item's id; None: items have only attributes.
       attributes: The features of the item's attributes; all of the item are ``dim + 2`` wide.
       user: The features of the user's attributes, ``dim + 1`` wide.
-      floats: Float columns of the item, one number a sample.
+      floats: Float columns of the item, one number per sample.
       dim: The number of factors.
-      mean: :math:`\mu`, what is predicted of an average item.
+      mean: :math:`\mu`, the prediction for an average item.
       deviation: s, the unit of labels.
       dropout: See `EntityVector`.
-      seed: The seed of what is dropped.
+      seed: The seed of dropout.
 
     Shapes:
       {feature: (..., samples, width), column: (..., samples)} -> (..., samples, 1).
@@ -152,8 +152,8 @@ class FactorSettings:
 
     Attributes:
       dim: The number of factors.
-      dropout: The probability that training leaves out a sample's own row, if items have attributes, which
-        then speak for it. If they have none, no row is left out.
+      dropout: The probability that training leaves out a sample's own row, if items have attributes, so that
+        these learn to predict alone. If they have none, no row is left out.
       noise: The variance of labels that no model explains, for a squared error under an inner loop that
         doesn't learn it (``HeadPrior(likelihood=False)``). 0.5 for a logistic loss and for any other that is
         a negative log-likelihood.
@@ -205,7 +205,7 @@ def factor_ridge(
     r"""Make a factor model that adapts by ridge regression, as a `MetaModel`.
 
     An item's vector :math:`(b_i, l_i, f_i)` is its own row plus its attributes' rows. Own rows are dropped at
-    random in training, so that attributes speak for new items (`gmeta.layers.EntityVector`). With u, the sum
+    random in training, so that attributes describe new items (`gmeta.layers.EntityVector`). With u, the sum
     of the user's attributes' rows:
 
     .. math:: \hat y = \mu + s \left(b_i + (1 + l_i,\ f_i)^T (u + h)\right)
@@ -220,10 +220,10 @@ def factor_ridge(
 
     Args:
       item: The column of the item's id; None: items have only attributes.
-      attributes: Columns with one attribute of the item a sample.
+      attributes: Columns with one attribute of the item per sample.
       lists: Columns with any number of them; or such columns -> how they are pooled, ``"sqrtn"`` if not
         given.
-      user: Columns with one attribute of the user a sample.
+      user: Columns with one attribute of the user per sample.
       samples: The number of labels in the training data; the more there are, the less priors weigh.
       floats: Float columns of the item -> (mean, deviation).
       mean: :math:`\mu`, the mean label of the training data; for a logistic loss, its logit.
@@ -260,7 +260,7 @@ def factor_ridge(
         raise ConfigError(f"{name}: hash names {', '.join(unknown)}, which aren't columns of the model")
 
     inner = inner or FACTOR_LOOP
-    # The loss is so many times the negative log-likelihood.
+    # The ratio of the loss to the negative log-likelihood.
     unit = 1.0 if inner.learns_variance else 2 * settings.noise * deviation**2
 
     def feature(column: str, spread: float, variance: Sequence[float]) -> FeatureConfig:

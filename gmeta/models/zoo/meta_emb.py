@@ -194,7 +194,7 @@ class MetaEmb(MetaModel):
     Args:
       base: A trained model; `MetaModel` with ``InnerLoop(steps=0)`` and ``outer_samples="all"`` gives
         ordinary training. Its embeddings and network are used unchanged, and frozen from here on.
-      feature: The feature whose rows are generated, such as ``"ad"``; one id a sample.
+      feature: The feature whose rows are generated, such as ``"ad"``; one id per sample.
       attributes: The features that rows are generated from; None: all others. A task's attributes are read
         from its first sample.
       cold_weight: :math:`\alpha`, from 0 to 1; the paper uses 0.1.
@@ -208,8 +208,9 @@ class MetaEmb(MetaModel):
       name: The model's name.
 
     Raises:
-      ConfigError: The base isn't a `MetaModel`; the feature is unknown or has several ids a sample; there are
-        no attributes; the weight is outside of 0 to 1; or the inner loop adapts something other than the row.
+      ConfigError: The base isn't a `MetaModel`; the feature is unknown or has several ids per sample; there
+        are no attributes; the weight is outside of 0 to 1; or the inner loop adapts something other than the
+        row.
 
     Example:
       >>> from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
@@ -247,7 +248,7 @@ class MetaEmb(MetaModel):
         self._check(widths, feature, attributes, cold_weight)
         if any(each.name == feature and each.combiner is not None for each in base.collection.features):
             raise ConfigError(
-                f"MetaEmb: {feature!r} has several ids a sample, and a task is the samples of one id: name "
+                f"MetaEmb: {feature!r} has several ids per sample, and a task is the samples of one id: name "
                 "the feature that identifies tasks"
             )
         named = inputs_by_name(given_network(base.network), base.collection)

@@ -21,8 +21,8 @@ from gmeta.core.graph import refuse_unless
 from gmeta.core.shares import LOGICAL_SHARDS
 
 ADVICE = (
-    "a derivative is NaN or infinite there, as that of tf.norm, tf.sqrt or a fractional power at 0: keep the "
-    "argument away from 0"
+    "a derivative is NaN or infinite there, like that of tf.norm, tf.sqrt or a fractional power at 0: keep "
+    "the argument away from 0"
 )
 """What errors advise if a gradient isn't finite."""
 
@@ -70,7 +70,7 @@ def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float 
     if not gradients:
         return tf.constant("")
     squares = tf.stack([_sum_of_squares(each.values) for each in gradients])
-    with tf.device("CPU:0"):  # where it is decided
+    with tf.device("CPU:0"):  # where the result is used
         sound = tf.reduce_all(tf.math.is_finite(squares))
     return tf.cond(sound, lambda: tf.constant(""), lambda: _search(gradients, samples))
 
@@ -148,7 +148,7 @@ def _sum_of_squares(values: Any) -> tf.Tensor:
 def _search(gradients: Sequence[NamedGradient], samples: tf.Tensor | float) -> tf.Tensor:
     with tf.device("CPU:0"):  # only a gradient that isn't finite comes here from a GPU
         found = tf.stack([_first_bad(each, samples) for each in gradients])
-    # TensorFlow keeps `describe` for good, so it may not hold the tables.
+    # TensorFlow never frees `describe`, so it may not hold the tables.
     owners = [each.of if isinstance(each.of, str) else weakref.ref(each.of) for each in gradients]
 
     def describe(counts_and_keys: tf.Tensor) -> str:

@@ -1,9 +1,9 @@
 """Lets a table follow the optimizer of the models that train it.
 
-A row has one set of optimizer slots, and every update of a table goes by one rule: a kind of optimizer and
+A row has one set of optimizer slots, and every update of a table follows one rule: a kind of optimizer and
 its hyperparameters. The learning rate isn't part of the rule, because each update is given its own. So
-several models can train a table at rates of their own, but only by one rule. A model that would change the
-rule under another one is refused.
+several models can train a table at different rates, but only by one rule. A model that would change the rule
+of another one is refused.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class FollowsModels:
     def trainable(self, value: bool) -> None:
         if not value:
             raise ConfigError(
-                f"table {self.name!r} can't be frozen by itself: give its features an EmbeddingCollection of "
-                "their own, and set trainable=False there before compile"
+                f"table {self.name!r} can't be frozen alone: give its features a separate "
+                "EmbeddingCollection, and set trainable=False there before compile"
             )
 
     def is_trained_by(self, trainer: Any) -> bool:
@@ -86,7 +86,7 @@ class FollowsModels:
         return self.change_optimizer(optimizer)
 
     def check_rule(self, trainer: Any, optimizer: SparseOptimizer) -> None:
-        """Refuse a new trainer whose optimizer has another rule than that of a trainer which still exists.
+        """Refuse a new trainer whose optimizer has another rule than an existing trainer's.
 
         A model that trains the table already may be compiled with another rule; `check_trainer` then refuses
         the other models' training.
@@ -214,7 +214,7 @@ class FollowsModels:
         """
         if kind not in KINDS:
             raise ConfigError(
-                f"table {self.name!r}: the checkpoint is of an optimizer {kind!r}, unknown here"
+                f"table {self.name!r}: the checkpoint's optimizer {kind!r} is unknown to this gmeta"
             )
         saved = KINDS[kind](learning_rate=None)
         if not self._is_chosen:

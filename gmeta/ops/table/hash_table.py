@@ -1,4 +1,4 @@
-"""The dynamic embedding table, which makes a row when its key is first looked up.
+"""The dynamic embedding table, which creates a row when its key is first looked up.
 
 The engine is native: ``ops/table/host/table.h`` describes how it works and why it is fast.
 """
@@ -62,7 +62,7 @@ class HashTable(
 ):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
-    The first lookup of a key makes its row. The initial row is a pure function of (seed, key), never of
+    The first lookup of a key creates its row. The initial row is a pure function of (seed, key), never of
     order, step or rank. Weights, optimizer state, frequency and last step of a row are one record; they are
     saved, restored and removed together.
 
@@ -111,7 +111,7 @@ class HashTable(
       3
     """
 
-    imports = 0  # how often records were imported or restored
+    imports = 0  # the number of imports and restores
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Finds rows that were saved of tables by the tables' names, and fills tables with them.
+"""Finds saved rows by the names of their tables, and fills tables with them.
 
 Tables may have been merged in another way when they were saved (`gmeta.core.named_tables`). Their keys
-are then converted. An age, the number of steps since a row was used, stays what it was: if sources are at
-different steps, last steps move by the difference. What a filter of admission has counted is not loaded then,
-because a filter has no ids.
+are then converted. A row's age, the number of steps since it was used, is preserved: if sources are at
+different steps, last steps are shifted by the difference. The counts of an admission filter aren't loaded
+then, because a filter has no ids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import AdmissionState, Records
 
 Pair = tuple[NamedTable, NamedTable]
-"""A table, and what was saved of it."""
+"""A table, and its saved rows."""
 
 Keep = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 
@@ -50,7 +50,7 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class Moves:
-    """Which saved rows go where.
+    """A plan: which saved rows are loaded into which tables.
 
     Attributes:
       own: Full name -> table.
@@ -59,7 +59,7 @@ class Moves:
       misfits: Tables that were saved and can't be loaded, with the reason.
       without_slots: Tables whose rows come without slots, because their optimizer is of another kind now.
       sources: Physical table -> the saved physical tables that have rows of its tables, and these.
-      folds: Physical table -> how the hashed ids of what is loaded into it were folded, if there are any.
+      folds: Physical table -> the fold of the hashed ids that are loaded into it, if there are any.
     """
 
     own: Mapping[str, NamedTable]
@@ -78,7 +78,7 @@ class Moves:
 
     @property
     def left(self) -> list[str]:
-        """The saved tables whose rows go nowhere, by their full names; misfits are among them."""
+        """The saved tables whose rows aren't loaded, by their full names; misfits are among them."""
         taken = list(self.matched.values())
         return [full for full, each in self.saved.items() if each not in taken]
 
@@ -99,7 +99,7 @@ class Moves:
 
     @property
     def omissions(self) -> list[str]:
-        """What isn't loaded, as clauses of a sentence."""
+        """What isn't loaded, as clauses for a message."""
         return [
             *(f"{full} is reinitialized: {why}" for full, why in self.fresh.items()),
             *(f"the rows of {full} are left out" for full in self.left if full not in self.misfits),
@@ -147,7 +147,7 @@ def plan_moves(tables: Mapping[str, HashTable], saved: Mapping[str, SavedTable])
 
 
 def _merged(name: str, saved: SavedTable, tables: Mapping[str, HashTable]) -> MergedKeys | None:
-    """Return what is merged in a saved table; if that wasn't noted, it is what the table of its name has."""
+    """Return the tables merged in a saved table; if they weren't noted, those of the table of its name."""
     if saved.merged is not None or name not in tables:
         return saved.merged
     own = tables[name].merged_keys
@@ -164,7 +164,7 @@ def keeps_slots(table: HashTable, kind: str) -> bool:
 
 
 def fit_slots(table: HashTable, kind: str) -> Callable[[Records], Records]:
-    """Return what gives records that were saved with a kind of optimizer the slots of a table."""
+    """Return a function that gives records saved with a kind of optimizer the slots of a table."""
     if kind == table.optimizer.kind:
         return lambda records: records
     if table.follows:
@@ -213,8 +213,8 @@ def fill_table(
 def warn_of_filters(table: HashTable, names: Sequence[str]) -> None:
     """Warn that a table's admission counts from 0 again, because the saved filters can't be loaded."""
     warn_caller(
-        f"table {table.name!r}: ids without a row are counted afresh, because the filter of "
-        f"{', '.join(map(repr, names))} has counted keys, which are others now"
+        f"table {table.name!r}: ids without a row are counted from 0 again, because the filter of "
+        f"{', '.join(map(repr, names))} has counted keys, which have changed"
     )
 
 

@@ -1,9 +1,8 @@
-"""Tracing without gmeta's own ops, so that a saved graph runs wherever TensorFlow does.
+"""Tracing without gmeta's ops, so that a saved graph runs wherever TensorFlow does.
 
 Inside `portable_ops`, each op that a prediction needs uses its form in plain TensorFlow, and each table is
 read from a `FrozenTable`, a copy of its current state. This applies to everything that is called inside,
-layers and models included. A model is therefore exported by tracing it once more, and needs no export code of
-its own.
+layers and models included. A model is therefore exported by tracing it again, without special export code.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gmeta.ops.native_forms import portable_forms
 from gmeta.ops.table.finite import refuse_bad_rows
 from gmeta.ops.table.hash_table import HashTable
 
-# A read-only copy of a table in plain TensorFlow ops, for serving without gmeta's own ops.
+# A read-only copy of a table in plain TensorFlow ops, for serving without gmeta's ops.
 #
 # Keys and rows are variables, so they are stored in the SavedModel's variable files: a graph holds at most 2
 # GB of constants, but a variable can be as large as memory. A static hash table maps a key to its row's

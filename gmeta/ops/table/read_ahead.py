@@ -2,7 +2,7 @@
 
 An inserting lookup reads rows and has effects: it evicts, admits, inserts, and counts uses. A peek reads
 without effects, at any time. A reread, in the batch's turn, has the effects of the lookup, and reads again
-only what has changed since. So every number stays that of a run without peeks.
+only what has changed since. So results equal those of a run without peeks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Peeked(NamedTuple):
 
     Attributes:
       rows: (n, dim) float32, the row of each key at some moment during the peek.
-      stamps: (n,) int64, by which `HashTable.reread` sees which rows have changed. A stamp of 0 stands for a
+      stamps: (n,) int64, from which `HashTable.reread` determines the changed rows. A stamp of 0 stands for a
         row that wasn't peeked. ``ops/table/core/stamp.h`` explains the others.
     """
 
@@ -97,15 +97,15 @@ class ReadsAhead:
         return peeked
 
     def prefetch(self, keys: Any) -> tf.Operation | None:
-        """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`): no number changes.
+        """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`); results don't change.
 
         From a drive to host memory: the call returns when the rows have arrived. Call it where batches are
         made, such as in `tf.data.Dataset.map`, or in a thread. A lookup or a `peek` would bring them too, but
         its step would wait for them.
 
-        From host memory to a GPU's: the call returns at once, and copies run beside compute. Make it a batch
-        or two before the batch's step, and once for all keys of a batch: ``Tiers.lookahead`` counts calls.
-        Nothing else brings rows. Those that find no room stay where they are.
+        From host memory to a GPU's: the call returns at once, and copies run beside compute. Call it one or
+        two batches before the batch's step, and once for all keys of a batch: ``Tiers.lookahead`` counts
+        calls. Only prefetches move rows to the GPU. Rows for which it has no room stay in host memory.
 
         Without tiers, nothing happens. In a ``tf.function``, a prefetch waits for none of the table's other
         ops that are called there, and none waits for it, as with `peek`.
@@ -137,8 +137,8 @@ class ReadsAhead:
         """Look up keys whose rows were peeked, and read again only the rows that may have changed since.
 
         The effects on the table and its statistics are those of `HashTable.lookup_keys`, and so are the rows,
-        to the last bit: whatever happened since the peek, in this thread or another, and even if another
-        optimizer or a restored checkpoint has taken the table's content.
+        bit for bit: whatever happened since the peek, in this thread or another, even if the optimizer was
+        replaced or a checkpoint restored.
 
         Args:
           keys: (n,) integers, the keys of the peek in the same order.

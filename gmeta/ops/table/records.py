@@ -58,9 +58,9 @@ class ShardRecords(NamedTuple):
       live: (shards,) int64, how many rows each shard has, exported or not.
       step: () int64, the table's step.
       journal_whole: () bool, whether ``removed`` has every removal since `HashTable.start_journal`.
-      waiting: (w,) int64, the keys that an exact `gmeta.policies.CountAdmission` has turned away, sorted in
-        the same way.
-      waiting_counts: (w,) int64, how often each was turned away.
+      waiting: (w,) int64, the keys that an exact `gmeta.policies.CountAdmission` has rejected, sorted in the
+        same way.
+      waiting_counts: (w,) int64, how often each was rejected.
       waiting_splits: (shards + 1,) int64, as ``row_splits``.
     """
 
@@ -81,11 +81,11 @@ class ShardRecords(NamedTuple):
 
 
 class AdmissionState(NamedTuple):
-    """State of a table's admission: what it remembers of ids without a row; all empty if nothing.
+    """The state of a table's admission: the counts of ids without a row; empty tensors if there are none.
 
     Attributes:
       keys: (c,) int64, the ids that an exact `gmeta.policies.CountAdmission` counts, in no particular order.
-      counts: (c,) int64, how often each was turned away.
+      counts: (c,) int64, how often each was rejected.
       filter: (b,) uint8, the counters of the admission's `gmeta.policies.Bloom` filter.
     """
 
@@ -113,21 +113,21 @@ class FilterShards(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Statistics as scalar int64 tensors (``load_factor``: float64). Counts start when the table is made.
+    """Statistics as scalar int64 tensors (``load_factor``: float64). Counts start when the table is created.
 
     Attributes:
       size: Keys in the table.
       capacity: Slots of the key index.
       load_factor: ``size / capacity``; an index grows at 0.75, a shard at a time: by two fifths in host
         memory, to twice its size on a GPU.
-      bytes: Memory of index, records, and what admission remembers.
+      bytes: Memory of the index, the records and the state of admission.
       hits: Keys that were looked up and found.
       misses: Keys that were looked up and absent.
-      inserts: Rows that lookups made.
+      inserts: Rows that lookups created.
       removes: Rows that `HashTable.remove` removed.
       updates: Rows that a gradient updated.
       ignored: Gradients of absent keys, which had nothing to update.
-      rejects: Misses of inserting lookups that admission turned away.
+      rejects: Misses of inserting lookups that admission rejected.
       evictions: Rows that eviction removed.
       half_rows: Rows that are now in half precision (`gmeta.policies.TwoPrecisions`); the others are in
         float32.
@@ -260,7 +260,7 @@ class SavedByTensorFlow:
     divided: bool = False
 
     def saved_tensors(self) -> dict[str, tf.Tensor]:
-        """Export what a file has of the table: name -> tensor; nothing within `tables_saved_elsewhere`.
+        """Export the tensors that a file holds of the table, by name; none within `tables_saved_elsewhere`.
 
         Raises:
           ConfigError: This rank has only a part of the rows.
@@ -312,7 +312,7 @@ class SavedByTensorFlow:
                 if not table.follows:
                     raise ConfigError(
                         f"{table._owner} is {json.dumps(self._layout())}, but the checkpoint holds "
-                        f"{json.dumps(layout)}: restore it into one like that"
+                        f"{json.dumps(layout)}: restore it into such a table"
                     )
                 records = table.take_records_of(layout["optimizer"])(records)
             if self.divided and collectives.world().group_size > 1:
@@ -323,7 +323,7 @@ class SavedByTensorFlow:
             return table.import_admission(admission)
 
     def _owned(self, records: Records, admission: AdmissionState) -> tuple[Records, AdmissionState]:
-        """Return what this rank owns of a whole table."""
+        """Return the part of a whole table that this rank owns."""
         table: Any = self
         here = collectives.world()
         own = owned_by(records.keys, here.group_rank, here.group_size)

@@ -19,7 +19,7 @@ _native = load_op_library("ops")
 
 
 class TableSnapshot:
-    """Snapshot of a table's records, optimizer slots, step and admission at the time of its creation.
+    """A snapshot of a table's records, optimizer slots, step and admission at the time of its creation.
 
     Any number of snapshots of a table may exist at once; each is freed with its object. While a snapshot
     exists, the table keeps a copy, in float32, of each record that was used or removed since. If every row is
@@ -32,8 +32,8 @@ class TableSnapshot:
     Attributes:
       table: The table.
       optimizer: The kind of its optimizer.
-      step: The step that it was at.
-      admission: What admission remembered.
+      step: The table's step.
+      admission: The state of admission.
 
     Example:
       >>> table = HashTable(1, name="item")
@@ -102,13 +102,13 @@ class TableSnapshot:
     @property
     def _end_reason(self) -> str:
         return (
-            f"table {self.table.name!r} has got another optimizer since the snapshot was taken, which has "
-            "the slots of the one before: take snapshots after compile"
+            f"table {self.table.name!r} has another optimizer now than when the snapshot was taken, whose "
+            "slots differ: take snapshots after compile"
         )
 
 
 def _state(table: HashTable) -> tuple[int, ...]:
-    """Return numbers of which one changes whenever the table's records do."""
+    """Return numbers of which at least one changes whenever the table's records do."""
     counts = table.statistics()
     used = (counts.hits, counts.misses, counts.updates, counts.removes, counts.evictions)
     return (table.imports, int(table.step()), int(counts.size), *map(int, used))

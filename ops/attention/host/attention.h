@@ -25,8 +25,8 @@
 // sequence's results don't depend on its neighbours.
 //
 // Why it is fast. All products run at the pace of the multipliers (see multiply.h). The exponential
-// is a polynomial on vectors. There is no padding, no work on blocks that nobody sees, and none of
-// the half dozen passes over (L, L) matrices that attention takes without an op of its own.
+// is a polynomial on vectors. There is no padding, no work on blocks that no token sees, and none
+// of the half dozen passes over (L, L) matrices that attention by TensorFlow's ops takes.
 
 #ifndef GMETA_OPS_ATTENTION_HOST_ATTENTION_H_
 #define GMETA_OPS_ATTENTION_HOST_ATTENTION_H_

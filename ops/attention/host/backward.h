@@ -1,7 +1,6 @@
 // The gradients of one head of one sequence. With P = SiLU(S) and G = s dO:
 //
-//   dV = P^T G      dS = G V^T * SiLU'(S)      dQ = alpha dS K      dK = dS^T (alpha Q)      drab =
-//   dS
+//   dV = P^T G    dS = G V^T * SiLU'(S)    dQ = alpha dS K    dK = dS^T (alpha Q)    drab = dS
 
 #ifndef GMETA_OPS_ATTENTION_HOST_BACKWARD_H_
 #define GMETA_OPS_ATTENTION_HOST_BACKWARD_H_

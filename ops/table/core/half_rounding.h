@@ -1,6 +1,6 @@
-// How an optimizer's step on a half row is rounded when it is stored: to nearest, or at random, up
-// or down with probabilities by which the mean is the number itself. To nearest, a step below half
-// a unit of a number's last place is lost each time; at random, many such steps add up, with noise.
+// Rounding of an optimizer's step on a half row when it is stored: to nearest, or at random, up or
+// down with probabilities whose mean is the number itself. Rounded to nearest, a step below half a
+// unit in the last place is lost each time; at random, many such steps add up, with noise.
 //
 // Random numbers
 //   Each number of a row has 16 random bits, a pure function of (table seed, key, step, column). So

@@ -3,11 +3,11 @@
 // it.
 //
 // The penalty is on all rows in every step, but a step visits only the rows that have a gradient.
-// So a row pays when it is visited, for that step and for those since its last update: steps * l2 *
-// w. With gradient descent, that is what it would have paid one by one, to the first order in
-// learning_rate * l2. A row that has missed very many steps pays at most what takes it to 0 in one
-// step of gradient descent: learning_rate * strength <= 1. What a row owes for the steps after its
-// last update isn't paid.
+// So a visit applies the penalty of that step and of those since the row's last update: steps * l2
+// * w. With gradient descent, that equals applying it step by step, to the first order in
+// learning_rate * l2. After very many missed steps, at most what takes the row to 0 in one step of
+// gradient descent is applied: learning_rate * strength <= 1. The penalty of the steps after a
+// row's last update is never applied.
 //
 // In a table with a prior, a record's last step is therefore the step of its last update, or of its
 // insertion; lookups leave it as it is.

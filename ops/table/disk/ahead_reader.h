@@ -1,8 +1,8 @@
 // AheadReader: a thread that reads records before they are needed.
 //
-// It reads a request in pieces, and holds the records' mutex for one piece at a time, so that who
-// writes records between them needn't wait for long. A record that is written again later has
-// another version: the copy that was read is then out of date.
+// It reads a request in pieces, and holds the records' mutex for one piece at a time, so that a
+// writer of records needn't wait for long. A record that is written again later has another
+// version: the copy that was read is then out of date.
 
 #ifndef GMETA_OPS_TABLE_DISK_AHEAD_READER_H_
 #define GMETA_OPS_TABLE_DISK_AHEAD_READER_H_

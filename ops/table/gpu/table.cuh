@@ -211,7 +211,7 @@ class GpuTable {
   // Grows the index until it has room for n more keys. Reads the counters.
   void GrowIndex(uint64_t n, cudaStream_t stream);
   // Makes room for so many more rows of a store: by growth, and once it may grow no more, by
-  // writing others to disk. Room in `host` memory if it can be had that way, else anywhere.
+  // writing others to disk. The room is in `host` memory if possible, else anywhere.
   void MakeRoom(GpuRowStore* store, uint64_t rows, bool host, cudaStream_t stream);
   void EmptyPools(cudaStream_t stream);
   GpuCounters ReadCounters(cudaStream_t stream);

@@ -1,5 +1,5 @@
-// Table: the dynamic embedding table. A row is made when its key is first seen; there is no
-// vocabulary and no size to fix beforehand.
+// Table: the dynamic embedding table. A row is created when its key is first seen; no vocabulary
+// and no size has to be fixed in advance.
 //
 //                    batch of keys
 //                          |  Partition: by the top bits of MurmurHash3(key)

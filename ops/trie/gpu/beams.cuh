@@ -13,7 +13,7 @@
 
 namespace gmeta::trie {
 
-// A beam is told by its place among those of all users.
+// A beam is identified by its place among those of all users.
 struct BeamsOnGpu {
   const float *logits, *scores;
   const int64_t* nodes;

@@ -1,11 +1,11 @@
 // The C interface of tries on the GPU: the step of a beam search, draws, and the logs of children's
-// probabilities. ops/trie/host has the same for the CPU, and says what they compute.
+// probabilities. ops/trie/host has the same for the CPU, and describes what they compute.
 //
 // Pointers are to device memory. Work is queued on `stream`; no function waits for it or allocates.
 // Functions return a status (cuda_abi.h).
 //
-// What is in device memory can't be told about in words. Nothing is read or written outside of the
-// arrays that are named here, and what is wrong shows in the results: see each function.
+// Faults in device memory can't be reported in words. Nothing is read or written outside of the
+// arrays that are named here, and faults show in the results: see each function.
 //
 // For the same input, results are those of the CPU, and the same on each run. Exponentials have the
 // CPU's bits, and a node's siblings are added in its order, so

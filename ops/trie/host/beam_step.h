@@ -77,7 +77,7 @@ class BeamStep {
       if (from.nodes[i] < 0) continue;
       order_.push_back(i);
       const int64_t first = level.starts[from.nodes[i]];
-      if (first < 0 || first >= level.children) continue;  // Siblings tell
+      if (first < 0 || first >= level.children) continue;  // Siblings report it
       if (level.wide_digits == nullptr) {
         __builtin_prefetch(level.digits + first);
       } else {

@@ -273,7 +273,7 @@ def test_a_graph_that_is_mapped_over_tasks_computes_all():
     graph, expected = mapped("auto")
     np.testing.assert_allclose(graph(x), tf.reshape(expected, [3, 4, 1]), rtol=1e-5, atol=1e-6)
     graph, _ = mapped(True)
-    with pytest.raises(ConfigError, match="sparse=True can't be where a graph is mapped"):
+    with pytest.raises(ConfigError, match="sparse=True doesn't work in a graph that is mapped"):
         graph(x)
 
 

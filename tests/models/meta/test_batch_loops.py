@@ -92,7 +92,7 @@ def test_class_weights_weigh_the_inner_and_the_outer_loss():
 
 def test_class_weights_that_say_nothing_are_refused():
     several = {**batch(), "label": tf.stack([batch()["label"]] * 2, axis=1)}
-    with pytest.raises(ConfigError, match="one label a sample"):
+    with pytest.raises(ConfigError, match="one label per sample"):
         make().train_on_batch(several, class_weight={0: 1.0})
     with pytest.raises(ConfigError, match="numbers from 0 on"):
         make().train_on_batch(batch(), class_weight={0: -1.0})

@@ -297,5 +297,5 @@ def test_trainable_that_is_set_after_compile_waits_for_the_next_with_a_warning(t
     before = rows_of(model)["user"]
     model.fit(x, y, verbose=0)
     assert (rows_of(model)["user"] != before).any() == trained
-    with pytest.raises(ConfigError, match="can't be frozen by itself"):
+    with pytest.raises(ConfigError, match="can't be frozen alone"):
         collection_of(model).tables[0].trainable = False

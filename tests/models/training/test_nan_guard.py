@@ -148,7 +148,7 @@ WAYS = {
 def test_a_gradient_of_rows_that_is_not_finite_is_refused_before_it_changes_anything(way):
     model = make_distances(**WAYS[way])
     told = "the loss is finite, but not its gradient for id 7 of table 'user', and no step was made"
-    with pytest.raises(NotFiniteError, match=rf"{told}: a derivative .* as that of tf.norm") as raised:
+    with pytest.raises(NotFiniteError, match=rf"{told}: a derivative .* like that of tf.norm") as raised:
         fit_distances(model, [6, 7, 7, 9], [8, 7, 8, 6])
     assert "\n" not in str(raised.value)
     assert all(np.isfinite(rows).all() for rows in rows_of(model))

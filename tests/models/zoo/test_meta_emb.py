@@ -187,7 +187,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 def test_a_feature_of_several_ids_tells_no_task():
     features = [FeatureConfig("ad", dim=4), FeatureConfig("tags", dim=4, combiner="mean")]
     base = MetaModel(EmbeddingCollection(features), MLP({"out": 1}))
-    with pytest.raises(ConfigError, match="'tags' has several ids a sample"):
+    with pytest.raises(ConfigError, match="'tags' has several ids per sample"):
         MetaEmb(base, "tags")
 
 

@@ -85,8 +85,8 @@ struct ForwardMemory {
   static constexpr int kColumns = kForwardColumns<kWidth, P::kBiased>;
   static constexpr int kStages = 2;
 
-  // Two tiles are told, so that the next tile's rows arrive while this tile ends: to the memory of
-  // this one's, if those are in registers.
+  // The consumers are given two tiles, so that the next tile's rows arrive while this tile ends: in
+  // the memory of this one's rows, if those are in registers.
   static constexpr int kTiles = kWidth == 256 ? 1 : 2;
   static constexpr bool kOwnInRegisters = kWidth < 256;
   using Bias = BlockBias<kTileRows, P::kBiased ? kColumns : 64>;

@@ -3,10 +3,10 @@
 //
 // A mask is three numbers a row (tile.h's Visible): row i sees columns [0, first), [begin, end) and
 // itself. Sequences are cut into strips of 64 rows. For each strip the plan keeps the least and the
-// greatest of each of the three numbers. With these alone and a few comparisons, a kernel can tell
-// for a range of columns that no row of a strip sees any of them (`Sees` is false: skip them), or
-// that every row sees all of them (`SeesAll`: mask no score). Only the rest is masked number by
-// number. The rule behind a mask is needed nowhere.
+// greatest of each of the three numbers. From these alone, by a few comparisons, a kernel knows for
+// a range of columns that no row of a strip sees any of them (`Sees` is false: skip them), or that
+// every row sees all of them (`SeesAll`: mask no score). Only the rest is masked number by number.
+// No kernel needs the rule behind a mask.
 //
 // A tile is two neighbouring strips of a sequence, or the odd last one. A block of threads takes
 // one tile at a time. Tiles are listed in the order of work. Longer sequences come first, so that

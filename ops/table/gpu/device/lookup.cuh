@@ -288,7 +288,7 @@ __device__ void WriteNewSlots(const LookupBatch<Rows>& batch, const typename Row
 }
 
 // Handles the positions that FindRows has noted, as many as the counter says. `admitted`, if given,
-// tells for each position whether its key gets a row.
+// is, for each position, whether its key gets a row.
 template <class Rows, class Vec>
 __global__ void __launch_bounds__(kBlockThreads)
     InsertRows(const LookupBatch<Rows> batch, const uint8_t* admitted, bool distinct) {

@@ -6,7 +6,7 @@
 //
 //     block: 2^k x [float16 weights, bfloat16 slots, padding]   then   2^k x [frequency, last step]
 //
-//   A row's number tells its form (half_rule.h), so the kernels know it from the index. They are
+//   A row's number gives its form (half_rule.h), so the kernels know it from the index. They are
 //   the kernels of full rows, compiled for MixedRowsView: they read four numbers of a half row as 8
 //   bytes instead of 16, and convert them to float32 (half_words.h) when all loads are complete. A
 //   lane may load rows of both forms at the same time.
@@ -38,7 +38,7 @@
 namespace gmeta {
 
 // FullRecord's interface to a record of either form. It holds the address of the weights; the
-// lowest bit of the address, which is free, tells whether they are halves.
+// lowest bit of the address, which is free, is set if they are halves.
 class MixedRecord {
  public:
   MixedRecord() = default;

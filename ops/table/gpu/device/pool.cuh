@@ -8,8 +8,8 @@
 //
 // A store of rows has three pools: `near` of rows in GPU memory, `far` of rows in host memory
 // (tiers/flights.cuh), `disk` of rows on disk (tiers/disk.cuh). A warp takes near rows if there are
-// enough for all its lanes, else far ones. How many there are, `ready` tells: the numbers that had
-// been given when the kernel began. Rows on disk get their numbers from the host.
+// enough for all its lanes, else far ones. `ready` is the number of available ones: those that had
+// been given back when the kernel began. Rows on disk get their numbers from the host.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_POOL_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_POOL_CUH_

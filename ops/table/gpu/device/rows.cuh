@@ -130,7 +130,7 @@ struct RowsView {
     return false;
   }
 
-  // Takes a free row for each lane of a nonempty mask and returns its number. `takes` tells whether
+  // Takes a free row for each lane of a nonempty mask and returns its number. `takes` is whether
   // this lane is in the mask. The whole warp calls it.
   __device__ uint32_t Take(uint32_t mask, bool takes) const {
     const uint32_t lane = threadIdx.x % kWarp, count = __popc(mask);

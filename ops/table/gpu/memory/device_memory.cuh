@@ -1,4 +1,4 @@
-// Memory of a GPU table, in pieces that are freed when nobody holds them any more.
+// Memory of a GPU table, in pieces that are freed when nothing refers to them any more.
 
 #ifndef GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_
 #define GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_

@@ -6,7 +6,7 @@
 // as one small part, which grows to kPartSlots slots by doubling. From then on, a part that is
 // three quarters full is cut in two: a kernel moves its keys to two new arrays, and the old array
 // is kept for the next cut. A cut takes some tenths of a millisecond, whatever the size of the
-// table, since arrays fit in the GPU's second cache; and nobody waits for it or frees memory.
+// table, since arrays fit in the GPU's L2 cache; no call waits for it, and no memory is freed.
 //
 // Keys are spread evenly, so all parts become full at about the same time. A batch cuts one part
 // for each kKeysPerCut of its keys (rounded up), the fullest first. So while a full part waits for

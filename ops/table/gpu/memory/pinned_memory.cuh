@@ -1,11 +1,10 @@
-// PinnedMemory: host memory that kernels read and write, made without stopping the driver.
+// PinnedMemory: host memory that kernels read and write, allocated without blocking the driver.
 //
-// cudaHostAlloc holds the driver while the system clears pages. On an H100's host 512 MiB take
-// 0.2 s, and meanwhile any call of any thread waits. So the memory comes from the system first, in
-// huge pages where there are some, and a few threads clear it, which takes a tenth of that and
-// holds nobody. Then it is registered by pieces: a call that comes meanwhile waits for one of them,
-// which is 2 ms at most. A piece is the most that one copy of the driver may touch; kernels don't
-// know pieces.
+// cudaHostAlloc blocks the driver while the system clears pages. On an H100's host 512 MiB take
+// 0.2 s, during which any call of any thread waits. So the memory is allocated by the system first,
+// in huge pages where available, and a few threads clear it, which takes a tenth of that time and
+// blocks no call. Then it is registered in pieces: a concurrent call waits for one of them, at most
+// 2 ms. A piece is the most that one copy by the driver may touch; kernels don't know pieces.
 
 #ifndef GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_CUH_
 #define GMETA_OPS_TABLE_GPU_MEMORY_PINNED_MEMORY_CUH_

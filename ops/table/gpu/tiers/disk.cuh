@@ -17,7 +17,7 @@
 //   LeaveMemory   gives them numbers of the disk
 //
 // A prefetch lists its batch's rows, and a thread reads their records while other batches compute.
-// BringRows comes in a later turn, and nobody waits.
+// BringRows runs in a later turn, so no batch waits.
 //
 // Passes that read records and change none (evaluation, saves, eviction by norm) take the staged
 // copy in place of the row: RenumberStaged puts its number into their list.

@@ -1,11 +1,11 @@
 // Two tiers of a GPU table's rows: near ones in GPU memory, far ones in pinned host memory. The
 // kernels that move rows between them.
 //
-// The index of all keys is in GPU memory, and a row's number tells its tier (rows.cuh). So a key is
-// in one tier; kernels find and change every row where it is, a far one over the bus; and a move
-// means nothing: it copies a record, and changes the entry of its key. Rows, statistics, evictions
-// and saved content are those of a table that is all in GPU memory, to the last bit. Moves only
-// decide what crosses the bus while a step waits.
+// The index of all keys is in GPU memory, and a row's number determines its tier (rows.cuh). So a
+// key is in one tier; kernels find and change every row where it is, a far one over the bus; and a
+// move has no effect on results: it copies a record, and changes the entry of its key. Rows,
+// statistics, evictions and saved content are those of a table that is all in GPU memory, bit for
+// bit. Moves only determine what crosses the bus while a step waits.
 //
 // A flight is one prefetch's moves. It takes five kernels:
 //

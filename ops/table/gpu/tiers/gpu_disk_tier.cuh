@@ -32,8 +32,8 @@ struct DiskView;
 
 class GpuDiskTier {
  public:
-  // `owner` is for messages. `form` and `form_mask` tell the rows' form by their numbers. Rows that
-  // one of the last `pins` batches has asked for stay in memory.
+  // `owner` is for messages. `form` and `form_mask` define the rows' form by their numbers. Rows
+  // that one of the last `pins` batches has requested stay in memory.
   GpuDiskTier(const std::string& owner, const gmeta_gpu_allocator& allocator,
               const std::string& folder, GpuRowStore* store, uint32_t form, uint32_t form_mask,
               uint32_t pins);

@@ -27,8 +27,8 @@ struct FlightView;
 
 class RowMoves {
  public:
-  // `form` and `form_mask` tell the rows' form by their numbers. Rows that one of the last
-  // lookahead + 2 prefetches has asked for stay in GPU memory.
+  // `form` and `form_mask` define the rows' form by their numbers. Rows that one of the last
+  // lookahead + 2 prefetches has requested stay in GPU memory.
   RowMoves(const gmeta_gpu_allocator& allocator, uint32_t lookahead, uint32_t form,
            uint32_t form_mask);
   ~RowMoves();

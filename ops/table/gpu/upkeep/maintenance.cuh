@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (active) found[at] = entry != kNoEntry;
 }
 
-// Removes keys. If `erased` is given, erased[i] tells whether this occurrence of the key removed
+// Removes keys. If `erased` is given, erased[i] becomes whether this occurrence of the key removed
 // it.
 template <class Rows>
 __global__ void __launch_bounds__(kBlockThreads)
