@@ -174,8 +174,9 @@ def balance_over_ranks(
     tensors that the function captures.
 
     Args:
-      element: An element of `gmeta.io.groups` or `gmeta.io.group_batch`: ``task`` (G,), ``batch_id`` (G,),
-        ``row_splits`` (G + 1,) and ``columns``, (N,) or RaggedTensor (N, None), int64 or float32.
+      element: An element of `gmeta.io.groups` or `gmeta.io.readers.group_dataset.group_batch`: ``task`` (G,),
+        ``batch_id`` (G,), ``row_splits`` (G + 1,) and ``columns``, (N,) or RaggedTensor (N, None), int64 or
+        float32.
       cost: The cost of a group, by its number of tokens.
       length: The list column whose numbers are a group's tokens; None: its rows are.
       name: The name of the collectives; calls that may run at the same time need different names.
@@ -216,7 +217,7 @@ def balanced_elements(
     elements.
 
     Args:
-      dataset: This rank's dataset, of `gmeta.io.groups` or `gmeta.io.group_batch`.
+      dataset: This rank's dataset, of `gmeta.io.groups` or `gmeta.io.readers.group_dataset.group_batch`.
       cost: As for `balance_over_ranks`.
       length: As for `balance_over_ranks`.
       name: As for `balance_over_ranks`.

@@ -171,8 +171,9 @@ class SequenceSplit:
     def rows(self, element: dict[str, Any]) -> dict[str, Any]:
         """Return the element without the rows, columns and users that aren't used in a batch.
 
-        The result is an element for `gmeta.io.balance_over_ranks`: a group then has the cost there that it
-        will have in the model, and nothing unused is sent. One more column marks each row's part.
+        The result is an element for `gmeta.io.rank_balance.balance_over_ranks`: a group then has the cost
+        there that it will have in the model, and nothing unused is sent. One more column marks each row's
+        part.
         """
         cut, splits = self._cut(element), element["row_splits"]
         names = {name for part in _PARTS for name in getattr(self, part)} - {self.task}

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import After, Flag, SequenceSplit
+from gmeta.io import After, Flag
 from gmeta.io.balance import SequenceCost
+from gmeta.io.cuts.sequence_split import SequenceSplit
 from gmeta.io.rank_balance import GroupPacking, _deal
 from support.drawn_batches import plain
 from support.reference.balance import karmarkar_karp

@@ -9,7 +9,8 @@ from typing import Any
 
 import gmeta
 from gmeta.core import collectives
-from gmeta.io import SequenceCost, balance_over_ranks, balanced_elements
+from gmeta.io import SequenceCost
+from gmeta.io.rank_balance import balance_over_ranks, balanced_elements
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +31,7 @@ SPEC = {
 
 
 def element(batch: Lengths) -> dict[str, Any]:
-    """Sequences of these lengths, as `gmeta.io.group_batch` reads them: a group a sequence, a row a token."""
+    """Sequences of these lengths, as `group_batch` reads them: a group a sequence, a row a token."""
     rows = int(batch.sum())
     return {
         "task": tf.range(len(batch), dtype=tf.int64),
