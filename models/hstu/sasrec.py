@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers import AppendedPlace, SequenceBlock, SequenceStack
-from gmeta.layers.sequence.reading import Kept, SequenceView
+from gmeta.layers import SequenceBlock, SequenceStack
+from gmeta.layers.sequence.reading import AppendedPlace, Kept, SequenceView
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
 from gmeta.ops.padded_forms import dense_mask

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.io.histories.history_plan import history_crc_of_ragged
-from gmeta.preprocess import history_crc_of_splits
+from gmeta.preprocess.history.shard_reader import history_crc_of_splits
 from support.reference.history import crc_of
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
