@@ -25,7 +25,6 @@ find_old_modules()
 if TYPE_CHECKING:
     from gmeta import callbacks as callbacks
     from gmeta import checkpoint as checkpoint
-    from gmeta import core as core
     from gmeta import experiment as experiment
     from gmeta import export as export
     from gmeta import initializers as initializers
@@ -47,8 +46,6 @@ __all__ = [
     "Pipeline",
     "callbacks",
     "checkpoint",
-    "core",
-    "experiment",
     "export",
     "init",
     "initializers",
@@ -71,7 +68,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("gmeta.core.collectives").init
     if name == "Pipeline":
         return importlib.import_module("gmeta.training.pipeline").Pipeline
-    if name in __all__:
+    if name in __all__ or name == "experiment":
         return importlib.import_module(f"gmeta.{name}")
     raise AttributeError(f"module 'gmeta' has no attribute {name!r}")
 

@@ -123,7 +123,7 @@ class TruncatedNormal(Initializer):
         _check_stddev(self)
 
 
-__all__ = ["Constant", "Initializer", "Normal", "TruncatedNormal", "Uniform", "Zeros"]
+__all__ = ["Constant", "Normal", "TruncatedNormal", "Uniform", "Zeros"]
 
 
 # The coefficients that make uniform numbers normal, those of ``ops/table/core/initializer.h``.

@@ -13,18 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from gmeta.core.errors import ConfigError
 
-__all__ = [
-    "SGD",
-    "Adagrad",
-    "Adam",
-    "AdamW",
-    "Ftrl",
-    "LearningRate",
-    "Momentum",
-    "RowPrior",
-    "RowWiseAdagrad",
-    "SparseOptimizer",
-]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Momentum", "RowPrior", "RowWiseAdagrad"]
 
 LearningRate: TypeAlias = float | Callable[[Any], Any] | None
 """A number; or a schedule: step (a scalar int64 tensor, 0 for the first update) -> learning rate; or None:

@@ -14,7 +14,7 @@ from gmeta import io, layers, meta, models, ops
 from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.cli import main
 from gmeta.export.saved_model import export_model
-from gmeta.models.sequence.grm_model import grm
+from gmeta.models.sequence.grm_model import GRM
 from support.data_files import TAGS, write_click_log
 from support.process_ranks import run_ranks
 from support.serving import ask
@@ -55,7 +55,7 @@ def meta_model(data: Path) -> Made:
 
 
 def ranker(data: Path) -> Made:
-    model = grm(
+    model = GRM.of(
         features("city", "item_id"),
         contexts=["city"],
         history=["item_id"],

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta import meta
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import shapes_on_host
-from gmeta.metrics import TaskMetric
+from gmeta.meta.inner_loop import reduce_tasks
+from gmeta.metrics.ranking import TaskMetric
 from gmeta.models import MetaModel
 from gmeta.models.meta.task_losses import SampleLoss, like_outputs
 from gmeta.training.rank_data import rank_dataset
@@ -84,7 +84,7 @@ class StepsMetrics:
         reduction = self._model.reduction
         counted = mask if reduction == "sample" else tf.reduce_any(real, axis=1)
         loss.update_state(
-            meta.reduce_tasks(self._loss(labels, outputs), mask, reduction),
+            reduce_tasks(self._loss(labels, outputs), mask, reduction),
             sample_weight=tf.reduce_sum(tf.cast(counted, tf.float32)),
         )
         for metric in others:

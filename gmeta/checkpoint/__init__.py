@@ -17,45 +17,31 @@ from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.checkpoint.callback import ShardedCheckpoint
-    from gmeta.checkpoint.chain import CheckpointReader
-    from gmeta.checkpoint.contents import CheckpointSummary, summarize
-    from gmeta.checkpoint.saved_export import TableExport, export_saved_table
-    from gmeta.checkpoint.sharded import CheckpointInfo, load, save
-    from gmeta.checkpoint.store import CheckpointStore
+    from gmeta.checkpoint.saved_export import export_saved_table
     from gmeta.checkpoint.table_export import export_table
-    from gmeta.checkpoint.table_import import TableImport, import_table
+    from gmeta.checkpoint.table_import import import_table
 
 _WHERE = {
+    "ShardedCheckpoint": "gmeta.checkpoint.callback",
+    "export_saved_table": "gmeta.checkpoint.saved_export",
+    "export_table": "gmeta.checkpoint.table_export",
+    "import_table": "gmeta.checkpoint.table_import",
+}
+"""Name -> the module that defines it."""
+
+_MOVED = {
     "CheckpointInfo": "gmeta.checkpoint.sharded",
     "CheckpointReader": "gmeta.checkpoint.chain",
     "CheckpointStore": "gmeta.checkpoint.store",
     "CheckpointSummary": "gmeta.checkpoint.contents",
-    "ShardedCheckpoint": "gmeta.checkpoint.callback",
     "TableExport": "gmeta.checkpoint.saved_export",
     "TableImport": "gmeta.checkpoint.table_import",
-    "export_saved_table": "gmeta.checkpoint.saved_export",
-    "export_table": "gmeta.checkpoint.table_export",
-    "import_table": "gmeta.checkpoint.table_import",
     "load": "gmeta.checkpoint.sharded",
     "save": "gmeta.checkpoint.sharded",
     "summarize": "gmeta.checkpoint.contents",
 }
-"""Name -> the module that defines it."""
+"""Old name -> the module that has it now, for one release."""
 
-__all__ = [
-    "CheckpointInfo",
-    "CheckpointReader",
-    "CheckpointStore",
-    "CheckpointSummary",
-    "ShardedCheckpoint",
-    "TableExport",
-    "TableImport",
-    "export_saved_table",
-    "export_table",
-    "import_table",
-    "load",
-    "save",
-    "summarize",
-]
+__all__ = ["ShardedCheckpoint", "export_saved_table", "export_table", "import_table"]
 
-__getattr__, __dir__ = load_lazily(__name__, _WHERE)
+__getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

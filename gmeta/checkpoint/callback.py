@@ -326,7 +326,7 @@ class ShardedCheckpoint(StepCallback):
             raise ConfigError(
                 f"epoch {self._epochs + 1} was begun with {stages}, and {shares.total} ranks read other "
                 "ranges of it: give fit a function of the epoch and of what was passed, lambda epoch, "
-                "passed: gmeta.io.tasks(..., start=AfterSteps(passed, epoch))"
+                "passed: gmeta.io.tasks(..., start=gmeta.io.AfterSteps(passed, epoch))"
             )
         if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own part, one for each step
             if shares.count > 1 and passed % shares.total:

@@ -12,7 +12,7 @@ A checkpoint is a folder::
                                             of the filter's logical shards
       dense/...                             what the caller adds, such as the dense weights
 
-Any Arrow reader opens the files; `gmeta.checkpoint.CheckpointReader` reads them with NumPy.
+Any Arrow reader opens the files; `gmeta.checkpoint.chain.CheckpointReader` reads them with NumPy.
 
 A crash at any moment leaves earlier checkpoints as they were: a save writes everything under a hidden name,
 flushes it to the disk, and renames it. A save's memory beyond the tables' own stays near two engine shards, a

@@ -39,7 +39,7 @@ class CheckpointStore:
         save is a full one.
       rank: This rank; by default that of `gmeta.core.collectives.world`.
       world_size: How many ranks there are; by default that of `gmeta.core.collectives.world`.
-      gather: As in `gmeta.checkpoint.save`.
+      gather: As in `gmeta.checkpoint.sharded.save`.
 
     With several ranks, all of them call `save`, `describe`, `load` and `agree_on_latest` together. An error
     on one rank is raised by all ranks, with the number of that rank.
@@ -122,12 +122,12 @@ class CheckpointStore:
         Args:
           tables: Name -> table.
           step: Names the checkpoint; must be above that of the latest one.
-          dense: As in `gmeta.checkpoint.save`.
-          metadata: As in `gmeta.checkpoint.save`.
+          dense: As in `gmeta.checkpoint.sharded.save`.
+          metadata: As in `gmeta.checkpoint.sharded.save`.
 
         Raises:
           ConfigError: The step isn't above the latest one's, or another job saves here.
-          GmetaError: As in `gmeta.checkpoint.save`.
+          GmetaError: As in `gmeta.checkpoint.sharded.save`.
           SystemExit: In an elastic job, on all ranks, if the job is to continue with another number of ranks;
             it restarts from this checkpoint (`gmeta.core.collectives.elastic`).
         """
@@ -182,7 +182,7 @@ class CheckpointStore:
     def load(
         self, tables: Tables, checkpoint: Path | None = None, *, partial: bool = False
     ) -> CheckpointInfo:
-        """Load the latest checkpoint, or the one that is given. See `gmeta.checkpoint.load`.
+        """Load the latest checkpoint, or the one that is given. See `gmeta.checkpoint.sharded.load`.
 
         Raises:
           DataError: There is no checkpoint, or it is damaged.

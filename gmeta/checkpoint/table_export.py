@@ -70,9 +70,9 @@ def export_table(
       state: Whether to export slots and last steps too, so that training can continue with them.
       overwrite: Whether to replace an exported table.
       finite: Whether to refuse rows that hold NaN or infinity.
-      rank: As in `gmeta.checkpoint.save`.
-      world_size: As in `gmeta.checkpoint.save`.
-      gather: As in `gmeta.checkpoint.save`.
+      rank: As in `gmeta.checkpoint.sharded.save`.
+      world_size: As in `gmeta.checkpoint.sharded.save`.
+      gather: As in `gmeta.checkpoint.sharded.save`.
 
     Returns:
       What was written, by all ranks together.

@@ -259,9 +259,9 @@ def import_table(
         slots of new rows, and their last step is the table's step.
       columns: Column -> its name in the files, such as ``{"keys": "item_id", "values": "vector"}``.
       finite: Whether to refuse NaN and infinite values.
-      rank: As in `gmeta.checkpoint.load`.
-      world_size: As in `gmeta.checkpoint.load`.
-      gather: As in `gmeta.checkpoint.load`.
+      rank: As in `gmeta.checkpoint.sharded.load`.
+      world_size: As in `gmeta.checkpoint.sharded.load`.
+      gather: As in `gmeta.checkpoint.sharded.load`.
 
     Returns:
       What this rank imported. Rows without a ``frequency`` have 0.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from gmeta.core.collectives.lane import DEVICES, Place, describe_way, lane_kind
+from gmeta.core.collectives.lane import DEVICES, LaneDevice, describe_way, lane_kind
 from gmeta.core.collectives.objects import allgather_objects, barrier, broadcast_object, broadcast_variables
 from gmeta.core.collectives.place import world
 from gmeta.core.collectives.tensors import allreduce_sum, alltoall
@@ -33,7 +33,7 @@ class Measurement:
     """
 
     collective: str
-    place: Place
+    place: LaneDevice
     bytes: int
     seconds: float
 
@@ -54,7 +54,7 @@ class Way:
       seconds: Median of an alltoall and of an allreduce of a kilobyte, one of `SIZES`.
     """
 
-    place: Place
+    place: LaneDevice
     lane: str
     way: str
     seconds: tuple[float, float]
@@ -83,7 +83,7 @@ def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
     """
     found = [_measure("barrier", "cpu", 0, barrier)]
     gpus = all(allgather_objects(bool(tf.config.get_visible_devices("GPU"))))
-    places: tuple[Place, ...] = ("cpu", "gpu") if gpus else ("cpu",)
+    places: tuple[LaneDevice, ...] = ("cpu", "gpu") if gpus else ("cpu",)
     for size in sizes:
         for place in places:
             found.append(_measure("alltoall", place, size, _alltoall(size, place)))
@@ -97,7 +97,7 @@ def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
     return found
 
 
-def _measure(name: str, place: Place, size: int, run: Callable[[], None]) -> Measurement:
+def _measure(name: str, place: LaneDevice, size: int, run: Callable[[], None]) -> Measurement:
     run()  # traces the function, and lets Horovod cache its response
     times = []
     for _ in range(_REPEATS):
@@ -119,7 +119,7 @@ def _check(name: str, right: bool) -> None:
         )
 
 
-def _alltoall(size: int, place: Place) -> Callable[[], None]:
+def _alltoall(size: int, place: LaneDevice) -> Callable[[], None]:
     here = world()
     rows = max(1, size // 8 // here.size)
     with tf.device(DEVICES[place]):
@@ -135,7 +135,7 @@ def _alltoall(size: int, place: Place) -> Callable[[], None]:
     return lambda: _check("alltoall", bool(tf.reduce_all(exchange(keys, splits) == expected)))
 
 
-def _allreduce(size: int, place: Place) -> Callable[[], None]:
+def _allreduce(size: int, place: LaneDevice) -> Callable[[], None]:
     here = world()
     with tf.device(DEVICES[place]):
         halves = [tf.fill([max(1, size // 8)], float(here.rank + part)) for part in (0, 1)]

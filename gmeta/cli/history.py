@@ -18,7 +18,8 @@ from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.spec import HistorySpec
 
 if TYPE_CHECKING:
-    from gmeta.preprocess import RebuildSummary, TableSpec
+    from gmeta.preprocess import TableSpec
+    from gmeta.preprocess.history.rebuild import RebuildSummary
 
 # The arguments that the subcommands of ``gmeta history`` share.
 
@@ -85,7 +86,8 @@ def append(
     rows of a prepared data set are events too, and it knows these two itself.
     """
     from gmeta.cli.prepare import PrepareProgress, parse_settings, refuse_foreign
-    from gmeta.preprocess import append_history, append_history_on_spark
+    from gmeta.preprocess.history.append import append_history
+    from gmeta.preprocess.history.spark_append import append_history_on_spark
     from gmeta.preprocess.history.streaming_append import plan_jobs
     from gmeta.preprocess.local.duckdb_engine import parse_bytes
 
@@ -149,7 +151,8 @@ def compact(store: Path, start: int | None, spec_file: Path | None) -> None:
     No history changes, unless --start shortens it, and earlier generations stay; `drop` removes them.
     """
     from gmeta.cli.prepare import PrepareProgress
-    from gmeta.preprocess import HistorySpec, compact_history
+    from gmeta.preprocess import HistorySpec
+    from gmeta.preprocess.history.rebuild import compact_history
 
     spec = None if spec_file is None else HistorySpec.load(spec_file)
     with PrepareProgress() as progress:
@@ -167,8 +170,8 @@ def scrub(store: Path, users: tuple[str, ...], users_file: TextIO | None) -> Non
     Earlier generations still hold these events until `drop` removes them.
     """
     from gmeta.cli.prepare import PrepareProgress
-    from gmeta.preprocess import scrub_history
     from gmeta.preprocess.history.generation import generations
+    from gmeta.preprocess.history.rebuild import scrub_history
 
     named = find_users(store, users, users_file)
     if not named:
@@ -188,7 +191,7 @@ def scrub(store: Path, users: tuple[str, ...], users_file: TextIO | None) -> Non
 @click.argument("generations", type=int, nargs=-1, required=True)
 def drop(store: Path, generations: tuple[int, ...]) -> None:
     """Remove generations that no other one reads."""
-    from gmeta.preprocess import drop_generations
+    from gmeta.preprocess.history.example_sets import drop_generations
 
     drop_generations(store, generations)
     click.echo(f"removed generation {', '.join(map(str, sorted(set(generations))))} of {store}")
@@ -276,7 +279,8 @@ def _make(
     **pointers: Any,
 ) -> None:
     from gmeta.cli.prepare import PrepareProgress, print_summary
-    from gmeta.preprocess import PrepareConfig, history_examples
+    from gmeta.preprocess import PrepareConfig
+    from gmeta.preprocess.history.example_writer import history_examples
     from gmeta.preprocess.local.duckdb_engine import parse_bytes
 
     if out is None:
@@ -320,7 +324,7 @@ def _example_spec(path: Path | None, user: str | None, time: str | None, label: 
 
 
 def _list(store: Path) -> None:
-    from gmeta.preprocess import list_examples
+    from gmeta.preprocess.history.example_sets import list_examples
 
     found = list_examples(store)
     if not found:
@@ -334,7 +338,7 @@ def _list(store: Path) -> None:
 
 
 def _remove(store: Path, name: str) -> None:
-    from gmeta.preprocess import remove_examples
+    from gmeta.preprocess.history.example_sets import remove_examples
 
     remove_examples(store, name)
     click.echo(f"unregistered {name!r} from {store}")
@@ -429,7 +433,7 @@ def export_events(
     --users write only the events of these users.
     """
     from gmeta.cli.prepare import PrepareProgress
-    from gmeta.preprocess import export_history
+    from gmeta.preprocess.history.export import export_history
 
     named = find_users(store, users, users_file) if users or users_file else None
     with PrepareProgress() as progress:

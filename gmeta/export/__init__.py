@@ -14,43 +14,30 @@ from typing import TYPE_CHECKING
 from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
-    from gmeta.export.defaults import default_signatures
-    from gmeta.export.meta_models import meta_sequence_signatures, meta_signatures
-    from gmeta.export.saved_model import Exported, export_model, unknown_rows
-    from gmeta.export.sequence_models import exposure_signatures, next_item_signatures, retrieval_signatures
-    from gmeta.export.signature import DEFAULT_SIGNATURE, PADDING, Signature, feature_inputs
+    from gmeta.export.saved_model import export_model
+    from gmeta.export.sequence_models import next_item_signatures, retrieval_signatures
 
 _WHERE = {
+    "export_model": "gmeta.export.saved_model",
+    "next_item_signatures": "gmeta.export.sequence_models",
+    "retrieval_signatures": "gmeta.export.sequence_models",
+}
+"""Name -> the module that defines it."""
+
+_MOVED = {
     "DEFAULT_SIGNATURE": "gmeta.export.signature",
     "Exported": "gmeta.export.saved_model",
     "PADDING": "gmeta.export.signature",
     "Signature": "gmeta.export.signature",
     "default_signatures": "gmeta.export.defaults",
-    "export_model": "gmeta.export.saved_model",
     "exposure_signatures": "gmeta.export.sequence_models",
     "feature_inputs": "gmeta.export.signature",
     "meta_sequence_signatures": "gmeta.export.meta_models",
     "meta_signatures": "gmeta.export.meta_models",
-    "next_item_signatures": "gmeta.export.sequence_models",
-    "retrieval_signatures": "gmeta.export.sequence_models",
     "unknown_rows": "gmeta.export.saved_model",
 }
-"""Name -> the module that defines it."""
+"""Old name -> the module that has it now, for one release."""
 
-__all__ = [
-    "DEFAULT_SIGNATURE",
-    "PADDING",
-    "Exported",
-    "Signature",
-    "default_signatures",
-    "export_model",
-    "exposure_signatures",
-    "feature_inputs",
-    "meta_sequence_signatures",
-    "meta_signatures",
-    "next_item_signatures",
-    "retrieval_signatures",
-    "unknown_rows",
-]
+__all__ = ["export_model", "next_item_signatures", "retrieval_signatures"]
 
-__getattr__, __dir__ = load_lazily(__name__, _WHERE)
+__getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

@@ -187,7 +187,7 @@ Stale = Literal["refuse", "apply"]
 
 
 class DeltaStrings:
-    """Writes and reads the bytes of `gmeta.models.FastWeights` with TensorFlow's ops.
+    """Writes and reads the bytes of `gmeta.models.meta.fast_weights.FastWeights` with TensorFlow's ops.
 
     Args:
       model: The model, compiled.

@@ -50,7 +50,7 @@ def meta_signatures(
 
     ``rating``, or the name given as ``answer``, is (n,) float32, or (n, outputs) if the network has several.
     ``label`` is (samples,) float32, or (samples, outputs). ``weights_bytes`` is () string: exactly the bytes
-    of `gmeta.models.FastWeights`, which a client keeps in a store and sends unchanged. So
+    of `gmeta.models.meta.fast_weights.FastWeights`, which a client keeps in a store and sends unchanged. So
     ``FastWeights.from_bytes`` reads the answer of ``adapt``, and ``predict_with`` takes
     ``FastWeights.to_bytes`` of either dtype.
 

@@ -36,7 +36,8 @@ from gmeta.layers import EmbeddingCollection
 from gmeta.layers.embedding.merge_plan import MergedTable
 from gmeta.models import MetaGRM, MetaModel
 from gmeta.models.sequence.catalogue import Catalogue
-from gmeta.ops import HashTable, UnknownRows, initial_rows_of, portable_ops
+from gmeta.ops import HashTable
+from gmeta.ops.table.portable_tables import UnknownRows, initial_rows_of, portable_ops
 
 # Rows that an exported model reads for ids that were never trained.
 
@@ -49,7 +50,7 @@ tables that the mapping doesn't name use ``"initial"``."""
 def unknown_rows(
     unknown: Unknown, collections: Iterable[EmbeddingCollection]
 ) -> Callable[[HashTable], UnknownRows]:
-    """Make the function that gives `gmeta.ops.portable_ops` the rows of unknown keys in a physical table.
+    """Make the function that gives `portable_ops` the rows of unknown keys in a physical table.
 
     Raises:
       ConfigError: ``unknown`` is another word, or names a table that doesn't exist, or has a row of another

@@ -280,7 +280,7 @@ def bound_groups(element: dict[str, Any], tokens: tf.Tensor, max_tokens: int, pa
       path: Of the split, for the message.
 
     Raises:
-      tf.errors.InvalidArgumentError: While iterating, as `gmeta.io.as_data_error` reads it.
+      tf.errors.InvalidArgumentError: While iterating, as `gmeta.io.reader_stats.as_data_error` reads it.
     """
     first = tf.argmax(tf.concat([tokens, [0]], axis=0))  # an element may have no groups
     sentence = tf.strings.join(
@@ -308,7 +308,7 @@ def bound_batch(batch: dict[str, Any], max_tokens: int, path: str) -> dict[str, 
       path: Of the split, for the message.
 
     Raises:
-      tf.errors.InvalidArgumentError: While iterating, as `gmeta.io.as_data_error` reads it.
+      tf.errors.InvalidArgumentError: While iterating, as `gmeta.io.reader_stats.as_data_error` reads it.
     """
     counted = tf.constant(0, tf.int64)
     for parts in (batch["history"], {**batch["targets"], **batch["labels"]}):

@@ -5,52 +5,54 @@
 - `sequence` holds HSTU, FuXi and their stacks, `multitask` MMoE and heads for several tasks.
 """
 
+from gmeta.core.lazy import load_lazily
 from gmeta.layers.adaptive.mlp import MLP
-from gmeta.layers.embedding.collection import CollectionLookup, EmbeddingCollection
+from gmeta.layers.embedding.collection import EmbeddingCollection
 from gmeta.layers.embedding.feature_config import FeatureConfig
-from gmeta.layers.embedding.pooling import EntityVector
 from gmeta.layers.embedding.table_config import TableConfig
-from gmeta.layers.exchange.recorded_lookups import RecordedLookups, TableGradient, record_lookups
-from gmeta.layers.multitask.mmoe import ExpertBalance, MMoE, expert_balance, squared_variation
-from gmeta.layers.multitask.task_heads import TaskHeads, product_logits
-from gmeta.layers.sequence.bias_tables import RelativeBiasTables
-from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
-from gmeta.layers.sequence.fuxi import FuXi, FuXiBlock
-from gmeta.layers.sequence.hstu import HSTU, GroupLayerNorm, HSTUBlock
-from gmeta.layers.sequence.reading import Kept, Place, Reading, SequenceView, sequence_view
+from gmeta.layers.exchange.recorded_lookups import record_lookups
+from gmeta.layers.multitask.mmoe import MMoE
+from gmeta.layers.sequence.block import SequenceBlock
+from gmeta.layers.sequence.fuxi import FuXi
+from gmeta.layers.sequence.hstu import HSTU
 from gmeta.layers.sequence.stack import SequenceStack
-from gmeta.ops.hstu_layer import layer_norm, rms_norm
+
+_MOVED = {
+    "CollectionLookup": "gmeta.layers.embedding.collection",
+    "EntityVector": "gmeta.layers.embedding.pooling",
+    "ExpertBalance": "gmeta.layers.multitask.mmoe",
+    "FuXiBlock": "gmeta.layers.sequence.fuxi",
+    "GroupLayerNorm": "gmeta.layers.sequence.hstu",
+    "HSTUBlock": "gmeta.layers.sequence.hstu",
+    "Kept": "gmeta.layers.sequence.reading",
+    "Place": "gmeta.layers.sequence.reading:AppendedPlace",
+    "Reading": "gmeta.layers.sequence.reading",
+    "RecordedLookups": "gmeta.layers.exchange.recorded_lookups",
+    "RelativeBiasTables": "gmeta.layers.sequence.bias_tables",
+    "SequenceLayer": "gmeta.layers.sequence.block",
+    "SequenceView": "gmeta.layers.sequence.reading",
+    "TableGradient": "gmeta.layers.exchange.recorded_lookups",
+    "TaskHeads": "gmeta.layers.multitask.task_heads",
+    "expert_balance": "gmeta.layers.multitask.mmoe",
+    "layer_norm": "gmeta.ops.hstu_layer",
+    "product_logits": "gmeta.layers.multitask.task_heads",
+    "rms_norm": "gmeta.ops.hstu_layer",
+    "sequence_view": "gmeta.layers.sequence.reading",
+    "squared_variation": "gmeta.layers.multitask.mmoe",
+}
+"""Old name -> the module that has it now, for one release."""
 
 __all__ = [
     "HSTU",
     "MLP",
-    "CollectionLookup",
     "EmbeddingCollection",
-    "EntityVector",
-    "ExpertBalance",
     "FeatureConfig",
     "FuXi",
-    "FuXiBlock",
-    "GroupLayerNorm",
-    "HSTUBlock",
-    "Kept",
     "MMoE",
-    "Place",
-    "Reading",
-    "RecordedLookups",
-    "RelativeBiasTables",
     "SequenceBlock",
-    "SequenceLayer",
     "SequenceStack",
-    "SequenceView",
     "TableConfig",
-    "TableGradient",
-    "TaskHeads",
-    "expert_balance",
-    "layer_norm",
-    "product_logits",
     "record_lookups",
-    "rms_norm",
-    "sequence_view",
-    "squared_variation",
 ]
+
+__getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

@@ -4,7 +4,17 @@
 `mean_loss` computes the mean, optionally over the samples of all ranks.
 """
 
-from gmeta.losses.multi_task import MultiTaskBCE, mean_loss, product_cross_entropy
-from gmeta.losses.sampled_softmax import SampledSoftmax, uniform_negatives
+from gmeta.core.lazy import load_lazily
+from gmeta.losses.multi_task import MultiTaskBCE
+from gmeta.losses.sampled_softmax import SampledSoftmax
 
-__all__ = ["MultiTaskBCE", "SampledSoftmax", "mean_loss", "product_cross_entropy", "uniform_negatives"]
+_MOVED = {
+    "mean_loss": "gmeta.losses.multi_task",
+    "product_cross_entropy": "gmeta.losses.multi_task",
+    "uniform_negatives": "gmeta.losses.sampled_softmax",
+}
+"""Old name -> the module that has it now, for one release."""
+
+__all__ = ["MultiTaskBCE", "SampledSoftmax"]
+
+__getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

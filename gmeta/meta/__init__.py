@@ -6,21 +6,21 @@ parameters are mappings of tensors, and losses are functions of them. See G-Meta
 et al., 2017), algorithm 1.
 """
 
-from gmeta.meta.adaptation import Adaptation, Adapted, adapt, inner_step, per_task
-from gmeta.meta.inner_loop import HeadPrior, InnerLoop, reduce_tasks, task_means
+from gmeta.core.lazy import load_lazily
+from gmeta.meta.inner_loop import HeadPrior, InnerLoop
 from gmeta.meta.inner_optimizers import SGD, Adam, Momentum
 
-__all__ = [
-    "SGD",
-    "Adam",
-    "Adaptation",
-    "Adapted",
-    "HeadPrior",
-    "InnerLoop",
-    "Momentum",
-    "adapt",
-    "inner_step",
-    "per_task",
-    "reduce_tasks",
-    "task_means",
-]
+_MOVED = {
+    "Adaptation": "gmeta.meta.adaptation",
+    "Adapted": "gmeta.meta.adaptation",
+    "adapt": "gmeta.meta.adaptation",
+    "inner_step": "gmeta.meta.adaptation",
+    "per_task": "gmeta.meta.adaptation",
+    "reduce_tasks": "gmeta.meta.inner_loop",
+    "task_means": "gmeta.meta.inner_loop",
+}
+"""Old name -> the module that has it now, for one release."""
+
+__all__ = ["SGD", "Adam", "HeadPrior", "InnerLoop", "Momentum"]
+
+__getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

@@ -126,7 +126,7 @@ class InnerLoop:
       evaluation_steps: Gradient steps in evaluation; None means ``steps``.
       serving_steps: Gradient steps of ``model.adapt`` and of an exported model; None: as in evaluation.
       recompute: Compute a step's activations again for the outer gradient, instead of keeping the activations
-        of all steps; see `gmeta.meta.Adaptation`.
+        of all steps; see `gmeta.meta.adaptation.Adaptation`.
       prior: How ridge's prior starts, and how fast it moves; None: `HeadPrior()`.
 
     Raises:

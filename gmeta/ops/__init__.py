@@ -9,81 +9,70 @@
 - `device`: where a table's rows are. `support.reference` computes the same in NumPy, for tests.
 """
 
+from gmeta.core.lazy import load_lazily
 from gmeta.ops import jagged
-from gmeta.ops.attention_inputs import AttentionMask, RelativeBias, time_bucket
-from gmeta.ops.distinct import Unique, UniqueByOwner, unique, unique_by_owner
-from gmeta.ops.hstu_layer import hstu_mix, layer_norm, rms_norm
-from gmeta.ops.id_hash import count_collisions, fold_ids, hash_ids, hash_text, merge_keys
+from gmeta.ops.attention_inputs import AttentionMask, RelativeBias
+from gmeta.ops.distinct import unique
+from gmeta.ops.id_hash import hash_ids, hash_text
 from gmeta.ops.jagged import Jagged
 from gmeta.ops.jagged_attention import bias_attention, hstu_attention
-from gmeta.ops.key_messages import OwnedKeys, PackedRows, RoutedKeys, receive_keys, route_keys
-from gmeta.ops.padded_forms import dense_mask, padded_attention
-from gmeta.ops.row_buffers import pack_rows, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.portable_tables import FrozenTable, UnknownRows, initial_rows_of, portable_ops
-from gmeta.ops.table.read_ahead import Peeked, Reread
-from gmeta.ops.table.records import (
-    AdmissionState,
-    FilterShards,
-    Lookup,
-    Records,
-    ShardRecords,
-    Statistics,
-    tables_saved_elsewhere,
-)
-from gmeta.ops.table.snapshot import TableSnapshot
-from gmeta.ops.trie import TrieStep, trie_log_probs, trie_step
-from gmeta.ops.trie_draws import GumbelStep, TrieNoise, trie_gumbel_step, trie_sample
+
+_MOVED = {
+    "AdmissionState": "gmeta.ops.table.records",
+    "FilterShards": "gmeta.ops.table.records",
+    "FrozenTable": "gmeta.ops.table.portable_tables",
+    "GumbelStep": "gmeta.ops.trie_draws",
+    "Lookup": "gmeta.ops.table.records",
+    "OwnedKeys": "gmeta.ops.key_messages",
+    "PackedRows": "gmeta.ops.key_messages",
+    "Peeked": "gmeta.ops.table.read_ahead",
+    "Records": "gmeta.ops.table.records",
+    "Reread": "gmeta.ops.table.read_ahead",
+    "RoutedKeys": "gmeta.ops.key_messages",
+    "ShardRecords": "gmeta.ops.table.records",
+    "Statistics": "gmeta.ops.table.records",
+    "TableSnapshot": "gmeta.ops.table.snapshot",
+    "TrieNoise": "gmeta.ops.trie_draws",
+    "TrieStep": "gmeta.ops.trie",
+    "Unique": "gmeta.ops.distinct",
+    "UniqueByOwner": "gmeta.ops.distinct",
+    "UnknownRows": "gmeta.ops.table.portable_tables",
+    "count_collisions": "gmeta.ops.id_hash",
+    "dense_mask": "gmeta.ops.padded_forms",
+    "fold_ids": "gmeta.ops.id_hash",
+    "hstu_mix": "gmeta.ops.hstu_layer",
+    "initial_rows_of": "gmeta.ops.table.portable_tables",
+    "layer_norm": "gmeta.ops.hstu_layer",
+    "merge_keys": "gmeta.ops.id_hash",
+    "pack_rows": "gmeta.ops.row_buffers",
+    "padded_attention": "gmeta.ops.padded_forms",
+    "portable_ops": "gmeta.ops.table.portable_tables",
+    "receive_keys": "gmeta.ops.key_messages",
+    "rms_norm": "gmeta.ops.hstu_layer",
+    "route_keys": "gmeta.ops.key_messages",
+    "tables_saved_elsewhere": "gmeta.ops.table.records",
+    "time_bucket": "gmeta.ops.attention_inputs",
+    "trie_gumbel_step": "gmeta.ops.trie_draws",
+    "trie_log_probs": "gmeta.ops.trie",
+    "trie_sample": "gmeta.ops.trie_draws",
+    "trie_step": "gmeta.ops.trie",
+    "unique_by_owner": "gmeta.ops.distinct",
+    "unpack_rows": "gmeta.ops.row_buffers",
+}
+"""Old name -> the module that has it now, for one release."""
 
 __all__ = [
-    "AdmissionState",
     "AttentionMask",
-    "FilterShards",
-    "FrozenTable",
-    "GumbelStep",
     "HashTable",
     "Jagged",
-    "Lookup",
-    "OwnedKeys",
-    "PackedRows",
-    "Peeked",
-    "Records",
     "RelativeBias",
-    "Reread",
-    "RoutedKeys",
-    "ShardRecords",
-    "Statistics",
-    "TableSnapshot",
-    "TrieNoise",
-    "TrieStep",
-    "Unique",
-    "UniqueByOwner",
-    "UnknownRows",
     "bias_attention",
-    "count_collisions",
-    "dense_mask",
-    "fold_ids",
     "hash_ids",
     "hash_text",
     "hstu_attention",
-    "hstu_mix",
-    "initial_rows_of",
     "jagged",
-    "layer_norm",
-    "merge_keys",
-    "pack_rows",
-    "padded_attention",
-    "portable_ops",
-    "receive_keys",
-    "rms_norm",
-    "route_keys",
-    "tables_saved_elsewhere",
-    "time_bucket",
-    "trie_gumbel_step",
-    "trie_log_probs",
-    "trie_sample",
-    "trie_step",
     "unique",
-    "unique_by_owner",
-    "unpack_rows",
 ]
+
+__getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

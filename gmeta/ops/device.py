@@ -16,14 +16,14 @@ from gmeta.core.native import build_info, library_path
 Device = Literal["auto", "cpu", "gpu"]
 """A requested device. ``"auto"`` is the value of the environment variable `VARIABLE`, or else ``"cpu"``."""
 VARIABLE = "GMETA_TABLE_DEVICE"
-Place = Literal["cpu", "gpu"]
+DeviceKind = Literal["cpu", "gpu"]
 """The device that a table actually uses."""
 
-DEVICE_NAMES: dict[Place, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
+DEVICE_NAMES: dict[DeviceKind, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
 """Device -> its name for `tf.device`. A process uses the first of the GPUs that it sees."""
 
 
-def asked_place(device: str, owner: str) -> Place:
+def asked_place(device: str, owner: str) -> DeviceKind:
     """Return the device that is requested for a table, whether or not the machine has it.
 
     Args:
@@ -41,7 +41,7 @@ def asked_place(device: str, owner: str) -> Place:
     return "gpu" if device == "gpu" else "cpu"
 
 
-def place_of(device: str, owner: str) -> Place:
+def place_of(device: str, owner: str) -> DeviceKind:
     """Choose the device on which to make a table.
 
     If a GPU is requested but there is none, or gmeta was built without CUDA, the table is kept in host
@@ -62,7 +62,7 @@ def place_of(device: str, owner: str) -> Place:
     return "cpu" if reason else "gpu"
 
 
-def compute_place() -> Place:
+def compute_place() -> DeviceKind:
     """Return where a process computes with the rows of a lookup: on the GPU if it sees one."""
     return "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import LOGICAL_SHARDS
-from gmeta.ops.device import DEVICE_NAMES, Place, ids_tensor, keys_vector
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind, ids_tensor, keys_vector
 from gmeta.ops.native_forms import is_portable
 
 _native = load_op_library("ops")
@@ -30,7 +30,7 @@ class Unique(NamedTuple):
     inverse: tf.Tensor
 
 
-def unique(ids: Any, *, device: Place = "cpu") -> Unique:
+def unique(ids: Any, *, device: DeviceKind = "cpu") -> Unique:
     """Find the distinct ids of a tensor of any shape, and the inverse mapping.
 
     Args:
@@ -75,11 +75,11 @@ class UniqueByOwner(NamedTuple):
     counts: tf.Tensor
 
 
-def unique_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> UniqueByOwner:
+def unique_by_owner(ids: Any, *, world_size: int, device: DeviceKind = "cpu") -> UniqueByOwner:
     """Find the distinct ids of a vector, grouped by the rank that owns them.
 
-    `gmeta.ops.route_keys` defines the owner of a key. It does the same for several tables at once in host
-    memory, and makes messages of the keys.
+    `gmeta.ops.key_messages.route_keys` defines the owner of a key. It does the same for several tables at
+    once in host memory, and makes messages of the keys.
 
     Args:
       ids: (n,) integers; any int64 is a valid id.
@@ -128,7 +128,7 @@ def owned_by(keys: Any, rank: int, world_size: int) -> tf.Tensor:
     return (place < end) & (place >= end - counts[rank])
 
 
-def order_by_owner(ids: Any, *, world_size: int, device: Place = "cpu") -> UniqueByOwner:
+def order_by_owner(ids: Any, *, world_size: int, device: DeviceKind = "cpu") -> UniqueByOwner:
     """Order the ids of a vector by the rank that owns them, and leave none out.
 
     An id that occurs several times is kept as often, to measure what deduplication saves.

@@ -221,8 +221,8 @@ def merge_keys(
       features: Their names, for messages.
       prefixes: For each feature, the bits that are or-ed into its ids.
       id_bits: How many bits an id may have, 0 to 63.
-      hashed: For each feature, whether its numbers are folded into ids (`gmeta.ops.fold_ids`). None: those of
-        no feature are.
+      hashed: For each feature, whether its numbers are folded into ids (`gmeta.ops.id_hash.fold_ids`). None:
+        those of no feature are.
       mix: How they are folded: True by "mix" into `gmeta.core.merged_keys.HASHED_BITS` bits, False by
         "xor" into ``id_bits``. A tensor is read when the graph runs.
 
@@ -313,7 +313,7 @@ class HoldsMergedKeys:
 
     @property
     def mixes_ids(self) -> bool | tf.Variable:
-        """Whether hashed ids are folded by "mix", as `gmeta.ops.merge_keys` takes it.
+        """Whether hashed ids are folded by "mix", as `gmeta.ops.id_hash.merge_keys` takes it.
 
         An exported graph keeps the fold that the table has when it is exported.
         """

@@ -14,7 +14,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import LOGICAL_SHARDS
-from gmeta.ops.device import DEVICE_NAMES, Place, keys_vector
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind, keys_vector
 from gmeta.ops.distinct import order_by_owner, unique, unique_by_owner
 
 # Content of a step's all-to-alls: keys travel to their owners, rows back, gradients to the owners again.
@@ -85,9 +85,9 @@ def route(
     note: tf.Tensor,
     world_size: int,
     dedup: bool = True,
-    device: Place = "gpu",
+    device: DeviceKind = "gpu",
 ) -> RoutedKeys:
-    """Route keys as `gmeta.ops.route_keys` does; an owner's keys are in the order of first appearance.
+    """Route keys as `route_keys` does; an owner's keys are in the order of first appearance.
 
     Args:
       keys: For each table (n_t,) int64.
@@ -118,9 +118,9 @@ def receive(
     tables: int,
     note_size: int = 0,
     dedup: bool = True,
-    device: Place = "gpu",
+    device: DeviceKind = "gpu",
 ) -> OwnedKeys:
-    """Receive keys as `gmeta.ops.receive_keys` does; distinct keys are in the order of first appearance.
+    """Receive keys as `receive_keys` does; distinct keys are in the order of first appearance.
 
     Args:
       message: int64, the messages of rank 0, 1, …, one after another.
@@ -173,7 +173,7 @@ for _name in ("RouteKeys", "ReceiveKeys"):
 
 
 def route_keys(
-    keys: Sequence[Any], *, note: Any = (), world_size: int, dedup: bool = True, device: Place = "cpu"
+    keys: Sequence[Any], *, note: Any = (), world_size: int, dedup: bool = True, device: DeviceKind = "cpu"
 ) -> RoutedKeys:
     """Collect each table's distinct keys by owner, as one message to each rank: stage 1 of deduplication.
 
@@ -236,7 +236,7 @@ def receive_keys(
     tables: int,
     note_size: int = 0,
     dedup: bool = True,
-    device: Place = "cpu",
+    device: DeviceKind = "cpu",
 ) -> OwnedKeys:
     """Collect the distinct keys that the ranks' messages request: stage 2 of deduplication.
 

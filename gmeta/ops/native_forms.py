@@ -14,7 +14,8 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import build_info, library_path
 
-# The switch between native ops and their forms in plain TensorFlow (`gmeta.ops.portable_ops`).
+# The switch between native ops and their forms in plain TensorFlow
+# (`gmeta.ops.table.portable_tables.portable_ops`).
 
 
 class FreezesTables(Protocol):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.ops.device import Place
+from gmeta.ops.device import DeviceKind
 from gmeta.ops.key_messages import PackedRows
 
 # Packs and unpacks the rows of an exchange on a GPU by TensorFlow ops, without the copies to the host and
@@ -30,7 +30,7 @@ def pack(
     *,
     wire_dtype: tf.DType = tf.float32,
 ) -> PackedRows:
-    """Pack rows as `gmeta.ops.pack_rows` does.
+    """Pack rows as `gmeta.ops.row_buffers.pack_rows` does.
 
     Args:
       rows: For each table (v_t, dim_t) float32.
@@ -51,7 +51,7 @@ def pack(
 
 
 def unpack(buffer: tf.Tensor, counts: tf.Tensor, *, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
-    """Unpack rows as `gmeta.ops.unpack_rows` does.
+    """Unpack rows as `gmeta.ops.row_buffers.unpack_rows` does.
 
     Args:
       buffer: A vector of one of `DTYPES`: what rank 0, 1, … have packed for this rank.
@@ -90,7 +90,7 @@ def pack_rows(
     counts: Any,
     *,
     wire_dtype: tf.DType = tf.float32,
-    device: Place = "cpu",
+    device: DeviceKind = "cpu",
 ) -> PackedRows:
     """Pack the rows of all tables, of whatever widths, into one buffer for one all-to-all.
 
@@ -146,7 +146,7 @@ def pack_rows(
 
 
 def unpack_rows(
-    buffer: Any, counts: Any, *, dims: Sequence[int], device: Place = "cpu"
+    buffer: Any, counts: Any, *, dims: Sequence[int], device: DeviceKind = "cpu"
 ) -> tuple[tf.Tensor, ...]:
     """Unpack the rows of each table from the received buffers, in wire order: the inverse of `pack_rows`.
 
@@ -189,7 +189,7 @@ def unpack_rows(
     return tuple(_native.gmeta_unpack_rows(buffer=buffer, counts=counts, dims=list(dims), tables=len(dims)))
 
 
-def row_place(wire_dtype: tf.DType, device: Place) -> Place:
+def row_place(wire_dtype: tf.DType, device: DeviceKind) -> DeviceKind:
     """Return where rows of a dtype are packed and unpacked if that is wanted on ``device``."""
     return device if wire_dtype in DTYPES else "cpu"
 

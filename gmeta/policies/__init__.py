@@ -7,21 +7,28 @@ of rows and the memory that holds them. Settings are equal if their fields are; 
 whatever the number of threads.
 """
 
-from gmeta.policies.admission import Admission, Always, Bloom, CountAdmission, ProbabilityAdmission
-from gmeta.policies.eviction import LFU, LRU, TTL, Eviction, MinNorm
+from gmeta.core.lazy import load_lazily
+from gmeta.policies.admission import Bloom, CountAdmission, ProbabilityAdmission
+from gmeta.policies.eviction import LFU, LRU, TTL, MinNorm
 from gmeta.policies.storage import Tiers, TwoPrecisions
+
+_MOVED = {
+    "Admission": "gmeta.policies.admission",
+    "Always": "gmeta.policies.admission",
+    "Eviction": "gmeta.policies.eviction",
+}
+"""Old name -> the module that has it now, for one release."""
 
 __all__ = [
     "LFU",
     "LRU",
     "TTL",
-    "Admission",
-    "Always",
     "Bloom",
     "CountAdmission",
-    "Eviction",
     "MinNorm",
     "ProbabilityAdmission",
     "Tiers",
     "TwoPrecisions",
 ]
+
+__getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

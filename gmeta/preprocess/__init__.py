@@ -8,60 +8,56 @@
 Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
+from gmeta.core.lazy import load_lazily
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.cooccurrence import cooccurrence_vectors
-from gmeta.preprocess.history.append import AppendSummary, append_history
-from gmeta.preprocess.history.example_sets import ExampleSet, drop_generations, list_examples, remove_examples
-from gmeta.preprocess.history.example_writer import ExamplesSummary, history_examples
-from gmeta.preprocess.history.export import ExportSummary, export_history
-from gmeta.preprocess.history.rebuild import RebuildSummary, compact_history, scrub_history
-from gmeta.preprocess.history.shard_reader import history_crcs
-from gmeta.preprocess.history.spark_append import append_history_on_spark
 from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.item_codes import RqVae, semantic_ids
+from gmeta.preprocess.item_codes import semantic_ids
 from gmeta.preprocess.local.preparation import prepare
-from gmeta.preprocess.summary import PrepareSummary
-from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
-from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig, UserStates
-from gmeta.preprocess.synthetic.user_simulator import UserHistories, UserSimulator
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
+_MOVED = {
+    "AppendSummary": "gmeta.preprocess.history.append",
+    "EXPOSURE_SPEC": "gmeta.preprocess.synthetic.exposures",
+    "ExampleSet": "gmeta.preprocess.history.example_sets",
+    "ExamplesSummary": "gmeta.preprocess.history.example_writer",
+    "ExportSummary": "gmeta.preprocess.history.export",
+    "ExposureConfig": "gmeta.preprocess.synthetic.exposures",
+    "PrepareSummary": "gmeta.preprocess.summary",
+    "RebuildSummary": "gmeta.preprocess.history.rebuild",
+    "RqVae": "gmeta.preprocess.item_codes",
+    "SimulatorConfig": "gmeta.preprocess.synthetic.simulator_config",
+    "UserHistories": "gmeta.preprocess.synthetic.user_simulator",
+    "UserSimulator": "gmeta.preprocess.synthetic.user_simulator",
+    "UserStates": "gmeta.preprocess.synthetic.simulator_config",
+    "append_history": "gmeta.preprocess.history.append",
+    "append_history_on_spark": "gmeta.preprocess.history.spark_append",
+    "compact_history": "gmeta.preprocess.history.rebuild",
+    "drop_generations": "gmeta.preprocess.history.example_sets",
+    "export_history": "gmeta.preprocess.history.export",
+    "history_crcs": "gmeta.preprocess.history.shard_reader:history_crc_of_splits",
+    "history_examples": "gmeta.preprocess.history.example_writer",
+    "list_examples": "gmeta.preprocess.history.example_sets",
+    "remove_examples": "gmeta.preprocess.history.example_sets",
+    "scrub_history": "gmeta.preprocess.history.rebuild",
+    "write_exposures": "gmeta.preprocess.synthetic.exposures",
+}
+"""Old name -> the module that has it now, for one release."""
+
 __all__ = [
-    "EXPOSURE_SPEC",
-    "AppendSummary",
     "ColumnSpec",
-    "ExampleSet",
-    "ExamplesSummary",
-    "ExportSummary",
-    "ExposureConfig",
     "HistorySpec",
     "PrepareConfig",
-    "PrepareSummary",
-    "RebuildSummary",
-    "RqVae",
     "SemanticIds",
-    "SimulatorConfig",
     "SyntheticConfig",
     "TableSpec",
-    "UserHistories",
-    "UserSimulator",
-    "UserStates",
-    "append_history",
-    "append_history_on_spark",
-    "compact_history",
     "cooccurrence_vectors",
-    "drop_generations",
-    "export_history",
-    "history_crcs",
-    "history_examples",
-    "list_examples",
     "prepare",
     "prepare_on_spark",
-    "remove_examples",
-    "scrub_history",
     "semantic_ids",
-    "write_exposures",
 ]
+
+__getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

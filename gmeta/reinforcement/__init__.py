@@ -5,27 +5,24 @@
 - `policy_training` is the Keras model that trains a policy.
 """
 
-from gmeta.reinforcement import losses as losses
+from gmeta.core.lazy import load_lazily
 from gmeta.reinforcement import rewards as rewards
-from gmeta.reinforcement.objectives import DPO, ECPO, GRPO, Judged
+from gmeta.reinforcement.objectives import DPO, ECPO, GRPO
 from gmeta.reinforcement.policy_training import PolicyTraining
-from gmeta.reinforcement.rewards import HitReward, ModelReward, RankAwareReward, Reward, SimulatorReward
-from gmeta.reinforcement.rollouts import Policy, Rollout, Rollouts
+from gmeta.reinforcement.rollouts import Rollouts
 
-__all__ = [
-    "DPO",
-    "ECPO",
-    "GRPO",
-    "HitReward",
-    "Judged",
-    "ModelReward",
-    "Policy",
-    "PolicyTraining",
-    "RankAwareReward",
-    "Reward",
-    "Rollout",
-    "Rollouts",
-    "SimulatorReward",
-    "losses",
-    "rewards",
-]
+_MOVED = {
+    "HitReward": "gmeta.reinforcement.rewards",
+    "Judged": "gmeta.reinforcement.objectives",
+    "ModelReward": "gmeta.reinforcement.rewards",
+    "Policy": "gmeta.reinforcement.rollouts",
+    "RankAwareReward": "gmeta.reinforcement.rewards",
+    "Reward": "gmeta.reinforcement.rewards",
+    "Rollout": "gmeta.reinforcement.rollouts",
+    "SimulatorReward": "gmeta.reinforcement.rewards",
+}
+"""Old name -> the module that has it now, for one release."""
+
+__all__ = ["DPO", "ECPO", "GRPO", "PolicyTraining", "Rollouts", "rewards"]
+
+__getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

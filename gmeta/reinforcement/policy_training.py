@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.core.keras import submodules
-from gmeta.losses import mean_loss
+from gmeta.losses.multi_task import mean_loss
 from gmeta.models import Model
 from gmeta.reinforcement.objectives import DPO, GRPO
 from gmeta.reinforcement.rewards import Reward, rewards_of

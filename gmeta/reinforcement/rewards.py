@@ -13,7 +13,8 @@ from gmeta.core.errors import ConfigError, finite_number
 from gmeta.core.graph import refuse_unless
 from gmeta.models import GRM
 from gmeta.ops import jagged
-from gmeta.preprocess import UserSimulator, UserStates
+from gmeta.preprocess.synthetic.simulator_config import UserStates
+from gmeta.preprocess.synthetic.user_simulator import UserSimulator
 
 # Checks what a reward returns, so that one bad number doesn't become a bad policy.
 
@@ -310,7 +311,7 @@ class SimulatorReward:
       name: What messages call it.
 
     Example:
-      >>> from gmeta.preprocess import UserSimulator
+      >>> from gmeta.preprocess.synthetic.user_simulator import UserSimulator
       >>> simulator = UserSimulator()
       >>> reward = SimulatorReward(simulator, simulator.histories(np.arange(50)).states)
       >>> reward({"user": [3, 7]}, tf.constant([[0, 1, 2], [5, 6, 7]], tf.int64)).shape

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from gmeta.core.graph import lift_variables
 from gmeta.initializers import Zeros
-from gmeta.layers import TableGradient
-from gmeta.ops import HashTable, Records
+from gmeta.layers.exchange.recorded_lookups import TableGradient
+from gmeta.ops import HashTable
+from gmeta.ops.table.records import Records
 from gmeta.optimizers import SGD
 from gmeta.training.mean_gradients import SOUND, Gradient, with_number
 

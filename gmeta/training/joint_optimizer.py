@@ -10,8 +10,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import hold, lift_variables
-from gmeta.layers import RecordedLookups, TableGradient
-from gmeta.layers.exchange.recorded_lookups import RowGradients
+from gmeta.layers.exchange.recorded_lookups import RecordedLookups, RowGradients, TableGradient
 from gmeta.ops.table.finite import NamedGradient, describe_bad, refuse_bad
 from gmeta.training.accumulator import GradientAccumulator
 from gmeta.training.compile_settings import LossScale

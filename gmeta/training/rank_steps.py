@@ -17,7 +17,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.graph import hold
 from gmeta.layers.exchange.recorded_lookups import StepSamples, step_samples
-from gmeta.metrics import SampleMetric
+from gmeta.metrics.auc import SampleMetric
 
 
 class KeptState:
@@ -122,8 +122,8 @@ def _end() -> tf.Tensor:
 #
 # A Keras metric keeps sums (of values and weights, or of a histogram's counts), and its variables have the
 # aggregation SUM. So the ranks' sums are added up and the result is computed from the totals: an AUC of all
-# samples, not a mean of AUCs. A metric that keeps samples (`gmeta.metrics.SampleMetric`) gathers those of all
-# ranks.
+# samples, not a mean of AUCs. A metric that keeps samples (`gmeta.metrics.auc.SampleMetric`) gathers those of
+# all ranks.
 
 
 def merge_over_ranks(metrics: Iterable[tf.keras.metrics.Metric]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.layers import TableGradient
+from gmeta.layers.exchange.recorded_lookups import TableGradient
 from gmeta.ops import HashTable, unique
 from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, SparseOptimizer
 from gmeta.training.mean_gradients import Gradient, with_number

@@ -14,7 +14,8 @@ from histories import Histories
 
 from gmeta.core.errors import ConfigError
 from gmeta.models import GenerativeRetriever
-from gmeta.reinforcement import ECPO, GRPO, HitReward, PolicyTraining, RankAwareReward, Rollouts
+from gmeta.reinforcement import ECPO, GRPO, PolicyTraining, Rollouts
+from gmeta.reinforcement.rewards import HitReward, RankAwareReward
 
 REWARDS = {"hit": HitReward, "rank": RankAwareReward}
 OBJECTIVES = {"ecpo": ECPO, "grpo": GRPO}

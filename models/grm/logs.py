@@ -18,15 +18,9 @@ from rankers import CONTEXTS, HISTORY, TARGETS, TIME
 from gmeta import io
 from gmeta.core.errors import GmetaError
 from gmeta.metrics import UserGAUC
-from gmeta.preprocess import (
-    EXPOSURE_SPEC,
-    ExposureConfig,
-    HistorySpec,
-    PrepareConfig,
-    append_history,
-    prepare,
-    write_exposures,
-)
+from gmeta.preprocess import HistorySpec, PrepareConfig, prepare
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 
 LABELS = ["click", "buy"]
 COLD = 5  # every fifth user is new to the model; every other of these is for validation, the others for test

@@ -12,7 +12,7 @@ from rankers import ranker
 from gmeta.meta import InnerLoop
 from gmeta.metrics import GAUC
 from gmeta.models import MetaGRM
-from gmeta.preprocess import ExposureConfig
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
 ADAPTED = ("mixture", "heads")
 

@@ -7,11 +7,13 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from gmeta.initializers import Normal
-from gmeta.layers import FeatureConfig, SequenceLayer, SequenceView, TableConfig
-from gmeta.models import GRM, grm
+from gmeta.layers import FeatureConfig, TableConfig
+from gmeta.layers.sequence.block import SequenceLayer
+from gmeta.layers.sequence.reading import SequenceView
+from gmeta.models import GRM
 from gmeta.ops import AttentionMask, Jagged, jagged
 from gmeta.optimizers import Adam
-from gmeta.preprocess import ExposureConfig
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
 Kind = Literal["hstu", "fuxi", "dnn", "dnn-recent"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -75,9 +77,9 @@ def ranker(
       rate: Of Adam, for tables and weights.
       seed: Of the initial weights.
       window: Events back that a token sees in each block of HSTU or FuXi; 0: all.
-      horizon: As for `gmeta.models.grm`, for HSTU alone; 0: the published start, None: the default.
+      horizon: As for `gmeta.models.GRM.of`, for HSTU alone; 0: the published start, None: the default.
       length: What HSTU divides by, about the length of histories; None: the mean of the log.
-      **options: As for `gmeta.models.grm`.
+      **options: As for `gmeta.models.GRM.of`.
     """
     start = Normal(0.0, 0.1)
     widths = {"item": 8, "category": dim // 2, "style": 8, "action": 8, "city": 8, "age": 8}
@@ -98,7 +100,7 @@ def ranker(
             "expert_units": [2 * dim],
             **options,
         }
-    model = grm(
+    model = GRM.of(
         [FeatureConfig(name, TableConfig(name, width, initializer=start)) for name, width in widths.items()],
         contexts=CONTEXTS,
         history=HISTORY,

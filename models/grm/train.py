@@ -22,7 +22,7 @@ from meta_ranking import compare
 from rankers import KINDS, Kind, ranker
 from results import Row, chosen_by, report
 
-from gmeta.preprocess import ExposureConfig
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
 PATIENCE = 8  # epochs without a better validation before a kind's training ends
 

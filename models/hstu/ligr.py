@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 from sasrec import softmax_attention
 
-from gmeta.layers import SequenceBlock, SequenceStack, SequenceView
-from gmeta.ops import layer_norm
+from gmeta.layers import SequenceBlock, SequenceStack
+from gmeta.layers.sequence.reading import SequenceView
+from gmeta.ops.hstu_layer import layer_norm
 
 
 class LiGRBlock(SequenceBlock):

@@ -8,8 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers import Kept, Place, SequenceBlock, SequenceStack, SequenceView
-from gmeta.ops import Jagged, dense_mask, jagged, layer_norm
+from gmeta.layers import SequenceBlock, SequenceStack
+from gmeta.layers.sequence.reading import AppendedPlace, Kept, SequenceView
+from gmeta.ops import Jagged, jagged
+from gmeta.ops.hstu_layer import layer_norm
+from gmeta.ops.padded_forms import dense_mask
 
 
 class SASRecBlock(SequenceBlock):
@@ -67,7 +70,7 @@ class SASRecBlock(SequenceBlock):
         return self._leave(asking, found, training), k, v
 
     def read_on(
-        self, values: tf.Tensor, kept: Kept, place: Place, training: bool | None
+        self, values: tf.Tensor, kept: Kept, place: AppendedPlace, training: bool | None
     ) -> tuple[tf.Tensor, Kept]:
         """(batch, beams, dim), a token of each beam -> the same, and what is kept with its key and value."""
         batch, beams = tf.unstack(tf.shape(values)[:2])

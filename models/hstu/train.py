@@ -36,7 +36,8 @@ from settings import (
 )
 
 from gmeta.core.errors import GmetaError
-from gmeta.metrics import NextItem, catalogue_ranks
+from gmeta.metrics import NextItem
+from gmeta.metrics.next_item import catalogue_ranks
 
 POPULARITY = "popularity"
 _MEASURED = 1024  # users at once

@@ -10,8 +10,11 @@ from pathlib import Path
 import click
 
 from gmeta.core.settings import read_toml
-from gmeta.experiment import RunFolder, evaluate, plan_experiment, run_training, write_report
-from gmeta.experiment.runs.all_runs import TrainingProgress
+from gmeta.experiment.measurement.run_pool import evaluate
+from gmeta.experiment.plan.own_plan import plan_experiment
+from gmeta.experiment.report.page import write_report
+from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
+from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.preprocess import prepare
 
 CONFIG = Path(__file__).with_name("ml-100k.toml")

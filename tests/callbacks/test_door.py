@@ -1,4 +1,4 @@
-"""The door of the callbacks: what it has, and that it loads nothing that isn't used."""
+"""The package of the callbacks: what it has, and that it loads nothing that isn't used."""
 
 import subprocess
 import sys
@@ -19,6 +19,6 @@ def test_what_is_not_there_is_named():
         callbacks.Checkpoint  # noqa: B018
 
 
-def test_the_door_alone_loads_no_tensorflow():
+def test_the_package_alone_loads_no_tensorflow():
     code = "import sys, gmeta; gmeta.callbacks; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

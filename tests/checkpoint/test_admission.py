@@ -19,6 +19,9 @@ from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import owned_shards
+from gmeta.ops.table.records import AdmissionState
+from gmeta.policies.admission import Admission, Always
+from gmeta.policies.eviction import Eviction
 from support.reference.table import ReferenceHashTable, logical_shards
 from support.tables import assert_same_tables, sorted_records
 from support.thread_ranks import run_thread_ranks
@@ -29,7 +32,7 @@ OVERFULL = policies.CountAdmission(2, filter=policies.Bloom(5, error=0.5))
 FEW_SHARDS = policies.LRU(max_rows=2048)  # 2 shards of the table's own
 
 
-def new_table(admission: policies.Admission, eviction: policies.Eviction | None = None) -> ops.HashTable:
+def new_table(admission: Admission, eviction: Eviction | None = None) -> ops.HashTable:
     return ops.HashTable(
         2,
         optimizers.SGD(0.5),
@@ -41,7 +44,7 @@ def new_table(admission: policies.Admission, eviction: policies.Eviction | None 
     )
 
 
-def new_model(admission: policies.Admission, eviction: policies.Eviction | None = None) -> ReferenceHashTable:
+def new_model(admission: Admission, eviction: Eviction | None = None) -> ReferenceHashTable:
     return ReferenceHashTable(
         2, optimizers.SGD(0.5), initializers.Constant(1.0), seed=4, admission=admission, eviction=eviction
     )
@@ -205,7 +208,7 @@ def test_the_files_are_arrows_own(tmp_path):
 
 
 def test_a_table_that_remembers_nothing_has_no_file_for_it(tmp_path):
-    save(tmp_path / "a", {"a": new_table(EXACT), "b": new_table(FILTER), "c": new_table(policies.Always())})
+    save(tmp_path / "a", {"a": new_table(EXACT), "b": new_table(FILTER), "c": new_table(Always())})
     assert {path.name.split("-")[0] for path in (tmp_path / "a").glob("*/*")} == {"rows"}
     again = new_table(FILTER)
     load(tmp_path / "a", {"b": again})
@@ -253,7 +256,7 @@ def test_what_cannot_be_taken_over_is_told(tmp_path, admission, eviction, why):
     assert not filter_.any()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load(tmp_path / "a", {"item": new_table(policies.Always())})  # needs no counts
+        load(tmp_path / "a", {"item": new_table(Always())})  # needs no counts
 
 
 def test_counts_of_other_ranks_ids_are_not_lost_without_a_word(tmp_path):
@@ -317,16 +320,14 @@ def test_filters_are_exported_and_merged_shard_by_shard():
     np.testing.assert_array_equal(whole.reshape(-1), remembered(table)[1])
     before = remembered(other)[1].reshape(64, -1)
     none = np.empty(0, np.int64)
-    other.import_admission(
-        ops.AdmissionState(none, none, whole[3:6].reshape(-1)), replace=False, first_filter=3
-    )
+    other.import_admission(AdmissionState(none, none, whole[3:6].reshape(-1)), replace=False, first_filter=3)
     expected = before.copy()
     expected[3:6] = np.maximum(before[3:6], whole[3:6])
     np.testing.assert_array_equal(remembered(other)[1].reshape(64, -1), expected)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"filters are \[first, last\) within \[0, 64\)"):
         table.export_filter(0, 65)
     for first, some in ((63, whole[:2]), (-1, whole[:1]), (0, whole[0, 1:])):
-        state = ops.AdmissionState(none, none, some.reshape(-1))
+        state = AdmissionState(none, none, some.reshape(-1))
         with pytest.raises(tf.errors.InvalidArgumentError, match="is not of this table's admission"):
             other.import_admission(state, replace=False, first_filter=first)
     assert new_table(EXACT).export_filter(0, 3).counters.shape == (3, 0)

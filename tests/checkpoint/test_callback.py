@@ -15,6 +15,7 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import part_of
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import SHARES
+from gmeta.io import AfterSteps
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 from support.grouped_data import write_folder
@@ -329,7 +330,7 @@ def test_another_number_of_ranks_goes_on_in_the_ranges_that_are_left(tmp_path):
                 path,
                 tasks_per_batch=2,
                 query=2,
-                start=io.AfterSteps(stages, epoch=epoch),
+                start=AfterSteps(stages, epoch=epoch),
                 options=io.ReadOptions(shard=(rank, ranks)),
             )
             seen += [task for batch in data.take(steps) for task in batch["task"].numpy().tolist()]

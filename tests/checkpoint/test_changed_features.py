@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import checkpoint, optimizers
+from gmeta import optimizers
 from gmeta.checkpoint.callback import tables_by_name
+from gmeta.checkpoint.sharded import load, save
 from gmeta.checkpoint.table_part import refuse_foreign
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.merged_keys import Fold
@@ -74,8 +75,8 @@ def records(tables: EmbeddingCollection, without: Sequence[str] = ()) -> dict[st
 
 
 def sharded(saved: EmbeddingCollection, to: EmbeddingCollection, path: Any) -> None:
-    checkpoint.save(path / "ck", tables_by_name(saved))
-    checkpoint.load(path / "ck", tables_by_name(to))
+    save(path / "ck", tables_by_name(saved))
+    load(path / "ck", tables_by_name(to))
 
 
 def tensorflow(saved: EmbeddingCollection, to: EmbeddingCollection, path: Any) -> None:
@@ -174,11 +175,11 @@ def test_tables_of_one_side_alone_are_refused_by_name(tmp_path, door):
 
 def test_a_sharded_checkpoint_loads_what_fits(tmp_path):
     saved = train(collection())
-    checkpoint.save(tmp_path / "ck", tables_by_name(saved))
+    save(tmp_path / "ck", tables_by_name(saved))
     to = collection(("item", "age", "shop", "user"), age={"eviction": BOUND})
     with pytest.raises(DataError, match=r"no table 'tables/age' in this checkpoint; it has .*partial=True"):
-        checkpoint.load(tmp_path / "ck", tables_by_name(to))
-    info = checkpoint.load(tmp_path / "ck", tables_by_name(to), partial=True)
+        load(tmp_path / "ck", tables_by_name(to))
+    info = load(tmp_path / "ck", tables_by_name(to), partial=True)
     assert (info.left, info.without_slots) == (("tables/city",), ())
     assert info.new == {"tables/age": "it was not saved"}
     assert records(to) == {**records(saved, without=["city"]), "age": {}}
@@ -186,7 +187,7 @@ def test_a_sharded_checkpoint_loads_what_fits(tmp_path):
 
 def test_a_table_of_another_width_or_optimizer_starts_anew_or_without_slots(tmp_path):
     saved = train(collection())
-    checkpoint.save(tmp_path / "ck", tables_by_name(saved))
+    save(tmp_path / "ck", tables_by_name(saved))
     wide = {**WIDTHS, "shop": 3}
     features = [FeatureConfig(n, TableConfig(n, wide[n]), hash=n == "shop") for n in NAMES if n != "city"]
     city = TableConfig("city", 4, optimizer=optimizers.Adagrad(0.1))
@@ -194,8 +195,8 @@ def test_a_table_of_another_width_or_optimizer_starts_anew_or_without_slots(tmp_
         [*features, FeatureConfig("city", city)], optimizer=optimizers.Adam(0.1), name="tables"
     )
     with pytest.raises(ConfigError, match=r"'tables/shop' was saved with dim 2, .* partial=True"):
-        checkpoint.load(tmp_path / "ck", tables_by_name(to))
-    info = checkpoint.load(tmp_path / "ck", tables_by_name(to), partial=True)
+        load(tmp_path / "ck", tables_by_name(to))
+    info = load(tmp_path / "ck", tables_by_name(to), partial=True)
     assert info.left == ("tables/shop",)
     assert info.new == {"tables/shop": "its rows were 2 wide, and are 3 wide now"}
     assert info.without_slots == ("tables/city",)
@@ -210,10 +211,10 @@ def test_a_table_of_another_width_or_optimizer_starts_anew_or_without_slots(tmp_
 
 def test_ranks_share_rows_whose_keys_have_changed(tmp_path):
     saved = train(collection())
-    checkpoint.save(tmp_path / "ck", tables_by_name(saved))
+    save(tmp_path / "ck", tables_by_name(saved))
     parts = [collection(("shop", "city", "item", "user")) for _ in range(3)]
     for rank, to in enumerate(parts):
-        checkpoint.load(tmp_path / "ck", tables_by_name(to), rank=rank, world_size=3)
+        load(tmp_path / "ck", tables_by_name(to), rank=rank, world_size=3)
     found = [records(to) for to in parts]
     for name, expected in records(saved).items():
         assert sum(len(each[name]) for each in found) == len(expected)
@@ -225,17 +226,17 @@ def test_ranks_share_rows_whose_keys_have_changed(tmp_path):
 
 def test_the_save_after_keys_have_changed_is_full_and_increments_follow(tmp_path):
     saved = train(collection())
-    checkpoint.save(tmp_path / "a", tables_by_name(saved), journal=1000)
+    save(tmp_path / "a", tables_by_name(saved), journal=1000)
     to = collection(city={"eviction": BOUND})
-    checkpoint.load(tmp_path / "a", tables_by_name(to), journal=1000)
+    load(tmp_path / "a", tables_by_name(to), journal=1000)
     train(to, 1)
-    info = checkpoint.save(tmp_path / "b", tables_by_name(to), base=tmp_path / "a", journal=1000)
+    info = save(tmp_path / "b", tables_by_name(to), base=tmp_path / "a", journal=1000)
     assert info.kinds == {"tables/user+item": "full", "tables/city": "full", "tables/shop": "increment"}
     train(to, 1)
-    info = checkpoint.save(tmp_path / "c", tables_by_name(to), base=tmp_path / "b", journal=1000)
+    info = save(tmp_path / "c", tables_by_name(to), base=tmp_path / "b", journal=1000)
     assert set(info.kinds.values()) == {"increment"}
     again = collection(NAMES[::-1])
-    checkpoint.load(tmp_path / "c", tables_by_name(again))
+    load(tmp_path / "c", tables_by_name(again))
     assert records(again) == records(to)
 
 
@@ -304,8 +305,8 @@ def test_the_fold_of_hashed_ids_follows_their_rows(tmp_path, door):
 def test_an_id_above_the_limit_of_now_is_named(tmp_path):
     saved = collection(("user",))
     saved.lookup({"user": tf.constant([2**61 + 5])})
-    checkpoint.save(tmp_path / "ck", tables_by_name(saved))
+    save(tmp_path / "ck", tables_by_name(saved))
     with pytest.raises(
         DataError, match=rf"'user' was saved with the id {2**61 + 5}, but .* below 2\^61 now that 2"
     ):
-        checkpoint.load(tmp_path / "ck", tables_by_name(collection(("user", "city"))), partial=True)
+        load(tmp_path / "ck", tables_by_name(collection(("user", "city"))), partial=True)

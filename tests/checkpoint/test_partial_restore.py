@@ -304,7 +304,7 @@ def test_vectors_that_begin_elsewhere_in_as_wide_an_input_are_named(tmp_path, mo
 
 
 def on_rank(net: Any, folder: str, names: Sequence[str], weights: str, turned: Sequence[str]) -> Any:
-    from gmeta.callbacks import ShardedCheckpoint
+    from gmeta.checkpoint import ShardedCheckpoint
     from gmeta.core import collectives
     from gmeta.core.errors import ConfigError
 

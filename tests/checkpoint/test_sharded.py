@@ -17,6 +17,7 @@ from gmeta.checkpoint.manifest import Manifest
 from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import LOGICAL_SHARDS, owned_shards
+from gmeta.ops.table.records import Records
 from support import warm
 from support.reference.table import logical_shards
 from support.tables import assert_same_tables, sorted_records
@@ -146,7 +147,7 @@ def test_any_number_of_ranks_loads_what_any_other_saved(tmp_path, saved_by, load
 def load_into(table: ops.HashTable, whole: ops.HashTable, shards: range) -> None:
     """Fills a table with the records of some logical shards of another."""
     part = whole.export_shards(shards.start, shards.stop)
-    records = ops.Records(part.keys, part.rows, part.slots, part.frequency, part.last_step, part.step)
+    records = Records(part.keys, part.rows, part.slots, part.frequency, part.last_step, part.step)
     table.import_(records, replace=True)
 
 
@@ -176,7 +177,7 @@ def test_a_chain_of_increments_equals_a_full_save(tmp_path_factory, operations, 
             n = len(argument)
             zeros = np.zeros(n, np.int64)
             rows, slots = np.ones((n, DIM), np.float32), np.ones((n, 2 * DIM), np.float32)
-            table.import_(ops.Records(np.array(argument, np.int64), rows, slots, zeros, zeros, 0))
+            table.import_(Records(np.array(argument, np.int64), rows, slots, zeros, zeros, 0))
         elif kind == "save":
             name = folder / str(number)
             save(name, {"item": table}, base=base if argument else None, journal=1000)

@@ -19,6 +19,7 @@ from gmeta import checkpoint, initializers, ops, optimizers, policies
 from gmeta.checkpoint import column_files
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.manifest import Manifest
+from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.core.shares import owned_shards
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
@@ -140,9 +141,9 @@ def test_ids_of_a_merged_table_have_no_prefix_and_get_it_back(tmp_path_factory, 
 def test_a_checkpoint_gives_the_bytes_that_the_model_gives(tmp_path, form, state):
     tables = train_all(collection())
     named = tables_by_name(tables)
-    checkpoint.save(tmp_path / "ck" / "a", named, journal=1000)
+    save(tmp_path / "ck" / "a", named, journal=1000)
     train_all(tables, 100)
-    checkpoint.save(tmp_path / "ck" / "b", named, base=tmp_path / "ck" / "a", journal=1000)
+    save(tmp_path / "ck" / "b", named, base=tmp_path / "ck" / "a", journal=1000)
     for name in NAMES:
         checkpoint.export_table(tables, name, tmp_path / "one" / name, format=form, state=state)
         checkpoint.export_saved_table(
@@ -161,10 +162,10 @@ def test_a_checkpoint_gives_the_bytes_that_the_model_gives(tmp_path, form, state
 def test_ranks_write_the_bytes_that_one_writes_and_import_what_they_own(tmp_path, form, size):
     whole = train_all(collection(), 900)
     checkpoint.export_table(whole, "item", tmp_path / "one", format=form, state=True)
-    checkpoint.save(tmp_path / "ck", tables_by_name(whole))
+    save(tmp_path / "ck", tables_by_name(whole))
     parts = [collection() for _ in range(size)]
     for rank, part in enumerate(parts):
-        checkpoint.load(tmp_path / "ck", tables_by_name(part), rank=rank, world_size=size)
+        load(tmp_path / "ck", tables_by_name(part), rank=rank, world_size=size)
     place = {"world_size": size}
     made = run_thread_ranks(
         size,
@@ -290,7 +291,7 @@ def test_an_unknown_table_is_answered_by_those_that_there_are(tmp_path):
     )
     with pytest.raises(ConfigError, match="has the tables 'item', 'tag', 'user': name one of them"):
         checkpoint.export_table(tables, None, tmp_path / "t")
-    checkpoint.save(tmp_path / "ck", tables_by_name(tables))
+    save(tmp_path / "ck", tables_by_name(tables))
     with pytest.raises(ConfigError, match=r"checkpoint .*ck has no table 'tables/shop': it has 'item'"):
         checkpoint.export_saved_table(tmp_path / "ck", "tables/shop", tmp_path / "t")
 
@@ -298,7 +299,7 @@ def test_an_unknown_table_is_answered_by_those_that_there_are(tmp_path):
 def test_tables_of_one_name_in_two_collections_are_told_apart_by_the_collection(tmp_path):
     one, two = collection(("user", "item"), "a"), collection(("user",), "b")
     two.lookup({"user": [7]})
-    checkpoint.save(tmp_path / "ck", {**tables_by_name(one), **tables_by_name(two)})
+    save(tmp_path / "ck", {**tables_by_name(one), **tables_by_name(two)})
     checkpoint.export_saved_table(tmp_path / "ck", "b/user", tmp_path / "b", format="npy")
     assert read(tmp_path / "b")["keys"].tolist() == [7]
     checkpoint.export_saved_table(tmp_path / "ck", "a/user", tmp_path / "a", format="npy")
@@ -312,14 +313,14 @@ def test_a_table_keeps_its_name_whatever_characters_it_has(tmp_path):
     name = "a/b+c"
     tables = EmbeddingCollection([FeatureConfig("x", TableConfig(name, 2)), FeatureConfig("y", dim=2)])
     tables.lookup({"x": [3], "y": [4]})
-    checkpoint.save(tmp_path / "ck", tables_by_name(tables))
+    save(tmp_path / "ck", tables_by_name(tables))
     checkpoint.export_saved_table(tmp_path / "ck", name, tmp_path / "t", format="npy")
     assert read(tmp_path / "t")["keys"].tolist() == [3]
 
 
 @pytest.mark.parametrize("tables", ["user", ["user", "user"], [], [3]])
 def test_a_manifest_with_other_merged_tables_than_gmeta_writes_is_refused(tmp_path, tables):
-    checkpoint.save(tmp_path / "ck", tables_by_name(collection()))
+    save(tmp_path / "ck", tables_by_name(collection()))
     manifest = Manifest.load(tmp_path / "ck")
     ((name, entry),) = manifest.tables.items()
     crafted = replace(entry, settings={**entry.settings, "tables": tables})
@@ -334,7 +335,7 @@ def test_a_row_that_is_not_finite_is_refused_by_its_id_unless_it_is_asked_for(tm
     key = tables.tables[0].merged_keys.prefix_of("item") | 8
     tables.tables[0].apply_gradients([key], np.full([1, DIM], np.nan, "f"), 1.0, finite=False)
     told = "table 'item': the row of id 8 holds NaN or infinity: export an earlier checkpoint"
-    checkpoint.save(tmp_path / "ck", tables_by_name(tables))
+    save(tmp_path / "ck", tables_by_name(tables))
     for export, source in (
         (checkpoint.export_table, tables),
         (checkpoint.export_saved_table, tmp_path / "ck"),

@@ -23,7 +23,7 @@ from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
-from gmeta.ops import tables_saved_elsewhere
+from gmeta.ops.table.records import tables_saved_elsewhere
 from gmeta.optimizers import Adam
 from support.process_ranks import run_ranks
 from support.tables import sorted_records

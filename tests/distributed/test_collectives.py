@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.losses import mean_loss
+from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import AUC, NextItem, UserGAUC
 from gmeta.training.rank_steps import merge_over_ranks
 from support.process_ranks import run_ranks

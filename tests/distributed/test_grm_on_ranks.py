@@ -11,7 +11,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig, TableConfig
-from gmeta.models import grm
+from gmeta.models import GRM
 from gmeta.optimizers import Adam
 from support.drawn_batches import draw_exposures
 from support.process_ranks import run_ranks
@@ -54,7 +54,7 @@ def train() -> dict[str, Any]:
         FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 0.3)))
         for name in ("item", "action", "city")
     ]
-    model = grm(
+    model = GRM.of(
         features,
         contexts=["city"],
         history=["item", "action"],

@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 
 import gmeta
-from gmeta.checkpoint import CheckpointStore, ShardedCheckpoint
+from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.manifest import Manifest
+from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core import collectives
 from gmeta.core.collectives.place import choose_groups
 from gmeta.core.errors import ConfigError, RanksError

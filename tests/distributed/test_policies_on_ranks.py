@@ -11,7 +11,8 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.reinforcement import ECPO, PolicyTraining, RankAwareReward, Rollouts
+from gmeta.reinforcement import ECPO, PolicyTraining, Rollouts
+from gmeta.reinforcement.rewards import RankAwareReward
 from support.process_ranks import run_ranks
 from support.softmax_policy import SoftmaxPolicy
 

@@ -13,6 +13,7 @@ from gmeta import io
 from gmeta.core import collectives
 from gmeta.core.shares import SHARES
 from gmeta.initializers import Normal
+from gmeta.io.reader_stats import ReaderStats
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
@@ -33,7 +34,7 @@ def train(path: Path) -> dict[str, Any]:
         inner=InnerLoop(steps=1, learning_rate=0.01),
     )
     model.compile(tf.keras.optimizers.Adam(0.02))
-    stats = io.ReaderStats()
+    stats = ReaderStats()
     data = io.tasks(
         path, tasks_per_batch=4, query=2, features=["genre"], options=io.ReadOptions(seed=3, stats=stats)
     )

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from gmeta import checkpoint
 from gmeta.checkpoint.callback import tables_by_name
+from gmeta.checkpoint.sharded import save
 from gmeta.core import collectives
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.optimizers import Adam
@@ -29,7 +30,7 @@ def work(folder: Path) -> dict[str, Any]:
     tables, again, place = collection(), collection(), collectives.world().rank
     found = tables.lookup({name: np.arange(200) + 100 * place for name in ("user", "item")})
     tables.apply_gradients(found, [tf.ones_like(rows) for rows in found.rows])
-    checkpoint.save(folder / "ck", tables_by_name(tables))
+    save(folder / "ck", tables_by_name(tables))
     rows = checkpoint.export_table(tables, "item", folder / "item", state=True).description.rows
     done = checkpoint.import_table(again, "item", folder / "item", state=True)
     refused = ""

@@ -13,7 +13,7 @@ from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, measured_tasks, training_tasks
 from gmeta.experiment.runs.model_choice import build_model
-from gmeta.models import FactorSettings
+from gmeta.models.zoo.factor_model import FactorSettings
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
 from gmeta.testing.small_experiment import small_data
 from support.data_files import CLICK_SPEC as SPEC

@@ -9,7 +9,7 @@ from gmeta.export.saved_model import export_model
 from gmeta.initializers import Constant
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import MetaGRM, grm
+from gmeta.models import GRM, MetaGRM
 from support.data_files import prepared_clicks
 from support.serving import ask_all
 
@@ -35,7 +35,7 @@ def test_clicks_of_a_log_of_texts_are_ranked_and_served(train, tmp_path):
         targets=["item_id", "ts"],
         exposed=0.4,
     )
-    base = grm(
+    base = GRM.of(
         [
             hashed("item_id"),
             hashed("city"),

@@ -14,7 +14,8 @@ from gmeta.export.saved_model import PADDING, export_model
 from gmeta.initializers import Constant, Uniform
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import FastWeights, MetaModel, cbml, dlrm, factor_ridge
+from gmeta.models import CBML, MetaModel, dlrm, factor_ridge
+from gmeta.models.meta.fast_weights import FastWeights
 from gmeta.optimizers import SGD
 from support.serving import ask_all
 
@@ -53,7 +54,7 @@ def made(name):
     inner = INNER[name]
     features_of = {"all": FEATURES, "keras": (*FEATURES, FeatureConfig("seen", dim=3))}.get(name, PLAIN)
     if name == "cbml":
-        model = cbml(
+        model = CBML.of(
             features_of, items=["item"], hidden=[5], clusters=2, dim=3, inner=inner, optimizer=SGD(0.1)
         )
     elif name == "dlrm":

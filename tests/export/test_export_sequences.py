@@ -11,7 +11,8 @@ from gmeta.export.sequence_models import next_item_signatures
 from gmeta.initializers import Constant
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import FastWeights, MetaGRM, NextItemModel, grm
+from gmeta.models import GRM, MetaGRM, NextItemModel
+from gmeta.models.meta.fast_weights import FastWeights
 from gmeta.optimizers import SGD
 from gmeta.preprocess.plan.normalisation import hash_text
 from support.drawn_batches import draw_exposures, of_user, with_targets
@@ -120,7 +121,7 @@ def ranker(text=False, **settings):
         FeatureConfig("tags", TableConfig("tags", 8, initializer=START), combiner="mean", hash=text),
     ]
     settings = {"time": "time", "backbone": "hstu", "by_time": True} | settings
-    model = grm(
+    model = GRM.of(
         features,
         contexts=["city", "age", "tags"],
         history=["item", "category", "action"],

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.losses import MultiTaskBCE, mean_loss, product_cross_entropy
+from gmeta.losses import MultiTaskBCE
+from gmeta.losses.multi_task import mean_loss, product_cross_entropy
 from support.reference import losses as reference
 
 FUNNEL = {"ctr": ["click"], "ctcvr": ["click", "buy"]}

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
+from gmeta.meta.adaptation import Adaptation, per_task
+from gmeta.meta.inner_loop import task_means
 
 TASKS, WIDTH, HIDDEN, IDS = 3, 4, 5, 7
 OWNERS = np.array([0, 0, 0, 1, 1, 2])
@@ -40,18 +42,18 @@ def start(seed=1):
 
 def outer(given, shared, adapt, rates=False, steps=3, **rule):
     """The query loss after adaptation, as a function of the shared parameters and the rates."""
-    weights = meta.per_task({name: shared[name] for name in ("fc", "out")}, TASKS)
+    weights = per_task({name: shared[name] for name in ("fc", "out")}, TASKS)
     copies = tf.gather(shared["rows"], SOURCES)
 
     def loss_of(parameters, x, y, pair, mask):
         own = {**weights, "rows": copies, **parameters}
         inputs = tf.concat([x, tf.gather(own["rows"], pair)], axis=-1)
         predicted = (tf.tanh(inputs @ own["fc"]) @ own["out"])[..., 0]
-        return meta.task_means((predicted - y) ** 2, mask)
+        return task_means((predicted - y) ** 2, mask)
 
     own = {**weights, "rows": copies}
     rate = {name: shared[f"rate_{name}"] for name in adapt} if rates else 0.1
-    adaptation = meta.Adaptation(rate, **rule)
+    adaptation = Adaptation(rate, **rule)
     owners = {"rows": tf.constant(OWNERS)} if "rows" in adapt else {}
     begun = adaptation.begin({name: own[name] for name in adapt}, owners)
     support = [given[name] for name in ("x", "y", "pair", "mask")]

@@ -6,7 +6,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.meta import SGD, Adaptation, Momentum, per_task
+from gmeta.meta import SGD, Momentum
+from gmeta.meta.adaptation import Adaptation, per_task
 from gmeta.meta.ridge import DualDense
 
 RATE = 0.3

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import meta
+from gmeta.meta.adaptation import adapt, per_task
+from gmeta.meta.inner_loop import reduce_tasks, task_means
 from support.public_data import DENSE, FEATURES, INNER_LEARNING_RATE, golden_maml
 
 pytestmark = pytest.mark.data
@@ -39,14 +40,14 @@ def adapted_predictions(batch, dense, tables, steps, order):
             network(tf.gather(x, batch[part]["index"]), weights) - batch["label"][batch[part]["index"]]
         ) ** 2
 
-    weights = meta.adapt(
-        lambda w: meta.task_means(squared_errors("support", w), batch["support"]["mask"]),
-        meta.per_task(dense, len(batch["task"])),
+    weights = adapt(
+        lambda w: task_means(squared_errors("support", w), batch["support"]["mask"]),
+        per_task(dense, len(batch["task"])),
         steps=steps,
         learning_rate=INNER_LEARNING_RATE,
         order=order,
     )
-    loss = meta.reduce_tasks(squared_errors("query", weights), batch["query"]["mask"])
+    loss = reduce_tasks(squared_errors("query", weights), batch["query"]["mask"])
     return network(tf.gather(x, batch["query"]["index"]), weights), loss
 
 

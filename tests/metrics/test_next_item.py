@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.metrics import NextItem, catalogue_ranks
+from gmeta.metrics import NextItem
 from gmeta.metrics import next_item as catalogue
+from gmeta.metrics.next_item import catalogue_ranks
 
 
 def ranks_by_counting(queries, items, positives, seen):

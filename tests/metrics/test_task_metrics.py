@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.results.metrics import ndcg
-from gmeta.metrics import GAUC, NDCG, TaskMetric
+from gmeta.metrics import GAUC, NDCG
+from gmeta.metrics.ranking import TaskMetric
 
 METRICS = [lambda: NDCG(1), lambda: NDCG(3), lambda: GAUC(positive=4)]
 

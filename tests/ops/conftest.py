@@ -6,15 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from gmeta.ops.device import VARIABLE, Place, why_no_gpu
+from gmeta.ops.device import VARIABLE, DeviceKind, why_no_gpu
 from gmeta.policies import Tiers
 from support.tables import give_tiers
 
 
 @pytest.fixture(scope="module", params=["cpu", "drive", "gpu", "gpu over host", "gpu over drive"])
-def table_device(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def table_device(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DeviceKind]:
     """Where tables are that don't say it; on a "drive", no row stays in memory between two calls."""
-    place: Place = "gpu" if request.param.startswith("gpu") else "cpu"
+    place: DeviceKind = "gpu" if request.param.startswith("gpu") else "cpu"
     if place == "gpu" and why_no_gpu():
         pytest.skip(why_no_gpu())
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,8 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.reinforcement import DPO, ECPO, GRPO, HitReward, PolicyTraining, Rollouts
+from gmeta.reinforcement import DPO, ECPO, GRPO, PolicyTraining, Rollouts
+from gmeta.reinforcement.rewards import HitReward
 from support.softmax_policy import SoftmaxPolicy
 from support.tables import sorted_records
 

@@ -9,8 +9,13 @@ from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import GenerativeRetriever
 from gmeta.optimizers import Adam
-from gmeta.preprocess import ExposureConfig, SimulatorConfig, UserSimulator, semantic_ids
-from gmeta.reinforcement import ECPO, GRPO, HitReward, Policy, PolicyTraining, Rollouts, SimulatorReward
+from gmeta.preprocess import semantic_ids
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
+from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig
+from gmeta.preprocess.synthetic.user_simulator import UserSimulator
+from gmeta.reinforcement import ECPO, GRPO, PolicyTraining, Rollouts
+from gmeta.reinforcement.rewards import HitReward, SimulatorReward
+from gmeta.reinforcement.rollouts import Policy
 from support.tables import sorted_records
 
 ITEMS, EVENTS, USERS = 60, 8, 64

@@ -9,8 +9,10 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import name_refusals
 from gmeta.layers import FeatureConfig
-from gmeta.models import grm
-from gmeta.preprocess import ExposureConfig, SimulatorConfig, UserSimulator
+from gmeta.models import GRM
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
+from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig
+from gmeta.preprocess.synthetic.user_simulator import UserSimulator
 from gmeta.reinforcement.rewards import HitReward, ModelReward, RankAwareReward, SimulatorReward, rewards_of
 
 ITEMS = tf.constant([[4, 9, 7], [6, 9, 4], [1, 2, 3]], tf.int64)
@@ -25,7 +27,7 @@ def simulator():
 @pytest.fixture(scope="module")
 def model():
     features = [FeatureConfig(name, dim=4) for name in ("city", "item", "category", "action")]
-    return grm(
+    return GRM.of(
         features,
         contexts=["city"],
         history=["item", "action"],

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.reinforcement import GRPO, HitReward, PolicyTraining, Rollouts
+from gmeta.reinforcement import GRPO, PolicyTraining, Rollouts
+from gmeta.reinforcement.rewards import HitReward
 from support.softmax_policy import SoftmaxPolicy
 
 USERS = tf.range(12, dtype=tf.int64)

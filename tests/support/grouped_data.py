@@ -12,7 +12,8 @@ import numpy as np
 from gmeta.core.data_manifest import Manifest, Shard, Split
 from gmeta.core.group_index import Codec, Layout
 from gmeta.core.schema import Column, Schema
-from gmeta.io import AfterSteps, OneEpoch, ReadOptions
+from gmeta.io import ReadOptions
+from gmeta.io.readers.read_options import AfterSteps, OneEpoch
 from gmeta.preprocess.shards.record_writer import RecordWriter
 
 SCHEMA = Schema(

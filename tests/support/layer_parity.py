@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.ops import portable_ops
+from gmeta.ops.table.portable_tables import portable_ops
 
 Array = npt.NDArray[Any]
 ROUNDINGS = 16 * float(np.finfo(np.float32).eps)

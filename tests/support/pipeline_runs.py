@@ -14,9 +14,9 @@ from gmeta.core import collectives
 from gmeta.core.keras import submodules
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.losses import uniform_negatives
+from gmeta.losses.sampled_softmax import uniform_negatives
 from gmeta.meta import InnerLoop
-from gmeta.models import MetaModel, Model, NextItemModel, grm
+from gmeta.models import GRM, MetaModel, Model, NextItemModel
 from gmeta.ops.table.records import Statistics
 from gmeta.policies import LFU, LRU, TTL, CountAdmission, ProbabilityAdmission, TwoPrecisions
 from support.drawn_batches import draw_exposures
@@ -296,7 +296,7 @@ def _grm() -> Any:
     features = [
         FeatureConfig(name, TableConfig(name, 4, initializer=_START)) for name in ("item", "action", "city")
     ]
-    return grm(
+    return GRM.of(
         features,
         contexts=["city"],
         history=["item", "action"],

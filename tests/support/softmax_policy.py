@@ -13,7 +13,8 @@ from gmeta.models import Model
 
 
 class SoftmaxPolicy(Model):
-    """A softmax over items, linear in a user's row, with the interface of a `gmeta.reinforcement.Policy`.
+    """A softmax over items, linear in a user's row, with the interface of a
+    `gmeta.reinforcement.rollouts.Policy`.
 
     An item's code is its number's two digits to the base ``codes``.
 

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
-from gmeta.ops import AttentionMask, RelativeBias, hstu_attention, padded_attention
+from gmeta.ops import AttentionMask, RelativeBias, hstu_attention
+from gmeta.ops.padded_forms import padded_attention
 
 import numpy as np
 import tensorflow as tf

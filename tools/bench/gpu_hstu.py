@@ -26,7 +26,8 @@ from typing import Any
 
 import gmeta  # before TensorFlow: it selects Keras
 from gmeta.layers import HSTU
-from gmeta.ops import AttentionMask, HashTable, Jagged, hstu_attention, portable_ops
+from gmeta.ops import AttentionMask, HashTable, Jagged, hstu_attention
+from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.optimizers import Adam
 
 import numpy as np

@@ -39,8 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
-from gmeta.preprocess import ExposureConfig
-from gmeta.preprocess.synthetic.exposures import exposure_log
+from gmeta.preprocess.synthetic.exposures import ExposureConfig, exposure_log
 
 import numpy as np
 import tensorflow as tf

@@ -89,7 +89,7 @@ def ranker(given: Namespace, longest: int) -> Any:
         bias_by_time=False,
     )
     widths = {"user": 8, "item": 64, "category": 16, "style": 8, "action": 8}
-    model = gmeta.models.grm(
+    model = gmeta.models.GRM.of(
         [gmeta.layers.FeatureConfig(name, dim=dim) for name, dim in widths.items()],
         contexts=["user"],
         history=list(EVENT),

@@ -42,7 +42,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gmeta.preprocess import ExposureConfig, PrepareConfig, SyntheticConfig, prepare
+from gmeta.preprocess import PrepareConfig, SyntheticConfig, prepare
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
 from harness import Result, parser, report
 from parts.jobs import run_job

@@ -39,15 +39,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import gmeta  # noqa: F401, E402  (before TensorFlow)
 from gmeta.models import GenerativeRetriever  # noqa: E402
-from gmeta.reinforcement import (  # noqa: E402
-    ECPO,
-    GRPO,
-    ModelReward,
-    PolicyTraining,
-    Reward,
-    Rollouts,
-    SimulatorReward,
-)
+from gmeta.reinforcement import ECPO, GRPO, PolicyTraining, Rollouts  # noqa: E402
+from gmeta.reinforcement.rewards import ModelReward, Reward, SimulatorReward  # noqa: E402
 from gmeta.reinforcement.rollouts import Sampling  # noqa: E402
 
 import tensorflow as tf  # noqa: E402

@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
-from gmeta.export import export_model, meta_signatures
+from gmeta.export import export_model
+from gmeta.export.meta_models import meta_signatures
 from gmeta.meta import InnerLoop
 from gmeta.models import melu
 from support.serving import padded

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import gmeta.ops as ops
 from gmeta import initializers, optimizers
+from gmeta.ops.table.snapshot import TableSnapshot
 
 import numpy as np
 import tensorflow as tf
@@ -52,9 +53,9 @@ def measure(operation: str, rows: int, dim: int, rounds: int) -> list[Result]:
 
     tables = {name: make_table(rows, dim) for name in (NONE, FIRST, AGAIN)}
     begin = time.perf_counter()
-    first = ops.TableSnapshot(tables[FIRST])
+    first = TableSnapshot(tables[FIRST])
     taken = time.perf_counter() - begin
-    again = ops.TableSnapshot(tables[AGAIN])
+    again = TableSnapshot(tables[AGAIN])
     for k in range(len(batches)):
         call(tables[AGAIN])(k)
     seconds = interleave({name: call(table) for name, table in tables.items()}, rounds=rounds)

@@ -7,6 +7,8 @@ settings make all arithmetic exact, so that they too are held to the reference t
 from __future__ import annotations
 
 from gmeta import initializers, optimizers, policies
+from gmeta.policies.admission import Admission, Always
+from gmeta.policies.eviction import Eviction
 
 import numpy as np
 from soak_trace import LEARNING_RATE, SHARDED, WHOLE, Profile
@@ -45,7 +47,7 @@ def _draw(seed: int, rig: str, number: int) -> Profile:
     )
 
 
-def _admission(random: np.random.Generator) -> policies.Admission:
+def _admission(random: np.random.Generator) -> Admission:
     match random.choice(["always", "chance", "count", "bloom"]):
         case "count":
             return policies.CountAdmission(int(random.integers(2, 5)))
@@ -54,10 +56,10 @@ def _admission(random: np.random.Generator) -> policies.Admission:
             return policies.CountAdmission(int(random.integers(2, 5)), bloom)
         case "chance":
             return policies.ProbabilityAdmission(float(random.uniform(0.1, 0.9)))
-    return policies.Always()
+    return Always()
 
 
-def _eviction(random: np.random.Generator) -> policies.Eviction | None:
+def _eviction(random: np.random.Generator) -> Eviction | None:
     rows, size = int(random.integers(500, 10_000)), int(random.integers(100_000, 1_000_000))
     bound = {"max_rows": rows} if random.random() < 0.5 else {"max_bytes": size}
     some = bound if random.random() < 0.5 else {}

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import gmeta.ops as ops
-from gmeta.checkpoint import CheckpointStore
-from gmeta.checkpoint.store import step_of
+from gmeta.checkpoint.store import CheckpointStore, step_of
 from support.tables import sorted_records
 
 import numpy as np
@@ -62,7 +61,7 @@ class WholeStore:
 
 
 class ShardedStore:
-    """`gmeta.checkpoint.CheckpointStore`: full checkpoints and increments on them."""
+    """`gmeta.checkpoint.store.CheckpointStore`: full checkpoints and increments on them."""
 
     def __init__(self, folder: Path) -> None:
         # A short journal overflows at times, which makes a full checkpoint.

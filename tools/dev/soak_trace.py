@@ -11,6 +11,8 @@ from typing import Any
 
 import gmeta.ops as ops
 from gmeta import initializers, optimizers, policies
+from gmeta.policies.admission import Admission
+from gmeta.policies.eviction import Eviction
 from support.reference.table import ReferenceHashTable
 
 import numpy as np
@@ -30,8 +32,8 @@ class Profile:
     dim: int
     optimizer: optimizers.SparseOptimizer
     initializer: initializers.Initializer
-    admission: policies.Admission | None = None
-    eviction: policies.Eviction | None = None
+    admission: Admission | None = None
+    eviction: Eviction | None = None
     precision: policies.TwoPrecisions | None = None
     exact: bool = True
 

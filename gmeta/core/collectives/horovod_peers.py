@@ -15,7 +15,7 @@ from gmeta.core.collectives.backend import import_horovod
 from gmeta.core.collectives.counting import count, count_start, leave_out_alltoall
 from gmeta.core.collectives.lane import exchange, find_lane
 from gmeta.core.collectives.notes import LOST_PEERS, leave_note
-from gmeta.core.collectives.place import Place, World, launched_rank, launched_size, world
+from gmeta.core.collectives.place import RankPlace, World, launched_rank, launched_size, world
 from gmeta.core.errors import CollectiveError
 
 
@@ -24,7 +24,7 @@ class HorovodPeers:
 
     packages: tuple[str, ...] = ("horovod",)
 
-    def start(self) -> Place:
+    def start(self) -> RankPlace:
         """Start Horovod, which introduces the ranks.
 
         Raises:
@@ -45,7 +45,7 @@ class HorovodPeers:
             ) from error
         if horovod_elastic.is_driven():
             horovod_elastic.watch_hosts()
-        return Place(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+        return RankPlace(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
     def connect(self, here: World) -> None:
         """Do nothing: Horovod has connected the ranks."""

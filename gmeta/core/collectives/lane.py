@@ -31,13 +31,13 @@ from gmeta.core.collectives.counting import LaneCounts, add_counts
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 
-Place = Literal["cpu", "gpu"]
+LaneDevice = Literal["cpu", "gpu"]
 """Where a collective's tensors are: in host memory or on this process's GPU."""
 
 SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
 """Types that a lane sums; others are summed as wider ones."""
 
-DEVICES: dict[Place, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
+DEVICES: dict[LaneDevice, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
 
 MOST_NAMES = 64
 """The most names of collectives that other threads than the main one use without Horovod."""
@@ -54,7 +54,7 @@ class Lane:
     """
 
     handle: tf.Tensor
-    place: Place
+    place: LaneDevice
     way: str
 
     @property
@@ -63,7 +63,7 @@ class Lane:
         return "tcp" if self.place == "cpu" else "nccl"
 
 
-_lanes: dict[Place, Lane] = {}
+_lanes: dict[LaneDevice, Lane] = {}
 _thread = 0
 
 _named: dict[str, Lane] = {}
@@ -71,7 +71,7 @@ _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _open: Callable[[str], Lane] | None = None
 
 
-def use_lanes(lanes: dict[Place, Lane], open_named: Callable[[str], Lane] | None = None) -> None:
+def use_lanes(lanes: dict[LaneDevice, Lane], open_named: Callable[[str], Lane] | None = None) -> None:
     """Let the calling thread's collectives use these lanes, by the place of their tensors.
 
     Args:
@@ -87,7 +87,7 @@ def use_lanes(lanes: dict[Place, Lane], open_named: Callable[[str], Lane] | None
         add_counts(_read_counts)
 
 
-def lane_kind(place: Place = "cpu") -> str:
+def lane_kind(place: LaneDevice = "cpu") -> str:
     """Return which lane the steps' collectives of tensors in a place use: tcp, nccl or horovod."""
     return kind_of(_lanes.get(place))
 
@@ -97,12 +97,12 @@ def kind_of(lane: Lane | None) -> str:
     return "horovod" if lane is None else lane.kind
 
 
-def describe_way(place: Place) -> str:
+def describe_way(place: LaneDevice) -> str:
     """Describe how tensors in a place travel between ranks."""
     return _lanes[place].way if place in _lanes else "Horovod"
 
 
-def find_lane(place: Place, name: str) -> Lane | None:
+def find_lane(place: LaneDevice, name: str) -> Lane | None:
     """Return the lane of a collective; None if it goes through Horovod.
 
     Args:
@@ -160,7 +160,7 @@ def add_up(lane: Lane, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]
 
 def _exchange(
     handle: tf.Tensor,
-    place: Place,
+    place: LaneDevice,
     rows: tf.Tensor,
     splits: tf.Tensor,
     expected: Any,
@@ -182,7 +182,7 @@ def _exchange(
         )
 
 
-def _add_up(handle: tf.Tensor, place: Place, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+def _add_up(handle: tf.Tensor, place: LaneDevice, terms: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     with tf.device(DEVICES[place]):
         return list(
             load_op_library("ops").gmeta_lane_allreduce(
@@ -218,6 +218,6 @@ def _add_up_back(op: tf.Operation, *sums: tf.Tensor) -> list[Any]:
     return [None, *_add_up(op.inputs[0], place, sums, f"{name}/back")]
 
 
-def _of(op: tf.Operation) -> tuple[Any, Place, str]:
+def _of(op: tf.Operation) -> tuple[Any, LaneDevice, str]:
     """Return an op's inputs after the lane, its place and its label."""
     return op.inputs[1:], op.get_attr("place").decode(), op.get_attr("label").decode()

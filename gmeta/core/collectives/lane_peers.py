@@ -17,7 +17,7 @@ from gmeta.core.collectives.counting import count_as
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.lane import Lane, exchange, find_lane, use_lanes
 from gmeta.core.collectives.lane_start import choose_lane, open_lane, patience_seconds, start_seconds
-from gmeta.core.collectives.place import Place, World, told_place, world
+from gmeta.core.collectives.place import RankPlace, World, told_place, world
 from gmeta.core.collectives.store import Store
 from gmeta.core.collectives.wire import name_loopback
 from gmeta.core.errors import ConfigError
@@ -31,7 +31,7 @@ class LanePeers:
 
     packages: tuple[str, ...] = ()
 
-    def start(self) -> Place:
+    def start(self) -> RankPlace:
         """Return the place that the launcher has assigned to this rank.
 
         Raises:

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.greeting import sign
-from gmeta.core.collectives.lane import DEVICES, Lane, Place, find_lane, use_lanes
+from gmeta.core.collectives.lane import DEVICES, Lane, LaneDevice, find_lane, use_lanes
 from gmeta.core.collectives.objects import allgather_objects, check_agreement
 from gmeta.core.collectives.place import World
 from gmeta.core.collectives.rendezvous import SECRET
@@ -88,7 +88,7 @@ def open_lanes(here: World) -> None:
     try:
         with name_failures("gmeta.init()"):
             host = opened or open_lane("cpu", here, local, allgather_objects)
-            lanes: dict[Place, Lane] = {"cpu": host}
+            lanes: dict[LaneDevice, Lane] = {"cpu": host}
             if can_use_nccl(machines, gpus):
                 lanes["gpu"] = open_lane("gpu", here, local, allgather_objects, first=gpus[0])
             elif opened or {gpu.seen for gpu in gpus} == {True, False}:
@@ -110,7 +110,7 @@ def can_use_nccl(machines: Sequence[tuple[str, str]], gpus: Sequence[Gpu]) -> bo
 
 
 def open_lane(
-    place: Place,
+    place: LaneDevice,
     here: World,
     local: bool,
     gather: Callable[[Any], Sequence[Any]],

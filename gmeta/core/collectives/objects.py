@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.collectives.failures import name_failures
-from gmeta.core.collectives.place import Place, World, world
+from gmeta.core.collectives.place import RankPlace, World, world
 from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError
 from gmeta.core.keras import submodules
@@ -35,7 +35,7 @@ class Peers(Protocol):
 
     packages: tuple[str, ...]
 
-    def start(self) -> Place:
+    def start(self) -> RankPlace:
         """Find this rank's place."""
 
     def connect(self, here: World) -> None:

@@ -21,7 +21,7 @@ OWN = "GMETA_"
 """The prefix of the variables by which gmeta's launcher passes a rank its place, without Horovod."""
 
 PLACE = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-"""Their rest, in the order of `Place`; Horovod's are the same behind ``HOROVOD_``."""
+"""Their rest, in the order of `RankPlace`; Horovod's are the same behind ``HOROVOD_``."""
 
 _MEET = (f"{OWN}SIZE", "HOROVOD_SIZE")
 """The variables by which gmeta's launcher and horovodrun state how many ranks they have started."""
@@ -44,7 +44,7 @@ A shell of salloc or a script of sbatch has SLURM_NTASKS too, but only what srun
 """
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """The place of a rank in its job.
 
     Attributes:
@@ -143,7 +143,7 @@ def under_launcher() -> bool:
     return any(variable in os.environ for variable in (*_MEET, *_joined_mpi()))
 
 
-def told_place() -> Place | None:
+def told_place() -> RankPlace | None:
     """Return the place that gmeta's launcher has assigned without Horovod; None under other launchers.
 
     Raises:
@@ -155,7 +155,7 @@ def told_place() -> Place | None:
     if not all(text.isdecimal() for text in told):
         said = ", ".join(f"{OWN}{name}={text!r}" for name, text in zip(PLACE, told, strict=True))
         raise ConfigError(f"{said}: these are no place of a rank; unset them, or start it by gmeta launch")
-    return Place(*map(int, told))
+    return RankPlace(*map(int, told))
 
 
 def launched_rank() -> str:

@@ -36,7 +36,7 @@ def alltoall(
     splits: tf.Tensor,
     *,
     name: str,
-    place: lane.Place = "cpu",
+    place: lane.LaneDevice = "cpu",
     received_splits: tf.Tensor | None = None,
     ranks: Sequence[int] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -134,7 +134,9 @@ def _alltoall(
 
 
 @tf.autograph.experimental.do_not_convert
-def allreduce_sum(tensors: Sequence[tf.Tensor], *, name: str, place: lane.Place = "cpu") -> list[tf.Tensor]:
+def allreduce_sum(
+    tensors: Sequence[tf.Tensor], *, name: str, place: lane.LaneDevice = "cpu"
+) -> list[tf.Tensor]:
     """Sum tensors over all ranks, in one grouped collective.
 
     There is one collective for each dtype, so give tensors of one dtype. bfloat16 is summed in float32 and

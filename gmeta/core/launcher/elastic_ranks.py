@@ -201,7 +201,7 @@ def launch_elastic(
 ) -> None:
     """Run a command as the ranks of an elastic job, and return when those of its last start have succeeded.
 
-    The command must save checkpoints with `gmeta.checkpoint.CheckpointStore` or code that uses it,
+    The command must save checkpoints with `gmeta.checkpoint.store.CheckpointStore` or code that uses it,
     and restore the last one when it begins.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Any
 
 from gmeta.core.collectives.backend import RANKS, horovod_version
 from gmeta.core.collectives.greeting import Callers
-from gmeta.core.collectives.place import LAUNCHER, Place
+from gmeta.core.collectives.place import LAUNCHER, RankPlace
 from gmeta.core.collectives.rendezvous import SECRET, guard, new_secret
 from gmeta.core.collectives.store import ALL, STORE
 from gmeta.core.collectives.wire import pack
@@ -101,7 +101,7 @@ class Values:
 
 @contextmanager
 def meet_by_store(
-    places: Sequence[Place], bound: str = "127.0.0.1", told: str = "127.0.0.1"
+    places: Sequence[RankPlace], bound: str = "127.0.0.1", told: str = "127.0.0.1"
 ) -> Iterator[tuple[list[dict[str, str]], Values]]:
     """Run a store while the block runs, by which ranks meet.
 
@@ -227,17 +227,17 @@ def host_of_each(hosts: Sequence[Host] | None, size: int) -> list[str]:
     return names[:size]
 
 
-def places_of(names: Sequence[str]) -> list[Place]:
+def places_of(names: Sequence[str]) -> list[RankPlace]:
     """Return by rank its place, given the names of the ranks' machines.
 
     Example:
       >>> places_of(["a", "a", "b"])[1]
-      Place(rank=1, size=3, local_rank=1, local_size=2)
+      RankPlace(rank=1, size=3, local_rank=1, local_size=2)
     """
     sizes, before = Counter(names), Counter[str]()
     places = []
     for rank, name in enumerate(names):
-        places.append(Place(rank, len(names), before[name], sizes[name]))
+        places.append(RankPlace(rank, len(names), before[name], sizes[name]))
         before[name] += 1
     return places
 

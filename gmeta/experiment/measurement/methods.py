@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta import io
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.attributes import ItemAttributes
 from gmeta.experiment.baselines.task_rows import Floats, Ints, ItemNumbers, Tasks
@@ -30,6 +29,7 @@ from gmeta.experiment.results.evaluation import TrainingRun
 from gmeta.experiment.runs.all_runs import load_trained
 from gmeta.experiment.runs.model_choice import experiment_features, task_columns
 from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.io.reader_stats import data_errors
 from gmeta.models import MetaModel
 
 # The attributes of items, collected from the batches that methods and baselines are measured on.
@@ -153,7 +153,7 @@ def measure(run: RunFolder, on_bad: OnBad = "raise") -> MeasuredRun:
     config, data = run.load()
     primary = config.test_splits[0]
     reader = AttributeReader.of(config)
-    with io.data_errors():
+    with data_errors():
         warm = read_tasks(
             reader.watch(measured_tasks(config, data, config.train_split, on_bad, shard=EVERYTHING)),
             config.item,

@@ -16,7 +16,8 @@ from gmeta.core.json_values import folder_name
 from gmeta.experiment.baselines import NAMES as BASELINES
 from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
-from gmeta.io.cuts.task_choice import By, check_bounds
+from gmeta.io.cuts.task_choice import By, TaskChoice, check_bounds
+from gmeta.io.readers.read_options import OneEpoch
 from gmeta.layers.embedding.feature_config import Combiner
 
 # An experiment's settings of a column: how ids are embedded, and how numbers are scaled.
@@ -94,7 +95,7 @@ class LabelFacts:
             raise ConfigError(f"labels: there must be one, and their mean a number, got {self}")
 
 
-def read_labels(path: Path, label: str, positive: float | None, choice: io.TaskChoice) -> LabelFacts:
+def read_labels(path: Path, label: str, positive: float | None, choice: TaskChoice) -> LabelFacts:
     """Read all training labels.
 
     Args:
@@ -104,7 +105,7 @@ def read_labels(path: Path, label: str, positive: float | None, choice: io.TaskC
       choice: Which tasks to read.
     """
     options = io.ReadOptions(shuffle=False, shard=(0, 1))
-    elements = io.groups(path, groups_per_element=_TASKS, start=io.OneEpoch(), options=options)
+    elements = io.groups(path, groups_per_element=_TASKS, start=OneEpoch(), options=options)
     count, total = 0, 0.0
     for element in elements.map(choice):
         labels = element["columns"][label].numpy().astype(np.float64)

@@ -18,6 +18,8 @@ from gmeta.core.merged_keys import HASHED_BITS
 from gmeta.core.schema import Schema
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.experiment_config import FeatureSettings
+from gmeta.io.cuts.task_choice import TaskChoice
+from gmeta.io.readers.read_options import OneEpoch
 
 # A survey of the training rows: which values each column holds. The manifest doesn't record this.
 
@@ -82,7 +84,7 @@ class Survey:
     numbers: dict[str, NumberSurvey]
 
 
-def survey(path: Path, schema: Schema, label: str, choice: io.TaskChoice) -> Survey:
+def survey(path: Path, schema: Schema, label: str, choice: TaskChoice) -> Survey:
     """Survey the rows of some tasks of a split; each call reads the same tasks.
 
     Args:
@@ -96,7 +98,7 @@ def survey(path: Path, schema: Schema, label: str, choice: io.TaskChoice) -> Sur
     tasks: list[NDArray[np.int64]] = []
     rows = 0
     elements = io.groups(
-        path, groups_per_element=_TASKS, start=io.OneEpoch(), options=io.ReadOptions(shard=(0, 1), seed=0)
+        path, groups_per_element=_TASKS, start=OneEpoch(), options=io.ReadOptions(shard=(0, 1), seed=0)
     )
     for element in elements.map(choice):
         for name, columns in kept.items():

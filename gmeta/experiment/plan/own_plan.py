@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gmeta import io
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
@@ -31,6 +30,7 @@ from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, 
 from gmeta.experiment.plan.method_config import own_methods
 from gmeta.experiment.plan.own_columns import ColumnPlan, Survey, survey
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, training_choice
+from gmeta.io.reader_stats import data_errors
 
 HELD_OUT_OF = 5
 """If a data set has a single split, one in this many tasks is held out."""
@@ -103,7 +103,7 @@ class _Plan(ColumnPlan):
         given = from_mapping(
             ExperimentConfig, settings | _ANY, self.where
         )  # checks the types of the given values
-        with io.data_errors():
+        with data_errors():
             found = survey(self.data / given.train_split, self.schema, label, training_choice(given))
         settings |= self._loss(found, label)
         settings["features"] = self.features(found, label)
@@ -202,7 +202,7 @@ def _with_labels(config: ExperimentConfig, data: Path) -> ExperimentConfig:
     """Complete an experiment by the statistics of labels that its models need."""
     if not config.needs_labels or config.labels is not None:
         return config
-    with io.data_errors():
+    with data_errors():
         positive = None if config.loss == "mse" else config.positive
         labels = read_labels(data / config.train_split, config.label, positive, training_choice(config))
     return replace(config, labels=labels)

@@ -15,7 +15,9 @@ from gmeta.core.group_index import GroupIndex
 from gmeta.core.schema import OnBad
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
 from gmeta.io.cuts.query_rule import least_rows
-from gmeta.io.cuts.task_choice import keep
+from gmeta.io.cuts.task_choice import TaskChoice, keep
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.read_options import OneEpoch, Start
 
 DEFAULTS = io.ReadOptions()
 
@@ -23,7 +25,7 @@ DEFAULTS = io.ReadOptions()
 def training_tasks(
     config: ExperimentConfig,
     data: Path,
-    start: io.Start = 0,
+    start: Start = 0,
     options: io.ReadOptions = DEFAULTS,
     query: int | float | None = None,
 ) -> tf.data.Dataset:
@@ -53,7 +55,7 @@ def measured_tasks(
     data: Path,
     split: str,
     on_bad: OnBad = "raise",
-    stats: io.ReaderStats | None = None,
+    stats: ReaderStats | None = None,
     shard: tuple[int, int] | None = None,
 ) -> tf.data.Dataset:
     """Read the tasks of a split in the order of the files: the rank's part, or the part that ``shard`` names.
@@ -88,7 +90,7 @@ def other_training_tasks(config: ExperimentConfig, data: Path, on_bad: OnBad = "
 
     options = io.ReadOptions(shuffle=False, on_bad=on_bad, shard=(0, 1))
     path = data / config.train_split
-    return io.groups(path, groups_per_element=_TASKS, start=io.OneEpoch(), options=options).map(others)
+    return io.groups(path, groups_per_element=_TASKS, start=OneEpoch(), options=options).map(others)
 
 
 def training_queries(config: ExperimentConfig) -> dict[int | float, list[str]]:
@@ -126,13 +128,13 @@ def count_unmeasured(config: ExperimentConfig, data: Path, split: str) -> int:
 
 
 def _count_both(
-    config: ExperimentConfig, data: Path, split: str, choice: io.TaskChoice, fewest: int
+    config: ExperimentConfig, data: Path, split: str, choice: TaskChoice, fewest: int
 ) -> tuple[int, int]:
     kept = _count(config, data, split, choice.at_least(fewest))
     return kept, _count(config, data, split, choice) - kept
 
 
-def _count(config: ExperimentConfig, data: Path, split: str, choice: io.TaskChoice) -> int:
+def _count(config: ExperimentConfig, data: Path, split: str, choice: TaskChoice) -> int:
     found, folder, splits = 0, folder_of(config, split), Manifest.load(data).splits
     if folder not in splits:
         raise ConfigError(f"{data}: no split {folder!r}; it has {', '.join(splits)}")
@@ -149,11 +151,11 @@ def folder_of(config: ExperimentConfig, split: str) -> str:
     return config.train_split if split == HELD_OUT else split
 
 
-def training_choice(config: ExperimentConfig) -> io.TaskChoice:
+def training_choice(config: ExperimentConfig) -> TaskChoice:
     """Return which tasks of the training split are trained on: those that aren't held out."""
     if not config.held_out:
-        return io.TaskChoice()
-    return io.TaskChoice(
+        return TaskChoice()
+    return TaskChoice(
         config.held_out,
         config.held_out_part,
         config.held_out_by,
@@ -161,10 +163,10 @@ def training_choice(config: ExperimentConfig) -> io.TaskChoice:
     )
 
 
-def measured_choice(config: ExperimentConfig, split: str) -> io.TaskChoice:
+def measured_choice(config: ExperimentConfig, split: str) -> TaskChoice:
     """Return which tasks of its folder a split consists of, as far as they are measured."""
     trains = folder_of(config, split) == config.train_split
-    choice = training_choice(config) if trains else io.TaskChoice()
+    choice = training_choice(config) if trains else TaskChoice()
     fewest, most = config.measured_rows or (1, 0)
     return replace(choice, held_out=split == HELD_OUT, min_rows=fewest, max_rows=most)
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn
 
-from gmeta import io
 from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
 from gmeta.core.data_manifest import Manifest
@@ -25,6 +24,7 @@ from gmeta.experiment.runs.trainer import Outcome, restore, train
 from gmeta.export.meta_models import Stale, meta_signatures
 from gmeta.export.saved_model import Exported, Unknown, export_model
 from gmeta.io.readers.prepared_split import open_split
+from gmeta.io.readers.read_options import Waiting
 from gmeta.models import MetaModel
 from gmeta.models.meta.fast_weights import DeltaDtype
 
@@ -71,10 +71,10 @@ def run_training(
     progress: TrainingProgress,
     on_bad: OnBad = "raise",
     checkpoint_every: int | None = None,
-) -> io.Waiting:
+) -> Waiting:
     """Train every method with every seed; resume unfinished training runs, and skip finished ones.
 
-    In a job of several ranks, all ranks call it together; see `gmeta.experiment.train`.
+    In a job of several ranks, all ranks call it together; see `gmeta.experiment.runs.trainer.train`.
 
     Args:
       config: The experiment.
@@ -82,7 +82,7 @@ def run_training(
       data: A prepared data set.
       progress: The display of progress, including that of resumed runs.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
-      checkpoint_every: As in `gmeta.experiment.train`.
+      checkpoint_every: As in `gmeta.experiment.runs.trainer.train`.
 
     Returns:
       The time that all training runs together have waited for data.
@@ -109,7 +109,7 @@ def _train_all(
     progress: TrainingProgress,
     on_bad: OnBad,
     checkpoint_every: int | None,
-) -> io.Waiting:
+) -> Waiting:
     here = collectives.world()
     check_experiment(config, data, on_bad)
     with Ranks.of().together():
@@ -119,7 +119,7 @@ def _train_all(
         {"data": Manifest.load(data).digest}, advice="give every rank the same prepared data set"
     )
     left_out: set[str] = set()
-    waiting = io.Waiting()
+    waiting = Waiting()
     for method, settings in config.methods.items():
         for seed in config.seeds:
             label = f"{settings.label}, seed {seed}"

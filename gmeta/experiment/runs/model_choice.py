@@ -19,9 +19,9 @@ from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSet
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.models import MetaModel, cbml, dlrm, factor_ridge, melu, melu_features
+from gmeta.models import CBML, MetaModel, dlrm, factor_ridge, melu
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
-from gmeta.models.zoo.melu_model import published_features
+from gmeta.models.zoo.melu_model import melu_features, published_features
 from gmeta.models.zoo.scaled_numbers import ScaledNumbers
 from gmeta.optimizers import Adam
 
@@ -125,7 +125,7 @@ def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
             "MovieLens: take melu or dlrm"
         )
     items = [feature.name for feature in features if feature.name not in _OF_USERS]
-    return cbml(features, items=items, hidden=config.hidden, **options)
+    return CBML.of(features, items=items, hidden=config.hidden, **options)
 
 
 def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:

@@ -26,6 +26,8 @@ from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
 from gmeta.experiment.results.evaluation import TrainingRun
 from gmeta.experiment.runs.model_choice import build_model
+from gmeta.io.reader_stats import ReaderStats, data_errors
+from gmeta.io.readers.read_options import AfterSteps, ReadingTime, Waiting
 from gmeta.models import MetaModel
 from gmeta.training.learning_rates import OneCycle
 
@@ -173,7 +175,7 @@ class Outcome:
     left_out: tuple[str, ...] = ()
     ranks_before: int = 0
     steps_before: int = 0
-    waiting: io.Waiting = field(default_factory=io.Waiting)
+    waiting: Waiting = field(default_factory=Waiting)
 
 
 def train(
@@ -213,15 +215,15 @@ def train(
     done = len(checkpoints.run.epoch)
     steps = checkpoints.batches_of_epoch // max(checkpoints.ranks_before, 1)
     epochs = config.methods[method].epochs
-    stats, time = io.ReaderStats(), io.ReadingTime()
+    stats, time = ReaderStats(), ReadingTime()
 
     def training(epoch: int, passed: Stages) -> tf.data.Dataset:
-        start = io.AfterSteps(passed, epoch)
+        start = AfterSteps(passed, epoch)
         options = io.ReadOptions(seed=seed, on_bad=on_bad, stats=stats)
         return time.of(training_tasks(config, data, start, options, config.methods[method].query))
 
     if done < epochs:
-        with io.data_errors(), remember_interrupts() as interrupts:
+        with data_errors(), remember_interrupts() as interrupts:
             checkpoints.fit(
                 model,
                 training,

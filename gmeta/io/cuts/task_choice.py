@@ -33,7 +33,8 @@ def refuse_unsound(
     """Return the element, if all of its tasks are ``sound`` (T,).
 
     Raises:
-      tf.errors.InvalidArgumentError: While iterating; `gmeta.io.as_data_error` reduces it to one line.
+      tf.errors.InvalidArgumentError: While iterating; `gmeta.io.reader_stats.as_data_error` reduces it to one
+      line.
     """
     first = tf.argmin(tf.cast(tf.concat([sound, [False]], axis=0), tf.int32))
     # An escaped line break ends the message, because TensorFlow appends a bracket and the node.

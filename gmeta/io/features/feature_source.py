@@ -35,7 +35,7 @@ from gmeta.io.features.cells import (
 # Each row has a slot. An ordered dict maps (key, as_of) to the slot, and the values are in arrays, one for
 # each column, so that rows are copied by indexing, not one by one.
 
-Place = tuple[int, int]
+CellKey = tuple[int, int]
 _FIRST = 1024  # slots to begin with
 
 
@@ -49,7 +49,7 @@ class RowCache:
 
     def __init__(self, capacity: int, columns: Sequence[Column]) -> None:
         self._capacity, self._columns = capacity, columns
-        self._slots: OrderedDict[Place, int] = OrderedDict()
+        self._slots: OrderedDict[CellKey, int] = OrderedDict()
         self._values = [np.zeros(0, object if column.is_list else column.dtype) for column in columns]
         self._there = [np.zeros(0, bool) for _ in columns]
         self._until = np.zeros(0)
@@ -57,7 +57,7 @@ class RowCache:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def get(self, places: Sequence[Place], now: float) -> tuple[npt.NDArray[np.bool_], Any]:
+    def get(self, places: Sequence[CellKey], now: float) -> tuple[npt.NDArray[np.bool_], Any]:
         """Return which of the requested rows are cached, and these rows.
 
         Args:
@@ -76,7 +76,7 @@ class RowCache:
                 self._slots.move_to_end(place)
         return here, self._rows(slots[here])
 
-    def put(self, places: Sequence[Place], rows: Any, until: float) -> None:
+    def put(self, places: Sequence[CellKey], rows: Any, until: float) -> None:
         """Cache rows, a RecordBatch, which count as the newest ones until the time ``until``."""
         first = max(0, len(places) - self._capacity)  # if not all fit, the last ones are kept
         slots = np.fromiter(map(self._slot, places[first:]), np.int64, len(places) - first)
@@ -97,7 +97,7 @@ class RowCache:
             else:
                 values[slots] = array.fill_null(0).to_numpy(zero_copy_only=False)
 
-    def _slot(self, place: Place) -> int:
+    def _slot(self, place: CellKey) -> int:
         """Return the slot to write a row into; if all are taken, that of the least recently used row."""
         slot = self._slots.pop(place, None)
         if slot is None:
@@ -366,7 +366,7 @@ class FeatureSource(abc.ABC):
             counted["misses"] += len(keys)
             return self._fetch(table, keys, columns, as_of, counted)
         known_as = [-1] * len(keys) if as_of is None else as_of.tolist()
-        places: list[Place] = list(zip(keys.tolist(), known_as, strict=True))
+        places: list[CellKey] = list(zip(keys.tolist(), known_as, strict=True))
         now = time.monotonic()
         with self._lock:
             name = (table, tuple(column.name for column in columns))

@@ -36,8 +36,9 @@ def join_features(
     dataset refers to an object of this process, so its graph can't be saved.
 
     Args:
-      dataset: A dataset of dicts with ``"columns"``, as `gmeta.io.group_batch` makes them, or with
-        ``"features"``, as `gmeta.io.tasks` makes them: name -> (N,) tensor, or RaggedTensor (N, None).
+      dataset: A dataset of dicts with ``"columns"``, as `gmeta.io.readers.group_dataset.group_batch` makes
+        them, or with ``"features"``, as `gmeta.io.tasks` makes them: name -> (N,) tensor, or RaggedTensor (N,
+        None).
       source: The source of the features. Its policy must not leave values null, as tensors hold no nulls.
       table: The source's table.
       key: The column of keys, int64, (N,) or (N, None).
@@ -53,7 +54,7 @@ def join_features(
 
     Raises:
       ConfigError: A column doesn't exist, exists already, or is of the wrong form.
-      tf.errors.OpError: While iterating; `gmeta.io.data_errors` turns it into one line.
+      tf.errors.OpError: While iterating; `gmeta.io.reader_stats.data_errors` turns it into one line.
 
     Example:
       >>> source = RocksDBSource("features", policy=FetchPolicy(missing="default"))  # doctest: +SKIP

@@ -19,12 +19,12 @@ from gmeta.io.reader_stats import ReaderStats
 # The checksum of histories in a graph.
 
 
-def history_crc(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
+def history_crc_of_ragged(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
     """Compute the checksum of each history: the CRC-32C of its columns, one after another.
 
     Every value is a word of 64 bits, little end first; a float32 is its bits, with zeros above. A ranker logs
     the number beside the exposure, and ``late(check="crc")`` compares the history with it.
-    `gmeta.preprocess.history_crcs` computes the same without TensorFlow.
+    `gmeta.preprocess.history.shard_reader.history_crc_of_splits` computes the same without TensorFlow.
 
     Args:
       columns: RaggedTensors (R, None), int64 or float32, all with the same row splits, in the order that
@@ -40,20 +40,20 @@ def history_crc(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
     Example:
       >>> items = tf.ragged.constant([[7, 9], []], tf.int64)
       >>> prices = tf.ragged.constant([[0.5, 2.0], []], tf.float32)
-      >>> history_crc([items, prices]).numpy().tolist()
+      >>> history_crc_of_ragged([items, prices]).numpy().tolist()
       [1671835289, 0]
 
     References:
       Versioned Late Materialization, section 3.3.
     """
     if not columns:
-        raise ConfigError("history_crc: columns is empty: name the columns that the ranker read")
+        raise ConfigError("history_crc_of_ragged: columns is empty: name the columns that the ranker read")
     for number, column in enumerate(columns):
         is_ragged = isinstance(column, tf.RaggedTensor) and column.ragged_rank == 1 and column.shape.rank == 2
         if not is_ragged or column.dtype not in (tf.int64, tf.float32):
             raise ConfigError(
-                f"history_crc: column {number} must be a RaggedTensor (R, None) of int64 or float32, "
-                f"got {column!r}"
+                f"history_crc_of_ragged: column {number} must be a RaggedTensor (R, None) of int64 or "
+                f"float32, got {column!r}"
             )
     splits = tf.cast(columns[0].row_splits, tf.int64)
     crcs: tf.Tensor = load_op_library("io").gmeta_history_crc(
@@ -65,7 +65,7 @@ def history_crc(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
 # Compares rebuilt histories with the ranker's log of those it saw.
 
 CRC_COLUMN = "history_crc"
-"""The examples' column with the checksum of the history that the ranker saw (`gmeta.io.history_crc`)."""
+"""The examples' column with the checksum of the history that the ranker saw (`history_crc_of_ragged`)."""
 LENGTH_COLUMN = "history_length"
 """The examples' column with the number of events of the history that the ranker saw."""
 Check = Literal["crc", "length"]
@@ -126,7 +126,7 @@ class LoggedCheck:
         """
         histories = list(batch["history"].values())
         if self.check == "crc":
-            found = history_crc(histories)
+            found = history_crc_of_ragged(histories)
         else:
             found = histories[0].row_lengths()
             logged = logged if self.longest is None else tf.minimum(logged, self.longest)

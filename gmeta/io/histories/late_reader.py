@@ -207,9 +207,9 @@ def late(
         event of time e is in the history of an exposure at t if t - window <= e < t. None: all.
       check: Compares each history, the tail included, with what the ranker logged beside the example's last
         exposure: with ``"length"`` its number of events, of which at most `longest` count; with ``"crc"`` its
-        checksum, that of `history_crc` over the columns of `history` in this order. A history that differs
-        ends the reading; with ``on_bad="skip"`` the example is left out, and counted in ``options.stats`` as
-        ``"other_history"``.
+        checksum, that of `history_crc_of_ragged` over the columns of `history` in this order. A history that
+        differs ends the reading; with ``on_bad="skip"`` the example is left out, and counted in
+        ``options.stats`` as ``"other_history"``.
       check_column: The examples' int64 column with that number. None: ``"history_length"`` or
         ``"history_crc"``.
       share: With ``"window"`` a user's exposures become a sequence for each window: a window begins at an

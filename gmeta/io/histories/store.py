@@ -139,7 +139,8 @@ class HistoryStore:
 
         Raises:
           ConfigError: A column isn't there, or they are of several groups, or an argument is out of range.
-          tf.errors.DataLossError: A stripe is damaged or missing; `gmeta.io.as_data_error` makes one line of
+          tf.errors.DataLossError: A stripe is damaged or missing; `gmeta.io.reader_stats.as_data_error` makes
+          one line of
             it, with file, offset, user and generation.
           tf.errors.InvalidArgumentError: A generation is later than this one.
 

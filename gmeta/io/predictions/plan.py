@@ -46,7 +46,7 @@ class PredictionPlan(SealedManifest):
     """The caller's settings that determine the bytes of predictions.
 
     Attributes:
-      data: The digest of the data set and the split (`gmeta.io.EpochPlan`).
+      data: The digest of the data set and the split (`gmeta.io.readers.epoch.EpochPlan`).
       groups: The number of the split's groups.
       groups_per_part: The number of groups of each part; the last one may have fewer.
       columns: Output column -> where it is in a batch.

@@ -42,7 +42,7 @@ def columns_specs(schema: Schema) -> list[tf.TensorSpec]:
 def columns_as_dict(
     schema: Schema, task: tf.Tensor, batch: tf.Tensor, splits: tf.Tensor, *rest: tf.Tensor
 ) -> dict[str, Any]:
-    """Return the same tensors by name, as `gmeta.io.group_batch` describes them."""
+    """Return the same tensors by name, as `gmeta.io.readers.group_dataset.group_batch` describes them."""
     parts, values = iter(rest), {}
     for column in _columns(schema):
         values[column.name] = next(parts)
@@ -109,7 +109,7 @@ def group_batch(
       ConfigError: An argument is invalid.
       NativeLibraryError: The native op was never built.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating: "FILE at byte OFFSET: what;
-        what to do". `gmeta.io.as_data_error` extracts that line.
+        what to do". `gmeta.io.reader_stats.as_data_error` extracts that line.
 
     Example:
       >>> for element in group_batch(["warm-00000-of-00001.tfrecord"], schema, groups_per_element=32):

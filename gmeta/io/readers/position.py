@@ -32,7 +32,7 @@ UNKNOWN = -1
 """The cursor of a share that another rank reads."""
 
 
-class Place(Protocol):
+class PositionVariables(Protocol):
     """The variables of a `ReadingPosition`."""
 
     epoch: tf.Variable
@@ -144,7 +144,7 @@ class GroupCount:
       shares: The rank's shares.
     """
 
-    def __init__(self, position: Place, whole: EpochPlan, shares: Shares) -> None:
+    def __init__(self, position: PositionVariables, whole: EpochPlan, shares: Shares) -> None:
         self._position, self._whole, self.shares = position, whole, shares
         with tf.init_scope(), tf.device("CPU:0"):
             unknown = tf.fill([shares.count], tf.constant(UNKNOWN, tf.int64))

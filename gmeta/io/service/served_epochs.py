@@ -169,7 +169,8 @@ def distribute(
       ahead: Elements of each of them that wait here, besides what the connection holds.
       deterministic: True: the order is a pure function of the epoch, ``at_once`` and the number of pieces,
         independent of the workers. False: training takes elements as they arrive.
-      batches: How many base batches, elements of ``dataset``, are joined to one batch (`gmeta.io.rebatch`).
+      batches: How many base batches, elements of ``dataset``, are joined to one batch
+        (`gmeta.io.service.served_epochs.rebatch`).
       shuffle: How many base batches are permuted together. None: rows keep their order.
       seed: The seed of these permutations, which differ from epoch to epoch.
       patience: Seconds without an element after which a worker counts as lost.
@@ -182,7 +183,7 @@ def distribute(
       ConfigError: An argument is invalid; or the dataset can't be sent, doesn't begin at the piece it was
         given, or never ends.
       tf.errors.OpError: While iterating: no worker could be reached for the pool's ``timeout``, or reading
-        failed; `gmeta.io.data_errors` turns it into one line.
+        failed; `gmeta.io.reader_stats.data_errors` turns it into one line.
 
     Example:
       >>> def train(start):

@@ -1,11 +1,12 @@
 """Copies of embedding rows, one per task, that the inner loop adapts.
 
-A batch's rows are fetched once, no matter how many tasks read them (`gmeta.layers.CollectionLookup`). If rows
-adapt, a task must not see another task's changes to a row. So each (task, row) pair that occurs in the batch
-gets a copy. The support reads the copies and the inner loop changes them. The query reads the changed copy
-if the support has read that row too, and the row as fetched otherwise (G-Meta, section 2.1.2). Tasks read
-different numbers of rows, so all copies from one physical table lie in one flat tensor. The copies'
-gradients are summed over the tasks and go back to the fetched rows.
+A batch's rows are fetched once, no matter how many tasks read them
+(`gmeta.layers.embedding.collection.CollectionLookup`). If rows adapt, a task must not see another task's
+changes to a row. So each (task, row) pair that occurs in the batch gets a copy. The support reads the copies
+and the inner loop changes them. The query reads the changed copy if the support has read that row too, and
+the row as fetched otherwise (G-Meta, section 2.1.2). Tasks read different numbers of rows, so all copies from
+one physical table lie in one flat tensor. The copies' gradients are summed over the tasks and go back to the
+fetched rows.
 """
 
 from __future__ import annotations

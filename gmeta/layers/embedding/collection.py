@@ -107,8 +107,8 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         they use ``Adam(learning_rate=None)``.
       seed: Initial rows are a pure function of (seed, key).
       wire_dtype: The dtype in which rows and gradients travel between ranks. ``"float16"`` and
-        ``"bfloat16"`` halve the bytes and round, whatever the numbers' magnitude; `gmeta.ops.pack_rows` gives
-        the errors.
+        ``"bfloat16"`` halve the bytes and round, whatever the numbers' magnitude;
+        `gmeta.ops.row_buffers.pack_rows` gives the errors.
       tiers: `gmeta.policies.Tiers`. ``Tiers(host_bytes, ssd)`` bounds the rows of all tables in host memory,
         and the others are on a drive; ``Tiers(hbm_rows=n)`` bounds those of each table in the GPU's memory,
         and the others are in host memory; all three arguments together make three tiers.
@@ -117,9 +117,9 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
       name: The layer's name, with which the names of its tables begin. None: ``"embeddings"``; in a
         functional `gmeta.models.Model` of several collections without names, the further ones are
         ``"embeddings_1"``, ….
-      fold: How 64-bit numbers become the ids of features with ``hash=True`` (`gmeta.ops.fold_ids`). ``"xor"``
-        is for tables from before gmeta had ``"mix"``. It is rarely needed: a layer takes the fold of a
-        checkpoint that it loads, and of a config.
+      fold: How 64-bit numbers become the ids of features with ``hash=True`` (`gmeta.ops.id_hash.fold_ids`).
+        ``"xor"`` is for tables from before gmeta had ``"mix"``. It is rarely needed: a layer takes the fold
+        of a checkpoint that it loads, and of a config.
 
     On several ranks (after ``gmeta.init()`` under a launcher) each rank holds the rows of the keys that it
     owns. A lookup fetches the other rows from their owners: one exchange sends the ids of all tables, another

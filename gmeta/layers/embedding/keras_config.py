@@ -9,11 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta import initializers, ops, optimizers, policies
+from gmeta import initializers, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.table_config import TableConfig
+from gmeta.ops import attention_inputs
 from gmeta.ops.device import VARIABLE, asked_place
+from gmeta.policies import admission, eviction, storage
 
 _KIND = "kind"
 _SCHEDULE = "keras_schedule"
@@ -56,8 +58,8 @@ def from_config(config: Any) -> Any:
     given = {name: from_config(value) for name, value in config.items() if name != _KIND}
     if kind == FeatureConfig.__name__ and "pooling" in given:
         return _feature_of_old(given)
-    rooms = (optimizers, policies, initializers, ops)
-    found = [getattr(room, str(kind)) for room in rooms if hasattr(room, str(kind))]
+    modules = (optimizers, admission, eviction, storage, initializers, attention_inputs)
+    found = [getattr(module, str(kind)) for module in modules if hasattr(module, str(kind))]
     own = {each.__name__: each for each in (FeatureConfig, TableConfig)}
     made = own[kind] if kind in own else found[0] if found else None
     if not (isinstance(made, type) and is_dataclass(made)):

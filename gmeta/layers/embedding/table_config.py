@@ -11,7 +11,9 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform, Zeros
 from gmeta.optimizers import SparseOptimizer
-from gmeta.policies import Admission, Always, Eviction, TwoPrecisions
+from gmeta.policies import TwoPrecisions
+from gmeta.policies.admission import Admission, Always
+from gmeta.policies.eviction import Eviction
 
 # Converts Keras' initializers to gmeta's, for those that have an equal one there.
 

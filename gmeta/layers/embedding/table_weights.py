@@ -91,7 +91,7 @@ class HoldsTables:
         Returns:
           The dense weights, a list of arrays. For a model with tables the list is a `Weights`. Taking a
           snapshot copies no rows: while the weights are kept, a table copies a row when the row is first
-          used or removed afterwards (see `gmeta.ops.TableSnapshot`).
+          used or removed afterwards (see `gmeta.ops.table.snapshot.TableSnapshot`).
         """
         dense = super().get_weights()  # type: ignore[misc]
         tables = tables_of(self)

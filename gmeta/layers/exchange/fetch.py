@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.pieces import SentKeys, exchange_values, send_keys
-from gmeta.ops.device import DEVICE_NAMES, Place
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind
 from gmeta.ops.distinct import unique
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.read_ahead import Peeked
@@ -72,7 +72,7 @@ class Fetch:
         self.name = name
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DeviceKind:
         """The place of all tables; host memory if they are in different places."""
         return "gpu" if {table.device for table in self.tables} == {"gpu"} else "cpu"
 

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.ops.device import DEVICE_NAMES, Place, compute_place
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind, compute_place
 from gmeta.ops.key_messages import receive_keys
 from gmeta.ops.row_buffers import count_numbers, pack_rows, row_place, unpack_rows
 
@@ -110,14 +110,14 @@ class CameGradient(NamedTuple):
 
 
 def join_keys(
-    keys: Sequence[tf.Tensor], notes: tf.Tensor, *, dedup: bool = True, device: Place = "cpu", name: str
+    keys: Sequence[tf.Tensor], notes: tf.Tensor, *, dedup: bool = True, device: DeviceKind = "cpu", name: str
 ) -> JoinedKeys:
     """Exchange the keys that the own group has looked up with this rank's replicas.
 
     Args:
       keys: For each table (u,) int64, the distinct keys.
       notes: (ranks of a group, m) int64, the notes of the group's ranks.
-      dedup: Whether to deduplicate keys, as in `gmeta.ops.receive_keys`.
+      dedup: Whether to deduplicate keys, as in `gmeta.ops.key_messages.receive_keys`.
       device: Where the keys are.
       name: Name of the collective; the same on all ranks.
     """
@@ -155,7 +155,7 @@ def join_gradients(
 
     Args:
       came: The gradients.
-      wire_dtype: As in `gmeta.ops.pack_rows`. All replicas get the sums as they have travelled.
+      wire_dtype: As in `gmeta.ops.row_buffers.pack_rows`. All replicas get the sums as they have travelled.
       name: Name of the collective; the same on all ranks.
 
     Returns:

@@ -37,7 +37,7 @@ from gmeta.layers.exchange.groups import (
     join_keys,
     present,
 )
-from gmeta.ops.device import DEVICE_NAMES, Place, compute_place
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind, compute_place
 from gmeta.ops.key_messages import OwnedKeys, RoutedKeys, receive_keys, route_keys
 from gmeta.ops.row_buffers import count_numbers, pack_rows, row_place, unpack_rows
 from gmeta.ops.table.hash_table import HashTable
@@ -64,7 +64,7 @@ def send_keys(
     *,
     samples: tf.Tensor | int = 0,
     dedup: bool = True,
-    device: Place = "cpu",
+    device: DeviceKind = "cpu",
     name: str = "lookup",
 ) -> SentKeys:
     """Send this rank's keys to their owners, which forward them to the owners in other groups.
@@ -95,7 +95,7 @@ def send_in_group(
     *,
     samples: tf.Tensor | int = 0,
     dedup: bool = True,
-    device: Place = "cpu",
+    device: DeviceKind = "cpu",
     name: str = "lookup",
 ) -> SentKeys:
     """Send this rank's keys to their owners in its group alone; arguments as in `send_keys`."""
@@ -132,7 +132,7 @@ def exchange_values(
     dims: Sequence[int],
     *,
     wire_dtype: tf.DType = tf.float32,
-    device: Place = "cpu",
+    device: DeviceKind = "cpu",
     name: str = "lookup",
 ) -> tuple[tf.Tensor, ...]:
     """Send the fetched rows to the ranks that requested them.
@@ -142,7 +142,7 @@ def exchange_values(
       rows: What `fetch_rows` returned.
       dims: The tables' widths.
       wire_dtype: ``tf.float16`` or ``tf.bfloat16`` halves the bytes, and rounds the rows that the model sees
-        (`gmeta.ops.pack_rows` gives the errors).
+        (`gmeta.ops.row_buffers.pack_rows` gives the errors).
       device: Where the tables are. The rows travel where they are computed with, so they go to a GPU once.
       name: Name of the collective; the same on all ranks.
 

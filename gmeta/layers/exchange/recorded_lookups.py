@@ -95,7 +95,7 @@ class TableGradient(NamedTuple):
 
 
 class LookedUp(Protocol):
-    """The interface of a `gmeta.layers.CollectionLookup`: each table's rows and keys, and their exchange."""
+    """The interface of a `CollectionLookup`: each table's rows and keys, and their exchange."""
 
     @property
     def rows(self) -> tuple[tf.Tensor, ...]:

@@ -5,11 +5,12 @@ only once: before the first of them, and its gradient after the last. The keys o
 divided into classes. The class (f, l) has the keys that micro-batch f is the first to look up, and l the
 last. With N micro-batches there are N (N + 1) / 2 classes, at most 36.
 
-In the exchange of keys each class is a table of its own (`gmeta.ops.route_keys`). Its message says how many
-keys of each class follow, so both ends know what each exchange of rows and of gradients carries, and the keys
-travel once per batch. A key may come from several ranks in several classes. The owner collects those of all
-classes and looks up each key once, so a lookup has the effects that it has on a whole batch. In groups of
-ranks, owners exchange these collected keys (`gmeta.layers.exchange.groups`), once per batch.
+In the exchange of keys each class is a table of its own (`gmeta.ops.key_messages.route_keys`). Its message
+says how many keys of each class follow, so both ends know what each exchange of rows and of gradients
+carries, and the keys travel once per batch. A key may come from several ranks in several classes. The owner
+collects those of all classes and looks up each key once, so a lookup has the effects that it has on a whole
+batch. In groups of ranks, owners exchange these collected keys (`gmeta.layers.exchange.groups`), once per
+batch.
 
 Micro-batch i computes on the rows of all classes with f <= i <= l, one class after another. That holds a row
 which it passes over between two uses, and saves a second numbering of the rows.

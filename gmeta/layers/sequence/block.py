@@ -15,7 +15,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph import assert_first
 from gmeta.layers.embedding.keras_config import from_config, to_config
 from gmeta.layers.sequence.bias_tables import RelativeBiasTables
-from gmeta.layers.sequence.reading import Kept, Place, SequenceView, sequence_view
+from gmeta.layers.sequence.reading import AppendedPlace, Kept, SequenceView, sequence_view
 from gmeta.ops import AttentionMask, Jagged, jagged
 
 
@@ -173,7 +173,7 @@ class SequenceBlock(SequenceLayer):
         raise NotImplementedError
 
     def read_on(
-        self, values: tf.Tensor, kept: Kept, place: Place, training: bool | None
+        self, values: tf.Tensor, kept: Kept, place: AppendedPlace, training: bool | None
     ) -> tuple[tf.Tensor, Kept]:
         """Transform one token of each beam that is appended to what was read, without reading that again.
 

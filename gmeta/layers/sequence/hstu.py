@@ -11,10 +11,9 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import assert_first
 from gmeta.layers.sequence.block import SequenceBlock
-from gmeta.layers.sequence.reading import Kept, Place, SequenceView
+from gmeta.layers.sequence.reading import AppendedPlace, Kept, SequenceView
 from gmeta.layers.sequence.stack import SequenceStack
-from gmeta.ops import hstu_mix
-from gmeta.ops.hstu_layer import layer_norm, norm_and_pass, residual
+from gmeta.ops.hstu_layer import hstu_mix, layer_norm, norm_and_pass, residual
 from gmeta.ops.jagged_attention import appended_attention
 
 _STDDEV = 0.02
@@ -68,9 +67,9 @@ class HSTUBlock(SequenceBlock):
     From such small initial values, training is slow to find that recent events matter more than old ones: the
     whole of a long history has equal weight, gates and values are near 0, and what attention adds is lost
     beside X. With a ``horizon`` h, a token at first sees mostly what is at most about h old: rab starts at
-    ln(h / Δ), and not below -8 (`gmeta.layers.RelativeBiasTables`), and, in the research form, the columns of
-    W that make U and V start at N(0, 1 / in). Q and K start as without it, so that content doesn't outweigh
-    recency at first. All of it is learned from there.
+    ln(h / Δ), and not below -8 (`gmeta.layers.sequence.bias_tables.RelativeBiasTables`), and, in the research
+    form, the columns of W that make U and V start at N(0, 1 / in). Q and K start as without it, so that
+    content doesn't outweigh recency at first. All of it is learned from there.
 
     Args:
       heads: Number of heads.
@@ -159,7 +158,7 @@ class HSTUBlock(SequenceBlock):
         return self._leave(values, self._dropped(mixed, training)), self.by_head(k), self.by_head(v)
 
     def read_on(
-        self, values: tf.Tensor, kept: Kept, place: Place, training: bool | None
+        self, values: tf.Tensor, kept: Kept, place: AppendedPlace, training: bool | None
     ) -> tuple[tf.Tensor, Kept]:
         """Transform one appended token of each beam, (batch, beams, dim)."""
         normed, rows = norm_and_pass(

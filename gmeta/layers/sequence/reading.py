@@ -51,7 +51,7 @@ class Kept(NamedTuple):
         return Kept(*self[:2], *(tf.gather(each, beams, axis=1, batch_dims=1) for each in self[2:]))
 
 
-class Place(NamedTuple):
+class AppendedPlace(NamedTuple):
     """How far the tokens before are from an appended one, the same for all blocks and for all beams.
 
     Attributes:
@@ -112,7 +112,7 @@ class Reading(NamedTuple):
             own = tf.zeros([tf.size(lengths), 0], tf.int64)
         return cls(lengths, tuple(kept), times, own)
 
-    def follow(self, beams: Any, times: Any, window: int | None, name: str) -> tuple[Place, Reading]:
+    def follow(self, beams: Any, times: Any, window: int | None, name: str) -> tuple[AppendedPlace, Reading]:
         """Return where a token stands that is appended to each continuation, and what it goes on.
 
         Args:
@@ -138,7 +138,7 @@ class Reading(NamedTuple):
             now = tf.cast(times, tf.int64)[:, tf.newaxis]
             own_times = tf.concat([self.own_times, now], axis=1)
             time_apart, own_time_apart = now - self.times, now - own_times
-        place = Place(apart, own_apart, seen, own_seen, time_apart, own_time_apart)
+        place = AppendedPlace(apart, own_apart, seen, own_seen, time_apart, own_time_apart)
         return place, Reading(self.lengths, kept, self.times, own_times, self.appended + 1)
 
 

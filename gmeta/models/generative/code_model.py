@@ -17,7 +17,8 @@ from gmeta.models.generative.code_tables import CodeTables
 from gmeta.models.generative.digit_decoder import Walk
 from gmeta.models.generative.searches import distinct, independent, likeliest, without_trie
 from gmeta.models.sequence.history_model import HistoryModel
-from gmeta.ops import Jagged, TrieNoise, jagged
+from gmeta.ops import Jagged, jagged
+from gmeta.ops.trie_draws import TrieNoise
 from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from gmeta.core.code_trie import CodeTrie
 from gmeta.core.semantic_ids import Codebooks, SemanticIds, places_in_groups
-from gmeta.ops import trie_log_probs
+from gmeta.ops.trie import trie_log_probs
 
 
 class CodeTables:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from gmeta.layers import layer_norm
 from gmeta.models.generative.code_tables import CodeTables
 from gmeta.ops import jagged
+from gmeta.ops.hstu_layer import layer_norm
 
 Past = tuple[tuple[tf.Tensor, tf.Tensor], ...]
 """For each block the keys and values of the tokens so far, (n, tokens, heads, d) each."""

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.semantic_ids import SemanticIds
-from gmeta.layers import FeatureConfig, SequenceStack, layer_norm, sequence_view
-from gmeta.losses import mean_loss
+from gmeta.layers import FeatureConfig, SequenceStack
+from gmeta.layers.sequence.reading import sequence_view
+from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_scorer import CodeVectors
@@ -19,6 +20,7 @@ from gmeta.models.generative.searches import of_items
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.models.sequence.history_model import but_first, but_last, check_times
 from gmeta.ops import Jagged, jagged
+from gmeta.ops.hstu_layer import layer_norm
 from gmeta.training.compile_settings import only_columns
 
 # Beams whose digits are tokens after a history. The keys and values of the history are kept.

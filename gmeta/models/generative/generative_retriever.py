@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.layers import EmbeddingCollection
-from gmeta.losses import mean_loss
+from gmeta.losses.multi_task import mean_loss
 from gmeta.models.generative.code_model import CodeModel, SeenItems, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_scorer import CodeScorer
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config

@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.models.generative.digit_decoder import Walk
-from gmeta.ops import TrieNoise, TrieStep, trie_gumbel_step, trie_sample, trie_step
+from gmeta.ops.trie import TrieStep, trie_step
+from gmeta.ops.trie_draws import TrieNoise, trie_gumbel_step, trie_sample
 
 Noise = Callable[[int], TrieNoise]
 """The noise of a level."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from gmeta import meta
+from gmeta.meta.adaptation import per_task
 from gmeta.models.meta.task_learner import TaskLearner
 from gmeta.models.meta.task_losses import without_single_output
 from gmeta.models.meta.task_view import TaskBatch, row_names
@@ -74,7 +74,7 @@ def task_deltas(learner: TaskLearner, batch: TaskBatch, steps: int) -> TaskDelta
             start = tf.convert_to_tensor(shared[name])
             delta = value - start
             if value.shape.rank == start.shape.rank:  # no task has taken a step of its own
-                delta = meta.per_task({name: delta}, view.tasks)[name]
+                delta = per_task({name: delta}, view.tasks)[name]
         else:
             delta = value
         weights[name] = tf.cast(delta, tf.float32)

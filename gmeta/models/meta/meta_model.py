@@ -57,7 +57,7 @@ class MetaModel(TaskModel):
 
     Compile with any Keras optimizer and loss. The tables follow that optimizer, or they use their own fused
     optimizer, at its stated rate or else at the Keras optimizer's current rate. Metrics see only the real
-    query samples, as (samples, outputs); a `gmeta.metrics.TaskMetric` sees them task by task.
+    query samples, as (samples, outputs); a `gmeta.metrics.ranking.TaskMetric` sees them task by task.
 
     Example:
       >>> from gmeta.layers import FeatureConfig

@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple, get_args
 
 import tensorflow as tf
 
-from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.core.step_marks import mark_end
-from gmeta.layers import MLP, CollectionLookup
+from gmeta.layers import MLP
 from gmeta.layers.adaptive.task_network import TaskNetwork
-from gmeta.meta.adaptation import Parameters
+from gmeta.layers.embedding.collection import CollectionLookup
+from gmeta.meta.adaptation import Parameters, per_task
 from gmeta.meta.ridge import DualDense
 from gmeta.models.meta.task_learner import OuterLoss, TaskLearner
 from gmeta.models.meta.task_view import Part, TaskBatch, TaskView
@@ -103,7 +103,7 @@ def dual_outputs(learner: TaskLearner, view: TaskView, part: Part) -> tf.Tensor:
     if rates is not None:
         rates[network.first] = rates[f"{network.first}/kernel"]  # one rate for kernel and bias of the layer
     rule = replace(inner.adaptation(rates), read=read)
-    start = {network.first: layer.start(), **meta.per_task(weights, view.tasks)}
+    start = {network.first: layer.start(), **per_task(weights, view.tasks)}
     adapted = rule.run(support_loss, rule.begin(start), inner.steps).parameters
     mark_end("inner", *adapted.values())
     return network.beyond_first(layer.outputs(view.index(part), adapted[network.first]), adapted)

@@ -19,6 +19,7 @@ from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.meta import ridge
+from gmeta.meta.adaptation import Adapted
 from gmeta.models.meta.task_losses import InnerRates, like_outputs
 from gmeta.models.meta.task_view import Part, TaskView
 
@@ -94,8 +95,8 @@ class Head(NamedTuple):
 
 
 def run_ridge(
-    learner: Any, view: TaskView, adapted: meta.Adapted, steps: int, part: Part, training: bool
-) -> meta.Adapted:
+    learner: Any, view: TaskView, adapted: Adapted, steps: int, part: Part, training: bool
+) -> Adapted:
     """Take ``steps`` steps: a gradient step of what adapts besides the head, then the head's solution.
 
     Args:

@@ -14,8 +14,10 @@ import tensorflow as tf
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.core.settings import to_mapping
-from gmeta.layers import CollectionLookup, EmbeddingCollection
-from gmeta.meta.inner_loop import Reduction
+from gmeta.layers import EmbeddingCollection
+from gmeta.layers.embedding.collection import CollectionLookup
+from gmeta.meta.adaptation import Adapted, per_task
+from gmeta.meta.inner_loop import Reduction, reduce_tasks, task_means
 from gmeta.models.meta.ridge_steps import (
     RidgePrior,
     is_squared_error,
@@ -264,7 +266,7 @@ class TaskLearner:
 
     def mean_losses(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
         """Compute the tasks' mean losses of outputs, (tasks,)."""
-        return meta.task_means(self.sample_losses(view, part, outputs), view.mask(part))
+        return task_means(self.sample_losses(view, part, outputs), view.mask(part))
 
     def sample_losses(self, view: TaskView, part: Part, outputs: tf.Tensor) -> tf.Tensor:
         """Compute the losses of outputs, (tasks, samples)."""
@@ -276,7 +278,7 @@ class TaskLearner:
         part = self.outer_part
         if self.learns_variance:
             losses, outputs = likelihood_loss(self, view, weights, part)
-            return OuterLoss(meta.reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
+            return OuterLoss(reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
         return self.loss_of(view, part, self.task_outputs(view, part, weights, training=True))
 
     def unadapted_loss(self, view: TaskView) -> tf.Tensor | float:
@@ -286,7 +288,7 @@ class TaskLearner:
         weights, part = self.start_weights(view), self.outer_part
         if self.learns_variance:
             losses = likelihood_loss(self, view, weights, part, adapted=False).losses
-            loss = meta.reduce_tasks(losses, view.mask(part), self.reduction)
+            loss = reduce_tasks(losses, view.mask(part), self.reduction)
         else:
             loss = self.loss_of(view, part, self.task_outputs(view, part, weights, training=True)).loss
         return tf.cast(self.inner.unadapted, loss.dtype) * loss
@@ -294,13 +296,11 @@ class TaskLearner:
     def loss_of(self, view: TaskView, part: Part, outputs: tf.Tensor) -> OuterLoss:
         """Reduce the losses of outputs over the batch."""
         losses = self.sample_losses(view, part, outputs)
-        return OuterLoss(meta.reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
+        return OuterLoss(reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
 
     # No Python code here branches on a tensor, so AutoGraph has nothing to convert in a user's tf.function.
     @tf.autograph.experimental.do_not_convert
-    def adapt(
-        self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False
-    ) -> meta.Adapted:
+    def adapt(self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False) -> Adapted:
         """Take ``steps`` inner steps on the tasks' samples, by default those of the support.
 
         Args:
@@ -312,23 +312,23 @@ class TaskLearner:
         """
         return self._continue(view, self._start(view, steps > 0), steps, part, training)
 
-    def _start(self, view: TaskView, to_adapt: bool = True) -> meta.Adapted:
+    def _start(self, view: TaskView, to_adapt: bool = True) -> Adapted:
         weights = self.start_weights(view)
         if to_adapt:
             shapes = self.adapted_weights()
             alike = {n: v for n, v in weights.items() if n in shapes and v.shape.rank == shapes[n].shape.rank}
-            weights = {**weights, **meta.per_task(alike, view.tasks)}
+            weights = {**weights, **per_task(alike, view.tasks)}
         parameters = {**weights, **view.row_parameters()}
         return self.inner.adaptation().begin(parameters, view.owners())
 
     def _continue(
         self,
         view: TaskView,
-        adapted: meta.Adapted,
+        adapted: Adapted,
         steps: int,
         part: Part = "support",
         training: bool = False,
-    ) -> meta.Adapted:
+    ) -> Adapted:
         if self.inner.algorithm == "ridge":
             return run_ridge(self, view, adapted, steps, part, training)
         rule = self.inner.adaptation(self.inner_rates.values(), order=None if training else 1)

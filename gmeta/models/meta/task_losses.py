@@ -12,7 +12,7 @@ from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection
 from gmeta.meta import InnerLoop
-from gmeta.metrics import TaskMetric
+from gmeta.metrics.ranking import TaskMetric
 from gmeta.models.meta.task_view import row_names
 
 

@@ -20,7 +20,9 @@ from tf_keras.src.utils import tf_utils
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import shapes_on_host
-from gmeta.layers import CollectionLookup, EmbeddingCollection, RecordedLookups
+from gmeta.layers import EmbeddingCollection
+from gmeta.layers.embedding.collection import CollectionLookup
+from gmeta.layers.exchange.recorded_lookups import RecordedLookups
 from gmeta.meta.inner_loop import Reduction
 from gmeta.models.meta.outer_rules import (
     Form,
@@ -278,7 +280,7 @@ class TaskModel(Model):
         Args:
           optimizer: As in Keras.
           loss: As in Keras.
-          metrics: As in Keras; a `gmeta.metrics.TaskMetric` may be among them.
+          metrics: As in Keras; a `gmeta.metrics.ranking.TaskMetric` may be among them.
           inner: The inner loop, which replaces the model's present one.
           form: How a training step computes its inner loop. It changes the speed, and results only by
             rounding: ``"plain"``, ``"dual"``, ``"grouped"`` or ``"dual in groups"``

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.keras import refuse_keras_3
-from gmeta.layers import CollectionLookup, EmbeddingCollection
+from gmeta.layers import EmbeddingCollection
 from gmeta.layers.adaptive.row_copies import TaskRows, task_rows
 from gmeta.layers.adaptive.task_network import TaskNetwork
+from gmeta.layers.embedding.collection import CollectionLookup
 
 TaskBatch = Mapping[str, Any]
 """An element of `gmeta.io.tasks`: flat columns of all samples, and for every task the indices of its support

@@ -19,7 +19,7 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import refuse_unless
 from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
-from gmeta.losses import uniform_negatives
+from gmeta.losses.sampled_softmax import uniform_negatives
 from gmeta.ops import Jagged, hash_text, jagged
 from gmeta.ops.table.portable_tables import RowNumbers
 

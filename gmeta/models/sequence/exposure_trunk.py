@@ -8,8 +8,11 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.layers import MLP, GroupLayerNorm, SequenceView, sequence_view
-from gmeta.metrics import AUC, TaskMetric, UserGAUC
+from gmeta.layers import MLP
+from gmeta.layers.sequence.hstu import GroupLayerNorm
+from gmeta.layers.sequence.reading import SequenceView, sequence_view
+from gmeta.metrics import AUC, UserGAUC
+from gmeta.metrics.ranking import TaskMetric
 from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
 from gmeta.ops import Jagged, jagged
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, MMoE, TaskHeads
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, MMoE
+from gmeta.layers.multitask.task_heads import TaskHeads
 from gmeta.losses import MultiTaskBCE
 from gmeta.metrics import AUC, UserGAUC
 from gmeta.models.sequence.exposure_trunk import ExposureTrunk, LabelMetrics
@@ -75,7 +76,7 @@ class GRM(Model):
       ConfigError: The parts don't go together.
 
     Example:
-      >>> model = grm(
+      >>> model = GRM.of(
       ...     [FeatureConfig("city", dim=8), FeatureConfig("item", dim=16), FeatureConfig("action", dim=4)],
       ...     contexts=["city"],
       ...     history=["item", "action"],
@@ -334,117 +335,119 @@ class GRM(Model):
         }
         return cls(**{**config, **made})
 
+    @classmethod
+    def of(
+        cls,
+        features: Sequence[FeatureConfig],
+        *,
+        contexts: Sequence[str],
+        history: Sequence[str],
+        targets: Sequence[str],
+        labels: Mapping[str, str] | None = None,
+        time: str | None = None,
+        dim: int = 64,
+        backbone: Literal["hstu", "fuxi"] | tf.keras.layers.Layer = "hstu",
+        blocks: int = 2,
+        heads: int = 2,
+        max_length: int = 1000,
+        by_time: bool = False,
+        window: int | None = None,
+        horizon: float | Literal["auto"] | None = "auto",
+        experts: int = 4,
+        expert_units: Sequence[int] = (64,),
+        top_k: int | None = None,
+        sparse: bool | Literal["auto"] = "auto",
+        tower_units: Sequence[int] = (32,),
+        report: Literal["tasks", "experts"] | None = "tasks",
+        dropout: float = 0.0,
+        optimizer: SparseOptimizer | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> GRM:
+        """Make a `GRM` with a tower for each label; ``ctcvr`` is the product of towers for CTR and CVR.
 
-def grm(
-    features: Sequence[FeatureConfig],
-    *,
-    contexts: Sequence[str],
-    history: Sequence[str],
-    targets: Sequence[str],
-    labels: Mapping[str, str] | None = None,
-    time: str | None = None,
-    dim: int = 64,
-    backbone: Literal["hstu", "fuxi"] | tf.keras.layers.Layer = "hstu",
-    blocks: int = 2,
-    heads: int = 2,
-    max_length: int = 1000,
-    by_time: bool = False,
-    window: int | None = None,
-    horizon: float | Literal["auto"] | None = "auto",
-    experts: int = 4,
-    expert_units: Sequence[int] = (64,),
-    top_k: int | None = None,
-    sparse: bool | Literal["auto"] = "auto",
-    tower_units: Sequence[int] = (32,),
-    report: Literal["tasks", "experts"] | None = "tasks",
-    dropout: float = 0.0,
-    optimizer: SparseOptimizer | None = None,
-    seed: int = 0,
-    **options: Any,
-) -> GRM:
-    """Make a `GRM` with a tower for each label; ``ctcvr`` is the product of towers for CTR and CVR.
+        Args:
+          features: The features of all parts.
+          contexts: As for `GRM`; so are history, targets and time.
+          history: Features of an event.
+          targets: Features of an exposure.
+          labels: As for `GRM`; ``{"ctr": "click"}`` for a log of clicks alone. None: ``{"ctr": "click",
+            "ctcvr": "buy"}``.
+          time: The column of times; with it the backbone has a bias of times.
+          dim: The width of a token; a head of the backbone has the width ``dim // heads``.
+          backbone: ``"hstu"``, ``"fuxi"``, or a layer.
+          blocks: The number of the backbone's blocks.
+          heads: The number of the backbone's heads.
+          max_length: The backbone's maximum length, about the length of sequences.
+          by_time: Whether a token sees only events with an earlier time, for exposures that were shown while
+            the history went on.
+          window: How many events back a token sees in each block; None: all. With recent events alone,
+            learning and attention are quicker.
+          horizon: How old an event is, in the unit of the times, that HSTU sees well at the start
+            (`gmeta.layers.HSTU`); it learns from there. ``"auto"``: 3600, an hour of seconds, for HSTU with a
+            time column. None: HSTU starts as published, and finds recency later.
+          experts: The number of experts.
+          expert_units: Units of the experts' layers.
+          top_k: The number of experts that an exposure uses for a task; None: all.
+          sparse: Whether to compute only these, as for `gmeta.layers.MMoE`.
+          tower_units: Units of the towers' hidden layers.
+          report: As for `gmeta.layers.MMoE`.
+          dropout: The dropout of tokens and in the backbone.
+          optimizer: The tables' sparse optimizer. None: Adam at the Keras optimizer's rate.
+          seed: The seed of the initial weights and rows.
+          **options: As for `GRM`.
 
-    Args:
-      features: The features of all parts.
-      contexts: As for `GRM`; so are history, targets and time.
-      history: Features of an event.
-      targets: Features of an exposure.
-      labels: As for `GRM`; ``{"ctr": "click"}`` for a log of clicks alone. None: ``{"ctr": "click",
-        "ctcvr": "buy"}``.
-      time: The column of times; with it the backbone has a bias of times.
-      dim: The width of a token; a head of the backbone has the width ``dim // heads``.
-      backbone: ``"hstu"``, ``"fuxi"``, or a layer.
-      blocks: The number of the backbone's blocks.
-      heads: The number of the backbone's heads.
-      max_length: The backbone's maximum length, about the length of sequences.
-      by_time: Whether a token sees only events with an earlier time, for exposures that were shown while the
-        history went on.
-      window: How many events back a token sees in each block; None: all. With recent events alone, learning
-        and attention are quicker.
-      horizon: How old an event is, in the unit of the times, that HSTU sees well at the start
-        (`gmeta.layers.HSTUBlock`); it learns from there. ``"auto"``: 3600, an hour of seconds, for HSTU with
-        a time column. None: HSTU starts as published, and finds recency later.
-      experts: The number of experts.
-      expert_units: Units of the experts' layers.
-      top_k: The number of experts that an exposure uses for a task; None: all.
-      sparse: Whether to compute only these, as for `gmeta.layers.MMoE`.
-      tower_units: Units of the towers' hidden layers.
-      report: As for `gmeta.layers.MMoE`.
-      dropout: The dropout of tokens and in the backbone.
-      optimizer: The tables' sparse optimizer. None: Adam at the Keras optimizer's rate.
-      seed: The seed of the initial weights and rows.
-      **options: As for `GRM`.
-
-    Raises:
-      ConfigError: The parts don't go together, or a horizon is given and nothing takes it.
-    """
-    adapts = backbone == "hstu" and time is not None
-    if horizon not in ("auto", None) and not adapts:
-        raise ConfigError(
-            f"grm: horizon={horizon!r} is of backbone='hstu' with a column of times: give both or neither"
-        )
-    if isinstance(backbone, str):
-        kinds = {"hstu": HSTU, "fuxi": FuXi}
-        if backbone not in kinds:
-            raise ConfigError(f"grm: backbone must be 'hstu', 'fuxi' or a layer, got {backbone!r}")
-        backbone = kinds[backbone](
-            blocks=blocks,
-            heads=heads,
-            attention_dim=dim // heads,
-            value_dim=dim // heads,
-            max_length=max_length,
-            bias_by_place=False,
-            bias_by_time=time is not None,
-            mask=AttentionMask(by_time=by_time, window=window),
+        Raises:
+          ConfigError: The parts don't go together, or a horizon is given and nothing takes it.
+        """
+        adapts = backbone == "hstu" and time is not None
+        if horizon not in ("auto", None) and not adapts:
+            raise ConfigError(
+                f"GRM.of: horizon={horizon!r} is of backbone='hstu' with a column of times: give both or "
+                "neither"
+            )
+        if isinstance(backbone, str):
+            kinds = {"hstu": HSTU, "fuxi": FuXi}
+            if backbone not in kinds:
+                raise ConfigError(f"GRM.of: backbone must be 'hstu', 'fuxi' or a layer, got {backbone!r}")
+            backbone = kinds[backbone](
+                blocks=blocks,
+                heads=heads,
+                attention_dim=dim // heads,
+                value_dim=dim // heads,
+                max_length=max_length,
+                bias_by_place=False,
+                bias_by_time=time is not None,
+                mask=AttentionMask(by_time=by_time, window=window),
+                dropout=dropout,
+                seed=seed,
+                horizon=(_HORIZON if adapts else None) if horizon == "auto" else horizon,
+            )
+        labels = {"ctr": "click", "ctcvr": "buy"} if labels is None else labels
+        products = {"ctcvr": ("ctr", "cvr")} if "ctcvr" in labels else {}
+        factors = [task for of_product in products.values() for task in of_product]
+        tasks = list(dict.fromkeys([*factors, *(task for task in labels if task not in products)]))
+        return cls(
+            EmbeddingCollection(features, optimizer=optimizer, seed=seed),
+            backbone,
+            MMoE(
+                tasks,
+                experts=experts,
+                units=expert_units,
+                top_k=top_k,
+                sparse=sparse,
+                report=report,
+                seed=seed,
+                name="mixture",
+            ),
+            TaskHeads(tasks, units=tower_units, products=products, seed=seed, name="heads"),
+            contexts=contexts,
+            history=history,
+            targets=targets,
+            labels=labels,
+            time=time,
+            dim=dim,
             dropout=dropout,
             seed=seed,
-            horizon=(_HORIZON if adapts else None) if horizon == "auto" else horizon,
+            **options,
         )
-    labels = {"ctr": "click", "ctcvr": "buy"} if labels is None else labels
-    products = {"ctcvr": ("ctr", "cvr")} if "ctcvr" in labels else {}
-    factors = [task for of_product in products.values() for task in of_product]
-    tasks = list(dict.fromkeys([*factors, *(task for task in labels if task not in products)]))
-    return GRM(
-        EmbeddingCollection(features, optimizer=optimizer, seed=seed),
-        backbone,
-        MMoE(
-            tasks,
-            experts=experts,
-            units=expert_units,
-            top_k=top_k,
-            sparse=sparse,
-            report=report,
-            seed=seed,
-            name="mixture",
-        ),
-        TaskHeads(tasks, units=tower_units, products=products, seed=seed, name="heads"),
-        contexts=contexts,
-        history=history,
-        targets=targets,
-        labels=labels,
-        time=time,
-        dim=dim,
-        dropout=dropout,
-        seed=seed,
-        **options,
-    )

@@ -17,8 +17,10 @@ from tf_keras.src.saving.serialization_lib import Config
 from gmeta import meta
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.core.settings import from_mapping
-from gmeta.layers import CollectionLookup, MMoE, TaskHeads, product_logits
-from gmeta.losses import product_cross_entropy
+from gmeta.layers import MMoE
+from gmeta.layers.embedding.collection import CollectionLookup
+from gmeta.layers.multitask.task_heads import TaskHeads, product_logits
+from gmeta.losses.multi_task import product_cross_entropy
 from gmeta.meta.inner_loop import Reduction
 from gmeta.metrics import GAUC
 from gmeta.models.meta.task_learner import OuterSamples, TaskLearner
@@ -220,7 +222,7 @@ class MetaGRM(TaskModel):
     Example:
       ::
 
-        base = grm(features, ..., report=None)
+        base = GRM.of(features, ..., report=None)
         model = MetaGRM(base, inner=InnerLoop(steps=3, learning_rate=0.1, adapt=["mixture", "heads"]))
         model.compile("adam")
         model.fit(gmeta.io.sequences("data/warm", ...))

@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.layers import EmbeddingCollection, FeatureConfig, layer_norm
+from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.sequence.reading import sequence_view
-from gmeta.losses import SampledSoftmax, mean_loss
-from gmeta.metrics import NextItem, catalogue_ranks
+from gmeta.losses import SampledSoftmax
+from gmeta.losses.multi_task import mean_loss
+from gmeta.metrics import NextItem
+from gmeta.metrics.next_item import catalogue_ranks
 from gmeta.models.sequence.catalogue import (
     Catalogue,
     Items,
@@ -25,6 +27,7 @@ from gmeta.models.sequence.catalogue import (
 )
 from gmeta.models.sequence.history_model import HistoryModel, but_first, but_last, check_times
 from gmeta.ops import Jagged, jagged
+from gmeta.ops.hstu_layer import layer_norm
 from gmeta.training.clusters import column_keys
 from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step

@@ -368,43 +368,44 @@ class CBML(MetaModel):
         del config["learner"]
         return {**config, **self._settings}
 
+    @classmethod
+    def of(
+        cls,
+        features: Sequence[FeatureConfig],
+        *,
+        items: Sequence[str],
+        hidden: Sequence[int] = (64, 64),
+        clusters: int = 8,
+        dim: int = 32,
+        scale: float = 1.0,
+        inner: meta.InnerLoop | None = None,
+        outer_samples: OuterSamples = "query",
+        optimizer: SparseOptimizer | None = None,
+        seed: int = 0,
+    ) -> CBML:
+        """Make a `CBML` with decision layers ``fc1``, ``fc2``, …, ``linear_out``, all gated and adapted.
 
-def cbml(
-    features: Sequence[FeatureConfig],
-    *,
-    items: Sequence[str],
-    hidden: Sequence[int] = (64, 64),
-    clusters: int = 8,
-    dim: int = 32,
-    scale: float = 1.0,
-    inner: meta.InnerLoop | None = None,
-    outer_samples: OuterSamples = "query",
-    optimizer: SparseOptimizer | None = None,
-    seed: int = 0,
-) -> CBML:
-    """Make a `CBML` with decision layers ``fc1``, ``fc2``, …, ``linear_out``, all gated and adapted.
-
-    Args:
-      features: The features.
-      items: See `CBML`.
-      hidden: Units of the hidden decision layers.
-      clusters: See `CBML`.
-      dim: See `CBML`.
-      scale: See `CBML`.
-      inner: The inner loop.
-      outer_samples: See `MetaModel`.
-      optimizer: The tables' sparse optimizer. None: tables follow the Keras optimizer.
-      seed: The seed of the initial weights and rows.
-    """
-    units = {f"fc{number}": width for number, width in enumerate(hidden, 1)}
-    return CBML(
-        EmbeddingCollection(features, optimizer=optimizer, seed=seed),
-        MLP({**units, "linear_out": 1}, seed=seed, name="decision"),
-        items=items,
-        clusters=clusters,
-        dim=dim,
-        scale=scale,
-        inner=inner,
-        outer_samples=outer_samples,
-        seed=seed,
-    )
+        Args:
+          features: The features.
+          items: See `CBML`.
+          hidden: Units of the hidden decision layers.
+          clusters: See `CBML`.
+          dim: See `CBML`.
+          scale: See `CBML`.
+          inner: The inner loop.
+          outer_samples: See `MetaModel`.
+          optimizer: The tables' sparse optimizer. None: tables follow the Keras optimizer.
+          seed: The seed of the initial weights and rows.
+        """
+        units = {f"fc{number}": width for number, width in enumerate(hidden, 1)}
+        return cls(
+            EmbeddingCollection(features, optimizer=optimizer, seed=seed),
+            MLP({**units, "linear_out": 1}, seed=seed, name="decision"),
+            items=items,
+            clusters=clusters,
+            dim=dim,
+            scale=scale,
+            inner=inner,
+            outer_samples=outer_samples,
+            seed=seed,
+        )

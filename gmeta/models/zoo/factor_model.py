@@ -205,8 +205,8 @@ def factor_ridge(
     r"""Make a factor model that adapts by ridge regression, as a `MetaModel`.
 
     An item's vector :math:`(b_i, l_i, f_i)` is its own row plus its attributes' rows. Own rows are dropped at
-    random in training, so that attributes describe new items (`gmeta.layers.EntityVector`). With u, the sum
-    of the user's attributes' rows:
+    random in training, so that attributes describe new items (`gmeta.layers.embedding.pooling.EntityVector`).
+    With u, the sum of the user's attributes' rows:
 
     .. math:: \hat y = \mu + s \left(b_i + (1 + l_i,\ f_i)^T (u + h)\right)
 

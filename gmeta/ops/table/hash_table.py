@@ -15,7 +15,7 @@ from gmeta.initializers import Initializer, Normal
 from gmeta.ops.device import (
     DEVICE_NAMES,
     Device,
-    Place,
+    DeviceKind,
     asked_place,
     float_matrix,
     ids_tensor,
@@ -40,8 +40,9 @@ from gmeta.ops.table.records import (
     Statistics,
 )
 from gmeta.optimizers import Adam, SparseOptimizer
-from gmeta.policies import Admission, Always, Eviction, Tiers, TwoPrecisions
-from gmeta.policies.eviction import ROW_INDEX_BYTES
+from gmeta.policies import Tiers, TwoPrecisions
+from gmeta.policies.admission import Admission, Always
+from gmeta.policies.eviction import ROW_INDEX_BYTES, Eviction
 
 _native = load_op_library("ops")
 for _name in (
@@ -76,8 +77,7 @@ class HashTable(
       dim: Width of a row, >= 1.
       optimizer: How `apply_gradients` updates a row.
       initializer: The initial numbers of a new row.
-      admission: Which missing ids get a row: `gmeta.policies.Always`, `gmeta.policies.CountAdmission`,
-        `gmeta.policies.ProbabilityAdmission`.
+      admission: Which missing ids get a row: a class of `gmeta.policies.admission`.
       eviction: Which rows are evicted, and the bound: `gmeta.policies.LRU`, `gmeta.policies.LFU`,
         `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows stay until they are removed.
       precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all rows are
@@ -135,7 +135,7 @@ class HashTable(
         asked = asked_place(device, f"table {name!r}")
         if tiers is not None:
             tiers.check(asked, f"table {name!r}")
-        self._place: Place = place_of(device, f"table {name!r}")
+        self._place: DeviceKind = place_of(device, f"table {name!r}")
         self._tiers = tiers if self._place == asked or tiers is None else tiers.without_gpu()
         super().__init__(device=DEVICE_NAMES[self._place])
         self._dim, self._seed, self._name = int(dim), int(seed), name
@@ -332,8 +332,8 @@ class HashTable(
     def evict(self) -> tf.Tensor:
         """Evict expired rows now, and the rows of the lowest rank in shards above their bound.
 
-        Lookups and updates evict by themselves (see `gmeta.policies.Eviction`). Call this when there are
-        none, such as before a checkpoint. It does nothing in a table without eviction.
+        Lookups and updates evict by themselves (see `gmeta.policies.eviction.Eviction`). Call this when there
+        are none, such as before a checkpoint. It does nothing in a table without eviction.
 
         Returns:
           () int64, how many rows were evicted.

@@ -21,7 +21,7 @@ from gmeta.preprocess.columns import Columns, single
 from gmeta.preprocess.config import PlanConfig, PrepareConfig, Progress, no_progress
 from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, register
 from gmeta.preprocess.history.generation import Generation, generations, settle_or_warn, show_numbers
-from gmeta.preprocess.history.shard_reader import REQUEST, Index, ShardReader, history_crcs
+from gmeta.preprocess.history.shard_reader import REQUEST, Index, ShardReader, history_crc_of_splits
 from gmeta.preprocess.history.shard_writer import count_events
 from gmeta.preprocess.history.stripe import as_floats
 from gmeta.preprocess.local import duckdb_engine
@@ -112,7 +112,7 @@ class Pointers:
                 as_floats(own) if column.dtype == "float32" else own
                 for column, own in zip(columns, histories.columns, strict=True)
             ]
-            found[CRC][rows] = history_crcs(histories.row_splits, values)
+            found[CRC][rows] = history_crc_of_splits(histories.row_splits, values)
 
 
 class ExposureSource:
@@ -246,7 +246,7 @@ def history_examples(
     * ``"generation"``, the newest generation of the store now, unless the table names the one that was read;
     * ``"history_length"``, how many events its history has: the newest `longest` of those before the
       exposure's time that the generation held;
-    * ``"history_crc"``, the checksum of that history (`history_crcs`).
+    * ``"history_crc"``, the checksum of that history (`history_crc_of_splits`).
 
     These two are of the store's events. A ranker that had more events, the tail, logs its own numbers.
 

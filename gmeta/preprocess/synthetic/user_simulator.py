@@ -55,7 +55,7 @@ class UserHistories:
 
         Returns:
           ``user``, ``timestamp``, ``item``, ``category``, ``action``, ``exposed``, int64, and ``click``,
-          ``p_click``, float32, named as those of `gmeta.preprocess.EXPOSURE_SPEC`.
+          ``p_click``, float32, named as those of `gmeta.preprocess.synthetic.exposures.EXPOSURE_SPEC`.
         """
         n, events = self.items.shape
         pages, page = self.shown.shape[1:]

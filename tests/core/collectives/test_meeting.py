@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from gmeta.core.collectives.place import Place, launched_size, told_place
+from gmeta.core.collectives.place import RankPlace, launched_size, told_place
 from gmeta.core.collectives.rendezvous import SECRET
 from gmeta.core.collectives.store import STORE, Store
 from gmeta.core.errors import CollectiveError, ConfigError
@@ -40,7 +40,7 @@ def test_ranks_tell_each_other_values_and_learn_their_places(monkeypatch: pytest
     places = places_of([HERE] * 3)
     with meet_by_store(places) as (environments, _):
         enter(monkeypatch, environments[2])
-        assert told_place() == Place(2, 3, 2, 3)
+        assert told_place() == RankPlace(2, 3, 2, 3)
         assert launched_size() == 3
         with ThreadPoolExecutor(3) as ranks:
             asked = [ranks.submit(Store().gather, "a/b c", r, 3, {"rank": (r, b"x")}, 60) for r in range(3)]
@@ -108,7 +108,7 @@ def test_a_process_without_a_launcher_has_no_store(monkeypatch: pytest.MonkeyPat
 def test_ranks_fill_one_host_after_the_other() -> None:
     assert doctest.testmod(hosts).failed == 0
     names = host_of_each(parse_hosts("a:2, b:1"), 3)
-    assert places_of(names) == [Place(0, 3, 0, 2), Place(1, 3, 1, 2), Place(2, 3, 0, 1)]
+    assert places_of(names) == [RankPlace(0, 3, 0, 2), RankPlace(1, 3, 1, 2), RankPlace(2, 3, 0, 1)]
     with pytest.raises(ConfigError, match="3 ranks, but the hosts have room for 2"):
         host_of_each([Host("a", 2)], 3)
 

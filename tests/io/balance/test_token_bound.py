@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io import Balance, ReadOptions, SequenceCost, data_errors, groups, sequences, tasks
+from gmeta.io import Balance, ReadOptions, SequenceCost, groups, sequences, tasks
+from gmeta.io.reader_stats import data_errors
 from support.grouped_data import write_folder
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=25)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import After, Flag, SequenceSplit
+from gmeta.io import After, Flag
+from gmeta.io.cuts.sequence_split import SequenceSplit
 from support.drawn_batches import plain
 
 PARTS = {"history": ["item", "tags"], "targets": ["price", "tags"], "labels": ["click", "price"]}

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import ReaderStats, TaskChoice, tasks
+from gmeta.io import tasks
+from gmeta.io.cuts.task_choice import TaskChoice
+from gmeta.io.reader_stats import ReaderStats
 from support.grouped_data import reading, write_folder
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import DataError
-from gmeta.io import After, Flag, ReaderStats, ReadOptions, data_errors, tasks
+from gmeta.io import After, Flag, ReadOptions, tasks
+from gmeta.io.reader_stats import ReaderStats, data_errors
 from gmeta.preprocess import TableSpec, prepare
 from support.drawn_batches import plain, sides_by_task
 from support.grouped_data import SCHEMA, reading, write_folder

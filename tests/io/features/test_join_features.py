@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, StoreUnavailableError
-from gmeta.io import ArrowSource, FetchPolicy, ReadOptions, data_errors, group_batch, join_features, tasks
+from gmeta.io import ArrowSource, FetchPolicy, ReadOptions, join_features, tasks
+from gmeta.io.reader_stats import data_errors
+from gmeta.io.readers.group_dataset import group_batch
 from support.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
 
 SIZES = [3, 1, 4]  # rows of timestamps 0 to 7

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.io.histories.late_reader import ExposureWindows
-from gmeta.preprocess import ColumnSpec, HistorySpec, TableSpec, append_history, prepare
+from gmeta.preprocess import ColumnSpec, HistorySpec, TableSpec, prepare
+from gmeta.preprocess.history.append import append_history
 from support.grouped_data import reading
 from support.reference.history import Shown, windows_of
 

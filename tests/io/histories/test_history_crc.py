@@ -10,9 +10,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta import io
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess import history_crcs
+from gmeta.io.histories.history_plan import history_crc_of_ragged
+from gmeta.preprocess.history.shard_reader import history_crc_of_splits
 from support.reference.history import crc_of
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -29,9 +29,9 @@ def test_three_ways_agree(data, lengths, kinds):
             INTEGERS if kind is np.int64 else FLOATS, min_size=int(splits[-1]), max_size=int(splits[-1])
         )
         columns.append(np.array(data.draw(values), kind))
-    ours = history_crcs(splits, columns)
+    ours = history_crc_of_splits(splits, columns)
     ragged = [tf.RaggedTensor.from_row_splits(values, splits) for values in columns]
-    found = io.history_crc(ragged)
+    found = history_crc_of_ragged(ragged)
     assert (ours.dtype, found.dtype, found.shape) == (np.int64, tf.int64, (len(lengths),))
     assert found.numpy().tolist() == ours.tolist()
     for number, (begin, end) in enumerate(itertools.pairwise(splits)):
@@ -41,19 +41,22 @@ def test_three_ways_agree(data, lengths, kinds):
 def test_a_history_of_more_floats_than_a_piece_has():
     prices = np.random.default_rng(0).random(700).astype(np.float32)
     expected = [crc_of([prices[:600].tolist()]), crc_of([prices[600:].tolist()])]
-    assert history_crcs([0, 600, 700], [prices]).tolist() == expected
+    assert history_crc_of_splits([0, 600, 700], [prices]).tolist() == expected
     ragged = tf.RaggedTensor.from_row_splits(prices, [0, 600, 700])
-    assert io.history_crc([ragged]).numpy().tolist() == expected
+    assert history_crc_of_ragged([ragged]).numpy().tolist() == expected
 
 
 def test_the_checksum_is_that_of_published_examples():
     # RFC 3720, B.4: 32 bytes of zeros, and of ones.
-    assert history_crcs([0, 4, 8], [np.array([0] * 4 + [-1] * 4)]).tolist() == [0x8A9136AA, 0x62A8AB43]
+    assert history_crc_of_splits([0, 4, 8], [np.array([0] * 4 + [-1] * 4)]).tolist() == [
+        0x8A9136AA,
+        0x62A8AB43,
+    ]
 
 
 def test_it_is_computed_in_a_graph_of_unknown_shapes():
     spec = tf.RaggedTensorSpec((None, None), tf.int64)
-    found = tf.function(io.history_crc, input_signature=[[spec, spec]])
+    found = tf.function(history_crc_of_ragged, input_signature=[[spec, spec]])
     items = tf.ragged.constant([[1, 2], [], [3]], tf.int64)
     assert found.get_concrete_function().structured_outputs.shape.as_list() == [None]
     assert found([items, items]).numpy().tolist() == [
@@ -76,15 +79,15 @@ def test_it_is_computed_in_a_graph_of_unknown_shapes():
 )
 def test_numbers_that_are_no_histories_are_refused(splits, columns, message):
     with pytest.raises(ConfigError, match=message):
-        history_crcs(np.array(splits), columns)
+        history_crc_of_splits(np.array(splits), columns)
 
 
 def test_tensors_that_are_no_histories_are_refused():
     one, two = (tf.ragged.constant([[0] * length], tf.int64) for length in (1, 2))
     with pytest.raises(ConfigError, match="columns is empty"):
-        io.history_crc([])
+        history_crc_of_ragged([])
     for column in (tf.zeros([1, 2], tf.int64), tf.cast(one, tf.float64), tf.expand_dims(one, 2)):
         with pytest.raises(ConfigError, match="column 1 must be a RaggedTensor"):
-            io.history_crc([one, column])
+            history_crc_of_ragged([one, column])
     with pytest.raises(tf.errors.InvalidArgumentError, match="column 1 has 2 values, and row_splits has 1"):
-        io.history_crc([one, two])
+        history_crc_of_ragged([one, two])

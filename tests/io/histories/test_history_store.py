@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from gmeta import io
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.history_manifest import CURRENT, HistoryManifest, generation_folder, shard_files
-from gmeta.preprocess import HistorySpec, append_history
+from gmeta.io.reader_stats import as_data_error
+from gmeta.preprocess import HistorySpec
+from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.shard_reader import encode_index
@@ -122,7 +124,7 @@ def test_a_damaged_stripe_is_named_or_skipped(tmp_path):
     store, users = io.HistoryStore(path), list(range(30))
     with pytest.raises(tf.errors.DataLossError) as raised:
         store.read(users, COLUMNS)
-    error = io.as_data_error(raised.value)
+    error = as_data_error(raised.value)
     assert (error.path, error.offset) == (str(events), error.offset)
     assert "generation 4, stripe of" in str(error)
     found = store.read(users, COLUMNS, on_bad="skip")["ts"].to_list()
@@ -148,7 +150,7 @@ def test_a_damaged_index_is_named(tmp_path):
     index.write_bytes(sound[:-1])
     with pytest.raises(tf.errors.DataLossError) as raised:
         io.HistoryStore(path).read(list(range(30)), COLUMNS)
-    said = str(io.as_data_error(raised.value))
+    said = str(as_data_error(raised.value))
     assert said.startswith(f"{index}: its SHA-256 isn't the one in the manifest; restore the file")
     put_index(path, 2, sound[:-1])
     with pytest.raises(tf.errors.DataLossError, match=r"shard-00002.index: a block is damaged; restore the"):
@@ -243,5 +245,5 @@ def test_what_is_not_there_is_refused(path, tmp_path):
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         store.read([7], ["item"], generation=3)
     assert "user 7: generation 3 is asked for, and this is 2; open a newer" in str(
-        io.as_data_error(raised.value)
+        as_data_error(raised.value)
     )

@@ -14,17 +14,10 @@ import tensorflow as tf
 
 from gmeta import io
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess import (
-    EXPOSURE_SPEC,
-    ColumnSpec,
-    ExposureConfig,
-    HistorySpec,
-    PrepareConfig,
-    TableSpec,
-    append_history,
-    prepare,
-    write_exposures,
-)
+from gmeta.io.readers.read_options import EpochPiece
+from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, prepare
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 from support import warm
 from support.drawn_batches import plain
 from support.grouped_data import reading
@@ -119,7 +112,7 @@ def read_by_a_worker(data, workers):
 
     served = io.distribute(examples, workers, position=io.ServedPosition(3, epoch=1), at_once=1)
     found = [plain(batch) for batch in served]
-    pieces = [io.EpochPiece(1, piece, 3) for piece in range(3)]
+    pieces = [EpochPiece(1, piece, 3) for piece in range(3)]
     return found, [plain(batch) for piece in pieces for batch in examples(piece)], worker.interrupt()
 
 

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from gmeta import io
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, append_history, prepare
+from gmeta.io.reader_stats import ReaderStats, as_data_error
+from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, prepare
+from gmeta.preprocess.history.append import append_history
 from support.drawn_batches import plain
 from support.grouped_data import reading
 from support.reference.balance import prefix_batches
@@ -60,7 +62,7 @@ def late(logged, examples="single", **arguments):
 def test_a_history_that_is_not_the_logged_one_ends_the_reading(logged, check, place, words):
     with pytest.raises(tf.errors.DataLossError) as raised:
         list(late(logged, check=check, shuffle=False))
-    error = io.as_data_error(raised.value)
+    error = as_data_error(raised.value)
     assert error is not None
     assert str(error.path) == str(logged[0] / "single" / "train")
     row = next(logged[1][number] for number in WRONG if f"user {logged[1][number][0]}," in str(error))
@@ -82,7 +84,7 @@ def part_of(batch, row):
 
 @pytest.mark.parametrize("check", ["crc", "length"])
 def test_such_examples_are_left_out_and_counted(logged, check):
-    stats = io.ReaderStats()
+    stats = ReaderStats()
     found = [plain(batch) for batch in late(logged, check=check, on_bad="skip", stats=stats, seed=4)]
     items = [item for batch in found for (item,) in batch["targets"]["item"]]
     assert sorted(items) == [number for number in range(60) if number not in WRONG]
@@ -150,7 +152,7 @@ def test_what_was_read_is_counted_and_the_requests_of_a_user_read_once(logged):
     store = io.HistoryStore(logged[0] / "store")
     counts = []
     for repeats in (1, 20):
-        stats = io.ReaderStats()
+        stats = ReaderStats()
         users = np.repeat(np.arange(12), repeats)
         np.random.default_rng(1).shuffle(users)
         found = store.read(users, ["item"], until=2500, longest=10, stats=stats)["item"].to_list()

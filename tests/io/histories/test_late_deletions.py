@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from gmeta import io
 from gmeta.core.errors import ConfigError
-from gmeta.preprocess import HistorySpec, PrepareConfig, TableSpec, append_history, prepare, scrub_history
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.preprocess import HistorySpec, PrepareConfig, TableSpec, prepare
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.rebuild import scrub_history
 from support.grouped_data import reading
 from support.reference.history import draw_day, history_of, write_day
 
@@ -59,7 +62,7 @@ def histories(dataset):
 @pytest.mark.parametrize("generation", ["version", None])
 def test_examples_of_deleted_users_are_left_out_and_counted(shown, generation):
     folder, rows = shown
-    stats = io.ReaderStats()
+    stats = ReaderStats()
     found = histories(late(folder, generation=generation, stats=stats))
     gone = {
         number for number, row in rows.items() if row[0] in DELETED and (generation is None or row[4] < 3)

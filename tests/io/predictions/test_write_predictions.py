@@ -14,7 +14,9 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.io import Predictions, ReaderStats, ReadOptions, groups, rows, sequences, write_predictions
+from gmeta.io import ReadOptions, groups, rows, sequences, write_predictions
+from gmeta.io.predictions.plan import Predictions
+from gmeta.io.reader_stats import ReaderStats
 from support.disk_changes import wrap_changes
 from support.grouped_data import record_offsets, write_folder
 

@@ -12,7 +12,9 @@ import pytest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.group_index import GroupIndex
 from gmeta.core.schema import Column, Schema
-from gmeta.io import ReaderStats, ReadOptions, data_errors, group_batch, groups
+from gmeta.io import ReadOptions, groups
+from gmeta.io.reader_stats import ReaderStats, data_errors
+from gmeta.io.readers.group_dataset import group_batch
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from support.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
 from support.reference import reader as reference
@@ -117,7 +119,7 @@ def test_equal_rows_make_equal_files(tmp_path):
 WITH_HOROVOD = """
 import sys
 import gmeta, tensorflow, horovod.tensorflow  # Horovod makes the symbols of TensorFlow's library everybody's
-from gmeta.io import group_batch
+from gmeta.io.readers.group_dataset import group_batch
 from support.grouped_data import SCHEMA
 print([e["task"].numpy().tolist() for e in group_batch(sys.argv[1], SCHEMA, layout="columnar")])
 """

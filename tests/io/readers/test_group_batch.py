@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import Column, Schema
-from gmeta.io import ReaderStats, as_data_error, data_errors, group_batch
+from gmeta.io.reader_stats import ReaderStats, as_data_error, data_errors
+from gmeta.io.readers.group_dataset import group_batch
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from support.grouped_data import SCHEMA, grouped_columns, record_offsets, write_file
 from support.reference import reader as reference

@@ -12,17 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import (
-    Balance,
-    EpochPlan,
-    OneEpoch,
-    ReaderStats,
-    ReadingPosition,
-    ReadOptions,
-    epoch_plan,
-    groups,
-)
+from gmeta.io import Balance, ReadingPosition, ReadOptions, groups
 from gmeta.io.balance import SequenceCost
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.group_reader import epoch_plan
+from gmeta.io.readers.read_options import OneEpoch
 from support.grouped_data import SCHEMA, reading, write_folder
 from support.reference import reader as reference
 from support.reference.balance import prefix_batches

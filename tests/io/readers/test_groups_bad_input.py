@@ -11,7 +11,9 @@ from gmeta.core.data_manifest import Manifest, Split
 from gmeta.core.errors import DataError
 from gmeta.core.group_index import GroupIndex, index_path
 from gmeta.core.schema import Column, Schema
-from gmeta.io import OneEpoch, ReaderStats, ReadOptions, as_data_error, data_errors, groups
+from gmeta.io import ReadOptions, groups
+from gmeta.io.reader_stats import ReaderStats, as_data_error, data_errors
+from gmeta.io.readers.read_options import OneEpoch
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from support.grouped_data import SCHEMA, grouped_columns, reading, write_folder
 

@@ -16,8 +16,9 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import DataError
-from gmeta.io import group_batch, groups
+from gmeta.io import groups
 from gmeta.io.readers import remote
+from gmeta.io.readers.group_dataset import group_batch
 from gmeta.io.readers.remote import locate, preflight, readable
 from support.grouped_data import SCHEMA, reading, write_folder
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
-from gmeta.io import Balance, EpochPiece, OneEpoch, ReadOptions, groups, rows, sequences, tasks
+from gmeta.io import Balance, ReadOptions, groups, rows, sequences, tasks
+from gmeta.io.readers.read_options import EpochPiece, OneEpoch
 from support.grouped_data import write_folder
 
 OPTIONS = ReadOptions(shard=(0, 1), seed=4, shuffle_buffer=8)

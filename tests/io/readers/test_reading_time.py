@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.io import ReaderStats, ReadingTime, ReadOptions, Waiting, from_memory, tasks
+from gmeta.io import ReadOptions, tasks
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.read_options import ReadingTime, Waiting, from_memory
 from support.grouped_data import write_folder
 
 

@@ -11,7 +11,9 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io import Balance, ReaderStats, ReadOptions, group_batch, groups, tasks
+from gmeta.io import Balance, ReadOptions, groups, tasks
+from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.group_dataset import group_batch
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.remote import RemotePath, locate, preflight
 from support.grouped_data import SCHEMA, reading, write_folder

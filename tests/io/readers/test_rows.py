@@ -10,7 +10,9 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.schema import Column
 from gmeta.core.shares import SHARES
-from gmeta.io import OneEpoch, ReadOptions, epoch_plan, groups, rows
+from gmeta.io import ReadOptions, groups, rows
+from gmeta.io.readers.group_reader import epoch_plan
+from gmeta.io.readers.read_options import OneEpoch
 from gmeta.io.readers.row_reader import row_batches
 from support.grouped_data import SCHEMA, reading, write_folder
 from support.reference import reader as reference

@@ -15,7 +15,8 @@ from gmeta.core import collectives
 from gmeta.core.data_manifest import Manifest, Split
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import SHARES
-from gmeta.io import After, Flag, ReaderStats, ReadOptions, as_data_error, data_errors, tasks
+from gmeta.io import After, Flag, ReadOptions, tasks
+from gmeta.io.reader_stats import ReaderStats, as_data_error, data_errors
 from support.drawn_batches import plain, rows_by_task
 from support.grouped_data import SCHEMA, reading, record_offsets, write_folder
 from support.reference import reader as reference

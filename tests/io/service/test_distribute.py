@@ -18,18 +18,10 @@ from hypothesis import strategies as st
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io import (
-    EpochPiece,
-    ReaderStats,
-    ReadingTime,
-    ReadOptions,
-    ServedPosition,
-    WorkerPool,
-    data_errors,
-    distribute,
-    groups,
-    tasks,
-)
+from gmeta.io import ReadOptions, ServedPosition, distribute, groups, tasks
+from gmeta.io.reader_stats import ReaderStats, data_errors
+from gmeta.io.readers.read_options import EpochPiece, ReadingTime
+from gmeta.io.service.worker_pool import WorkerPool
 from gmeta.io.service.worker_server import WorkerServer
 from support.grouped_data import write_folder
 from support.reading_workers import worker_thread

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import rebatch
+from gmeta.io.service.served_epochs import rebatch
 
 
 def base_batches(sizes):

@@ -16,9 +16,10 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError
-from gmeta.io import ServedPosition, WorkerPool, distribute
+from gmeta.io import ServedPosition, distribute
 from gmeta.io.service import worker_server
 from gmeta.io.service.channel import key_of, split_address
+from gmeta.io.service.worker_pool import WorkerPool
 from support.reading_workers import worker_thread
 
 

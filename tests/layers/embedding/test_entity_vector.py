@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import EntityVector
+from gmeta.layers.embedding.pooling import EntityVector
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 3), st.booleans())

@@ -8,10 +8,12 @@ import tensorflow as tf
 
 from gmeta import checkpoint, layers, models, ops
 from gmeta.checkpoint import ShardedCheckpoint
+from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError
 from gmeta.export import export_model
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.ops import hash_ids
+from gmeta.ops.id_hash import count_collisions
 from gmeta.preprocess.plan.normalisation import hash_text
 
 TABLE = TableConfig("item", 4)
@@ -173,14 +175,14 @@ def test_a_checkpoint_of_more_tables_than_are_merged_now_names_the_remedy(tmp_pa
 
 def test_a_table_that_is_loaded_alone_follows_too_or_is_refused(tmp_path):
     (saved,), (other,) = many(3, fold="xor").tables, many(2).tables
-    checkpoint.save(tmp_path / "xor", {"table": saved})
-    checkpoint.load(tmp_path / "xor", {"table": other})
+    save(tmp_path / "xor", {"table": saved})
+    load(tmp_path / "xor", {"table": other})
     assert other.fold == "xor"
     (larger,) = many(30).tables
     with pytest.raises(ConfigError, match=r"61 bits by the fold 'xor' with 3 merged tables, and the 30 "):
-        checkpoint.load(tmp_path / "xor", {"table": larger})
-    checkpoint.save(tmp_path / "mix", {"table": larger})
-    checkpoint.load(tmp_path / "mix", {"table": other})  # whose ids are the same among any number of tables
+        load(tmp_path / "xor", {"table": larger})
+    save(tmp_path / "mix", {"table": larger})
+    load(tmp_path / "mix", {"table": other})  # whose ids are the same among any number of tables
     assert other.fold == "mix"
 
 
@@ -281,7 +283,7 @@ def test_a_model_of_unsigned_ids_trains_and_is_served(tmp_path, dtype):
 def test_ops_take_unsigned_ids_by_their_bits(ids):
     np.testing.assert_array_equal(ops.unique(ids).keys, SIGNED)
     np.testing.assert_array_equal(ops.hash_ids(ids, 61), ops.hash_ids(SIGNED, 61))
-    assert ops.count_collisions(ids) == 0
+    assert count_collisions(ids) == 0
     table = ops.HashTable(2)
     np.testing.assert_array_equal(table.lookup(ids).keys, SIGNED)
     table.apply_gradients(ids, np.ones([4, 2], np.float32))

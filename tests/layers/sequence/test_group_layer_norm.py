@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import GroupLayerNorm
+from gmeta.layers.sequence.hstu import GroupLayerNorm
 from support.layer_parity import check_layer
 from support.reference.sequence_layers import group_layer_norm
 

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import HSTU, HSTUBlock, sequence_view
+from gmeta.layers import HSTU
 from gmeta.layers.sequence.bias_tables import decaying_scores
+from gmeta.layers.sequence.hstu import HSTUBlock
+from gmeta.layers.sequence.reading import sequence_view
 from gmeta.ops import AttentionMask, Jagged
 from gmeta.ops.attention_inputs import time_bucket
 from support.drawn_batches import draw_sequences

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import HSTU, FuXi, sequence_view
+from gmeta.layers import HSTU, FuXi
+from gmeta.layers.sequence.reading import sequence_view
 from gmeta.ops import AttentionMask, Jagged, jagged
 
 DIM = 6

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import sequence_view
+from gmeta.layers.sequence.reading import sequence_view
 from gmeta.ops import AttentionMask
 from support.drawn_batches import draw_sequences
 

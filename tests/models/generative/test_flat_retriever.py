@@ -9,13 +9,16 @@ from hypothesis import strategies as st
 
 from gmeta import Pipeline
 from gmeta.core.errors import ConfigError
-from gmeta.export import PADDING, export_model
+from gmeta.export import export_model
+from gmeta.export.signature import PADDING
 from gmeta.layers import HSTU, FuXi
 from gmeta.models import FlatRetriever
 from gmeta.models.generative.searches import of_items
 from gmeta.ops import AttentionMask, jagged
 from gmeta.preprocess import semantic_ids
-from gmeta.reinforcement import GRPO, HitReward, Policy, PolicyTraining, Rollouts
+from gmeta.reinforcement import GRPO, PolicyTraining, Rollouts
+from gmeta.reinforcement.rewards import HitReward
+from gmeta.reinforcement.rollouts import Policy
 from support.serving import ask_all
 
 ITEMS, LONGEST = 40, 6

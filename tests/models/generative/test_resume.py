@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from gmeta.callbacks import ShardedCheckpoint
+from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
 from gmeta.models import GenerativeRetriever
 from gmeta.optimizers import Adam

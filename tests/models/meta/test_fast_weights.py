@@ -11,8 +11,8 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import Adam, InnerLoop
-from gmeta.models import FastWeights, MetaModel, cbml
-from gmeta.models.meta.fast_weights import RowDeltas
+from gmeta.models import CBML, MetaModel
+from gmeta.models.meta.fast_weights import FastWeights, RowDeltas
 from support.drawn_batches import drawn_alone as alone
 from support.drawn_batches import make_batch
 
@@ -101,7 +101,7 @@ def test_a_model_whose_tasks_do_not_start_alike():
     features = [
         FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0, 1))) for name in ("user", "item")
     ]
-    model = cbml(features, items=["item"], hidden=[6], clusters=2, dim=4, inner=InnerLoop(steps=2))
+    model = CBML.of(features, items=["item"], hidden=[6], clusters=2, dim=4, inner=InnerLoop(steps=2))
     model.compile("adam", "mse")
     batch = make_batch([3, 0, 5], pad=1)
     expected = model.predict_after(batch, [2])[2]

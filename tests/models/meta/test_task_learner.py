@@ -9,8 +9,9 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import Adapter, MetaGRM, MetaModel, Model, TaskLearner
+from gmeta.models import MetaGRM, MetaModel, Model, TaskLearner
 from gmeta.models.meta import task_learner
+from gmeta.models.meta.adapter import Adapter
 from gmeta.models.meta.outer_rules import outer_gradients
 from support.drawn_batches import make_batch
 

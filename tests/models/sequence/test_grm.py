@@ -9,9 +9,9 @@ from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, FeatureConfig, TableConfig, record_lookups
-from gmeta.losses import product_cross_entropy
+from gmeta.losses.multi_task import product_cross_entropy
 from gmeta.metrics import AUC
-from gmeta.models import GRM, grm
+from gmeta.models import GRM
 from gmeta.ops import jagged
 from gmeta.optimizers import Adam
 from support.drawn_batches import draw_exposures, of_user, with_targets
@@ -41,7 +41,7 @@ def make_model(tags=False, **settings):
         "tower_units": [8],
         "optimizer": Adam(0.01),
     } | settings
-    model = grm(features, **settings)
+    model = GRM.of(features, **settings)
     model.compile(tf.keras.optimizers.Adam(0.01))
     return model
 
@@ -241,7 +241,7 @@ def test_a_label_can_be_what_was_done_with_an_event_and_never_what_is_shown():
         FeatureConfig("click", TableConfig("click", 8, initializer=START)),
     ]
     settings = {"contexts": [], "labels": {"ctr": "click"}, "dim": 8, "blocks": 1}
-    model = grm(features, history=["item", "click"], targets=["item"], **settings)
+    model = GRM.of(features, history=["item", "click"], targets=["item"], **settings)
     batch = draw_exposures(2, [3, 2], [2, 2])
     clicked = tf.cast(batch["history"]["action"] % 2, tf.float32)
     score, other = (
@@ -252,7 +252,7 @@ def test_a_label_can_be_what_was_done_with_an_event_and_never_what_is_shown():
     with pytest.raises(ConfigError, match="'click' has labels that aren't whole numbers"):
         model({**batch, "history": {**batch["history"], "click": clicked + 0.5}})
     with pytest.raises(ConfigError, match="targets has click, which labels= are to predict"):
-        grm(features, history=["item"], targets=["item", "click"], **settings)
+        GRM.of(features, history=["item"], targets=["item", "click"], **settings)
 
 
 def test_float_ids_and_times_are_refused():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.callbacks import ShardedCheckpoint
+from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.export import export_model
@@ -250,7 +250,7 @@ def test_a_model_of_before_loads_without_counts_and_refuses_other_codes(trained,
 
 
 def on_rank(make, histories, nobody, best, folder):
-    from gmeta.callbacks import ShardedCheckpoint
+    from gmeta.checkpoint import ShardedCheckpoint
     from gmeta.core import collectives
 
     model, x = make("next"), histories()

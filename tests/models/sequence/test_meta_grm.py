@@ -9,7 +9,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import MetaGRM, grm
+from gmeta.models import GRM, MetaGRM
 from gmeta.optimizers import SGD
 from support.drawn_batches import draw_exposures, of_user
 
@@ -22,7 +22,7 @@ def make_model(inner=None, report=None, sparse="auto", **settings):
         FeatureConfig(n, TableConfig(n, 4, initializer=Normal(0.0, 0.5)))
         for n in ("item", "category", "action", "city")
     ]
-    base = grm(
+    base = GRM.of(
         features,
         contexts=["city"],
         history=["item", "category", "action"],

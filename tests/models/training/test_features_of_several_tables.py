@@ -8,7 +8,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models import MetaModel, Model, grm
+from gmeta.models import GRM, MetaModel, Model
 from gmeta.optimizers import Adam
 from gmeta.policies import CountAdmission
 from support.drawn_batches import draw_exposures, task_batch
@@ -112,7 +112,7 @@ def test_a_model_of_exposures_trains_alike(dims):
     for features in ([FeatureConfig("item", of)], [FeatureConfig(f"item{n}", t) for n, t in enumerate(of)]):
         names = [each.name for each in features]
         others = [FeatureConfig(name, TableConfig(name, 4, initializer=START)) for name in ("city", "action")]
-        model = grm(
+        model = GRM.of(
             [*features, *others],
             contexts=["city"],
             history=[*names, "action"],

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import gmeta
-from gmeta.callbacks import ShardedCheckpoint, StepTimes
+from gmeta.callbacks import StepTimes
+from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core import graph
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig

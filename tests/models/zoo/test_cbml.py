@@ -11,7 +11,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.models.zoo.cbml_model import CBML, ParameterGate, SelfAttention, SoftClusters, cbml
+from gmeta.models.zoo.cbml_model import CBML, ParameterGate, SelfAttention, SoftClusters
 from support.drawn_batches import alone, dataset, opposed_tasks, task_batch
 
 FEATURES = [
@@ -58,7 +58,7 @@ def clustered(layer, e):
 
 
 def test_tasks_start_from_what_the_formula_says():
-    model = cbml(FEATURES, items=["item"], hidden=[5], clusters=3, dim=6, scale=2.0)
+    model = CBML.of(FEATURES, items=["item"], hidden=[5], clusters=3, dim=6, scale=2.0)
     drawn([*model.attention[0].trainable_variables, *model.attention[1].trainable_variables])
     drawn([*model.soft_clusters.trainable_variables, *model.gate.trainable_variables], seed=1)
     batch = task_batch([3, 1, 5], pad=2)
@@ -115,7 +115,7 @@ def test_gradients_match_finite_differences(float64):
 
 
 def test_tasks_do_not_depend_on_neighbours_or_padding():
-    model = cbml(FEATURES, items=["item"], hidden=[8], inner=InnerLoop(steps=2, learning_rate=0.1))
+    model = CBML.of(FEATURES, items=["item"], hidden=[8], inner=InnerLoop(steps=2, learning_rate=0.1))
     drawn(model.gate.trainable_variables)
     model.compile("adam", "mse")
     batch = task_batch([3, 1, 5], pad=4)
@@ -133,7 +133,7 @@ def test_tasks_do_not_depend_on_neighbours_or_padding():
 
 
 def test_a_task_without_support_has_a_start():
-    model = cbml(FEATURES, items=["item"], hidden=[4])
+    model = CBML.of(FEATURES, items=["item"], hidden=[4])
     batch = task_batch([3, 2])
     batch["support"]["mask"] = tf.constant([[1.0, 1, 1], [0, 0, 0]])
     view = model.learner.view(batch, model.collection.lookup(batch["features"]))
@@ -143,7 +143,7 @@ def test_a_task_without_support_has_a_start():
 
 def test_the_gate_alone_learns_tasks_that_contradict_each_other():
     """Without an inner step: what the support says reaches the query through the gate."""
-    model = cbml(FEATURES, items=["item"], hidden=[16], clusters=2, dim=8, inner=InnerLoop(steps=0))
+    model = CBML.of(FEATURES, items=["item"], hidden=[16], clusters=2, dim=8, inner=InnerLoop(steps=0))
     model.compile(tf.keras.optimizers.Adam(0.02), "mse")
     model.fit(dataset(opposed_tasks(30)), epochs=6, verbose=0)
     assert model.history.history["loss"][0] > 0.85
@@ -157,7 +157,7 @@ def view_labels(batch):
 
 
 def test_weights_that_another_inner_loop_adapts_are_gated_too():
-    model = cbml(FEATURES, items=["item"], hidden=[4], inner=InnerLoop(adapt=["linear_out"]))
+    model = CBML.of(FEATURES, items=["item"], hidden=[4], inner=InnerLoop(adapt=["linear_out"]))
     assert sorted(model.gate._kernels) == ["linear_out/bias", "linear_out/kernel"]
     model.compile("adam", "mse", inner=InnerLoop(adapt="all"))
     assert sorted(model.gate._kernels) == sorted(model.learner.adapted_weights())
@@ -171,14 +171,14 @@ def test_weights_that_another_inner_loop_adapts_are_gated_too():
 @pytest.mark.parametrize("items", [[], ["item", "user"], ["film"]])
 def test_items_must_be_some_of_the_features(items):
     with pytest.raises(ConfigError, match="items must name some of the features user, item"):
-        cbml(FEATURES, items=items)
+        CBML.of(FEATURES, items=items)
 
 
 def test_what_it_cannot_train_is_refused():
     with pytest.raises(ConfigError, match="which Reptile doesn't differentiate"):
-        cbml(FEATURES, items=["item"], inner=InnerLoop("reptile"))
+        CBML.of(FEATURES, items=["item"], inner=InnerLoop("reptile"))
     with pytest.raises(ConfigError, match="clusters=0"):
-        cbml(FEATURES, items=["item"], clusters=0)
+        CBML.of(FEATURES, items=["item"], clusters=0)
     named = {name: tf.keras.Input([4], name=name) for name in ("user", "item")}
     network = tf.keras.Model(named, tf.keras.layers.Dense(1)(tf.concat(list(named.values()), axis=1)))
     with pytest.raises(ConfigError, match="side by side"):
@@ -188,7 +188,7 @@ def test_what_it_cannot_train_is_refused():
 def test_under_mixed_precision_the_gate_stays_whole():
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     try:
-        model, batch = cbml(FEATURES, items=["item"], hidden=[4]), task_batch([3, 2])
+        model, batch = CBML.of(FEATURES, items=["item"], hidden=[4]), task_batch([3, 2])
     finally:
         tf.keras.mixed_precision.set_global_policy("float32")
     model.compile("adam", "mse", run_eagerly=True)
@@ -198,7 +198,7 @@ def test_under_mixed_precision_the_gate_stays_whole():
 
 
 def test_a_keras_file_holds_it_whole(tmp_path):
-    model, batch = cbml(FEATURES, items=["item"], hidden=[4], clusters=3, dim=4), task_batch([3, 2])
+    model, batch = CBML.of(FEATURES, items=["item"], hidden=[4], clusters=3, dim=4), task_batch([3, 2])
     model.compile("adam", "mse", run_eagerly=True)
     model.train_step(batch)
     model.save(tmp_path / "model.keras")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
+from gmeta.meta.adaptation import adapt, per_task
 from gmeta.models.zoo.dlrm_model import DLRMNetwork, dlrm
 from support.drawn_batches import alone, dataset, opposed_tasks, task_batch
 
@@ -75,7 +75,7 @@ def test_outer_gradients_match_finite_differences(float64):
         def support(weights):
             return losses(weights, x, slice(0, 5))
 
-        adapted = meta.adapt(support, meta.per_task(start, 3), steps=2, learning_rate=0.5)
+        adapted = adapt(support, per_task(start, 3), steps=2, learning_rate=0.5)
         return tf.reduce_mean(losses(adapted, x, slice(5, 8)))
 
     @tf.function

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.meta import InnerLoop
-from gmeta.models import FactorSettings, factor_ridge
+from gmeta.models import factor_ridge
 from gmeta.models.zoo import factor_model
-from gmeta.models.zoo.factor_model import FactorNetwork
+from gmeta.models.zoo.factor_model import FactorNetwork, FactorSettings
 from gmeta.optimizers import SGD
 from support.drawn_batches import task_batch
 

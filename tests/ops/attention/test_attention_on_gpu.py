@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.layers import HSTUBlock
-from gmeta.ops import AttentionMask, Jagged, RelativeBias, bias_attention, hstu_attention, hstu_mix
+from gmeta.layers.sequence.hstu import HSTUBlock
+from gmeta.ops import AttentionMask, Jagged, RelativeBias, bias_attention, hstu_attention
 from gmeta.ops.attention_inputs import BUCKETS
-from gmeta.ops.hstu_layer import layer_norm, norm_and_pass, residual
+from gmeta.ops.hstu_layer import hstu_mix, layer_norm, norm_and_pass, residual
 from gmeta.ops.table.portable_tables import portable_ops
 
 pytestmark = pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU")

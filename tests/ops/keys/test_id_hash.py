@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.core.merged_keys import fold_numbers
 from gmeta.core.shares import splitmix64, splitmix64_tensor
-from gmeta.ops import count_collisions, fold_ids, hash_ids, hash_text, portable_ops
+from gmeta.ops import hash_ids, hash_text
+from gmeta.ops.id_hash import count_collisions, fold_ids
+from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.preprocess.plan.normalisation import hash_text as hash_of_prepare
 from support.reference.table import mix_fold, xor_fold
 from support.reference.table import splitmix64 as splitmix64_of_one

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.ops import merge_keys, portable_ops
+from gmeta.ops.id_hash import merge_keys
+from gmeta.ops.table.portable_tables import portable_ops
 from support.reference import table
 
 IDS = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**61 - 1)), max_size=6)

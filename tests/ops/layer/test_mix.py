@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.ops import AttentionMask, RelativeBias, hstu_mix
+from gmeta.ops import AttentionMask, RelativeBias
 from gmeta.ops import hstu_layer as module
 from gmeta.ops.attention_inputs import BUCKETS
+from gmeta.ops.hstu_layer import hstu_mix
 from gmeta.ops.table.portable_tables import portable_ops
 
 OFFSETS = tf.constant([0, 3, 3, 10], tf.int64)

@@ -9,6 +9,8 @@ import tensorflow as tf
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
+from gmeta.ops.distinct import unique_by_owner
+from gmeta.policies.admission import Admission, Always
 from support.tables import assert_same_tables, sorted_records
 
 pytestmark = pytest.mark.usefixtures("table_device")
@@ -96,7 +98,7 @@ def test_a_checkpoint_of_another_form_is_refused(tmp_path: Path, dim, optimizer)
         tf.train.Checkpoint(table=ops.HashTable(dim, optimizer)).restore(path)
 
 
-def divided(admission: policies.Admission) -> ops.HashTable:
+def divided(admission: Admission) -> ops.HashTable:
     table = ops.HashTable(2, optimizers.SGD(0.1), initializers.Normal(0, 1), admission=admission)
     table.divided = True
     return table
@@ -109,7 +111,7 @@ def test_ranks_restore_what_they_own_of_a_whole_table_and_save_none_of_it(tmp_pa
     for some in np.split(ids, 10):
         table.lookup(some)
     path, state = tf.train.Checkpoint(table=table).save(tmp_path / "whole"), table.export_admission()
-    ranks, owners = [], ops.unique_by_owner(np.arange(300), world_size=3).counts.numpy()
+    ranks, owners = [], unique_by_owner(np.arange(300), world_size=3).counts.numpy()
     for rank in range(3):
         monkeypatch.setattr(collectives.place, "_world", collectives.World(rank, 3, 0))
         own = divided(admission)
@@ -138,7 +140,7 @@ def test_ranks_restore_what_they_own_of_a_whole_table_and_save_none_of_it(tmp_pa
 
 
 def test_ranks_refuse_a_file_that_may_have_one_ranks_rows(monkeypatch):
-    table = divided(policies.Always())
+    table = divided(Always())
     tensors = table.saved_tensors()
     tensors["-layout"] = tf.constant('{"dim": 2, "optimizer": "sgd"}')  # as earlier versions wrote it
     table._restore_from_tensors(tensors)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import initializers, ops
+from gmeta import initializers
 from gmeta.initializers import portable_initial_rows, portable_round_to_float16
+from gmeta.ops.table.portable_tables import FrozenTable
 from support.reference.table import initial_rows, round_to_float16
 
 INT64 = np.iinfo(np.int64)
@@ -54,7 +55,7 @@ def test_a_frozen_table_reads_what_it_was_given_and_asks_for_the_rest(size):
     random = np.random.default_rng(size)
     keys = random.choice(10**6, size, replace=False) * random.choice([-1, 1], size)
     rows = random.normal(size=(size, 3)).astype(np.float32)
-    table = ops.FrozenTable(tf.constant(keys, tf.int64), tf.constant(rows), minus_key)
+    table = FrozenTable(tf.constant(keys, tf.int64), tf.constant(rows), minus_key)
     np.testing.assert_array_equal(table.lookup_keys(tf.constant(keys, tf.int64)), rows)
     absent = np.arange(10**6, 10**6 + 5)
     mixed = random.permutation(np.concatenate([keys, absent, keys, absent]))
@@ -71,14 +72,14 @@ def test_the_rows_of_unknown_keys_are_made_for_those_alone():
         asked.append(keys.numpy().tolist())
         return tf.zeros([tf.size(keys), 1])
 
-    table = ops.FrozenTable(tf.constant([1, 2], tf.int64), tf.ones([2, 1]), note)
+    table = FrozenTable(tf.constant([1, 2], tf.int64), tf.ones([2, 1]), note)
     table.lookup_keys(tf.constant([2, 9, 1, 8, 9], tf.int64))
     assert asked == [[9, 8, 9]]
 
 
 def test_a_saved_frozen_table_holds_no_constant_of_the_tables_size(tmp_path):
     size = 50_000
-    table = ops.FrozenTable(tf.range(size, dtype=tf.int64), tf.random.normal([size, 3]), minus_key)
+    table = FrozenTable(tf.range(size, dtype=tf.int64), tf.random.normal([size, 3]), minus_key)
     table.serve = tf.function(table.lookup_keys, input_signature=[tf.TensorSpec([None], tf.int64)])
     tf.saved_model.save(table, tmp_path)
     assert (tmp_path / "saved_model.pb").stat().st_size < 100_000

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
+from gmeta.policies.admission import Always
 from support.reference.table import ReferenceHashTable
 from support.tables import assert_agrees, assert_same_tables
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("table_device")
 ROW = 8 + 4 * 3 + 48  # a row of 3 weights under SGD, as a bound in bytes charges it
 
 ADMISSIONS = [
-    policies.Always(),
+    Always(),
     policies.CountAdmission(1),
     policies.CountAdmission(3),
     policies.CountAdmission(3, filter=policies.Bloom(200, error=0.01)),
@@ -249,11 +250,11 @@ def test_a_table_goes_on_under_another_admission(tmp_path: Path):
     counting = ops.HashTable(2, admission=policies.CountAdmission(3))
     counting.lookup([1, 2])
     path = tf.train.Checkpoint(table=counting).save(tmp_path / "model")
-    for admission in (policies.Always(), policies.CountAdmission(3, filter=policies.Bloom(10))):
+    for admission in (Always(), policies.CountAdmission(3, filter=policies.Bloom(10))):
         table = ops.HashTable(2, admission=admission)
         tf.train.Checkpoint(table=table).restore(path).assert_consumed()
         table.lookup([1])
-        assert int(table.size()) == int(admission == policies.Always())
+        assert int(table.size()) == int(admission == Always())
 
 
 def test_a_filter_of_another_size_is_refused():

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from gmeta import initializers, optimizers, policies
 from gmeta.core.errors import ConfigError
-from gmeta.ops import HashTable, Peeked, TableSnapshot, portable_ops
+from gmeta.ops import HashTable
+from gmeta.ops.table.portable_tables import portable_ops
+from gmeta.ops.table.read_ahead import Peeked
+from gmeta.ops.table.snapshot import TableSnapshot
+from gmeta.policies.admission import Always
 from support.tables import assert_same_tables
 
 pytestmark = pytest.mark.usefixtures("table_device")
@@ -26,7 +30,7 @@ KINDS = [
     *(optimizers.Adam, optimizers.AdamW, optimizers.Ftrl),
 ]
 ADMISSIONS = [
-    policies.Always(),
+    Always(),
     policies.CountAdmission(2),
     policies.CountAdmission(2, filter=policies.Bloom(200, error=0.01)),
     policies.ProbabilityAdmission(0.5),

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.ops import HashTable, TableSnapshot
+from gmeta.ops import HashTable
+from gmeta.ops.table.snapshot import TableSnapshot
 from gmeta.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
 from gmeta.policies import LRU, CountAdmission, TwoPrecisions
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta import optimizers
-from gmeta.checkpoint import save
+from gmeta.checkpoint.sharded import save
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.keras_config import from_config, to_config

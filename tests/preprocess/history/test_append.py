@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.history_manifest import HistoryManifest, generation_folder, user_shards
-from gmeta.preprocess import ColumnSpec, HistorySpec, append_history, drop_generations
+from gmeta.preprocess import ColumnSpec, HistorySpec
 from gmeta.preprocess.history import shard_writer
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.example_sets import drop_generations
 from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation, new_generation
 from gmeta.preprocess.history.verify import verify_history

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.preprocess import ColumnSpec, HistorySpec, append_history, append_history_on_spark
+from gmeta.preprocess import ColumnSpec, HistorySpec
 from gmeta.preprocess.cluster.spark_engine import spark_session
 from gmeta.preprocess.history import cluster_append, spark_append
+from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.cluster_append import AppendJob
 from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.spark_append import append_history_on_spark
 from gmeta.preprocess.history.streaming_append import plan_jobs
 from gmeta.preprocess.history.verify import verify_history
 from support import cluster_jobs

@@ -9,9 +9,12 @@ from click.testing import CliRunner
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.history_manifest import generation_folder
-from gmeta.preprocess import HistorySpec, append_history, compact_history, drop_generations
+from gmeta.preprocess import HistorySpec
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.example_sets import drop_generations
 from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation, generations
+from gmeta.preprocess.history.rebuild import compact_history
 from gmeta.preprocess.history.verify import verify_history
 from support.reference.history import draw_day, write_day
 

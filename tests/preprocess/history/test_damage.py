@@ -21,20 +21,19 @@ from gmeta.core.history_manifest import (
     shard_files,
 )
 from gmeta.io import HistoryStore
-from gmeta.preprocess import (
+from gmeta.preprocess import HistorySpec
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.example_sets import (
     ExampleSet,
-    HistorySpec,
-    append_history,
-    compact_history,
     drop_generations,
-    export_history,
     list_examples,
+    refuse_needed,
+    register,
     remove_examples,
-    scrub_history,
 )
-from gmeta.preprocess.history.example_sets import refuse_needed, register
-from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.export import export_history, read_histories
 from gmeta.preprocess.history.generation import Generation, generations, write_lock
+from gmeta.preprocess.history.rebuild import compact_history, scrub_history
 from gmeta.preprocess.history.verify import verify_history
 from support.disk_changes import wrap_changes
 from support.reference.history import draw_day, write_day

@@ -18,22 +18,18 @@ from gmeta.cli import main
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.history_manifest import generation_folder
-from gmeta.preprocess import (
-    ColumnSpec,
-    HistorySpec,
-    PrepareConfig,
-    TableSpec,
-    append_history,
-    compact_history,
+from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, prepare
+from gmeta.preprocess.history import example_writer as exposure_source
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.example_sets import (
     drop_generations,
-    history_examples,
+    find_faults,
     list_examples,
-    prepare,
     remove_examples,
 )
-from gmeta.preprocess.history import example_writer as exposure_source
-from gmeta.preprocess.history.example_sets import find_faults
+from gmeta.preprocess.history.example_writer import history_examples
 from gmeta.preprocess.history.generation import generations
+from gmeta.preprocess.history.rebuild import compact_history
 from support.reference.history import crc_of, draw_day, history_of, write_day
 
 STORE = HistorySpec("user", "ts", groups={"what": ("item", "price")}, shards=3, stripe_events=4)

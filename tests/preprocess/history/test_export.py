@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.preprocess import HistorySpec, append_history, compact_history, export_history
+from gmeta.preprocess import HistorySpec
 from gmeta.preprocess.history import export
-from gmeta.preprocess.history.export import read_histories
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.export import export_history, read_histories
 from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.rebuild import compact_history
 from gmeta.preprocess.plan.normalisation import hash_text
 from support.reference.history import Event, draw_day, history_of, write_day
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.semantic_ids import CODEBOOKS, IDS, Codebooks, SemanticIds
-from gmeta.preprocess import RqVae, cooccurrence_vectors, semantic_ids
-from gmeta.preprocess.item_codes import assign_evenly
+from gmeta.preprocess import cooccurrence_vectors, semantic_ids
+from gmeta.preprocess.item_codes import RqVae, assign_evenly
 
 
 def groups(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -112,7 +112,7 @@ class _Noise(ctypes.Structure):
 
 
 class GpuTrieNoise:
-    """The noise of users in the GPU's memory, as of `gmeta.ops.TrieNoise`.
+    """The noise of users in the GPU's memory, as of `gmeta.ops.trie_draws.TrieNoise`.
 
     Args:
       seed: An int64.

@@ -82,7 +82,8 @@ def sampled_softmax(
 
 
 def product_cross_entropy(labels: ArrayLike, logits: Sequence[ArrayLike]) -> Any:
-    """As `gmeta.losses.product_cross_entropy`, by its definition, in the longest floats that NumPy has.
+    """As `gmeta.losses.multi_task.product_cross_entropy`, by its definition, in the longest floats that NumPy
+    has.
 
     Args:
       labels: From 0 to 1.
@@ -97,7 +98,7 @@ def product_cross_entropy(labels: ArrayLike, logits: Sequence[ArrayLike]) -> Any
 
 
 def uniform_negatives(count: int, items: int, *, seed: int, step: int) -> NDArray[np.int64]:
-    """As `gmeta.losses.uniform_negatives`, from the words of Philox4x32-10.
+    """As `gmeta.losses.sampled_softmax.uniform_negatives`, from the words of Philox4x32-10.
 
     Args:
       count: How many.

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class RoutedKeys(NamedTuple):
-    """As `gmeta.ops.RoutedKeys`."""
+    """As `gmeta.ops.key_messages.RoutedKeys`."""
 
     message: Ints
     splits: Places
@@ -26,7 +26,7 @@ class RoutedKeys(NamedTuple):
 
 
 class OwnedKeys(NamedTuple):
-    """As `gmeta.ops.OwnedKeys`; ``keys`` in the order of their first appearance."""
+    """As `gmeta.ops.key_messages.OwnedKeys`; ``keys`` in the order of their first appearance."""
 
     keys: tuple[Ints, ...]
     positions: tuple[Places, ...]

@@ -1,4 +1,5 @@
-"""`gmeta.layers.HSTUBlock` in NumPy, a sequence and a head at a time, in the precision of its inputs."""
+"""`gmeta.layers.sequence.hstu.HSTUBlock` in NumPy, a sequence and a head at a time, in the precision of its
+inputs."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def hstu_block(
     return x + gated @ weights["output/kernel"] + weights.get("output/bias", 0)
 
 
-# `gmeta.layers.FuXiBlock` in NumPy, a sequence and a head at a time, in the precision of its inputs.
+# `gmeta.layers.sequence.fuxi.FuXiBlock` in NumPy, a sequence and a head at a time, in the precision of its
+# inputs.
 
 
 def rms_norm(x: Array) -> Array:

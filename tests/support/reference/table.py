@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from gmeta.initializers import LOW, Initializer, philox4x32
 from gmeta.optimizers import SparseOptimizer
-from gmeta.policies import Admission, Always, Eviction, TwoPrecisions
-from gmeta.policies.eviction import ROW_INDEX_BYTES
+from gmeta.policies import TwoPrecisions
+from gmeta.policies.admission import Admission, Always
+from gmeta.policies.eviction import ROW_INDEX_BYTES, Eviction
 from support.reference.table_rules import (
     AdmissionModel,
     EvictionModel,
@@ -275,7 +276,7 @@ class ReferenceHashTable:
         return len(self.records)
 
 
-# `gmeta.ops.merge_keys` and `gmeta.ops.fold_ids` in Python's own integers, which have no end.
+# `gmeta.ops.id_hash.merge_keys` and `gmeta.ops.id_hash.fold_ids` in Python's own integers, which have no end.
 
 _WORD = 2**64
 

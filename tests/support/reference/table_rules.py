@@ -11,16 +11,9 @@ import numpy.typing as npt
 
 from gmeta.initializers import CENTER, LOG, LOW, TAIL, TRUNCATION, Initializer, philox4x32
 from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RowWiseAdagrad, SparseOptimizer
-from gmeta.policies import (
-    LFU,
-    TTL,
-    Admission,
-    CountAdmission,
-    Eviction,
-    MinNorm,
-    ProbabilityAdmission,
-)
-from gmeta.policies.eviction import ROW_INDEX_BYTES
+from gmeta.policies import LFU, TTL, CountAdmission, MinNorm, ProbabilityAdmission
+from gmeta.policies.admission import Admission
+from gmeta.policies.eviction import ROW_INDEX_BYTES, Eviction
 
 Floats = npt.NDArray[np.float32]
 _WORD = (1 << 64) - 1

@@ -1,4 +1,5 @@
-"""Draws from tries of codes in NumPy and double precision, as `gmeta.ops.TrieNoise` and its ops have them."""
+"""Draws from tries of codes in NumPy and double precision, as `gmeta.ops.trie_draws.TrieNoise` and its ops
+have them."""
 
 from __future__ import annotations
 

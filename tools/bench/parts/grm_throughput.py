@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gmeta.layers import HSTU, FeatureConfig
-from gmeta.models import GRM, grm
+from gmeta.models import GRM
 
 import numpy as np
 import tensorflow as tf
@@ -30,7 +30,7 @@ def model(form: str, dim: int, blocks: int = BLOCKS) -> GRM:
         bias_by_place=False,
         bias_by_time=False,
     )
-    made = grm(
+    made = GRM.of(
         [FeatureConfig("city", dim=8), FeatureConfig("item", dim=dim), FeatureConfig("action", dim=8)],
         contexts=["city"],
         history=["item", "action"],

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from gmeta.core.data_manifest import Manifest, Split
 from gmeta.core.schema import Column, Schema
-from gmeta.preprocess import ExposureConfig, HistorySpec, append_history
+from gmeta.preprocess import HistorySpec
+from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.shards.data_set import shard_name, write_shard
-from gmeta.preprocess.synthetic.exposures import exposure_log
+from gmeta.preprocess.synthetic.exposures import ExposureConfig, exposure_log
 
 import numpy as np
 import pyarrow as pa

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gmeta.layers import HSTU, HSTUBlock, SequenceView
-from gmeta.ops import Jagged, dense_mask, jagged, layer_norm
+from gmeta.layers import HSTU
+from gmeta.layers.sequence.hstu import HSTUBlock
+from gmeta.layers.sequence.reading import SequenceView
+from gmeta.ops import Jagged, jagged
+from gmeta.ops.hstu_layer import layer_norm
+from gmeta.ops.padded_forms import dense_mask
 
 import tensorflow as tf
 

@@ -36,7 +36,8 @@ class Batch(NamedTuple):
 
 def cpu_step(kind: str, trie: CodeTrie, level: int, batch: Batch, k: int) -> Callable[[], list[NDArray[Any]]]:
     """Make a step of the CPU's ops: ``step``, ``sample`` or ``gumbel``, whose ranks are the scores."""
-    from gmeta.ops import TrieNoise, trie_gumbel_step, trie_sample, trie_step
+    from gmeta.ops.trie import trie_step
+    from gmeta.ops.trie_draws import TrieNoise, trie_gumbel_step, trie_sample
 
     import tensorflow as tf
 

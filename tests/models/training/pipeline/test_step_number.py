@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import gmeta
-from gmeta.callbacks import ShardedCheckpoint, StepTimes
+from gmeta.callbacks import StepTimes
+from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError
 from gmeta.training.steps_ahead import StepsAhead
 from support.pipeline_runs import STEPS, Drawn, differences, distances, make_model, own_data, train_at_depth

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import gmeta
 from gmeta.core import collectives
-from gmeta.core.collectives.lane import DEVICES, Place, lane_kind
+from gmeta.core.collectives.lane import DEVICES, LaneDevice, lane_kind
 
 import tensorflow as tf
 from harness import WARM_UP
@@ -26,7 +26,7 @@ Way = Callable[[tf.Tensor, int], tf.Tensor]
 """A collective of a tensor of which each rank gets so many rows."""
 
 
-def exchange(place: Place) -> Way:
+def exchange(place: LaneDevice) -> Way:
     """Equal parts to all ranks, through the lane of a place."""
 
     def run(buffer: tf.Tensor, share: int) -> tf.Tensor:
@@ -42,7 +42,7 @@ def exchange_by_horovod(buffer: tf.Tensor, share: int) -> tf.Tensor:
     return collectives.import_horovod().alltoall(buffer, splits=splits)[0]
 
 
-def add_up(place: Place) -> Way:
+def add_up(place: LaneDevice) -> Way:
     """The sum of a tensor, through the lane of a place."""
     return lambda buffer, _: collectives.allreduce_sum([buffer], name="sum", place=place)[0]
 
@@ -86,7 +86,7 @@ def main() -> None:
     gmeta.init()
     found = {}
     kinds = (("alltoall", exchange, exchange_by_horovod), ("allreduce", add_up, add_up_by_horovod))
-    place: Place = "gpu" if lane_kind("gpu") == "nccl" else "cpu"
+    place: LaneDevice = "gpu" if lane_kind("gpu") == "nccl" else "cpu"
     for name, through, by_horovod in kinds:
         for size_name, size in settings["sizes"].items():
             ways: dict[str, Way] = {"tcp": through("cpu"), "horovod": by_horovod}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import gmeta
 from gmeta.core import collectives
-from gmeta.ops.device import Place
+from gmeta.ops.device import DeviceKind
 
 import tensorflow as tf
 from parts.exchange.ids import CRITEO, ZipfIds
@@ -37,7 +37,7 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def ways(ids: str, dim: int, batch: int, rounds: int, device: Place) -> dict[str, dict[str, float]]:
+def ways(ids: str, dim: int, batch: int, rounds: int, device: DeviceKind) -> dict[str, dict[str, float]]:
     """Time and bytes of a step in every way, interleaved."""
     world = collectives.world()
     vocabularies = VOCABULARIES[ids]
@@ -79,7 +79,7 @@ def wire(sizes: tuple[int, ...], rounds: int) -> list[tuple[int, float]]:
     return found
 
 
-def scaling(ids: str, dim: int, batch: int, compute: float, rounds: int, device: Place) -> float:
+def scaling(ids: str, dim: int, batch: int, compute: float, rounds: int, device: DeviceKind) -> float:
     """Seconds of a step with a sleep for the model's computation and an all-reduce of a million weights."""
     world = collectives.world()
     draw = ZipfIds(VOCABULARIES[ids], seed=200 + world.rank)

@@ -14,8 +14,8 @@ import gmeta.ops as ops
 from gmeta import initializers, optimizers
 from gmeta.core import collectives
 from gmeta.layers.exchange.pieces import SentKeys, exchange_gradients, exchange_values, fetch_rows
-from gmeta.ops import receive_keys, route_keys
-from gmeta.ops.device import Place
+from gmeta.ops.device import DeviceKind
+from gmeta.ops.key_messages import receive_keys, route_keys
 
 import tensorflow as tf
 
@@ -42,7 +42,7 @@ def exchange_step(table: Any, keys: Sequence[tf.Tensor], sender: bool, owner: bo
     return tf.reduce_sum(vectors[0])
 
 
-def make_step(way: str, dim: int, features: int, device: Place) -> Any:
+def make_step(way: str, dim: int, features: int, device: DeviceKind) -> Any:
     """A compiled step of one way, with tables of its own.
 
     Args:

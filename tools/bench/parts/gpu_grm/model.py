@@ -7,9 +7,10 @@ from typing import Any
 
 import gmeta
 from gmeta.core import collectives
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, MMoE, TaskHeads
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, MMoE
 from gmeta.layers.exchange.fetch import Fetch, Owned, Requested
 from gmeta.layers.exchange.pieces import send_keys
+from gmeta.layers.multitask.task_heads import TaskHeads
 from gmeta.models import GRM
 from gmeta.ops.table.read_ahead import Peeked
 from gmeta.optimizers import Adam
@@ -20,7 +21,7 @@ from parts.gpu_grm.data import CONTEXTS, EVENT, SHOWN
 WIDTHS = {"user": 64, "city": 64, "item": 128, "shop": 128, "category": 64, "action": 64}
 """Of embeddings: the paper's of "1D" are 32 to 128 wide."""
 TASKS, EXPERTS, CHOSEN = ("ctr", "cvr"), 4, 2
-_HORIZON = 3600.0  # as `gmeta.models.grm` has it
+_HORIZON = 3600.0  # as `gmeta.models.GRM.of` has it
 
 
 class EveryKey(Fetch):

@@ -6,7 +6,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gmeta.preprocess import HistorySpec, append_history, compact_history
+from gmeta.preprocess import HistorySpec
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.rebuild import compact_history
 
 import numpy as np
 import pyarrow as pa

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import gmeta
 from gmeta.core.history_manifest import user_shards
+from gmeta.io.reader_stats import ReaderStats
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ def fetch(grown: Grown, requests: Requests, longest: int, generation: int | None
       longest: Most events of a history.
       generation: Of the store that is opened; None: the newest.
     """
-    store, stats, lengths = gmeta.io.HistoryStore(grown.path, generation), gmeta.io.ReaderStats(), []
+    store, stats, lengths = gmeta.io.HistoryStore(grown.path, generation), ReaderStats(), []
     for begin in range(0, len(requests), BATCH):
         own = requests[slice(begin, begin + BATCH)]
         found = store.read(
@@ -58,7 +59,7 @@ def fetch(grown: Grown, requests: Requests, longest: int, generation: int | None
 
 def fetch_late(grown: Grown, examples: Path, longest: int) -> float:
     """Read batches of examples as `gmeta.io.late` does by default; return bytes of a request."""
-    stats = gmeta.io.ReaderStats()
+    stats = ReaderStats()
     batches = gmeta.io.late(
         examples / "train",
         gmeta.io.HistoryStore(grown.path),

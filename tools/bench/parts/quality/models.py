@@ -12,12 +12,12 @@ import gmeta
 from gmeta import io
 from gmeta.core import collectives
 from gmeta.core.settings import read_toml
-from gmeta.experiment import plan_experiment
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.metrics import AUC, GAUC
-from gmeta.preprocess import ExposureConfig
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
 import tensorflow as tf
 

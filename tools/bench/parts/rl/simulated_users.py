@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gmeta.preprocess import (
-    ExposureConfig,
-    SemanticIds,
-    SimulatorConfig,
-    UserHistories,
-    UserSimulator,
-    cooccurrence_vectors,
-    semantic_ids,
-)
+from gmeta.preprocess import SemanticIds, cooccurrence_vectors, semantic_ids
+from gmeta.preprocess.synthetic.exposures import ExposureConfig
+from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig
+from gmeta.preprocess.synthetic.user_simulator import UserHistories, UserSimulator
 
 import numpy as np
 import tensorflow as tf

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gmeta.models import GenerativeRetriever
-from gmeta.reinforcement import GRPO, Judged, PolicyTraining, Reward, Rollout
+from gmeta.reinforcement import GRPO, PolicyTraining
+from gmeta.reinforcement.objectives import Judged
+from gmeta.reinforcement.rewards import Reward
+from gmeta.reinforcement.rollouts import Rollout
 
 import tensorflow as tf
 

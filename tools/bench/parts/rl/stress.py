@@ -9,7 +9,8 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from gmeta.models import GenerativeRetriever
-from gmeta.reinforcement import ECPO, GRPO, Reward, Rollouts
+from gmeta.reinforcement import ECPO, GRPO, Rollouts
+from gmeta.reinforcement.rewards import Reward
 
 import tensorflow as tf
 from harness import Result

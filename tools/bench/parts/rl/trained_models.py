@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.models import GRM, GenerativeRetriever, grm
+from gmeta.models import GRM, GenerativeRetriever
 from gmeta.optimizers import Adam
 
 import tensorflow as tf
@@ -45,7 +45,7 @@ def learn_clicks(users: SimulatedUsers, *, epochs: int, seed: int) -> GRM:
         FeatureConfig(name, TableConfig(name, width, initializer=Normal(0.0, 0.1)))
         for name, width in (("item", 16), ("category", 16), ("action", 4))
     ]
-    model = grm(
+    model = GRM.of(
         features,
         contexts=[],
         history=["item", "category", "action"],
