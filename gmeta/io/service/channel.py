@@ -171,7 +171,7 @@ def announced(folder: Path) -> list[Announcement]:
 def key_of(folder: Path | None) -> bytes:
     """Return the key: `KEY`'s if it is set, or else that of the folder, which is made if it has none.
 
-    Only the folder's owner can read a key that is made. A process that knows it can run any program on workers.
+    Only the folder's owner can read a key that is made. Who knows it can run any program on workers.
 
     Raises:
       ConfigError: There is no folder, and the variable isn't set; or the key is too short, or others than its

@@ -334,8 +334,8 @@ def append_history(
 
     Events are divided by user, ordered by time, and written as new stripes; an index names them beside those
     of earlier generations, whose files stay as they are. The new events are born in this generation, so the
-    histories of earlier generations can be rebuilt from this one, even if events arrive late. Equal events are
-    all kept, but a file that an earlier append has read is refused, and so are two equal files. The order of the
+    histories of earlier generations can be rebuilt from this one despite late events. Equal events are all
+    kept, but a file that an earlier append has read is refused, and so are two equal files. The order of the
     input doesn't matter: events of one user and one time are in the order of their columns' values.
 
     Args:
