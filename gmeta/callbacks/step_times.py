@@ -206,7 +206,7 @@ class StepTimes(StepCallback):
     ========  ==================================================================================
     data      the step waits for its batch
     lookup    rows of tables are looked up
-    exchange  keys, rows and gradients travel between ranks, and the step can't go on without
+    exchange  keys, rows and gradients travel between ranks while the step waits for them
     wait      this rank is ready for such an exchange, and another one isn't
     forward   the loss is computed, with all that comes before it, such as the rollouts of a policy
     inner     tasks adapt (models of `gmeta.models.meta`)

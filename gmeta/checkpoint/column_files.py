@@ -157,7 +157,7 @@ def write_table(
 
 
 def check_target(out: Path, form: str, *, overwrite: bool) -> None:
-    """Refuse a format that there isn't, and a folder that must stay as it is.
+    """Refuse an unknown format, and a folder that mustn't change.
 
     Raises:
       ConfigError: There is no such format.

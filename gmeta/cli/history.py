@@ -242,7 +242,7 @@ def _say(done: RebuildSummary) -> None:
 @click.option("--memory-limit", help="Memory to keep to, such as 2GB.  [default: half of what there is]")
 @click.option("--remove", metavar="NAME", help="Unregister a set; its folder stays.")
 def examples(store: Path, data: tuple[str, ...], remove: str | None, **options: Any) -> None:
-    """Make a set of examples that point into a store, or list those that there are.
+    """Make a set of examples that point into a store, or list the existing ones.
 
     With --data, exposures become a data set for `gmeta.io.late`. An example names the generation that it
     reads, and the store keeps that generation until the set is unregistered with --remove. With neither, the
@@ -361,7 +361,7 @@ def verify(store: Path, generation: int | None) -> None:
 
     A deletion that a killed process has begun is finished first. What can't be removed is named, as is what
     isn't of the store; it exits with 1 then too. The registered sets of examples are looked at too: whether
-    they are there, as they were registered, and the generations that they read.
+    they exist unchanged, and the generations that they read.
     """
     from gmeta.preprocess.history.example_sets import find_faults
     from gmeta.preprocess.history.verify import verify_history

@@ -1,8 +1,8 @@
-"""Reads a JSON or TOML file that somebody else may have written, and checks its values.
+"""Reads a JSON or TOML file from any source, and checks its values.
 
-Each value must have its type and lie within its bounds; otherwise the error names it. A manifest says which
-files to open, and whoever receives its folder reads it. So every value is checked before it is used, and a
-name in it never leads out of the folder.
+Each value must have its type and lie within its bounds; otherwise the error names it. A manifest names
+the files to open, and may come with a folder from elsewhere. So every value is checked before it is used, and
+a name in it never leads out of the folder.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def find_table(name: str | None, tables: Physical, where: str) -> NamedTable:
     """Find a table by its name, or by ``<collection>/<name>`` if several collections have one of that name.
 
     Args:
-      name: The name; None: the only table that there is.
+      name: The name; None: the only table.
       tables: The physical tables.
       where: What has the tables, for messages.
 

@@ -13,7 +13,7 @@ __all__ = ["Position", "count_by", "position_of", "uncounted"]
 class Position(tf.Module):
     """The base class of what counts the elements that are taken from a dataset.
 
-    It counts where the dataset ends, so whoever reads ahead of training makes it count too much.
+    It counts where the dataset ends, so a reader ahead of training makes it count too much.
     """
 
 

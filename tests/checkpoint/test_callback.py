@@ -307,7 +307,7 @@ def test_the_rest_of_an_epoch_is_counted_in_steps_of_all_shares(tmp_path, monkey
 
 def test_options_that_a_checkpoint_decides_are_refused(tmp_path):
     for option in ("initial_epoch", "steps_per_epoch"):
-        with pytest.raises(ConfigError, match=f"{option}=3: the checkpoint says where"):
+        with pytest.raises(ConfigError, match=f"{option}=3: the checkpoint determines where"):
             ShardedCheckpoint(tmp_path).fit(compiled(), data(), epochs=5, **{option: 3})
 
 

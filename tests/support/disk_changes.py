@@ -21,7 +21,7 @@ def wrap_changes(
 
     Args:
       wrap: Takes the function.
-      put: Sets an attribute; a test that goes on passes its monkeypatch's `setattr`.
+      put: Sets an attribute; a test that continues passes its monkeypatch's `setattr`.
     """
     for owner in OWNERS:
         for name in NAMES:

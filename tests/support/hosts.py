@@ -5,7 +5,7 @@ it believe that they are alone. The wires are pairs of veth devices; a token buc
 holds each direction to the rate. The switch is a bridge, and is the head's network device too.
 
 Nothing has a name outside the rack, so nothing can be left behind. The first process of a machine reads from
-a pipe that this process holds. If this process ends, in whatever way, the pipe closes, the first process
+a pipe that this process holds. If this process ends, in any way, the pipe closes, the first process
 ends, Linux kills all others of that machine, and with the last process devices and namespaces are gone.
 
 The delay of a real network is missing: a wire takes as long as the bytes need, and the processes' switching.

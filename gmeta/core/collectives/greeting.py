@@ -9,7 +9,7 @@
 
 The secret doesn't travel. The nonces are new in each greeting, so a captured one is worth nothing later. The
 proofs differ in their roles, so none can be sent back to where it came from. They differ in their purposes
-too, so a secret may serve several. Whoever is called proves nothing before the caller has.
+too, so a secret may serve several. The called side proves nothing before the caller has.
 
 Both sides derive a key for each direction from the secret and the whole greeting. A message is
 
@@ -221,7 +221,7 @@ class SignedLink:
 class Callers:
     """The connections that haven't proved anything yet, at most so many; a new one ends the oldest.
 
-    One who knows the secret needs a moment to prove it, so those who stay are strangers.
+    A process that knows the secret proves it in a moment, so those that stay are strangers.
 
     Args:
       most: The most connections.

@@ -152,7 +152,7 @@ def check_root(root: int) -> None:
         raise ConfigError(f"root is rank {root}, but the ranks are 0 to {world().size - 1}")
 
 
-# Refuses to go on if ranks differ in values that must be the same, and names the ranks that differ.
+# Raises an error if ranks differ in values that must be the same, and names the ranks that differ.
 
 
 def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank the same settings") -> None:

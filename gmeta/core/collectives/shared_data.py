@@ -5,7 +5,7 @@ shares joins its k elements of a step into one, as if the data had come in large
 order, so only the last step can have fewer elements, just as it has fewer shares if each share has a rank.
 
 The elements are joined as flat values. The code concatenates a part's values, row by row, and the lengths of
-its ragged rows. So rows follow rows, whatever the part's rank. This takes one `ragged_batch` of vectors.
+its ragged rows. So rows follow rows, for parts of any rank. This takes one `ragged_batch` of vectors.
 """
 
 from __future__ import annotations

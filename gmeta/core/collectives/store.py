@@ -25,7 +25,7 @@ STORE = "GMETA_STORE"
 """Environment variable: the address and port of the launcher's store."""
 
 ALL = "all"
-"""The key that asks for all values of a scope; the answer has a part for each key."""
+"""The key that requests all values of a scope; the answer has a part for each key."""
 
 _SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two questions
 _SILENCE = 60.0  # seconds without a word from the store

@@ -151,7 +151,7 @@ class RemoteProcess(LocalProcess):
 
 
 def module_command(module: str, *words: str, paths: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs a module of gmeta's, whatever modules the current folder has.
+    """Return the command that runs a module of gmeta's, even if the current folder has one of that name.
 
     ``python -m`` searches the current folder first: a user's ``secrets.py`` or ``types.py`` there would take
     the place of Python's own. ``-P`` prevents that, but only from Python 3.11 on.

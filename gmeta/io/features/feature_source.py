@@ -144,7 +144,7 @@ def request(make: Callable[[], T], policy: FetchPolicy, counted: Counter[str], w
     """Make a request, with as many attempts as the policy allows, and return its result.
 
     Args:
-      make: Makes the request; raises `StoreUnavailableError` if another attempt makes sense.
+      make: Makes the request; raises `StoreUnavailableError` if another attempt may succeed.
       policy: The time limit and the number of attempts.
       counted: Counters; ``requests``, ``retries`` and ``timeouts`` are increased.
       what: The source, table and keys, for the error.
@@ -243,7 +243,7 @@ class FeatureSource(abc.ABC):
           A RecordBatch of n rows with these columns, null where there is no value.
 
         Raises:
-          StoreUnavailableError: The connection failed, so another attempt makes sense.
+          StoreUnavailableError: The connection failed, so another attempt may succeed.
           StoreError: The store refused the request.
         """
 

@@ -68,8 +68,8 @@ def for_shares(reached: Reached, shares: Shares) -> Reached:
         if UNKNOWN in cursors:
             raise ConfigError(
                 f"ReadingPosition: {len(cursors)} ranks have read of epoch {plan.epoch}, and the places of "
-                f"{cursors.count(UNKNOWN)} aren't known, so {shares.total} ranks can't go on: call "
-                "gather_ranks() on all ranks before it is saved, or go on with as many ranks"
+                f"{cursors.count(UNKNOWN)} aren't known, so {shares.total} ranks can't resume: call "
+                "gather_ranks() on all ranks before it is saved, or resume on as many ranks"
             )
         plan, cursors = plan.after(cursors), ()
     return Reached(plan, cursors or (0,) * shares.total)

@@ -110,10 +110,10 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-# A folder in which workers announce themselves, and the key that they share with those who train.
+# A folder in which workers announce themselves, and the key that they share with training processes.
 
 KEY = "GMETA_WORKERS_KEY"
-"""Environment variable: what workers and those who train must both know, if no folder holds it."""
+"""Environment variable: the key of workers and training processes, if no folder holds it."""
 
 LEAST_KEY = 16
 """The least characters of a key: a shorter one can be guessed from a greeting that was captured."""
@@ -171,7 +171,7 @@ def announced(folder: Path) -> list[Announcement]:
 def key_of(folder: Path | None) -> bytes:
     """Return the key: `KEY`'s if it is set, or else that of the folder, which is made if it has none.
 
-    Only the folder's owner can read a key that is made. Whoever knows it can run any program on workers.
+    Only the folder's owner can read a key that is made. Who knows it can run any program on workers.
 
     Raises:
       ConfigError: There is no folder, and the variable isn't set; or the key is too short, or others than its
@@ -182,7 +182,7 @@ def key_of(folder: Path | None) -> bytes:
         return _long_enough(os.fsencode(given), KEY, _MAKE)
     if folder is None:
         raise ConfigError(
-            f"{KEY} isn't set: workers run programs for whoever knows their key, so give the same long "
+            f"{KEY} isn't set: workers run programs for anyone who knows their key, so give the same long "
             "random text to workers and training, or let them share a folder (`gmeta workers FOLDER`), which "
             "keeps one"
         )
@@ -210,7 +210,7 @@ def _refuse_open_to_others(folder: Path, path: Path, key: os.stat_result) -> Non
     if key.st_uid not in (os.geteuid(), around.st_uid, 0):
         raise ConfigError(
             f"{path} belongs to user {key.st_uid}, and {folder} to user {around.st_uid}: workers run "
-            f"programs for whoever knows the key, so remove it, or set {KEY}"
+            f"programs for anyone who knows the key, so remove it, or set {KEY}"
         )
     if key.st_mode & (stat.S_IROTH | stat.S_IWOTH):
         raise ConfigError(

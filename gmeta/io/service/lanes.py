@@ -1,6 +1,6 @@
 """Reads the pieces of an epoch from workers: several lanes at once, each piece exactly once.
 
-Piece p belongs to lane p mod L, and a lane reads its pieces one after another, whoever the worker is. A lane
+Piece p belongs to lane p mod L, and a lane reads its pieces one after another, from any worker. A lane
 counts the elements of its piece that arrived. Where a worker is lost, or another one has less to do, the lane
 asks another worker for the rest of the piece, from that count on. So no element is lost and none comes twice,
 and the elements of a lane depend on neither workers nor time.

@@ -163,7 +163,7 @@ def distribute(
         `late`. Of several ranks, each reads its own part.
       workers: Addresses, ``["host:port", ...]``; a folder in which workers announce themselves
         (`gmeta workers FOLDER`); a `WorkerPool`; or a `ScaledPool`, which starts and stops workers.
-      position: Where reading begins, and how far it has got; a checkpoint can hold it. None: a new one, with
+      position: Where reading begins, and its progress; a checkpoint can hold it. None: a new one, with
         32 pieces.
       at_once: How many pieces are read at the same time; no more workers than that have work.
       ahead: Elements of each of them that wait here, besides what the connection holds.

@@ -1,4 +1,4 @@
-"""How far training has got in an epoch that workers read in pieces, as variables of a checkpoint."""
+"""The progress of training in an epoch that workers read in pieces, as variables of a checkpoint."""
 
 from __future__ import annotations
 

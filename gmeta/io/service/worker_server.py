@@ -1,6 +1,6 @@
-"""A worker: reads pieces of epochs for whoever asks, a thread for each piece.
+"""A worker: reads pieces of epochs on request, a thread for each piece.
 
-The one who trains sends its function from a piece to a dataset, and names a piece. The worker builds the
+The training process sends its function from a piece to a dataset, and names a piece. The worker builds the
 dataset and sends its elements, as far as the connection takes them; a slow reader thus stops it. It keeps
 nothing: if its connection breaks, another worker continues from the first element that didn't arrive.
 

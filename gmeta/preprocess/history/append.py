@@ -60,7 +60,7 @@ class AppendPlan:
       store: The store's folder.
       before: The store's generation; 0 if it has none. The append makes the next one.
       spec: The columns, as `HistorySpec.resolve` returned them.
-      watermark: The watermark that was asked for; None: behind the latest event.
+      watermark: The requested watermark; None: behind the latest event.
     """
 
     store: str
@@ -123,7 +123,7 @@ def plan_append(store: Path, spec: HistorySpec, table: TableSpec, watermark: int
       store: The store's folder.
       spec: What `choose_spec` returned.
       table: What `TableSpec.resolve` returned for the spec's table.
-      watermark: The watermark that is asked for; None: behind the latest event.
+      watermark: The requested watermark; None: after the latest event.
 
     Raises:
       ConfigError: The store was made with another spec, or the watermark would go back.
@@ -147,7 +147,7 @@ def plan_append(store: Path, spec: HistorySpec, table: TableSpec, watermark: int
 
 
 def refuse_known(store: Path, inputs: Mapping[str, str], paths: Sequence[Path], form: CsvForm) -> None:
-    """Refuse files that an earlier append has read: their events would be there twice.
+    """Refuse files that an earlier append has read: their events would occur twice.
 
     Files without records, of which an engine may write the same every day, hold no events.
 
@@ -205,7 +205,7 @@ def append_shard(
       words: (N, columns) int64: all its new events, in any order.
 
     Raises:
-      DataError: The earlier index of the shard is damaged, or a stripe that is written anew.
+      DataError: The earlier index of the shard is damaged, or a stripe that is rewritten.
       OSError: The disk is full.
     """
     rows, earlier = sort_events(words), read_earlier(before, number)
@@ -334,7 +334,7 @@ def append_history(
 
     Events are divided by user, ordered by time, and written as new stripes; an index names them beside those
     of earlier generations, whose files stay as they are. The new events are born in this generation, so the
-    histories of earlier generations can be rebuilt from this one, whatever arrives late. Equal events are all
+    histories of earlier generations can be rebuilt from this one despite late events. Equal events are all
     kept, but a file that an earlier append has read is refused, and so are two equal files. The order of the
     input doesn't matter: events of one user and one time are in the order of their columns' values.
 

@@ -73,7 +73,7 @@ class Pointers:
         return {name: ColumnSpec(source=name, dtype="int64", is_list=False) for name in added}
 
     def describe(self) -> str:
-        """Return a text that tells these pointers from others."""
+        """Return a text that identifies these pointers."""
         manifest = self.store.manifest
         crc = f", crc of {', '.join(self.crc_of)}" if self.crc_of else ""
         return f"generation {manifest.generation} {manifest.digest}, longest {self.longest}{crc}"
@@ -162,7 +162,7 @@ class ExposureSource:
         self._table.start_digests()
 
     def digests(self) -> Mapping[str, str]:
-        """Return file name -> SHA-256, and what tells the histories from others."""
+        """Return file name -> SHA-256, and the settings that identify the histories."""
         return {**self._table.digests(), "histories": self._pointers.describe()}
 
     def stamps(self) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ class ExportSummary:
       files: How many files of events there are.
       users: Users who have events there.
       events: Events in all files.
-      absent: Users who were asked for and have none.
+      absent: Requested users who have none.
       bytes: The size of the files.
       seconds: How long it took.
     """
@@ -68,7 +68,7 @@ def export_history(
     """Write a store's events as Parquet, a file for each shard that has any.
 
     A file has the columns of the user and the time, ``"born"``, the generation that first held the event, and
-    all others, int64 and float32; text is there as the hashes that the store has. Rows are ordered by user,
+    all others, int64 and float32; text is exported as the store's hashes. Rows are ordered by user,
     time and birth. Besides, ``_spec.toml`` has the store's groups: with it, an append of the files of a store
     of one generation makes a store with the same histories. (From several generations all events are born in
     one, so of events at one time the later born needn't come last.)
@@ -238,7 +238,7 @@ def read_histories(
     if later.any():
         first = requests[later][0]
         raise DataError(
-            f"user {first['user']}: generation {first['generation']} is asked for, and this is {newest}",
+            f"user {first['user']}: generation {first['generation']} is requested, and this is {newest}",
             path=store.store,
             advice="open a newer generation",
         )

@@ -112,7 +112,7 @@ def generations(store: Path) -> list[int]:
 
 
 def write_lock(store: Path) -> AbstractContextManager[None]:
-    """Return the lock that whoever writes to a store holds.
+    """Return the lock that the writer of a store holds.
 
     Raises:
       GmetaError: Another process holds it.

@@ -216,7 +216,7 @@ def compact_history(
       store: The store's folder. A shard's events must fit in memory.
       start: Leave out events before this time: the look-back ends there. Histories that reach further back
         get shorter. None: all events stay.
-      spec: Another form for the events: columns that come, with a default for the events that are there, or
+      spec: Another form for the events: columns to add, with a default for the existing events, or
         go, other groups, more or fewer shards, longer stripes. The user, the time and the types of columns
         can't change. None: the store's.
       progress: Called with the progress of the stage ``"write"``, in events.
@@ -248,7 +248,7 @@ def scrub_history(
     """Delete all events of users: write a store's next generation without them.
 
     The generation is compact, as one by `compact_history`. It still knows that these users had events, so a
-    reader tells them apart from users who had none (`gmeta.io.HistoryStore.deleted`), and `gmeta.io.late`
+    reader distinguishes them from users who had none (`gmeta.io.HistoryStore.deleted`), and `gmeta.io.late`
     leaves out examples of theirs. They may get new events by later appends. **Earlier generations still hold
     the events** until `drop_generations` removes them.
 

@@ -84,7 +84,7 @@ def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
     if it moves into a later file.
 
     Args:
-      index: The stripes that there are.
+      index: The existing stripes.
       users: (N,) ascending: the user of each new event.
       stripe_events: Most events of a stripe.
     """

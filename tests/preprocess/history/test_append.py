@@ -208,7 +208,7 @@ def test_what_does_not_fit_the_store_is_refused(tmp_path):
         append_history(tmp_path / "store", endless)
     with pytest.raises(DataError, match="there is no generation 3; it has 1"):
         Generation(tmp_path / "store", 3)
-    with pytest.raises(DataError, match="user 4: generation 2 is asked for, and this is 1"):
+    with pytest.raises(DataError, match="user 4: generation 2 is requested, and this is 1"):
         read_histories(Generation(tmp_path / "store"), [4], ["item"], generation=2)
     with pytest.raises(ConfigError, match="of several groups"):
         read_histories(Generation(tmp_path / "store"), [4], ["item", "price"])
