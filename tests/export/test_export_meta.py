@@ -332,8 +332,8 @@ def assert_same_tensors(one, other):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"label": np.ones(5, np.float32)}, r"as many samples each.*\[label\] \[5\]"),
-        ({"item": np.arange(4)}, r"as many samples each.*\[item\] \[4\]"),
+        ({"label": np.ones(5, np.float32)}, r"equal numbers of samples.*\[label\] \[5\]"),
+        ({"item": np.arange(4)}, r"equal numbers of samples.*\[item\] \[4\]"),
         ({"label": np.array([1, np.nan, 2, 3, 4, 5], np.float32)}, "label holds NaN or infinity"),
     ],
     ids=["labels", "ids", "nan"],
