@@ -85,7 +85,7 @@ class Decoder:
         length = tf.io.decode_raw(tf.strings.substr(data, 0, 8), tf.int64)[0]
         rest = tf.cast(tf.strings.length(data), tf.int64) - 8
         inside = (length >= 0) & (length <= rest)
-        data = self._check(data, inside, "isn't a safetensors file, or is truncated")
+        data = self._check(data, inside, "is not a safetensors file, or is truncated")
         self._data = data
         self._start = 8 + tf.where(inside, length, 0)
         header = _slice(data, tf.constant(8, tf.int64), self._start)
@@ -244,7 +244,7 @@ class DeltaStrings:
         """
         model, here = self._model, self._expected
         decoder = Decoder(data, WEIGHTS, _ADAPT_AGAIN)
-        decoder.expect("format", FORMAT, "isn't a result of `adapt`")
+        decoder.expect("format", FORMAT, "is not a result of `adapt`")
         decoder.expect("version", VERSION, f"is not version {VERSION} of the format")
         decoder.expect_whole()
         if here is not None:

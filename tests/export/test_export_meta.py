@@ -234,8 +234,8 @@ def test_weights_that_are_damaged_or_of_others_are_refused(served, tmp_path):
     for sent, message in (
         (b"", "weights_bytes is shorter than a header: adapt the task again"),
         (data[:-1], "weights_bytes is cut"),
-        (b"a" * 99, "weights_bytes isn't a safetensors file, or is truncated"),
-        (data.replace(b"gmeta.fast_weights", b"gmeta.slow_weights"), "isn't a result of `adapt`"),
+        (b"a" * 99, "weights_bytes is not a safetensors file, or is truncated"),
+        (data.replace(b"gmeta.fast_weights", b"gmeta.slow_weights"), "is not a result of `adapt`"),
         (data.replace(b'"version":"1"', b'"version":"2"'), "is not version 1 of the format"),
         (data.replace(b"fc/kernel", b"fc/KERNEL"), "is damaged: its checksum differs: adapt the task"),
         (data + b"\0", "weights_bytes has bytes behind its end: adapt the task again"),
@@ -333,8 +333,8 @@ def assert_same_tensors(one, other):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"label": np.ones(5, np.float32)}, r"as many samples each.*\[label\] \[5\]"),
-        ({"item": np.arange(4)}, r"as many samples each.*\[item\] \[4\]"),
+        ({"label": np.ones(5, np.float32)}, r"equal numbers of samples.*\[label\] \[5\]"),
+        ({"item": np.arange(4)}, r"equal numbers of samples.*\[item\] \[4\]"),
         ({"label": np.array([1, np.nan, 2, 3, 4, 5], np.float32)}, "label holds NaN or infinity"),
     ],
     ids=["labels", "ids", "nan"],

@@ -246,12 +246,12 @@ def test_requests_that_do_not_go_together_are_refused_by_the_server(adaptive):
     for signature, given, told in (
         (adapt, sent, "one user per request"),
         (adapt, {**one, "labels_click": one["labels_click"] * np.nan}, "labels_click holds NaN"),
-        (adapt, {**one, "labels_buy": one["labels_buy"][:, :2]}, "labels_buy must be of the shape"),
-        (predict, {**plain, "history_action": wrong}, "history_action and history_item must be filled up"),
+        (adapt, {**one, "labels_buy": one["labels_buy"][:, :2]}, "labels_buy must have the shape"),
+        (predict, {**plain, "history_action": wrong}, "history_action and history_item must be padded"),
         (
             predict,
             {**plain, "targets_time": plain["targets_time"][:, :1]},
-            "targets_time must be of the shape",
+            "targets_time must have the shape",
         ),
         (predict, {**plain, "contexts_age": plain["contexts_age"][:1]}, "contexts_age and targets_item"),
     ):

@@ -248,7 +248,7 @@ def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
     if not labels.dtype.is_floating:
         return labels
     ids = tf.cast(labels, tf.int64)
-    told = f"history {name!r} has labels that aren't whole numbers, so they can't be ids: leave it out"
+    told = f"history {name!r} has labels that are not whole numbers, so they can't be ids: leave it out"
     return refuse_unless(ids, tf.cast(ids, labels.dtype) == labels, told)
 
 

@@ -246,7 +246,7 @@ def test_other_bytes_are_refused(fast):
         with pytest.raises(DataError, match=message):
             FastWeights.from_bytes(save(numbers, metadata=metadata))
     assert FastWeights.from_bytes(bytearray(fast.to_bytes())).steps == fast.steps
-    with pytest.raises(DataError, match="fast weights are bytes, got NoneType; give what"):
+    with pytest.raises(DataError, match="fast weights are bytes, got NoneType; pass the unchanged result"):
         FastWeights.from_bytes(None)
     tensors = load(fast.to_bytes())
     table = "embeddings/user+item"

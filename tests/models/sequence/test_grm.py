@@ -249,7 +249,7 @@ def test_a_label_can_be_what_was_done_with_an_event_and_never_what_is_shown():
         for each in (clicked, 1 - clicked)
     )
     assert not np.allclose(score, other, rtol=1e-7)
-    with pytest.raises(ConfigError, match="'click' has labels that aren't whole numbers"):
+    with pytest.raises(ConfigError, match="'click' has labels that are not whole numbers"):
         model({**batch, "history": {**batch["history"], "click": clicked + 0.5}})
     with pytest.raises(ConfigError, match="targets has click, which labels= are to predict"):
         GRM.of(features, history=["item"], targets=["item", "click"], **settings)

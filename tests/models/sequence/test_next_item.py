@@ -165,7 +165,7 @@ def test_what_it_cannot_read_is_named():
         model({"item": batch["item"]})
     with pytest.raises(ConfigError, match="item must be ragged"):
         model({**batch, "item": batch["item"].to_tensor()})
-    with pytest.raises(ConfigError, match="item='film' is no feature"):
+    with pytest.raises(ConfigError, match="item='film' isn't a feature"):
         make_model(item="film")
     with pytest.raises(ConfigError, match="item must be integers or texts, got float32"):
         model({**batch, "item": tf.cast(batch["item"], tf.float32)})

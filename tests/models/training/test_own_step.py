@@ -160,6 +160,6 @@ def test_a_step_by_the_joint_optimizer_refuses_gradients_that_are_not_finite(run
 
 def test_a_step_without_a_recording_is_told_how_to_make_one():
     with pytest.raises(
-        ConfigError, match=r"train_step of your own.*record_lookups\(tape\).*joint_optimizer.*learn"
+        ConfigError, match=r"custom loop or train_step.*record_lookups\(tape\).*joint_optimizer.*learn"
     ):
         fit(Unrecorded())

@@ -87,7 +87,7 @@ def test_units_may_be_taken_in_any_order():
 
 
 def test_clusters_of_one_part_are_refused():
-    with pytest.raises(ConfigError, match="there is one: give micro_batches=2 to 8"):
+    with pytest.raises(ConfigError, match="there is only one: give micro_batches=2 to 8"):
         gmeta.Pipeline(cluster=True)
     with pytest.raises(ConfigError, match="cluster must be True or False, got 1"):
         gmeta.Pipeline(micro_batches=2, cluster=1)
