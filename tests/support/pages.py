@@ -267,6 +267,9 @@ def check_expression(node: ast.expr, known: Mapping[str, Any], where: str) -> An
         value = check_expression(node.value, known, where)
         if value is UNKNOWN:
             return UNKNOWN
+        with contextlib.suppress(ImportError):
+            if inspect.ismodule(value):  # a page may name a module that nothing has imported yet
+                importlib.import_module(f"{value.__name__}.{node.attr}")
         found = getattr(value, node.attr, UNKNOWN)
         of_instances = inspect.isclass(value) and f"self.{node.attr}" in inspect.getsource(value)
         of_instances = of_instances or node.attr in getattr(value, "__annotations__", ())

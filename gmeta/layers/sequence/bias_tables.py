@@ -69,6 +69,7 @@ class RelativeBiasTables(tf.keras.layers.Layer):
 
     Example:
       >>> tables = RelativeBiasTables(max_length=50)
+      >>> from gmeta.layers.sequence.reading import sequence_view
       >>> bias = tables(sequence_view(AttentionMask(), tf.constant([0, 2], tf.int64), times=[3, 9]))
       >>> bias.positions.shape, bias.time_buckets.shape
       (TensorShape([99]), TensorShape([129]))
