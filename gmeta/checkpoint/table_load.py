@@ -149,7 +149,7 @@ class TableLoader:
     def _why_forgotten(self, name: str) -> str:
         saved, sources = self._reader.manifest.tables, self.moves.sources[name]
         filters = [repr(origin) for origin, _ in sources if saved[origin].filter is not None]
-        counted = f"the filter of {', '.join(filters)} has counted keys, which are others now"
+        counted = f"the filter of {', '.join(filters)} has counted keys, which have changed"
         return counted if filters else ""
 
     def _load_whole(self, origin: str, table: HashTable, shards: range) -> Loaded:

@@ -97,7 +97,7 @@ def test_what_needs_weights_is_not_dual(name):
 def test_a_network_of_keras_is_computed_plainly():
     model = make_model(InnerLoop(), network=keras_network())
     assert choose_form(model.learner) == "plain"
-    with pytest.raises(ConfigError, match=r"the network is a TaskNetwork and no gmeta\.layers\.MLP"):
+    with pytest.raises(ConfigError, match=r"the network is a TaskNetwork and not a gmeta\.layers\.MLP"):
         choose_form(model.learner, "dual in groups")
 
 

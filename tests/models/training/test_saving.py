@@ -228,7 +228,7 @@ def test_rows_of_a_plan_with_fewer_tables_are_refused(trained, tmp_path):
 def test_rows_of_another_optimizer_are_refused(trained, tmp_path, name):
     model, _ = trained
     model.save_weights(tmp_path / name)
-    with pytest.raises(ConfigError, match="the checkpoint holds"):
+    with pytest.raises(ConfigError, match="the checkpoint has"):
         make(optimizer=Adagrad(0.1)).load_weights(tmp_path / name)
 
 
