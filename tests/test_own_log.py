@@ -109,8 +109,9 @@ def data(tmp_path_factory):
     return folder / "data"
 
 
-# All kinds on one rank and on two take minutes: two of them stay among the quick tests.
-QUICK = (("meta", 1), ("ordinary", 2))
+# All kinds on one rank and on two take minutes: one of them stays among the quick tests. For "meta", so does
+# tests/export/test_export_text.py, test_a_meta_model_adapts_to_text.
+QUICK = (("ordinary", 2),)
 CASES = [
     pytest.param(
         (kind, ranks), id=f"{kind}-np{ranks}", marks=[pytest.mark.slow] * ((kind, ranks) not in QUICK)

@@ -102,6 +102,9 @@ def test_two_ranks_train_and_measure_the_flat_form_of_one() -> None:
             np.testing.assert_allclose(rank[name], value, rtol=1e-5, err_msg=name)
 
 
+# Quick: test_two_ranks_train_and_measure_the_flat_form_of_one, and test_next_item_on_ranks.py for
+# lookups.
+@pytest.mark.slow
 def test_two_ranks_train_and_measure_the_retriever_of_one() -> None:
     ranks, alone = run_ranks(train, 2), train()
     assert alone["loss"][1] < alone["loss"][0]

@@ -97,7 +97,8 @@ def dense_stack():
     return MLP({"fc": 8, "out": 1})
 
 
-@pytest.mark.parametrize("network", [dense_stack, keras_stack])
+# Quick: dense_stack.
+@pytest.mark.parametrize("network", [dense_stack, pytest.param(keras_stack, marks=pytest.mark.slow)])
 def test_tasks_adapt_in_float16_close_to_float32(network):
     features = [
         FeatureConfig("user", TableConfig("user", 4, initializer=START)),
