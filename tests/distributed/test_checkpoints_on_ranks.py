@@ -181,6 +181,10 @@ def faults(folder: Path) -> dict[str, Any]:
     return said
 
 
+# Quick: gmeta; of Horovod's lanes, test_faults.py.
+@pytest.mark.parametrize(
+    "ranks_by", [pytest.param("horovod", marks=pytest.mark.slow), "gmeta"], indirect=True
+)
 @pytest.mark.usefixtures("ranks_by")
 def test_what_fails_on_one_rank_is_raised_by_all_with_its_number(tmp_path: Path) -> None:
     both = run_ranks(faults, 2, tmp_path / "run")

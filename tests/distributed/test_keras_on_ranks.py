@@ -290,8 +290,8 @@ def checkpointed(folder: str) -> dict[str, Any]:
     return {"saved": trained(model), **continued(folder)}
 
 
-SAME = (arrays, accumulated, ignored, rows_alone)
-SLOWLY = (dataset, mixed, eager)
+SAME = (arrays, accumulated, ignored)
+SLOWLY = (dataset, mixed, eager, rows_alone)
 
 
 def work(folder: str) -> dict[str, Any]:
@@ -347,9 +347,16 @@ def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tol
             )
 
 
-@pytest.mark.parametrize("name", ["arrays", "accumulated", "rows_alone"])
+@pytest.mark.parametrize("name", ["arrays", "accumulated"])
 def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
     assert_trained_alike([rank[name] for rank in ranks], alone[name])
+
+
+# Quick: of one rank, tests/models/training/test_model.py,
+# test_without_dense_gradients_rows_train_steps_count_and_the_schedule_goes_on.
+@pytest.mark.slow
+def test_rows_alone_train_as_on_one_rank(slow_ranks: Any, slow_alone: Any) -> None:
+    assert_trained_alike([rank["rows_alone"] for rank in slow_ranks], slow_alone["rows_alone"])
 
 
 def test_rows_that_the_loss_ignores_stay_as_they_are(ranks: Any, alone: Any) -> None:

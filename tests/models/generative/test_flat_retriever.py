@@ -247,6 +247,8 @@ def test_it_learns_what_follows_what(tmp_path, softmax):
     np.testing.assert_array_equal(loaded.retrieve(batch, k=5)[0], model.retrieve(batch, k=5)[0])
 
 
+# Quick: tests/reinforcement/test_retriever_training.py, test_true_rewards_rise[distinct].
+@pytest.mark.slow
 def test_it_is_a_policy_that_rewards_reach():
     policy, batch = make_model(dropout=0.2), histories(32)
     data = tf.data.Dataset.from_tensor_slices({**batch, "next": tf.zeros([32], tf.int64)}).batch(16)
