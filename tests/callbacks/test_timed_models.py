@@ -105,8 +105,6 @@ def test_losses_are_those_of_a_training_that_is_not_measured(depth):
     assert plain == fit_timed("ctr", StepTimes(every=1, print_fn=str), depth=depth)
 
 
-# Quick: test_step_times.py, test_parts_are_measured_and_shown.
-@pytest.mark.slow
 def test_accumulated_steps_are_measured():
     times = StepTimes(every=1, print_fn=str)
     fit_timed("ctr", times, accumulate_steps=3)

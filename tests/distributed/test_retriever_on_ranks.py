@@ -91,6 +91,9 @@ def train_flat() -> dict[str, Any]:
     }
 
 
+# Quick: test_next_item_on_ranks.py for a catalogue on ranks, and test_policies_on_ranks.py for what is
+# drawn.
+@pytest.mark.slow
 def test_two_ranks_train_and_measure_the_flat_form_of_one() -> None:
     ranks, alone = run_ranks(train_flat, 2), train_flat()
     dense = alone.pop("dense")

@@ -78,8 +78,8 @@ def matrices(columns, prefix=""):
     return found
 
 
-# Quick: test_clients_send_texts_and_what_they_had_is_left_out[texts], and of numbers without a process of its
-# own test_growing_catalogue.py, test_an_export_of_a_grown_catalogue_answers_as_the_model.
+# Quick: test_clients_send_texts_and_what_they_had_is_left_out[texts], and of numbers
+# tests/models/generative/test_flat_retriever.py, test_an_exported_model_answers_as_here.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["numbers", "hashes"])
 def test_what_comes_next_is_answered_as_here(kind, tmp_path):

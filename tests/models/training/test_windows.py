@@ -156,7 +156,7 @@ def test_training_on_batches_uses_micro_batches():
     assert far([w.numpy() for w in one.weights], [w.numpy() for w in other.weights]) == {}
 
 
-# Quick: tests/callbacks/test_timed_models.py, test_what_a_pipeline_fetches_is_drawn_beside_the_step[0-2].
+# Quick: tests/callbacks/test_timed_models.py, test_what_a_pipeline_fetches_is_drawn_beside_the_step[1-2].
 @pytest.mark.slow
 def test_times_of_a_step_are_measured():
     times = StepTimes(every=2, print_fn=lambda text: None)
