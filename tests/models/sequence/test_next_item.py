@@ -54,6 +54,8 @@ def test_jagged_histories_are_as_ragged_ones():
     assert np.isfinite(model.fit(tf.data.Dataset.from_tensors(form), verbose=0).history["loss"][0])
 
 
+# Quick: test_a_catalogue_of_any_ids_is_learnt_and_recommended[texts], which learns the same.
+@pytest.mark.slow
 def test_it_learns_what_follows_what():
     model, batch = make_model(), histories(64)
     data = tf.data.Dataset.from_tensor_slices(batch).batch(16)

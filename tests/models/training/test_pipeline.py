@@ -95,6 +95,8 @@ def overflow():
     )
 
 
+# Quick: pipeline/test_step_number.py, test_a_wrong_prediction_changes_no_number[skipped steps-1].
+@pytest.mark.slow
 def test_steps_that_the_loss_scale_skips_change_nothing():
     plain, ahead = (train_at_depth("recent", depth, optimizer=overflow()) for depth in (0, 1))
     assert differences(plain, ahead) == []

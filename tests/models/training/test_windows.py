@@ -164,6 +164,8 @@ def test_times_of_a_step_are_measured():
     assert times.times.steps > 1
 
 
+# Quick: test_pipeline.py, test_a_model_can_be_saved_with_its_pipeline.
+@pytest.mark.slow
 def test_a_model_can_be_saved_with_its_micro_batches(tmp_path):
     model, batches = make_model("ctr")
     model.compile("adam", "mse", pipeline=gmeta.Pipeline(depth=0, micro_batches=2))
