@@ -299,8 +299,7 @@ def work(folder: str) -> dict[str, Any]:
     results = {function.__name__: function() for function in SAME}
     results["again"] = arrays()
     results["checkpointed"] = checkpointed(folder)
-    results["only"] = only_ranks(folder)
-    return results
+    return {**results, "only": only_ranks(folder)}
 
 
 def train_slowly() -> dict[str, Any]:
@@ -352,9 +351,7 @@ def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
     assert_trained_alike([rank[name] for rank in ranks], alone[name])
 
 
-# Quick: of one rank, tests/models/training/test_model.py,
-# test_without_dense_gradients_rows_train_steps_count_and_the_schedule_goes_on.
-@pytest.mark.slow
+@pytest.mark.slow  # quick: of one rank, test_without_dense_gradients_rows_train_... in test_model.py
 def test_rows_alone_train_as_on_one_rank(slow_ranks: Any, slow_alone: Any) -> None:
     assert_trained_alike([rank["rows_alone"] for rank in slow_ranks], slow_alone["rows_alone"])
 
