@@ -31,11 +31,8 @@ pytestmark = pytest.mark.ranks
 
 ALL = "GMETA_ALL_CASES" in os.environ
 STRICT = 1e-6  # of sums in another order, relative to an array's largest number
-BOUNDED = {
-    "recent",
-    "frequent",
-    "towers",
-}  # a rank's bound on rows, so they depend on how many ranks own them
+# A rank's bound on rows, so they depend on how many ranks own them.
+BOUNDED = {"recent", "frequent", "policies", "towers"}
 NOT_SAMPLES = {"maml", "rows", "grm"}  # batches of ranks can't be joined as they are
 OWN_COUNTS = ("capacity", "load_factor", "bytes")  # depend on how rows are divided
 Run = tuple[str, int, int]  # kind, depth, micro-batches
