@@ -105,8 +105,7 @@ def test_two_ranks_train_and_measure_the_flat_form_of_one() -> None:
             np.testing.assert_allclose(rank[name], value, rtol=1e-5, err_msg=name)
 
 
-# Quick: test_two_ranks_train_and_measure_the_flat_form_of_one, and test_next_item_on_ranks.py for
-# lookups.
+# Quick: test_next_item_on_ranks.py for lookups of a catalogue on ranks, and test_policies_on_ranks.py.
 @pytest.mark.slow
 def test_two_ranks_train_and_measure_the_retriever_of_one() -> None:
     ranks, alone = run_ranks(train, 2), train()
