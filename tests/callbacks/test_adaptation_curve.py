@@ -50,7 +50,10 @@ def fit(model, *callbacks, validation=None, **options):
     return model.fit(tasks(4, seed=0), callbacks=list(callbacks), **options).history
 
 
-@pytest.mark.parametrize(("known", "reduction"), [(True, "sample"), (False, "task")])
+# Quick: data of unknown length, and the mean over tasks, whose weights are the harder ones.
+@pytest.mark.parametrize(
+    ("known", "reduction"), [pytest.param(True, "sample", marks=pytest.mark.slow), (False, "task")]
+)
 def test_values_are_those_of_evaluating_for_each_number_of_steps(known, reduction):
     model, cold = make_model(reduction=reduction), tasks(3, seed=9, known=known)
     history = fit(model, AdaptationCurve(cold, STEPS))

@@ -11,10 +11,12 @@ from gmeta.callbacks import StepTimes
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
+from support.cells import slow_but
 from support.timed_fits import FAMILIES, fit_timed
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Quick: a family for each list of parts; the others' steps are those of their own tests.
+@pytest.mark.parametrize("family", slow_but(["ctr", "maml", "flat"], FAMILIES))
 def test_a_model_of_each_family_has_its_parts(family):
     shown = []
     times = StepTimes(every=2, print_fn=shown.append)
@@ -27,7 +29,10 @@ def test_a_model_of_each_family_has_its_parts(family):
     assert f"{found.slowest} takes longest: " in shown[0]
 
 
-@pytest.mark.parametrize(("depth", "micro_batches"), [(1, 1), (2, 1), (0, 2), (1, 2)])
+# Quick: 1-2 for either of them alone.
+@pytest.mark.parametrize(
+    ("depth", "micro_batches"), slow_but([(1, 2), (2, 1)], [(1, 1), (2, 1), (0, 2), (1, 2)])
+)
 def test_what_a_pipeline_fetches_is_drawn_beside_the_step(tmp_path, depth, micro_batches):
     times = StepTimes(every=1, trace=tmp_path / "trace.json", print_fn=str)
     fit_timed("ctr", times, depth=depth, micro_batches=micro_batches)
@@ -90,13 +95,14 @@ def test_a_step_that_xla_compiles_is_refused():
         model.fit(np.ones([4, 2]), np.ones([4, 1]), callbacks=[StepTimes()], verbose=0)
 
 
-def test_losses_are_those_of_a_training_that_is_not_measured():
+# Quick: 1; without a pipeline, test_step_times.py, test_training_is_what_it_is_without.
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_losses_are_those_of_a_training_that_is_not_measured(depth):
     class Nobody(tf.keras.callbacks.Callback):
         pass
 
-    for depth in (0, 1):
-        plain = fit_timed("ctr", Nobody(), depth=depth)
-        assert plain == fit_timed("ctr", StepTimes(every=1, print_fn=str), depth=depth)
+    plain = fit_timed("ctr", Nobody(), depth=depth)
+    assert plain == fit_timed("ctr", StepTimes(every=1, print_fn=str), depth=depth)
 
 
 def test_accumulated_steps_are_measured():

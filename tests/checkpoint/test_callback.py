@@ -248,7 +248,7 @@ def measured(form=lambda data: data):
     return fit
 
 
-@pytest.mark.parametrize("batch", [4, 12])
+@pytest.mark.parametrize("batch", [4, pytest.param(12, marks=pytest.mark.slow)])  # quick: 4
 def test_the_metrics_of_an_epoch_are_of_all_its_batches_before_and_after_an_end(tmp_path, batch):
     whole = measured()(ShardedCheckpoint(tmp_path / "whole")).history
     with pytest.raises(KeyboardInterrupt):

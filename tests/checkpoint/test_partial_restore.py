@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from gmeta.checkpoint.callback import ShardedCheckpoint
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import MetaModel, Model
+from support.cells import slow_but
 from support.process_ranks import run_ranks
 
 WIDTHS = {"user": 4, "item": 4, "city": 4, "shop": 2, "age": 4}
@@ -61,8 +63,11 @@ def trained(tmp_path_factory):
     return folder, x, model.predict(x, verbose=0)
 
 
-@pytest.mark.parametrize("make", [Net, Concat])
-@pytest.mark.parametrize("is_built", [False, True])
+# Quick: each model, in one state.
+@pytest.mark.parametrize(
+    ("make", "is_built"),
+    slow_but([(Net, False), (Concat, True)], itertools.product([Net, Concat], [False, True])),
+)
 def test_a_model_with_features_in_another_order_predicts_the_same(trained, make, is_built):
     folder, x, expected = trained
     model = make(NAMES[::-1])
@@ -117,7 +122,7 @@ def test_models_that_compute_positions_keep_their_order():
         tables.load_own_variables(store)
 
 
-@pytest.mark.parametrize("is_built", [False, True])
+@pytest.mark.parametrize("is_built", [pytest.param(False, marks=pytest.mark.slow), True])  # quick: True
 def test_a_partial_restore_loads_what_fits_and_prints_the_rest(trained, tmp_path, is_built):
     folder, x, expected = trained
     model, said = Net(NAMES_NOW, by_name=True), []

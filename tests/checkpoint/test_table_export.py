@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from dataclasses import replace
@@ -23,6 +24,7 @@ from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.core.shares import owned_shards
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
+from support.cells import slow_but
 from support.reference.table import logical_shards
 from support.tables import assert_same_tables, sorted_records
 from support.thread_ranks import run_thread_ranks
@@ -136,8 +138,11 @@ def test_ids_of_a_merged_table_have_no_prefix_and_get_it_back(tmp_path_factory, 
     assert_same_tables(again.tables[0], tables.tables[0])
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("state", [False, True])
+# Quick: each state in one format.
+@pytest.mark.parametrize(
+    ("form", "state"),
+    slow_but(lambda form, state: (form == FORMATS[0]) == state, itertools.product(FORMATS, [False, True])),
+)
 def test_a_checkpoint_gives_the_bytes_that_the_model_gives(tmp_path, form, state):
     tables = train_all(collection())
     named = tables_by_name(tables)
@@ -158,7 +163,7 @@ def test_a_checkpoint_gives_the_bytes_that_the_model_gives(tmp_path, form, state
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])  # quick: 2
 def test_ranks_write_the_bytes_that_one_writes_and_import_what_they_own(tmp_path, form, size):
     whole = train_all(collection(), 900)
     checkpoint.export_table(whole, "item", tmp_path / "one", format=form, state=True)

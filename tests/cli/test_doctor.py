@@ -162,7 +162,11 @@ def test_an_unmet_requirement_is_broken(
     assert broken.remedy == remedy
 
 
+# Quick: gmeta; of Horovod's, tests/distributed/test_collectives.py.
 @pytest.mark.ranks
+@pytest.mark.parametrize(
+    "ranks_by", [pytest.param("horovod", marks=pytest.mark.slow), "gmeta"], indirect=True
+)
 def test_ranks_prove_their_collectives(ranks_by: str) -> None:
     command = [sys.executable, "-m", "gmeta", "doctor", "--np", "2"]
     said = warm.run(command)

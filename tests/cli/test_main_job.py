@@ -80,6 +80,10 @@ def test_a_trained_run_is_exported_to_the_next_version(folder, trained):
     np.testing.assert_allclose(answer, model.network(embeddings[tf.newaxis])[0, :, 0], rtol=1e-5)
 
 
+# Quick: tests/experiment/test_trainer.py,
+# test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not, and test_prepare.py,
+# test_ctrl_c_leaves_nothing_behind, for the command.
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
     words = ["train", "--run", "stopped", "--data", "run/data", "--config", "long.toml"]
     process = subprocess.Popen(
@@ -118,10 +122,10 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
         ),
         (["train", "--run", "run", "--config", "gone.toml"], "gone.toml: can't be read: No such file"),
         (
-            ["export", "--run", "stopped", "--method", "sgd", "--out", "m"],
-            "stopped has no method 'sgd'; it has maml",
+            ["export", "--run", "run", "--method", "sgd", "--out", "m"],
+            "run has no method 'sgd'; it has maml",
         ),
-        (["export", "--run", "stopped", "--seed", "5", "--out", "m"], "stopped has no seed 5; it has 0"),
+        (["export", "--run", "run", "--seed", "5", "--out", "m"], "run has no seed 5; it has 0"),
         (
             ["train", "--run", "new", "--data", "run/data", "--config", "short.toml", "--set", "held_out=1"],
             "held_out=1 keeps one in this many tasks",
@@ -138,6 +142,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
         (["prepare", "--out", "x", "--data", "gone"], "gone"),
     ],
 )
+@pytest.mark.usefixtures("trained")
 def test_a_careless_command_gets_one_line(folder, words, message):
     result = gmeta(*words, folder=folder)
     assert result.returncode == 2

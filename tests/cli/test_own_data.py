@@ -129,6 +129,8 @@ def test_two_ranks_train_on_own_data(folder):
     assert all(np.isfinite(epoch["loss"]) for epoch in course)
 
 
+# Quick: test_stock_tensorflow_adapts_to_a_new_user_from_strings.
+@pytest.mark.slow
 def test_the_demo_goes_from_its_log_to_a_client(folder, tmp_path):
     tools = Path(__file__).resolve().parents[2] / "tools" / "dev"
     made = warm.run([sys.executable, tools / "demo_clicks.py", tmp_path])

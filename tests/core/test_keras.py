@@ -46,7 +46,10 @@ def test_gmeta_after_tensorflow_says_the_line_that_mends_it() -> None:
     assert "put `import gmeta` above `import tensorflow`, or export TF_USE_LEGACY_KERAS=1" in last
 
 
-@pytest.mark.parametrize("order", ["import gmeta", "import tensorflow; import gmeta"])
+# Quick: import gmeta, and test_gmeta_after_tensorflow_says_the_line_that_mends_it.
+@pytest.mark.parametrize(
+    "order", ["import gmeta", pytest.param("import tensorflow; import gmeta", marks=pytest.mark.slow)]
+)
 def test_keras_3_on_purpose_is_refused(order: str) -> None:
     done = run(order, TF_USE_LEGACY_KERAS="0")
     assert "TF_USE_LEGACY_KERAS=0 selects Keras 3, but gmeta needs Keras 2" in done.stderr.splitlines()[-1]

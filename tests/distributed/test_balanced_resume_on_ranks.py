@@ -68,7 +68,8 @@ def users(steps):
     return sorted(itertools.chain(*steps))
 
 
-@pytest.mark.parametrize("reads", [BY_COST, BY_NUMBER], ids=str)
+# Quick: by number, and by cost test_other_ranks_go_on_where_each_rank_was.
+@pytest.mark.parametrize("reads", [pytest.param(BY_COST, marks=pytest.mark.slow), BY_NUMBER], ids=str)
 def test_training_goes_on_with_the_next_step(tmp_path, reads):
     path = write_folder(tmp_path, SIZES)
     alone = train(path, tmp_path / "alone", reads=reads)

@@ -81,6 +81,9 @@ def train() -> dict[str, Any]:
     }
 
 
+# Quick: test_next_item_on_ranks.py for sequences over ranks, and tests/models/sequence/test_grm.py for
+# the model.
+@pytest.mark.slow
 def test_two_ranks_train_and_measure_the_model_of_one() -> None:
     ranks, alone = run_ranks(train, 2), train()
     assert {"auc_ctr", "gauc_ctcvr"} <= set(alone["measured"])

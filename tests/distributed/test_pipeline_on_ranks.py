@@ -17,7 +17,8 @@ from support.tables import give_tiers
 pytestmark = pytest.mark.ranks
 
 # (lane, ranks, kinds of models, depths). Tracing is what takes the time.
-CASES = [("horovod", 2, ["towers"], [1]), ("auto", 3, ["ctr"], [2])]
+# Quick: towers, with two lookups, on two ranks; other models in tests/models/training/test_pipeline.py.
+CASES = [("auto", 2, ["towers"], [1])]
 if "GMETA_ALL_CASES" in os.environ:
     CASES = [(lane, ranks, list(KINDS), [1, 2]) for lane in ("horovod", "auto") for ranks in (2, 3, 4)]
 
@@ -42,7 +43,10 @@ def differ_on_a_drive(folder: str, like_gpu: bool) -> tuple[list[str], int]:
     return differences(plain, tiered), moved
 
 
-@pytest.mark.parametrize("like_gpu", [False, True], ids=["peeks", "prefetches"])
+# Quick: prefetches, and of one rank test_tiers.py, test_a_training_is_that_of_tables_in_memory.
+@pytest.mark.parametrize(
+    "like_gpu", [pytest.param(False, marks=pytest.mark.slow), True], ids=["peeks", "prefetches"]
+)
 def test_rows_on_a_drive_are_read_ahead_on_ranks(tmp_path: Path, like_gpu: bool) -> None:
     for different, moved in run_ranks(differ_on_a_drive, 2, str(tmp_path), like_gpu, timeout=600):
         assert different == []
@@ -76,7 +80,10 @@ def differ_where_predictions_are_wrong(kind: str, depths: list[int], divided: li
     return of_all
 
 
-@pytest.mark.parametrize(("lane", "divided"), [("auto", [1, 2]), ("horovod", [1])])
+# Quick: auto, and of one rank tests/models/training/pipeline/test_step_number.py, with micro-batches.
+@pytest.mark.parametrize(
+    ("lane", "divided"), [("auto", [1]), pytest.param("horovod", [1, 2], marks=pytest.mark.slow)]
+)
 def test_all_ranks_fetch_a_batch_anew_together(lane: str, divided: list[int]) -> None:
     every = "GMETA_ALL_CASES" in os.environ
     kind, depths, divided = ("next item", [1, 2], [1, 2]) if every else ("drawn", [2], divided)

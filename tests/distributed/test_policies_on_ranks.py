@@ -62,7 +62,8 @@ def train(eager: bool = True) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
+# Quick: graph.
+@pytest.mark.parametrize("eager", [pytest.param(True, marks=pytest.mark.slow), False], ids=["eager", "graph"])
 def test_two_ranks_train_and_measure_the_policy_of_one(eager: bool) -> None:
     ranks, alone = run_ranks(train, 2, eager), train(eager)
     assert alone["history"]["sft_loss"][1] < alone["history"]["sft_loss"][0]

@@ -91,6 +91,9 @@ def train_flat() -> dict[str, Any]:
     }
 
 
+# Quick: test_next_item_on_ranks.py for a catalogue on ranks, and test_policies_on_ranks.py for what is
+# drawn.
+@pytest.mark.slow
 def test_two_ranks_train_and_measure_the_flat_form_of_one() -> None:
     ranks, alone = run_ranks(train_flat, 2), train_flat()
     dense = alone.pop("dense")
@@ -102,6 +105,8 @@ def test_two_ranks_train_and_measure_the_flat_form_of_one() -> None:
             np.testing.assert_allclose(rank[name], value, rtol=1e-5, err_msg=name)
 
 
+# Quick: test_next_item_on_ranks.py for lookups of a catalogue on ranks, and test_policies_on_ranks.py.
+@pytest.mark.slow
 def test_two_ranks_train_and_measure_the_retriever_of_one() -> None:
     ranks, alone = run_ranks(train, 2), train()
     assert alone["loss"][1] < alone["loss"][0]

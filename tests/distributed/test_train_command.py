@@ -118,6 +118,9 @@ def assert_same_curves(runs: Path, a: str, b: str) -> None:
         np.testing.assert_allclose(values, other[key], rtol=1e-4, err_msg=key)
 
 
+# Quick: test_ranks_with_other_settings_are_named for the command, test_same_as_one_rank.py for its
+# numbers, and test_elastic.py for a killed rank.
+@pytest.mark.slow
 def test_a_run_of_two_ranks_is_one_ranks_and_goes_on_without_a_killed_one(runs: Path) -> None:
     # Rank 1 is killed in the middle of the third epoch, and its place is gone: the other takes its tasks too.
     (runs / "start.py").write_text(KILLED_ONCE)

@@ -44,6 +44,9 @@ def evaluated(settings, data, folder):
     return evaluate(run)
 
 
+# Quick: test_experiment.py, test_the_evaluation_has_every_cell, and tests/cli/test_main_job.py for the
+# report.
+@pytest.mark.slow
 def test_every_split_is_measured_and_shown(data, tmp_path):
     evaluation = evaluated(config(), data, tmp_path)
     assert [one.data.split for one in evaluation.sections] == list(SPLITS)

@@ -140,7 +140,10 @@ def test_ids_out_of_range_are_refused_by_name(model, tmp_path):
             ask_here(tmp_path / "1", "serving_default", inputs)
 
 
-@pytest.mark.parametrize("unknown", ["initial", {"by_city": np.ones(3)}])
+# Quick: initial, and test_unknown_ids_read_the_given_rows.
+@pytest.mark.parametrize(
+    "unknown", ["initial", pytest.param({"by_city": np.ones(3)}, marks=pytest.mark.slow)]
+)
 def test_a_feature_of_several_tables_is_one_input(tmp_path, unknown):
     both = (FEATURES[1].table, "by_city")
     features = [

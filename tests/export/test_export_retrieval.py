@@ -34,6 +34,8 @@ def model():
     return made
 
 
+# Quick: tests/models/generative/test_flat_retriever.py, test_an_exported_model_answers_as_here.
+@pytest.mark.slow
 def test_it_answers_as_here(model, tmp_path):
     batch = {"item": tf.ragged.constant([[3, 8, 99], [], [99, 4, 98, 99, 7, 20, 21, 22]], tf.int64)}
     sent = {"item": np.asarray(batch["item"].to_tensor(PADDING))}

@@ -79,7 +79,10 @@ def matrices(columns, prefix=""):
     return found
 
 
-@pytest.mark.parametrize("kind", ["numbers", pytest.param("hashes", marks=pytest.mark.slow)])
+# Quick: test_clients_send_texts_and_what_they_had_is_left_out[texts], and of numbers
+# tests/models/generative/test_flat_retriever.py, test_an_exported_model_answers_as_here.
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["numbers", "hashes"])
 def test_what_comes_next_is_answered_as_here(kind, tmp_path):
     items = ITEMS[kind]
     model, batch = next_item(items, FuXi if kind == "hashes" else HSTU), histories(items)
@@ -160,6 +163,8 @@ def sent_of(model, batch, labels=()):
     return found | matrices({name: batch["labels"][name] for name in labels}, "labels_")
 
 
+# Quick: test_a_ranker_adapts_to_a_user_on_the_server, whose `predict` ranks alike.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -42,7 +42,8 @@ def trained(model, inputs):
     return model
 
 
-@pytest.mark.parametrize("dtype", [tf.string, tf.int64])
+# Quick: tf.string, and test_clients_may_send_the_prepared_numbers.
+@pytest.mark.parametrize("dtype", [tf.string, pytest.param(tf.int64, marks=pytest.mark.slow)])
 def test_a_functional_model_answers_text_whatever_it_was_trained_on(tmp_path, dtype):
     text = dtype == tf.string
     inputs = {"item": tf.constant(ITEMS), "tags": TAGS}

@@ -8,6 +8,7 @@ from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.meta.adaptation import Adaptation, per_task
 from gmeta.meta.inner_loop import task_means
+from support.cells import slow_but
 
 TASKS, WIDTH, HIDDEN, IDS = 3, 4, 5, 7
 OWNERS = np.array([0, 0, 0, 1, 1, 2])
@@ -99,7 +100,8 @@ def test_second_order_gradients_match_finite_differences(way):
         )
 
 
-@pytest.mark.parametrize("way", WAYS)
+# Quick: the plain one, and those that adapt rows and clip; each way computes gradients above.
+@pytest.mark.parametrize("way", slow_but(["maml", "all", "clip_norm"], WAYS))
 def test_recomputing_changes_nothing(way):
     given, values = problem(), start()
 

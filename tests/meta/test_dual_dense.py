@@ -91,7 +91,10 @@ def test_the_same_outputs_and_outer_gradients(seed, sizes, width, units, queries
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("width", [2, 40], ids=["many samples", "few samples"])
+# Quick: few samples; both outside of a graph above.
+@pytest.mark.parametrize(
+    "width", [pytest.param(2, marks=pytest.mark.slow), 40], ids=["many samples", "few samples"]
+)
 def test_in_a_graph_of_open_sizes(width):
     x, kernel, bias, labels, support, mask, query = drawn(5, [12, 3], width, 3, 6)
     open_ = [tf.TensorSpec([None, width], tf.float64), tf.TensorSpec(kernel.shape, tf.float64)]

@@ -9,6 +9,7 @@ from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.reinforcement import DPO, ECPO, GRPO, PolicyTraining, Rollouts
 from gmeta.reinforcement.rewards import HitReward
+from support.cells import slow_but
 from support.softmax_policy import SoftmaxPolicy
 from support.tables import sorted_records
 
@@ -38,7 +39,8 @@ def training_of(policy=None, reward=None, rate=0.03, **settings):
     return training
 
 
-@pytest.mark.parametrize("sampling", ["sample", "without_replacement", "beam"])
+# Quick: sample, and the others in test_only_allowed_items_come_out and test_rollouts.py.
+@pytest.mark.parametrize("sampling", slow_but(["sample"], ["sample", "without_replacement", "beam"]))
 def test_the_policy_learns_what_is_rewarded(sampling):
     training = training_of(rollouts=Rollouts(group=4, sampling=sampling), objective=GRPO(kl=0.0))
     before = training.evaluate(data(), verbose=0, return_dict=True)["reward@1"]
@@ -50,7 +52,15 @@ def test_the_policy_learns_what_is_rewarded(sampling):
     assert history["kl"][0] < history["kl"][-1]
 
 
-@pytest.mark.parametrize("objective", [ECPO(kl=0.0), GRPO(kl=0.0, per="digit"), DPO(beta=0.5)])
+# Quick: DPO, whose pairs are its own; ECPO resumes below, and test_losses.py has them all.
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param(ECPO(kl=0.0), marks=pytest.mark.slow),
+        pytest.param(GRPO(kl=0.0, per="digit"), marks=pytest.mark.slow),
+        DPO(beta=0.5),
+    ],
+)
 def test_with_each_objective(objective):
     training = training_of(objective=objective, updates=2)
     history = training.fit(data(), epochs=30, verbose=0).history
@@ -148,7 +158,7 @@ def test_a_loss_on_logged_items_beside():
         training_of(reward=nothing, sft=1.0).fit(data().map(lambda x: {"user": x["user"]}), verbose=0)
 
 
-@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 3])  # quick: 3
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, updates):
     def fresh():
         return training_of(objective=ECPO(kl=0.1), updates=updates, sft=0.2)
@@ -171,7 +181,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, updates):
     assert not np.array_equal(first.policy.kernel, whole.policy.kernel)
 
 
-@pytest.mark.parametrize("sampling", ["sample", "without_replacement", "beam"])
+@pytest.mark.parametrize(
+    "sampling",  # quick: the other two
+    slow_but(["without_replacement", "beam"], ["sample", "without_replacement", "beam"]),
+)
 def test_only_allowed_items_come_out(sampling):
     allow = np.arange(ITEMS) % 2 == 0
     rollouts = Rollouts(group=4, sampling=sampling)

@@ -93,7 +93,13 @@ def test_a_copy_shares_tables_and_nothing_else(policy, data):
 
 
 @pytest.mark.parametrize(
-    "rollouts", [Rollouts(8), Rollouts(8, "without_replacement", weights="equal")], ids=["drawn", "distinct"]
+    # Quick: distinct, and drawn test_policy_training.py, test_the_policy_learns_what_is_rewarded[sample].
+    "rollouts",
+    [
+        pytest.param(Rollouts(8), marks=pytest.mark.slow),
+        Rollouts(8, "without_replacement", weights="equal"),
+    ],
+    ids=["drawn", "distinct"],
 )
 def test_true_rewards_rise(policy, data, simulator, past, rollouts):
     reward = SimulatorReward(simulator, past.states)
@@ -141,6 +147,8 @@ def test_probabilities_are_among_what_is_allowed(policy, data, simulator, past):
         wrong.evaluate(data, verbose=0)
 
 
+# Quick: test_policy_training.py, test_a_resumed_run_is_the_uninterrupted_one[3].
+@pytest.mark.slow
 def test_it_resumes_as_uninterrupted(data, tmp_path):
     def fresh():
         policy = retriever()

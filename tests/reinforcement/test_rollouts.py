@@ -102,8 +102,9 @@ def exact(policy):
     ("sampling", "baseline", "factor"),
     [
         ("sample", "others", 1.0),
-        ("sample", "none", 1.0),
-        ("sample", "mean", 2 / 3),  # 1 - 1/G
+        # Quick: the others.
+        pytest.param("sample", "none", 1.0, marks=pytest.mark.slow),
+        pytest.param("sample", "mean", 2 / 3, marks=pytest.mark.slow),  # 1 - 1/G
         ("without_replacement", "none", 1.0),
     ],
 )

@@ -43,7 +43,8 @@ _NEGATIVES_PER: dict[str, Any] = {
     "next item of users": "user",
     "next item of positions": "position",
 }
-KINDS = (*_POLICIES, "towers", *_LOOPS, "grm", "drawn", "next item")
+KINDS = (*_POLICIES, "policies", "towers", *_LOOPS, "grm", "drawn", "next item")
+"""Kinds of models; "policies" has a table of each policy that others have alone."""
 
 
 def train_at_depth(
@@ -170,7 +171,12 @@ def make_model(kind: str, dropout: float = 0.2) -> tuple[Any, Callable[[], Itera
         "tags": tf.keras.Input([None], name="tags", dtype=tf.int64, ragged=True),
         "wide": tf.keras.Input([], name="wide", dtype=tf.int64),
     }
-    vectors = list(_collection(kind)(x).values())
+    if kind == "policies":
+        inputs = (x["user"], x["tags"], x["wide"], x["tags"], x["user"])
+        x_of = dict(zip(_one_table_each(), inputs, strict=True))
+        vectors = list(_policy_collection()(x_of).values())
+    else:
+        vectors = list(_collection(kind)(x).values())
     if kind == "towers":  # a second lookup in the same tables, and one in others
         shared = _collection("recent", name="other")
         vectors += [*shared(x).values(), *shared({**x, "user": x["wide"]}).values()]
@@ -225,6 +231,23 @@ def _collection(kind: str, name: str = "collection") -> EmbeddingCollection:
         FeatureConfig("wide", TableConfig("wide", 6, initializer=_START), hash=True),
     ]
     return EmbeddingCollection(features, name=name)
+
+
+def _one_table_each() -> list[str]:
+    """The policies' names, as features may have them."""
+    return [name.replace(" ", "_") for name, policy in _POLICIES.items() if policy]
+
+
+def _policy_collection() -> EmbeddingCollection:
+    features = [
+        FeatureConfig(
+            name,
+            TableConfig(name, 4, initializer=_START, **_POLICIES[name.replace("_", " ")]),
+            combiner="mean" if name in ("by_chance", "frequent") else None,
+        )
+        for name in _one_table_each()
+    ]
+    return EmbeddingCollection(features, name="collection")
 
 
 def _sizes() -> Iterator[tuple[np.random.Generator, int]]:

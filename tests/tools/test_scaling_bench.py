@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from support import warm
 from support.process_ranks import run_ranks
 
 BENCH = Path(__file__).resolve().parents[2] / "tools" / "bench"
@@ -91,9 +91,7 @@ def test_what_rank_0_gathers_is_what_all_reduce_sums():
     ],
 )
 def test_what_a_cpu_cannot_measure_is_refused(words, says):
-    run = subprocess.run(
-        [sys.executable, BENCH / "scaling.py", *words], capture_output=True, text=True, timeout=300
-    )
+    run = warm.run([sys.executable, BENCH / "scaling.py", *words], timeout=300)
     assert run.returncode == 2
     assert says in run.stderr.splitlines()[-1]
 

@@ -80,11 +80,12 @@ def test_batches_are_the_reference_s(
 @pytest.mark.parametrize(
     ("query", "drawn"),
     [
-        (2, {}),
+        # Quick: the others.
+        pytest.param(2, {}, marks=pytest.mark.slow),
         (1, {"resample": True}),
         (0.3, {"rows": "random"}),
         pytest.param(0.7, {"resample": True}, marks=pytest.mark.slow),
-        (After("rating", 2.5), {}),
+        pytest.param(After("rating", 2.5), {}, marks=pytest.mark.slow),
         (Flag("timestamp"), {}),
     ],
 )

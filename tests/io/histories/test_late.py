@@ -19,6 +19,7 @@ from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, 
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
 from support import warm
+from support.cells import slow_but
 from support.drawn_batches import plain
 from support.grouped_data import reading
 from support.reading_workers import WorkerProcess
@@ -77,7 +78,7 @@ def late(data, history, longest, examples="shown", **arguments):
 
 
 @pytest.mark.parametrize("history", [EVENTS, ["item"], ["timestamp", "action"]])
-@pytest.mark.parametrize("longest", [None, 1, 7, 40])
+@pytest.mark.parametrize("longest", slow_but([None, 7], [None, 1, 7, 40]))  # quick: None and 7
 def test_batches_are_those_of_rows_that_hold_their_histories(data, history, longest):
     options = {"sequences_per_batch": 7, "seed": 3, "shuffle_buffer": 16}
     ours, theirs = late(data, history, longest, **options), fat(data, history, longest, **options)

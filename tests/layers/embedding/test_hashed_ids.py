@@ -125,9 +125,10 @@ def by_shards(model, again, folder):
     ("saved", "fold", "other_fold"),
     [
         (by_weights, "xor", "mix"),
-        (by_tensorflow, "xor", "mix"),
-        (by_shards, "xor", "mix"),
         (by_shards, "mix", "xor"),
+        # Quick: the two above, one a door that reads a weight and one that reads rows.
+        pytest.param(by_tensorflow, "xor", "mix", marks=pytest.mark.slow),
+        pytest.param(by_shards, "xor", "mix", marks=pytest.mark.slow),
     ],
 )
 def test_rows_that_are_loaded_are_found_by_the_fold_that_they_were_saved_with(

@@ -195,7 +195,7 @@ def test_on_a_gpu_few_experts_are_all_computed():
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_a_graph_that_chooses_its_form_has_the_outputs_and_gradients_of_that_form(policy):
     mixtures = [on_gpu_pays_from_8(sparse, dtype=policy) for sparse in ("auto", True, False)]
     graphs = [

@@ -229,7 +229,8 @@ def test_without_a_trie_all_codes_may_be_written(model):
     np.testing.assert_allclose(model.valid_share(batch, 9, beam=codes), there[order].mean(axis=1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("softmax", ["children", "codes"])
+# Quick: codes, which has no shares among children to learn from.
+@pytest.mark.parametrize("softmax", [pytest.param("children", marks=pytest.mark.slow), "codes"])
 def test_it_learns_what_follows_what(tmp_path, softmax):
     model, batch = make_model(softmax=softmax), histories(96)
     data = tf.data.Dataset.from_tensor_slices(batch).batch(16)
@@ -249,6 +250,8 @@ def test_it_learns_what_follows_what(tmp_path, softmax):
     np.testing.assert_array_equal(loaded.retrieve(batch, k=5)[0], model.retrieve(batch, k=5)[0])
 
 
+# Quick: tests/reinforcement/test_retriever_training.py, test_true_rewards_rise[distinct].
+@pytest.mark.slow
 def test_it_is_a_policy_that_rewards_reach():
     policy, batch = make_model(dropout=0.2), histories(32)
     data = tf.data.Dataset.from_tensor_slices({**batch, "next": tf.zeros([32], tf.int64)}).batch(16)

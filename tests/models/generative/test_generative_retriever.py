@@ -187,6 +187,8 @@ def test_a_step_makes_one_lookup_and_reaches_every_weight(monkeypatch):
     assert inputs["item"].shape == calls[0][0]["item"].shape
 
 
+# Quick: tests/models/training/test_pipeline.py, test_all_numbers_are_those_of_depth_0[next item-1].
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pipeline", [{"depth": 2}, pytest.param({"depth": 1, "micro_batches": 2}, marks=pytest.mark.slow)]
 )
@@ -268,14 +270,14 @@ def test_it_is_saved_and_loaded_whole(tmp_path):
     np.testing.assert_array_equal(loaded.retrieve(batch, k=5)[0], items)
     np.testing.assert_allclose(loaded.retrieve(batch, k=5)[1], scores, rtol=1e-5)
     other = make_model(depth=1)
-    other.fit(data, epochs=1, verbose=0)
+    other(batch)  # which makes its weights
     model.save_weights(tmp_path / "weights" / "model")
     other.load_weights(tmp_path / "weights" / "model")
     np.testing.assert_array_equal(other.retrieve(batch, k=5)[0], items)
     # Codes dealt out in another way have weights of the same shapes.
     digits = np.roll(model.ids.digits, 1, axis=0)
     strange = make_model(replace(model.ids, digits=digits), depth=1)
-    strange.fit(data, epochs=1, verbose=0)
+    strange(batch)
     with pytest.raises(
         ConfigError, match="with other semantic ids: item 0 has another code there; make the model with"
     ):

@@ -1,6 +1,7 @@
 """A generative retriever that is resumed from a sharded checkpoint goes on as if it had not been ended."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from gmeta.checkpoint import ShardedCheckpoint
@@ -22,6 +23,8 @@ def make_model():
     return model
 
 
+# Quick: tests/reinforcement/test_policy_training.py, test_a_resumed_run_is_the_uninterrupted_one[3].
+@pytest.mark.slow
 def test_resumed_is_as_uninterrupted(tmp_path):
     items = tf.random.stateless_uniform([24, 5], [1, 2], 0, ITEMS, tf.int64)
     data = tf.data.Dataset.from_tensor_slices({"item": tf.RaggedTensor.from_tensor(items)}).batch(8)

@@ -131,13 +131,10 @@ def test_a_network_runs_with_each_tasks_own_weights(name):
         np.testing.assert_allclose(np.ravel(outputs[task]), expected, rtol=1e-5, atol=1e-6)
 
 
-# The others differ from these two in what the tests above compare.
+# The others differ from this one in what the tests above compare.
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("functional", "layer") else pytest.mark.slow)
-        for name in NETWORKS
-    ],
+    [pytest.param(name, marks=() if name == "layer" else pytest.mark.slow) for name in NETWORKS],
 )
 def test_it_learns_under_fit(name):
     model, batch = (

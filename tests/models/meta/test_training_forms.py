@@ -1,5 +1,6 @@
 """The forms in which a training step may compute the inner loop, each against the plainest one."""
 
+import itertools
 import random
 
 import numpy as np
@@ -13,6 +14,7 @@ from gmeta.meta import Adam, InnerLoop, Momentum
 from gmeta.models import MetaModel, TaskLearner
 from gmeta.models.meta import outer_rules
 from gmeta.models.meta.outer_rules import choose_form
+from support.cells import slow_but
 from support.drawn_batches import make_batch
 
 DUAL = {
@@ -74,8 +76,14 @@ def assert_same(ours, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("samples", ["query", "all"])
-@pytest.mark.parametrize("name", DUAL)
+# Quick: each loop, and each choice of samples.
+@pytest.mark.parametrize(
+    ("name", "samples"),
+    slow_but(
+        lambda name, samples: (samples == "all") == (name == "maml"),
+        itertools.product(DUAL, ["query", "all"]),
+    ),
+)
 def test_dual_steps_are_those_of_weights(name, samples):
     model, batch = make_model(DUAL[name], outer_samples=samples), make_batch([5, 1, 3], query=3)
     assert "dual" in choose_form(model.learner)
@@ -149,7 +157,9 @@ def test_a_learner_that_keras_knows_is_found_again(tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("sizes", [[4], [2, 7], [1, 9, 3, 1, 6]], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [[4], pytest.param([2, 7], marks=pytest.mark.slow), [1, 9, 3, 1, 6]], ids=str
+)
 def test_two_groups_are_as_one(sizes, optimizer):
     model = make_model(InnerLoop(steps=2, learning_rate=0.05, optimizer=optimizer))
     batch = make_batch(sizes, pad=2)

@@ -70,6 +70,8 @@ def test_what_ids_cannot_be_made_of_is_named(recipe, file):
 OF_FORMS = {"decoder": ["--negatives", "8"], "flat": ["--form", "flat", "--softmax", "codes"]}
 
 
+# Quick: test_hstu_recipe.py, test_it_trains_and_measures_and_reports, and the model's own tests.
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["decoder", pytest.param("flat", marks=pytest.mark.slow)])
 def test_it_trains_and_measures(file, tmp_path, form):
     words = ["--levels", "1", "--codes", "3", "--vectors", "4", "--batch", "16", *OF_FORMS[form]]

@@ -118,6 +118,8 @@ def test_training_ends_with_its_time(recipe, tmp_path):
     assert [row["in_time"] for row in rows] == [False]
 
 
+# Quick: tests/io/histories/test_late.py, test_batches_are_those_of_rows_that_hold_their_histories.
+@pytest.mark.slow
 def test_histories_out_of_a_store_are_those_beside_the_exposures(recipe, tmp_path):
     logs, train = recipe["logs"], recipe["train"]
     log = ExposureConfig(users=40, mean_events=20, exposures=10)

@@ -1,5 +1,6 @@
 """Catalogues that grow and shrink beside trained weights, and what a history without items is answered."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -15,6 +16,7 @@ from gmeta.models import FlatRetriever, GenerativeRetriever, NextItemModel
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.optimizers import Adam
 from gmeta.preprocess import semantic_ids
+from support.cells import slow_but
 from support.process_ranks import run_ranks
 
 ITEMS = np.arange(20) * 1000 + 7
@@ -95,8 +97,13 @@ def load(door, model, saved, folder):
 DOORS = ("sharded", "tensorflow", "keras", "weights")
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("kind", ["next", "generative", "flat"])
+# Quick: each kind by one door, and each door.
+JOIN = [("next", "sharded"), ("next", "keras"), ("generative", "weights"), ("flat", "tensorflow")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "door"), slow_but(JOIN, itertools.product(["next", "generative", "flat"], DOORS))
+)
 def test_new_items_join_a_trained_model(trained, kind, door):
     saved, folder = trained[kind]
     model = make(kind, np.concatenate([ITEMS, MORE]), grown_codes())
@@ -191,7 +198,8 @@ def test_a_history_without_items_is_answered_by_popularity(trained, kind):
         assert few == [*expected[:2], -1]
 
 
-@pytest.mark.parametrize("kind", ["next", "flat"])
+# Quick: flat, and for what comes next tests/export/test_export_sequences.py.
+@pytest.mark.parametrize("kind", [pytest.param("next", marks=pytest.mark.slow), "flat"])
 def test_an_export_of_a_grown_catalogue_answers_as_the_model(trained, kind, tmp_path):
     saved, folder = trained[kind]
     model = make(kind, np.concatenate([ITEMS, MORE]), grown_codes())

@@ -216,6 +216,9 @@ def test_a_loss_or_metrics_are_refused():
         model.compile("adam", loss="mse")
 
 
+# Quick: tests/models/training/test_windows.py,
+# test_a_step_of_micro_batches_is_the_step_of_the_batch[maml-2-1].
+@pytest.mark.slow
 def test_micro_batches_of_users_make_the_step_of_all():
     learnt = []
     for pipeline in (None, gmeta.Pipeline(depth=1, micro_batches=2)):
@@ -227,5 +230,10 @@ def test_micro_batches_of_users_make_the_step_of_all():
         learnt.append([*(weight.numpy() for weight in model.weights), losses])
     for one, other in zip(*learnt, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_micro_batches_of_a_batch_that_is_no_data_set_are_refused():
+    model = make_model(InnerLoop(steps=1, learning_rate=RATE, adapt=["mixture", "heads"]))
+    model.compile("sgd", pipeline=gmeta.Pipeline(depth=1, micro_batches=2))
     with pytest.raises(ConfigError, match="micro_batches can't divide layout of a batch of tasks"):
         model.train_on_batch(draw_exposures(4, EVENTS, EXPOSURES))

@@ -54,6 +54,8 @@ def test_jagged_histories_are_as_ragged_ones():
     assert np.isfinite(model.fit(tf.data.Dataset.from_tensors(form), verbose=0).history["loss"][0])
 
 
+# Quick: test_a_catalogue_of_any_ids_is_learnt_and_recommended[texts], which learns the same.
+@pytest.mark.slow
 def test_it_learns_what_follows_what():
     model, batch = make_model(), histories(64)
     data = tf.data.Dataset.from_tensor_slices(batch).batch(16)
@@ -298,14 +300,28 @@ def test_that_nobody_has_an_item_twice_is_learnt():
     assert float(model.repeat_bias) < -3
     items, _ = model.recommend(batch, 3)
     assert all(not set(row) & set(found) for row, found in zip(rows, items.numpy(), strict=True))
+
+
+# Quick: test_that_nobody_has_an_item_twice_is_learnt learns the same number, downwards.
+@pytest.mark.slow
+def test_that_all_have_an_item_again_is_learnt():
+    rows = [np.random.default_rng(user).permutation(ITEMS)[:6].tolist() for user in range(96)]
     again = make_model(time=None)
     always = {"item": tf.ragged.constant([[row[0]] * 6 for row in rows], tf.int64)}
     again.fit(tf.data.Dataset.from_tensor_slices(always).batch(16), epochs=15, verbose=0)
     assert float(again.repeat_bias) > 0
 
 
-@pytest.mark.parametrize("repeats", [True, False])
-@pytest.mark.parametrize("per", ["user", "position"])
+@pytest.mark.parametrize(
+    ("per", "repeats"),
+    [
+        ("user", False),
+        ("position", True),
+        # Quick: the two above.
+        pytest.param("user", True, marks=pytest.mark.slow),
+        pytest.param("position", False, marks=pytest.mark.slow),
+    ],
+)
 def test_negatives_of_a_user_or_a_position_are_learnt_from(per, repeats):
     model, batch = make_model(negatives_per=per, repeats=repeats), histories(32)
     losses = model.fit(tf.data.Dataset.from_tensor_slices(batch).batch(16), epochs=8, verbose=0).history[

@@ -80,8 +80,8 @@ OPTIMIZERS = pytest.mark.parametrize(
 )
 
 
-@OPTIMIZERS
-def test_k_batches_of_uneven_sizes_equal_one_large_batch(sparse, dense):
+def test_k_batches_of_uneven_sizes_equal_one_large_batch():
+    sparse, dense = Adam(None), lambda: tf.keras.optimizers.Adam(0.02)  # with SGD, test_eagerly_too
     large, small = make(sparse, dense), make(sparse, dense, k=3)
     train(large, [24, 15])
     train(small, [8, 12, 4, 1, 9, 5])
@@ -117,7 +117,7 @@ def test_rows_wait_for_the_kth_batch_and_only_touched_ones_move():
     np.testing.assert_array_equal(table.lookup_keys([stranger], insert=False), untouched)
 
 
-@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize("validate", [pytest.param(False, marks=pytest.mark.slow), True])  # quick: True
 def test_fit_closes_the_window_at_the_end_of_an_epoch(validate):
     x, y = samples(20)
     large, small = (make(Adam(None), lambda: tf.keras.optimizers.Adam(0.02), k=k) for k in (1, 2))

@@ -1,5 +1,6 @@
 """Ids that no row can have end fit, evaluate and predict in one line; padding is accepted there."""
 
+import itertools
 import random
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import MetaModel, Model
+from support.cells import slow_but
 
 
 class Scores(Model):
@@ -40,9 +42,19 @@ def run(model, what, ids):
     return getattr(model, what)(data, np.zeros(len(ids), np.float32), verbose=0, **in_order)
 
 
-@pytest.mark.parametrize("make", [Scores, functional])
-@pytest.mark.parametrize("what", ["fit", "evaluate", "predict"])
-@pytest.mark.parametrize("bad", [-1, -7, 2**62])
+# Quick: each call and each id of a subclassed model, and one of a functional one.
+@pytest.mark.parametrize(
+    ("make", "what", "bad"),
+    slow_but(
+        [
+            (Scores, "fit", -1),
+            (Scores, "evaluate", 2**62),
+            (Scores, "predict", -7),
+            (functional, "fit", 2**62),
+        ],
+        itertools.product([Scores, functional], ["fit", "evaluate", "predict"], [-1, -7, 2**62]),
+    ),
+)
 def test_an_id_out_of_range_is_one_line_of_ours(make, what, bad):
     with pytest.raises(ConfigError) as raised:
         run(compiled(make()), what, [3, bad])

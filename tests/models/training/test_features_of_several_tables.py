@@ -1,5 +1,7 @@
 """Models train a feature of several tables as a feature for each table, fed the same ids, to the last bit."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +13,7 @@ from gmeta.meta import InnerLoop
 from gmeta.models import GRM, MetaModel, Model
 from gmeta.optimizers import Adam
 from gmeta.policies import CountAdmission
+from support.cells import slow_but
 from support.drawn_batches import draw_exposures, task_batch
 from support.tables import assert_same_tables
 
@@ -49,9 +52,15 @@ class Scores(Model):
         return self.network(tf.concat([*found, vectors["seen"]], axis=1))
 
 
-@pytest.mark.parametrize("kind", ["one", "ragged", "lists"])
-@pytest.mark.parametrize(("dims", "join"), FORMS)
-def test_fit_moves_rows_slots_and_frequencies_alike(kind, dims, join):
+# Quick: each kind in one form, and each form of one kind.
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    slow_but(
+        [("lists", 0), ("one", 1), ("ragged", 2)], itertools.product(("one", "ragged", "lists"), range(3))
+    ),
+)
+def test_fit_moves_rows_slots_and_frequencies_alike(kind, form):
+    dims, join = FORMS[form]
     random = np.random.default_rng(0)
     lengths = random.integers(0, 5, 40)
     lists = tf.RaggedTensor.from_row_lengths(random.integers(0, 12, lengths.sum()), lengths)
@@ -73,9 +82,13 @@ def test_fit_moves_rows_slots_and_frequencies_alike(kind, dims, join):
     assert_same(*trained)
 
 
-@pytest.mark.parametrize("inner", [InnerLoop(steps=2), InnerLoop(steps=2, adapt="all")], ids=["some", "all"])
-@pytest.mark.parametrize("dims", [(3, 5), (4, 4)])
-def test_a_meta_model_trains_and_adapts_alike(dims, inner):
+# Quick: each number of dimensions, and each way to adapt.
+@pytest.mark.parametrize(
+    ("dims", "adapt"),
+    slow_but([((3, 5), "default"), ((4, 4), "all")], itertools.product([(3, 5), (4, 4)], ["default", "all"])),
+)
+def test_a_meta_model_trains_and_adapts_alike(dims, adapt):
+    inner = InnerLoop(steps=2) if adapt == "default" else InnerLoop(steps=2, adapt=adapt)
     batch = task_batch([3, 1, 4], ids={"user": 4, "item": 6}, pad=2)
     of, user = make_tables(dims), FeatureConfig("user", TableConfig("user", 4, initializer=START))
     trained, answers = [], []
@@ -104,7 +117,7 @@ def test_samples_of_a_task_keep_to_the_lowest_limit_of_the_tables():
         model.adapt({"user": [1], "item": [1 << 61]}, [0.5])
 
 
-@pytest.mark.parametrize("dims", [(3, 5), (4, 4)])
+@pytest.mark.parametrize("dims", [pytest.param((3, 5), marks=pytest.mark.slow), (4, 4)])  # quick: (4, 4)
 def test_a_model_of_exposures_trains_alike(dims):
     batch = draw_exposures(0, [4, 0, 6], [3, 2, 4])
     of = make_tables(dims)

@@ -56,7 +56,7 @@ def test_vectors_are_float16_and_rows_float32():
 
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"accumulate_steps": 2}], ids=str)
-@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("dense", [True, pytest.param(False, marks=pytest.mark.slow)])  # quick: True
 def test_rows_move_by_the_unscaled_gradient(options, dense):
     half = make(dense, **options)
     tf.keras.mixed_precision.set_global_policy("float32")
@@ -97,7 +97,8 @@ def dense_stack():
     return MLP({"fc": 8, "out": 1})
 
 
-@pytest.mark.parametrize("network", [dense_stack, keras_stack])
+# Quick: dense_stack.
+@pytest.mark.parametrize("network", [dense_stack, pytest.param(keras_stack, marks=pytest.mark.slow)])
 def test_tasks_adapt_in_float16_close_to_float32(network):
     features = [
         FeatureConfig("user", TableConfig("user", 4, initializer=START)),

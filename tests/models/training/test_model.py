@@ -1,5 +1,7 @@
 """A Model with an EmbeddingCollection in ordinary Keras scripts, beside Keras' own embeddings."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,7 @@ from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.optimizers import SGD, Adam
+from support.cells import slow_but
 
 USERS, ITEMS, DIM = 5, 7, 4
 FEATURES = (
@@ -83,7 +86,10 @@ METRICS = {"metrics": [tf.keras.metrics.BinaryAccuracy(threshold=0.0)], "weighte
         (SGD(None), lambda: tf.keras.optimizers.SGD(0.5), {}),
         (Adam(None), lambda: tf.keras.optimizers.Adam(0.05), {"run_eagerly": True}),
         (Adam(None), lambda: tf.keras.optimizers.Adam(schedule()), {"steps_per_execution": 2}),
-        (Adam(None), lambda: tf.keras.optimizers.legacy.Adam(schedule()), {}),
+        # Quick: adam-schedule-two-steps, and for a legacy optimizer's rows test_table_rule.py.
+        pytest.param(
+            *(Adam(None), lambda: tf.keras.optimizers.legacy.Adam(schedule()), {}), marks=pytest.mark.slow
+        ),
     ],
     ids=["sgd", "adam-eager", "adam-schedule-two-steps", "legacy"],
 )
@@ -183,9 +189,11 @@ class Dots(Model):
         return tf.reduce_sum(vectors["user"] * vectors["item"], axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("built", [False, True], ids=["first step", "built before"])
-@pytest.mark.parametrize("layers", [0, 1], ids=["none", "unused"])
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale"])
+# Quick: each value of each, in two cells.
+@pytest.mark.parametrize(
+    ("built", "layers", "scaled"),
+    slow_but([(False, 1, True), (True, 0, False)], itertools.product([False, True], [0, 1], [False, True])),
+)
 def test_without_dense_gradients_rows_train_steps_count_and_the_schedule_goes_on(built, layers, scaled):
     x, y, _ = data()
     model = Dots(layers)
@@ -275,9 +283,14 @@ def test_settings_that_tables_cannot_follow_are_refused(settings, message):
         ours().compile(**{"loss": "mse", **settings})
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["untraced", "traced"])
-@pytest.mark.parametrize("trained", [False, True], ids=["frozen", "unfrozen"])
-@pytest.mark.parametrize("whole", [False, True], ids=["collection", "model"])
+# Quick: each value of each, in three cells.
+@pytest.mark.parametrize(
+    ("traced", "trained", "whole"),
+    slow_but(
+        [(True, True, False), (False, True, True), (True, False, True)],
+        itertools.product([False, True], repeat=3),
+    ),
+)
 def test_trainable_that_is_set_after_compile_waits_for_the_next_with_a_warning(traced, trained, whole):
     model, (x, y, _) = ours(SGD(0.1)), data()
     layer = model if whole else collection_of(model)

@@ -12,6 +12,7 @@ from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig, record_lookups
 from gmeta.models import Model
+from support.cells import slow_but
 
 X, Y = {"item": np.arange(24) % 7}, np.ones([24, 1], np.float32)
 
@@ -115,7 +116,8 @@ def test_a_step_that_knows_no_micro_batches_cannot_look_up_what_was_fetched_for_
         fit(Alone(), pipeline=gmeta.Pipeline(depth=1, micro_batches=2))
 
 
-@pytest.mark.parametrize("name", IGNORED)
+# Quick: the parts of "accumulation, ahead", and test_a_step_of_its_own_may_fetch_ahead.
+@pytest.mark.parametrize("name", slow_but(["accumulation", "micro-batches"], IGNORED))
 def test_a_step_around_that_of_the_base_class_is_as_good(name):
     around = Around()
     times = StepTimes(every=2, print_fn=lambda text: None)

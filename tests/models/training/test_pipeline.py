@@ -19,6 +19,7 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.ops import HashTable
 from gmeta.ops.table.read_ahead import Reread
+from support.cells import slow_but
 from support.pipeline_runs import (
     KINDS,
     STEPS,
@@ -36,15 +37,12 @@ def at_depth_0(kind):
     return train_at_depth(kind, 0)
 
 
-# Tracing takes the time: one depth of each kind is enough.
-@pytest.mark.parametrize(
-    ("kind", "depth"),
-    [
-        pytest.param(kind, depth, marks=[pytest.mark.slow] if (number + depth) % 2 else [])
-        for number, kind in enumerate(KINDS)
-        for depth in (1, 2)
-    ],
-)
+# Tracing takes the time. Quick: "policies" for tables of each policy alone, "rows" for "maml", and
+# "next item" for "grm".
+QUICK = [("policies", 1), ("policies", 2), ("towers", 2), ("rows", 2), ("drawn", 1), ("next item", 1)]
+
+
+@pytest.mark.parametrize(("kind", "depth"), slow_but(QUICK, itertools.product(KINDS, (1, 2))))
 def test_all_numbers_are_those_of_depth_0(kind, depth):
     found = train_at_depth(kind, depth)
     assert differences(at_depth_0(kind), found) == []
@@ -67,6 +65,11 @@ def test_rows_that_are_not_read_again_are_noticed(monkeypatch):
 
 
 SETTINGS = {
+    "together": {
+        "accumulate_steps": 3,
+        "steps_per_execution": 2,
+        "fit": {"steps_per_epoch": 6, "validation_freq": 1, "validation_steps": 4},
+    },
     "accumulation": {"accumulate_steps": 3},
     "eager": {"run_eagerly": True, "epochs": 1},
     "several steps a call": {"steps_per_execution": 4, "fit": {"steps_per_epoch": 8}, "epochs": 1},
@@ -75,7 +78,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# Quick: "together" for each of the others.
+@pytest.mark.parametrize("name", slow_but(["together", "eager"], SETTINGS))
 def test_settings_of_a_run_change_nothing(name):
     settings = dict(SETTINGS[name])
     fit = dict(settings.pop("fit", {}))
@@ -92,6 +96,8 @@ def overflow():
     )
 
 
+# Quick: pipeline/test_step_number.py, test_a_wrong_prediction_changes_no_number[skipped steps-1].
+@pytest.mark.slow
 def test_steps_that_the_loss_scale_skips_change_nothing():
     plain, ahead = (train_at_depth("recent", depth, optimizer=overflow()) for depth in (0, 1))
     assert differences(plain, ahead) == []
@@ -107,21 +113,25 @@ class Meddle(tf.keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         (collection,) = collections_of(self.model)
-        table = collection.tables[0]
-        records = table.export()
-        if batch % 4 == 0:
-            table.remove(records.keys[::3])
-        elif batch % 4 == 1:
-            table.import_(records._replace(rows=records.rows + 1.0))
-        elif batch % 4 == 2:
-            table.evict()
-        elif self._folder is not None:
+        for table in collection.tables:
+            records = table.export()
+            if batch % 4 == 0:
+                table.remove(records.keys[::3])
+            elif batch % 4 == 1:
+                table.import_(records._replace(rows=records.rows + 1.0))
+            elif batch % 4 == 2:
+                table.evict()
+        if batch % 4 == 3 and self._folder is not None:
             self.model.save_weights(self._folder / "weights")
             if batch % 8 == 3:
                 self.model.load_weights(self._folder / "weights")
 
 
-@pytest.mark.parametrize(("kind", "depth"), [("counted", 1), ("by chance", 2), ("expiring", 1)])
+# Quick: "policies" has a table of each.
+@pytest.mark.parametrize(
+    ("kind", "depth"),
+    slow_but([("policies", 2)], [("counted", 1), ("by chance", 2), ("expiring", 1), ("policies", 2)]),
+)
 def test_callbacks_that_change_tables_are_seen(kind, depth, tmp_path):
     plain = train_at_depth(kind, 0, callbacks=[Meddle(tmp_path)])
     ahead = train_at_depth(kind, depth, callbacks=[Meddle(tmp_path)])
@@ -153,6 +163,9 @@ def make_without_chance(kind):
     return make_model(kind, dropout=0.0)
 
 
+# Quick: pipeline/test_step_number.py,
+# test_a_training_that_a_checkpoint_continues_draws_as_one_without_a_break.
+@pytest.mark.slow
 def test_a_training_that_a_checkpoint_continues_equals_one_without_a_break(tmp_path):
     def fit(folder, depth, *callbacks):
         model, batches = make_without_chance("recent")
@@ -176,6 +189,8 @@ def test_training_on_batches_needs_no_read_ahead():
         assert one.train_on_batch(*batch) == other.train_on_batch(*batch)
 
 
+# Quick: tests/callbacks/test_timed_models.py, test_losses_are_those_of_a_training_that_is_not_measured.
+@pytest.mark.slow
 def test_times_of_a_step_are_measured():
     times = StepTimes(every=3, print_fn=lambda text: None)
     plain, ahead = (train_at_depth("ctr", depth, callbacks=[times]) for depth in (0, 1))

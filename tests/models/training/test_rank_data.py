@@ -113,7 +113,7 @@ def whole_steps(parts):
     return [step for step in found if step]
 
 
-@pytest.mark.parametrize("samples", [37, 48])
+@pytest.mark.parametrize("samples", [37, pytest.param(48, marks=pytest.mark.slow)])  # quick: 37
 def test_steps_are_the_same_samples_on_fewer_ranks(monkeypatch, samples):
     x = np.arange(samples)
     found = {}

@@ -115,7 +115,7 @@ class Killed(tf.keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("save_freq", [1, "epoch"])
+@pytest.mark.parametrize("save_freq", [1, pytest.param("epoch", marks=pytest.mark.slow)])  # quick: 1
 def test_a_backup_waits_for_the_step_of_accumulated_gradients_and_training_goes_on_as_it_was(
     tmp_path, save_freq
 ):
@@ -251,7 +251,8 @@ def trained_meta():
     return model, batch
 
 
-@pytest.mark.parametrize("name", ["weights", "model.weights.h5"])
+# Quick: model.weights.h5, and of an ordinary model test_weights_come_back_with_whole_tables[weights].
+@pytest.mark.parametrize("name", [pytest.param("weights", marks=pytest.mark.slow), "model.weights.h5"])
 def test_a_meta_models_weights_and_learned_rates_come_back(trained_meta, tmp_path, name):
     model, batch = trained_meta
     model.save_weights(tmp_path / name)

@@ -21,6 +21,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.layers.exchange import window_gradients
 from gmeta.models import Model
+from support.cells import slow_but
 from support.pipeline_runs import distances, make_model, own_data, train_to_compare_sums
 
 STRICT = 1e-6
@@ -42,6 +43,9 @@ EVERY = [
     for depth in (0, 1, 2)
     if (kind, micro_batches, depth) not in CASES
 ]
+# Quick: ctr-2-2 for other numbers and for two lookups, and grm for all that reads sequences; for what a step
+# draws, pipeline/test_step_number.py, test_micro_batches_of_a_step_have_its_number.
+QUICK = [("ctr", 2, 2), ("maml", 2, 1), ("grm", 2, 0)]
 
 
 def train(kind, depth=0, micro_batches=1, *, fit=None, **settings):
@@ -61,7 +65,7 @@ def far(one, other, limit=STRICT):
 
 @pytest.mark.parametrize(
     ("kind", "micro_batches", "depth"),
-    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in EVERY)],
+    slow_but(QUICK, [*CASES, *EVERY]),
 )
 def test_a_step_of_micro_batches_is_the_step_of_the_batch(kind, micro_batches, depth):
     found = train(kind, depth, micro_batches)
@@ -69,13 +73,9 @@ def test_a_step_of_micro_batches_is_the_step_of_the_batch(kind, micro_batches, d
     assert all(np.isfinite(found["history"]["loss"]))
 
 
+# Quick: "policies" has a table of each.
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "by chance",
-        "recent",
-        *(pytest.param(k, marks=pytest.mark.slow) for k in ("counted", "frequent", "expiring")),
-    ],
+    "kind", slow_but(["policies"], ["by chance", "recent", "counted", "frequent", "expiring", "policies"])
 )
 def test_admissions_evictions_frequencies_and_statistics_are_exactly_those_of_the_batch(kind):
     assert far(train(kind, fit={"steps_per_epoch": 14}), train(kind, 0, 3, fit={"steps_per_epoch": 14})) == {}
@@ -95,6 +95,13 @@ def test_gradients_that_leave_too_early_are_noticed(kind, monkeypatch):
 
 
 SETTINGS = {
+    "together": {
+        "optimizer": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=0.1),
+        "accumulate_steps": 2,
+        "metrics": ["mae"],
+        "weighted_metrics": ["mse"],
+        "fit": {"steps_per_epoch": 4, "validation_freq": 1, "validation_steps": 2},
+    },
     "accumulation": {"accumulate_steps": 3},
     "eager": {"run_eagerly": True},
     "several steps a call": {"steps_per_execution": 2, "fit": {"steps_per_epoch": 4}},
@@ -106,7 +113,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+# Quick: "together" has momentum for Adagrad, too; test_pipeline.py has several steps a call.
+@pytest.mark.parametrize("name", slow_but(["together", "eager"], SETTINGS))
 def test_settings_of_a_run_work_with_micro_batches(name):
     def settings():
         given = dict(SETTINGS[name])
@@ -148,12 +156,16 @@ def test_training_on_batches_uses_micro_batches():
     assert far([w.numpy() for w in one.weights], [w.numpy() for w in other.weights]) == {}
 
 
+# Quick: tests/callbacks/test_timed_models.py, test_what_a_pipeline_fetches_is_drawn_beside_the_step[1-2].
+@pytest.mark.slow
 def test_times_of_a_step_are_measured():
     times = StepTimes(every=2, print_fn=lambda text: None)
     assert far(undivided("ctr"), train("ctr", 0, 2, callbacks=[times])) == {}
     assert times.times.steps > 1
 
 
+# Quick: test_pipeline.py, test_a_model_can_be_saved_with_its_pipeline.
+@pytest.mark.slow
 def test_a_model_can_be_saved_with_its_micro_batches(tmp_path):
     model, batches = make_model("ctr")
     model.compile("adam", "mse", pipeline=gmeta.Pipeline(depth=0, micro_batches=2))

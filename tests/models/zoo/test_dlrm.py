@@ -120,6 +120,9 @@ def fitted_error(steps):
     return float(tf.reduce_mean([model.test_step(batch)["loss"] for batch in opposed_tasks(4, seed=9)]))
 
 
+# Quick: test_cbml.py, test_the_gate_alone_learns_tasks_that_contradict_each_other, and the gradients
+# above.
+@pytest.mark.slow
 def test_it_learns_tasks_that_contradict_each_other():
     plain, adapting = fitted_error(steps=0), fitted_error(steps=1)
     assert plain > 0.85

@@ -27,9 +27,10 @@ from support.tables import assert_same_tables, give_tiers
 @pytest.mark.parametrize(
     ("kind", "depth"),
     [
-        ("by chance", 1),
-        ("frequent", 0),
+        # Quick: expiring-2, and by chance in tests/models/training/pipeline/test_prefetch.py.
         ("expiring", 2),
+        pytest.param("by chance", 1, marks=pytest.mark.slow),
+        pytest.param("frequent", 0, marks=pytest.mark.slow),
         *(pytest.param(kind, depth, marks=pytest.mark.slow) for kind in ("rows", "grm") for depth in (0, 1)),
     ],
 )

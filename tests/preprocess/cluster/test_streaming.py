@@ -95,6 +95,9 @@ def table(tmp_path_factory):
     return [folder / "t"], contents(folder / "out")
 
 
+# Quick: test_the_bytes_are_those_of_the_embedded_engine, and
+# tests/preprocess/history/test_append_engines.py, test_as_programs.
+@pytest.mark.slow
 def test_as_programs(table, tmp_path):
     data, expected = table
     options = {"run": as_program, "pieces": 1, "reducers": 2}

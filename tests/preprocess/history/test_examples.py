@@ -144,7 +144,7 @@ def test_each_row_has_the_length_and_the_checksum_of_its_own_generation(folder, 
         assert own["history_crc"] == crc_of([[e.price for e in history], [e.ts for e in history]])
 
 
-@pytest.mark.parametrize("check", ["length", "crc"])
+@pytest.mark.parametrize("check", [pytest.param("length", marks=pytest.mark.slow), "crc"])  # quick: crc
 def test_exposures_side_by_side_are_examples_each_and_readers_check_them(folder, check):
     """From a later generation `late` raises if a history isn't the one of which the set keeps the number."""
     rows = write_shown(folder)

@@ -116,6 +116,8 @@ def test_no_data_are_refused(nothing, tmp_path):
         prepare(nothing, tmp_path / "out")
 
 
+# Quick: tests/cli/test_prepare.py, test_synthetic_data_are_prepared_and_kept.
+@pytest.mark.slow
 def test_a_synthetic_set_is_prepared_and_kept(tmp_path):
     summary = prepare(SyntheticConfig(), tmp_path / "out")
     again = prepare(tmp_path / "out" / "raw", tmp_path / "again")

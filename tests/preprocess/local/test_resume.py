@@ -83,10 +83,10 @@ def written(monkeypatch):
     ("patch", "again"),
     [
         ("after(duckdb_engine, 'from_arrow', 1)", 12),
-        ("after(GroupSorter, 'finish', 0)", 12),
+        pytest.param("after(GroupSorter, 'finish', 0)", 12, marks=pytest.mark.slow),  # quick: add_sorted
         ("after(Journal, 'add_sorted', 0)", 12),
-        ("after(ShardMerger, 'write', 0)", 12),
-        ("after(ShardMerger, 'write', 4)", 8),
+        pytest.param("after(ShardMerger, 'write', 0)", 12, marks=pytest.mark.slow),  # quick: close
+        pytest.param("after(ShardMerger, 'write', 4)", 8, marks=pytest.mark.slow),  # quick: close
         ("after(ShardFile, 'close', 4)", 8),  # in the middle of a shard
         ("after(Journal, 'add_shard', 4)", 8),  # a shard is there, but not noted
         ("after(Manifest, 'save', 0)", 0),

@@ -85,7 +85,11 @@ def assert_same(one, other):
         np.testing.assert_array_equal(value, other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("compiled", [{}, {"pipeline": Pipeline(depth=2)}, {"accumulate_steps": 3}])
+# Quick: the other two; of a plain model, test_it_shrinks_and_says_so.
+@pytest.mark.parametrize(
+    "compiled",
+    [pytest.param({}, marks=pytest.mark.slow), {"pipeline": Pipeline(depth=2)}, {"accumulate_steps": 3}],
+)
 def test_it_finds_the_limit_and_leaves_the_model_as_it_was(compiled):
     model, reader = make(**compiled), Reader()
     model.apply_accumulated()
@@ -183,9 +187,9 @@ def test_an_error_in_a_step_leaves_the_model_as_it_was():
 
 def test_a_cpu_has_no_statistics_and_the_error_says_what_to_do():
     with pytest.raises(ConfigError, match=r"counts no memory of CPU:0 \(GPUs: none\): pass memory=.*limit="):
-        max_tokens(make(), Reader().batch, device="CPU:0")
+        max_tokens(make(built=False), Reader().batch, device="CPU:0")
     with pytest.raises(ConfigError, match="counts no memory of GPU:7"):
-        max_tokens(make(), Reader().batch, device="GPU:7", memory=Reader().memory)
+        max_tokens(make(built=False), Reader().batch, device="GPU:7", memory=Reader().memory)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_a_cpu_has_no_statistics_and_the_error_says_what_to_do():
 def test_arguments_that_make_no_sense(options, says):
     reader = Reader()
     with pytest.raises(ConfigError, match=says):
-        max_tokens(make(), reader.batch, **{"memory": reader.memory, "limit": 1e6, **options})
+        max_tokens(make(built=False), reader.batch, **{"memory": reader.memory, "limit": 1e6, **options})
     assert reader.sizes == []
 
 

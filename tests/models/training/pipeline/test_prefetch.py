@@ -8,6 +8,7 @@ import pytest
 
 from gmeta.ops import HashTable
 from gmeta.policies import Tiers
+from support.cells import slow_but
 from support.pipeline_runs import differences, take_moves, train_at_depth
 from support.tables import give_tiers
 
@@ -40,7 +41,7 @@ def traced(monkeypatch):
 
 
 # "towers" looks up `collection` once and `other` twice in a step.
-@pytest.mark.parametrize(("depth", "micro_batches"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("depth", "micro_batches"), slow_but([(2, 1), (2, 2)], [(1, 1), (2, 1), (2, 2)]))
 def test_only_tables_with_tiers_on_a_gpu_are_prefetched(traced, depth, micro_batches):
     train_at_depth("towers", depth, micro_batches=micro_batches, epochs=1)
     names = [name for name, _ in traced["prefetch"]]
@@ -56,7 +57,8 @@ def test_only_tables_with_tiers_on_a_gpu_are_prefetched(traced, depth, micro_bat
     assert peeked.count("other/wide") == (4 if depth == 2 else 0)
 
 
-@pytest.mark.parametrize(("kind", "depth"), [("by chance", 1), ("towers", 2)])
+# Quick: by chance-1; for two lookups, test_only_tables_with_tiers_on_a_gpu_are_prefetched.
+@pytest.mark.parametrize(("kind", "depth"), slow_but([("by chance", 1)], [("by chance", 1), ("towers", 2)]))
 def test_all_numbers_are_those_of_depth_0(kind, depth, tmp_path, monkeypatch):
     give_tiers(monkeypatch, Tiers(host_bytes=600, ssd=tmp_path), like_gpu=True)
     found, expected = train_at_depth(kind, depth), dict(at_depth_0(kind))

@@ -46,7 +46,8 @@ OTHERS = {
     "measured": lambda: {"callbacks": [Renumber(), StepTimes(every=3, print_fn=lambda text: None)]},
 }
 EVERY = {**SURPRISES, **OTHERS}
-ALIKE = ("both", "eager", "measured")  # what others of them show, together or in another way of running
+# What others of them show, together or in another way of running.
+ALIKE = ("both", "eager", "measured", "several steps a call")
 
 
 @functools.cache
