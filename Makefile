@@ -8,6 +8,8 @@ PYTEST_ARGS ?=
 TENSORFLOW ?=
 MINUTES ?= 10
 SEED ?= 0
+SUBJECT ?=
+ARGS ?=
 
 JOBS = $(shell nproc)
 # Each worker of pytest holds a TensorFlow of its own: one a core, at most 4. PYTEST_ARGS="-n 0" runs without.
@@ -22,7 +24,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup bench demo test test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -75,6 +77,14 @@ test-gpu: setup  ## What needs a GPU: kernels by their C interface, ops, tables 
 
 test-gpu-ranks: setup  ## What needs 2 GPUs or more: ranks with a GPU each, their collectives and pipelines
 	$(BIN)/pytest -n 0 -m '' tests/distributed/test_gpu_*.py tests/distributed/test_pipeline_faults.py
+
+SUBJECTS = $(sort $(filter-out harness,$(basename $(notdir $(wildcard tools/bench/*.py)))))
+
+# The subject is checked before anything is set up.
+bench:  ## Measure a part of gmeta beside its peers, in one run [SUBJECT=table] [ARGS="--json FILE"]
+	$(if $(filter $(SUBJECTS),$(SUBJECT)),,$(error no benchmark '$(SUBJECT)'; there are $(SUBJECTS)))
+	@$(MAKE) setup
+	$(BIN)/python tools/bench/$(SUBJECT).py $(ARGS)
 
 lint: setup  ## Style, formatting and types
 	$(BIN)/ruff check .

@@ -301,7 +301,12 @@ def test_names_that_do_not_exist_are_found(code: str, says: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("gmeta trian", "gmeta train --dta data", "gmeta history grow x", "gmeta bench exchange --rank 2"),
+        *(
+            "gmeta trian",
+            "gmeta train --dta data",
+            "gmeta history grow x",
+            "tools/bench/exchange.py --rank 2",
+        ),
         *("make tset", "python models/hstu/train.py --layers 3", "python -m gmeta.selftset", "gemta train"),
         *("gmeta-map --jop x rows", "tools/preprocess/no.sh"),
     ],

@@ -28,7 +28,6 @@ COMMANDS = {
     "evaluate": "Measure adaptation to new users, and write the report.",
     "semantic-ids": "Make codes of items out of their vectors, for generative retrieval.",
     "export": "Write a trained model for TensorFlow Serving.",
-    "bench": "Measure a part of gmeta beside its peers.",
     "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
     "tables": "Export tables of a checkpoint for NumPy, pandas and other stores.",
 }

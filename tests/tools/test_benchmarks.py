@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from gmeta.cli import main
 from support import warm
 
 FOLDER = Path(__file__).resolve().parents[2] / "tools" / "bench"
@@ -19,7 +17,7 @@ SUBJECTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "har
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_smoke_run(subject, tmp_path):
     file = tmp_path / "results.json"
-    words = [sys.executable, "-m", "gmeta", "bench", subject, "--smoke", "--rounds", "1", "--json", str(file)]
+    words = [sys.executable, FOLDER / f"{subject}.py", "--smoke", "--rounds", "1", "--json", str(file)]
     run = warm.run(words, cwd=FOLDER.parents[1])
     assert run.returncode == 0, run.stderr
     about, *results = json.loads(file.read_text())
@@ -50,22 +48,16 @@ def test_a_benchmark_lists_its_options(subject):
     assert "--rounds ROUNDS" in run.stdout
 
 
-@pytest.mark.parametrize("subject", ["prepare", "next-item"])  # a hyphen does for an underscore
-def test_the_command_ends_as_the_benchmark_does(subject):
-    words = [sys.executable, "-m", "gmeta", "bench", subject, "--rounds", "many"]
+def test_a_wrong_option_ends_it():
+    words = [sys.executable, FOLDER / "prepare.py", "--rounds", "many"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=FOLDER.parents[1])
     assert run.returncode == 2
     assert "argument --rounds: invalid int value: 'many'" in run.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["--help"]])
-def test_without_a_subject_it_names_them(words):
-    done = CliRunner().invoke(main, ["bench", *words])
-    assert done.exit_code == 0
-    assert done.output.splitlines()[-1] == f"Subjects: {', '.join(SUBJECTS)}"
-
-
-def test_an_unknown_subject_is_refused():
-    done = CliRunner().invoke(main, ["bench", "tabel"])
-    assert done.exit_code == 2
-    assert "no benchmark 'tabel'; there are " in done.output
+@pytest.mark.parametrize("subject", ["", "tabel"])
+def test_make_names_the_subjects(subject):
+    words = ["make", "-s", "bench", f"SUBJECT={subject}"]
+    run = subprocess.run(words, capture_output=True, text=True, cwd=FOLDER.parents[1])
+    assert run.returncode != 0
+    assert f"no benchmark '{subject}'; there are {' '.join(SUBJECTS)}" in run.stderr

@@ -1,6 +1,6 @@
 """HSTU's attention over jagged sequences, beside the same in plain TensorFlow.
 
-    gmeta bench attention --json FILE
+    python tools/bench/attention.py --json FILE
 
 native  `gmeta.ops.hstu_attention`
 plain   `gmeta.ops.padded_forms.padded_attention`: sequences padded to the longest, scores of all

@@ -1,9 +1,9 @@
 """How large batches near the limit of memory are: a fixed number of sequences, or as many as fit.
 
-    gmeta bench batches --json FILE
-    gmeta bench batches --device GPU:0 --dim 512 1024 --blocks 3 22 --json FILE
-    gmeta bench batches --base-mib 8192 --bytes-a-token 120000 --limit-gib 80 --split data/train
-    gmeta bench batches --tokens 69600 297600
+    python tools/bench/batches.py --json FILE
+    python tools/bench/batches.py --device GPU:0 --dim 512 1024 --blocks 3 22 --json FILE
+    python tools/bench/batches.py --base-mib 8192 --bytes-a-token 120000 --limit-gib 80 --split data/train
+    python tools/bench/batches.py --tokens 69600 297600
 
 MTGenRec's table 3. As `gmeta.models.max_tokens` does, training steps of `gmeta.models.GRM` on sequences that
 are as long as any find the most tokens T of a batch. Batches are then cut from sequences whose lengths have a

@@ -1,8 +1,8 @@
 """Decoding by a small decoder beside the flat form, with what came before kept and computed again.
 
-    gmeta bench decode --device GPU:0 --json FILE
-    gmeta bench decode --length 256 --json FILE
-    gmeta bench decode --no-again --json FILE
+    python tools/bench/decode.py --device GPU:0 --json FILE
+    python tools/bench/decode.py --length 256 --json FILE
+    python tools/bench/decode.py --no-again --json FILE
 
 Histories have 2,048 items of 100,000, each with three codes of 256 and a digit more; the backbone is two
 blocks of HSTU of width 64 with two heads. All keep 200 beams at each digit and find as many items.

@@ -1,10 +1,10 @@
 """Rows across ranks: what two-stage deduplication saves, beside an exchange for each feature.
 
-    gmeta bench exchange --json FILE
-    gmeta bench exchange --ranks 2 4 --dims 64 256
-    gmeta bench exchange --ranks 2 --dims 64 128 256 512 --device gpu
-    gmeta bench exchange --ranks 2 --lane
-    gmeta bench exchange --ranks 2 --lane --gbit 1 10 25
+    python tools/bench/exchange.py --json FILE
+    python tools/bench/exchange.py --ranks 2 4 --dims 64 256
+    python tools/bench/exchange.py --ranks 2 --dims 64 128 256 512 --device gpu
+    python tools/bench/exchange.py --ranks 2 --lane
+    python tools/bench/exchange.py --ranks 2 --lane --gbit 1 10 25
 
 Ranks are processes of this machine, under Horovod on Gloo. Each draws batches of 4,096 samples with 26
 categorical features, ids by Zipf(1.05); ``criteo`` has the vocabularies of the Criteo data set, ``million`` a

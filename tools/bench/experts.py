@@ -1,7 +1,7 @@
 """A mixture's chosen experts beside all of its experts.
 
-    gmeta bench experts --json FILE
-    gmeta bench experts --device GPU:0 --json FILE
+    python tools/bench/experts.py --json FILE
+    python tools/bench/experts.py --device GPU:0 --json FILE
 
 Samples are drawn at random, and gates as they start, so experts are used about alike. A mixture of two tasks
 has experts of one hidden layer and an output, each as wide as the input.

@@ -1,6 +1,6 @@
 """How many rows a second features are joined at, from each store.
 
-    gmeta bench features --json FILE
+    python tools/bench/features.py --json FILE
 
 Keys are Zipf(1.05) over the items of a table with an int64, a float32 and a list of about four int64; a
 request asks for the features of 4,000 keys as of one time. HBase is a Thrift server of its interface file in

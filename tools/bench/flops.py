@@ -1,6 +1,6 @@
 """How many floating-point operations a sequence takes in HSTU's published sizes, by its length.
 
-gmeta bench flops --json FILE
+python tools/bench/flops.py --json FILE
 
 Computed, not timed: the formula of `gmeta.io.SequenceCost.of_hstu`, by which batches are
 balanced too. Of L blocks of width d, the forward pass of a sequence of S tokens takes

@@ -1,6 +1,6 @@
 """HSTU's attention on the GPU beside its peers in one run, by the library's C interface, without TensorFlow.
 
-    gmeta bench gpu_attention --json FILE    or    python tools/bench/gpu_attention.py --json FILE
+    python tools/bench/gpu_attention.py --json FILE    or    python tools/bench/gpu_attention.py --json FILE
 
     o_i = s sum_{j <= i} SiLU(alpha q_i k_j) v_j
 

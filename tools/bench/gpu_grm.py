@@ -1,8 +1,8 @@
 """How fast a GRM trains on ranks with a GPU each, embeddings included, and what each of its designs gains.
 
-    gmeta bench gpu_grm --ranks 1 2 --json FILE
-    gmeta bench gpu_grm --models d1024x22 --sequences 80 --heads 4 8 --cases ablation --json FILE
-    gmeta bench gpu_grm --models d1024x22 --cases ablation --ways separate pipeline --json FILE
+    python tools/bench/gpu_grm.py --ranks 1 2 --json FILE
+    python tools/bench/gpu_grm.py --models d1024x22 --sequences 80 --heads 4 8 --cases ablation --json FILE
+    python tools/bench/gpu_grm.py --models d1024x22 --cases ablation --ways separate pipeline --json FILE
 
 MTGenRec's experiments (sections 3.2 to 3.4 and 4; figures 7, 10 and 13; table 6). `gmeta.models.GRM`: width
 times blocks 512 x 3 with 2 heads, and 1,024 x 22 with 4. HSTU in its research form with a bias of times (the
@@ -29,7 +29,7 @@ pipeline   keys and rows are fetched --depth batches ahead (`gmeta.Pipeline`)
 ablation   tokens a second in each way, beside the way before it; under ``of_first``, beside ``separate``
 train      tokens a second of all ranks, in the last way
 mfu        the operations that its steps need over what as many GPUs do of a large product of bfloat16
-           matrices in the same time, in percent. Counted as in `gmeta bench gpu_hstu` (of attention, pairs
+           matrices in the same time, in percent. Counted as in `tools/bench/gpu_hstu.py` (of attention, pairs
            that see each other: exposures don't); and, three times those forward, products that make tokens of
            embeddings, gates, experts, towers. ``data_sheet``: over 989 TFLOP/s a GPU, if it is one of these
 matmul     that product, measured in the job by all ranks at once, rank 0's TFLOP/s

@@ -1,6 +1,6 @@
 """How fast HSTU trains on one GPU, embeddings included, and what share of the GPU's arithmetic that is.
 
-    gmeta bench gpu_hstu --json FILE
+    python tools/bench/gpu_hstu.py --json FILE
 
 A step: ids of a batch of jagged histories (lognormal lengths of mean 600, at most 3,000; ids by Zipf's law
 over 10 million items) are looked up in a dynamic table on the GPU, new rows are made; blocks of HSTU in

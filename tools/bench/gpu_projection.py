@@ -1,6 +1,6 @@
 """The product before an HSTU layer's attention on the GPU, activated as it is written, and apart.
 
-    gmeta bench gpu_projection --json FILE    or    python tools/bench/gpu_projection.py --json FILE
+    python tools/bench/gpu_projection.py --json FILE    or    python tools/bench/gpu_projection.py --json FILE
 
 fused    Z = X W and SiLU of its v, q and k in one pass, by the library's C interface
 apart    the product of PyTorch's library, and SiLU by a pass of its own

@@ -1,6 +1,6 @@
 """The GPU table and deduplication on the GPU, by the library's C interface, without TensorFlow.
 
-    gmeta bench gpu_table --json FILE         or        python tools/bench/gpu_table.py --json FILE
+    python tools/bench/gpu_table.py --json FILE         or        python tools/bench/gpu_table.py --json FILE
 
 find      rows of keys that are there; the peer is torch.index_select of as many rows by their numbers
 upsert    the same, counting uses (find or insert); distinct: keys promised to stand once

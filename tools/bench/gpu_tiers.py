@@ -1,7 +1,7 @@
 """Tables larger than a GPU: rows in its memory over rows in the host's, brought before their step.
 
-    gmeta bench gpu_tiers --json FILE
-    gmeta bench gpu_tiers --part step --skews 1.2 --json FILE
+    python tools/bench/gpu_tiers.py --json FILE
+    python tools/bench/gpu_tiers.py --part step --skews 1.2 --json FILE
 
 Parts, each in a process of its own; the file has what is measured so far after each figure:
 

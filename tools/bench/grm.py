@@ -1,6 +1,6 @@
 """How fast a GRM trains, how even its batches are over ranks, and what that makes of steps.
 
-    gmeta bench grm --json FILE
+    python tools/bench/grm.py --json FILE
 
 Each rank reads sequences of its own, with lengths of a long tail (lognormal of sigma 0.9, cut to a mean of
 570 and at most 3,000), and all wait for the one that has most to do.

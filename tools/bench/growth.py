@@ -1,9 +1,9 @@
 """The longest step while a table grows: what a batch of new keys waits for at most.
 
-    gmeta bench growth --json FILE
-    gmeta bench growth --rows 10000000 --dim 16
-    gmeta bench growth --device gpu --rows 100000000 --json FILE
-    gmeta bench growth --device gpu --rows 100000000 --hbm-rows 10000000 --json FILE
+    python tools/bench/growth.py --json FILE
+    python tools/bench/growth.py --rows 10000000 --dim 16
+    python tools/bench/growth.py --device gpu --rows 100000000 --json FILE
+    python tools/bench/growth.py --device gpu --rows 100000000 --hbm-rows 10000000 --json FILE
 
 An empty table takes batches of 65,536 keys that it has never seen until it holds the rows. Every batch is
 timed on its own. Batches do the same work but for the growth of the key index, so what the longest has above

@@ -1,8 +1,8 @@
 """Histories of users at moments: bytes, reads, appends and speed of a store, and its format beside others.
 
-    gmeta bench history --json FILE
-    gmeta bench history --parts formats
-    gmeta bench history --parts append bytes --users 100000 --plot FILE
+    python tools/bench/history.py --json FILE
+    python tools/bench/history.py --parts formats
+    python tools/bench/history.py --parts append bytes --users 100000 --plot FILE
 
 Events are made up, 600 a user in the mean, with six columns besides the time. Parts:
 

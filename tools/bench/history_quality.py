@@ -1,6 +1,6 @@
 """What longer histories gain, on the bytes that fat rows take for short ones.
 
-    gmeta bench history-quality --json FILE
+    python tools/bench/history_quality.py --json FILE
 
 A log (`gmeta.preprocess.synthetic.exposures`, law `lasting` of `models/grm`) with more events a user than the
 recipe's, and nothing else changed: clicks go with a user's lasting taste of categories, which long-ago events

@@ -1,6 +1,6 @@
 """Steps of training on histories out of a store, beside steps on fat rows, which hold their histories.
 
-    gmeta bench history-step --json FILE
+    python tools/bench/history_step.py --json FILE
 
 A request has five exposures, and the events of its user until then. As a fat row it has them all, at most
 3,000, in one group of a prepared data set; `gmeta.io.sequences` reads it. Beside it are a store that has each

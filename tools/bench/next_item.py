@@ -1,6 +1,6 @@
 """How fast a model of the next item trains, beside RecTools' SASRec in PyTorch.
 
-    gmeta bench next-item --peer-python PATH --json FILE
+    python tools/bench/next_item.py --peer-python PATH --json FILE
 
 Both train SASRec on the same file with the same cut (a user's last item is the test, the one before it
 validation): width 64, 1 block, 1 head, length 50, 128 users a step, dropout .2, Adam at 1e-3 with β₂ .98, and

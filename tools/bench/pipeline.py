@@ -1,13 +1,13 @@
 """Pipelined steps: what lookups ahead of their turn and micro-batches save, simulated on any number of ranks.
 
-    gmeta bench pipeline --json FILE
-    gmeta bench pipeline --cases small64 --ranks 2 --gbit 1
-    gmeta bench pipeline --simulate --json FILE
-    gmeta bench pipeline --simulate --plot FILE
-    gmeta bench pipeline --check --ranks 8 --json FILE
-    gmeta bench pipeline --clusters
+    python tools/bench/pipeline.py --json FILE
+    python tools/bench/pipeline.py --cases small64 --ranks 2 --gbit 1
+    python tools/bench/pipeline.py --simulate --json FILE
+    python tools/bench/pipeline.py --simulate --plot FILE
+    python tools/bench/pipeline.py --check --ranks 8 --json FILE
+    python tools/bench/pipeline.py --clusters
 
-step         ms of a step of meta-training (`gmeta bench scaling` says of what), by the pipeline's depth, with
+step         ms of a step of meta-training (`tools/bench/scaling.py` says of what), by the pipeline's depth, with
              micro-batches, also of samples that share keys ("clusters"), also in groups of ranks, with steps
              whose fetch ahead costs nothing ("still"), and through Horovod
 speed_up     one rank's time over that of so many ranks, each in its best pipeline: 1 is ideal

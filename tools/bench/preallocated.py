@@ -1,7 +1,7 @@
 """A table that grows beside a preallocated one with a sorted map of ids: memory, rates, and where it ends.
 
-    gmeta bench preallocated --json FILE
-    gmeta bench preallocated --device gpu --json FILE         (with PyTorch, without TensorFlow)
+    python tools/bench/preallocated.py --json FILE
+    python tools/bench/preallocated.py --device gpu --json FILE         (with PyTorch, without TensorFlow)
 
 The peer is our own form of TorchRec's Managed Collision Handling, with which MTGenRec's table 4 compares; it
 isn't that library. parts/preallocated/numpy_form.py says how it works, torch_form.py is the same on a GPU. It

@@ -1,6 +1,6 @@
 """What 16 bits cost in accuracy, rounded to nearest and at random, beside float32.
 
-    gmeta bench precisions --json FILE
+    python tools/bench/precisions.py --json FILE
 
 Rows learn the mean of what they see: each step gives each row the gradient of half the squared distance to a
 target with noise on it. With a small learning rate, a step is smaller than half a unit of a 16-bit

@@ -1,6 +1,6 @@
 """How fast tables of events become a prepared data set.
 
-    gmeta bench prepare --json FILE
+    python tools/bench/prepare.py --json FILE
 
 The table has a user, a time, ten columns of whole numbers and seven of floats, 60 rows a user, in random
 order. All is measured from the file to the finished folder, digest, manifest and fsync included.

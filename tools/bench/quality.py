@@ -1,6 +1,6 @@
 """Whether training on several ranks reaches the quality of one rank, on the same global batches.
 
-    gmeta bench quality --tasks data/ml-1m --ranks 1 2 4 --json FILE
+    python tools/bench/quality.py --tasks data/ml-1m --ranks 1 2 4 --json FILE
 
 MAML-DLRM, MeLU and CBML learn on MovieLens-1M, as `gmeta prepare` makes it of MeLU's published files, whether
 a user rates a movie with 4 or more; users of MeLU's `user_cold` are measured. Networks and rates are those of

@@ -1,6 +1,6 @@
 """Reading groups of a prepared data set, beside TensorFlow's own ways.
 
-    gmeta bench reading --json FILE
+    python tools/bench/reading.py --json FILE
 
 Rows have 13 int64 and 8 float32 columns and a group 32 of them; an element is 32 groups. Files are in the
 page cache, as they are from the second epoch on where memory allows.

@@ -1,7 +1,7 @@
 """What a generative retriever answers a second, beside exact scoring of the whole catalogue.
 
-    gmeta bench retrieval --json FILE
-    gmeta bench retrieval --items 10000 10000000 --device GPU --json FILE
+    python tools/bench/retrieval.py --json FILE
+    python tools/bench/retrieval.py --items 10000 10000000 --device GPU --json FILE
 
 64 users have 50 events each. Both answer with the 10 best of the catalogue and share the trunk, one block of
 HSTU of width 64; the retriever's items have three codes of 256, told as digits, and a digit more, and it

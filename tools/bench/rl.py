@@ -1,6 +1,6 @@
 """What reinforcement learning gains on simulated users, whose true click probabilities are known.
 
-    gmeta bench rl --json FILE
+    python tools/bench/rl.py --json FILE
 
 A retriever imitates users' histories (SFT). Then it is trained further by rewards, from the same start: by
 the true click probability of each item that it draws, and by that of a model of clicks that was trained on

@@ -1,9 +1,9 @@
 """Meta-training on more and more ranks: samples a second, and whether they learn what one rank learns.
 
-    gmeta bench scaling --json FILE
-    gmeta bench scaling --ranks 1 2 4 --model dlrm
-    gmeta bench scaling --adapt all --outer gather --read text
-    gmeta bench scaling --ablation --gbit 1
+    python tools/bench/scaling.py --json FILE
+    python tools/bench/scaling.py --ranks 1 2 4 --model dlrm
+    python tools/bench/scaling.py --adapt all --outer gather --read text
+    python tools/bench/scaling.py --ablation --gbit 1
 
 MAML of second order on generated tasks, under `fit`: Zipf ids of many features into dynamic tables, which
 the ranks share out, and a multi-layer perceptron, which each has. A rank's batch stays the same, so N ranks

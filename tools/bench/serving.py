@@ -1,7 +1,7 @@
 """What it takes to adapt a user at serving time: in Python, and by the signatures of an exported model.
 
-    gmeta bench serving
-    gmeta bench serving --rounds 51
+    python tools/bench/serving.py
+    python tools/bench/serving.py --rounds 51
 
 MeLU with six features 32 wide and layers of 64, 64 and 1. A user has 10 rated samples and 20 to rate, 5 inner
 steps; ids are drawn anew for each round. The signatures are those that TensorFlow Serving runs, called here

@@ -1,6 +1,6 @@
 """What an open snapshot of a table costs the steps that are made while it lives.
 
-    gmeta bench snapshot --json FILE
+    python tools/bench/snapshot.py --json FILE
 
 Three equal tables with Adam, of which each round takes the same 65,536 keys, all of them new to the round:
 one without a snapshot; one with a snapshot, which copies each row as it first changes; and one whose snapshot

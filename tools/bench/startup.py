@@ -1,6 +1,6 @@
 """How long a program takes from its start to its first train step, and a first ``fit`` beside a second.
 
-    gmeta bench startup --json FILE
+    python tools/bench/startup.py --json FILE
 
 Each round starts processes of the two models of README, each with AutoGraph as gmeta sets it up, which
 converts only the calls in Keras' functions, and as it is in TensorFlow 2.16, which converts them as a whole.

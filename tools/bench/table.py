@@ -1,8 +1,8 @@
 """The dynamic table beside TFRA's CuckooHashTable and beside a dense variable, the physical limit.
 
-    gmeta bench table --json FILE
-    gmeta bench table --rows 10000000 --dims 64
-    gmeta bench table --bytes-alone --rows 64000 256000 1000000 4000000 --dims 16 64
+    python tools/bench/table.py --json FILE
+    python tools/bench/table.py --rows 10000000 --dims 64
+    python tools/bench/table.py --bytes-alone --rows 64000 256000 1000000 4000000 --dims 16 64
 
 One table at a time is filled with random int64 keys and its optimizer's slots (Adam), in an index made for
 their number, with a load of 0.54 to 0.75 in each shard, 0.63 in the mean. Calls take batches of 65,536 keys.

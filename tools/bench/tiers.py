@@ -1,6 +1,6 @@
 """Tables with rows on a drive: training steps beside tables in memory and RocksDB, and the drive's own rate.
 
-    gmeta bench tiers --json FILE
+    python tools/bench/tiers.py --json FILE
 
 A table of Adam holds so many rows; memory has room for a share of them. A step looks up the distinct ids of a
 batch, which are drawn by Zipf's law over shuffled ids, and updates their rows. All contenders take the same

@@ -1,8 +1,8 @@
 """A step of a beam search over a trie of codes, beside tries of Python's dictionaries, and steps that draw.
 
-    gmeta bench trie --json FILE
-    gmeta bench trie --items 10000 10000000 --json FILE
-    gmeta bench trie --device gpu --json FILE
+    python tools/bench/trie.py --json FILE
+    python tools/bench/trie.py --items 10000 10000000 --json FILE
+    python tools/bench/trie.py --device gpu --json FILE
 
 Items have four digits of 256 values. 64 users have 50 beams each at nodes of random items, the best beam
 first as a step gives them, and logits of all 256 values of the next digit. A step normalises over the valid

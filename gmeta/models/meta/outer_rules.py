@@ -24,7 +24,7 @@ from gmeta.training.compile_settings import LossScale
 #
 # Tasks that adapt side by side have their support sets padded to the longest one. The lengths of users'
 # histories have a long tail, so in one group an inner loop may compute mostly padding: with MovieLens-1M's
-# users in batches of 32, 57 rows in 100 are padding. In two groups 37 are (`gmeta bench meta`).
+# users in batches of 32, 57 rows in 100 are padding. In two groups 37 are (`tools/bench/meta.py`).
 
 
 def in_two_groups(view: TaskView, outputs: Callable[[TaskView], tf.Tensor]) -> tf.Tensor:

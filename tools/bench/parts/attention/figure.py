@@ -1,4 +1,4 @@
-"""Draws what `gmeta bench gpu_attention` found: rates by length, ours and the peers'.
+"""Draws what `tools/bench/gpu_attention.py` found: rates by length, ours and the peers'.
 
 python tools/bench/parts/attention/figure.py FILE.json FILE.png
 """

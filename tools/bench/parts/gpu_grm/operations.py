@@ -28,7 +28,7 @@ def pairs(tokens: Lengths, exposures: int) -> int:
 def operations(settings: Mapping[str, Any], tokens: Lengths) -> float:
     """Count the operations of a training step; of products, three times those of the forward pass.
 
-    HSTU is counted as in `gmeta bench gpu_hstu`. Besides: the products that make tokens of embeddings, and
+    HSTU is counted as in `tools/bench/gpu_hstu.py`. Besides: the products that make tokens of embeddings, and
     gates, experts and towers for each exposure. Two tasks that choose two experts each need four.
 
     Args:

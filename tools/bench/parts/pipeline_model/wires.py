@@ -49,7 +49,7 @@ class Wires:
 
 
 def measured_wires(results: list[Mapping[str, float]], name: str, ranks: int = 2) -> Wires:
-    """Read wires from what ``gmeta bench exchange --lane --gbit`` wrote.
+    """Read wires from what ``tools/bench/exchange.py --lane --gbit`` wrote.
 
     Args:
       results: The JSON.

@@ -11,7 +11,7 @@ _COLORS = ("#2f6db5", "#e8871e", "#5a9e4b", "#8d5fb0")
 
 
 def plot(path: Path, results: Sequence[Result], caches: Sequence[int], skews: Sequence[float]) -> None:
-    """Draw the results of `gmeta bench tiers` into a PNG."""
+    """Draw the results of `tools/bench/tiers.py` into a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

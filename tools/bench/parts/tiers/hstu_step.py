@@ -1,4 +1,4 @@
-"""Part hstu: steps of the model of `gmeta bench gpu_hstu` over tables that are held in different ways.
+"""Part hstu: steps of the model of `tools/bench/gpu_hstu.py` over tables that are held in different ways.
 
 All contenders take the same batches in turn, in rounds, but the one whose rows are brought just before their
 step: it has the table of the one whose rows are brought ahead, so its batches are others of the same law.
