@@ -67,6 +67,8 @@ def check_command(words: list[str], where: str) -> None:
     elif name == "make":
         targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
         known, options = targets[1].split(), [word for word in rest if "=" not in word]
+    elif (program := rest[0] if name == "python" else name).startswith("tools/bench/"):
+        known = options_of_bench(program, options)
     elif name in SCRIPTS or (name == "python" and rest[0] != "-m"):
         known = help_of(SCRIPTS.get(name, rest[0])).split() if options else []
     elif name == "python":
@@ -86,15 +88,16 @@ def options_of_gmeta(words: list[str], where: str) -> list[str]:
         found = command.get_command(click.Context(command), words[0])
         assert found is not None, f"{where}: gmeta has no {words[0]}"
         command, words = found, words[1:]
-    if command.name == "bench" and words:
-        subject = ROOT / "tools" / "bench" / f"{words[0].replace('-', '_')}.py".replace("SUBJECT", "table")
-        assert subject.is_file(), f"{where}: there is no benchmark {words[0]}"
-        files = [subject, subject.with_name("harness.py"), *subject.parent.glob("parts/**/*.py")]
-        known = re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in files))
-        asked = [word for word in words if word.startswith("--")]
-        return known if {*asked} <= {*known} else help_of(str(subject)).split()
     known = [each for option in command.params for each in (*option.opts, *option.secondary_opts)]
     return [*known, "--help", "--version"]
+
+
+def options_of_bench(program: str, asked: list[str]) -> list[str]:
+    """The options of a benchmark: read from the sources, which takes less time than asking it for help."""
+    file = ROOT / program
+    files = [file, file.with_name("harness.py"), *file.parent.glob("parts/**/*.py")]
+    known = re.findall(r'"(--[\w-]+)"', "".join(path.read_text() for path in files))
+    return known if {*asked} <= {*known} else help_of(program).split()
 
 
 @functools.cache
@@ -305,7 +308,7 @@ def test_names_that_do_not_exist_are_found(code: str, says: str) -> None:
             "gmeta trian",
             "gmeta train --dta data",
             "gmeta history grow x",
-            "tools/bench/exchange.py --rank 2",
+            "python tools/bench/exchange.py --rank 2",
         ),
         *("make tset", "python models/hstu/train.py --layers 3", "python -m gmeta.selftset", "gemta train"),
         *("gmeta-map --jop x rows", "tools/preprocess/no.sh"),

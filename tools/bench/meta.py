@@ -1,7 +1,7 @@
 """Meta-learning: training steps a second, beside a loop over tasks and beside PyTorch.
 
     python tools/bench/meta.py --json FILE
-    python tools/bench/meta.py --data FOLDER/warm        (a prepared ML-1M in place of generated rows of its shapes)
+    python tools/bench/meta.py --data FOLDER/warm        (a prepared ML-1M in place of generated rows)
 
 melu     MeLU's network on ML-1M's shapes: 8 fields, three of them with several ids, dim 32, layers of 64, 64
          and 1; 32 users a step, with 3 to 90 support rows and 10 query rows each

@@ -7,7 +7,7 @@
     python tools/bench/pipeline.py --check --ranks 8 --json FILE
     python tools/bench/pipeline.py --clusters
 
-step         ms of a step of meta-training (`tools/bench/scaling.py` says of what), by the pipeline's depth, with
+step         ms of a step of meta-training (of `tools/bench/scaling.py`), by the pipeline's depth, with
              micro-batches, also of samples that share keys ("clusters"), also in groups of ranks, with steps
              whose fetch ahead costs nothing ("still"), and through Horovod
 speed_up     one rank's time over that of so many ranks, each in its best pipeline: 1 is ideal

@@ -183,7 +183,7 @@ def squared_variation(shares: tf.Tensor) -> tf.Tensor:
 
 
 _PAYS = 2
-"""The ratio of experts to those that a sample can need from which grouping pays (`tools/bench/experts.py`)."""
+"""The ratio of experts to those that a sample may need from which grouping pays: `tools/bench/experts.py`."""
 _SAVED_ON_GPU = 6_000_000
 """The numbers that an expert must be spared on average for grouping to pay on a GPU."""
 
@@ -209,7 +209,7 @@ class MMoE(tf.keras.layers.Layer):
     ``sparse="auto"`` computes the chosen ones if there are at least twice as many experts as a sample can
     need, ``experts >= 2 * tasks * k``. On CPUs that is the whole rule. On two cores, with two tasks,
     training on 2,048 samples or more is then 1.3 to 2.0 times as fast at twice, 2.4 to 3.8 at four times, 4.9
-    to 6.2 at eight times, and 9.3 to 12 at sixteen times as many (`tools/bench/experts.py`). Gains are smaller
+    to 6.2 at eight times, 9.3 to 12 at sixteen times as many (`tools/bench/experts.py`). Gains are smaller
     with fewer samples: 1.0 to 1.2 of 64 to 512 samples at twice as many. With 4 experts and k = 2, where a
     sample can need all, it is 0.9 to 1.1, so all are computed. A `GRM` gains little: its experts see only
     exposures, hundreds a step, and its recipe has 4 experts without k.
