@@ -70,10 +70,10 @@ def compute_place() -> DeviceKind:
 @functools.cache
 def why_no_gpu() -> str:
     """Explain why tables can't be on a GPU in this process; "" if they can."""
-    if build_info(library_path("ops"))["cuda"] != "1":
-        return "gmeta was built without CUDA: put nvcc on PATH and build again with GMETA_CUDA=ON"
     if not tf.config.list_logical_devices("GPU"):
         return "TensorFlow sees no GPU"
+    if build_info(library_path("ops"))["cuda"] != "1":
+        return "gmeta was built without CUDA: put nvcc on PATH and build again with GMETA_CUDA=ON"
     return ""
 
 

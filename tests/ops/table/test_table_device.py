@@ -44,7 +44,11 @@ def test_a_table_that_says_nothing_is_in_host_memory():
 
 @pytest.mark.parametrize(
     ("cuda", "gpus", "reason"),
-    [("0", ["GPU:0"], "gmeta was built without CUDA"), ("1", [], "TensorFlow sees no GPU")],
+    [
+        ("0", ["GPU:0"], "gmeta was built without CUDA"),
+        ("1", [], "TensorFlow sees no GPU"),
+        ("0", [], "TensorFlow sees no GPU"),
+    ],
 )
 def test_without_a_gpu_it_is_kept_in_host_memory_with_one_warning(monkeypatch, cuda, gpus, reason):
     monkeypatch.setattr(devices, "build_info", lambda _: {"cuda": cuda})
