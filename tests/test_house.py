@@ -146,6 +146,16 @@ def test_files_hold_one_idea() -> None:
     assert {path: count for path, count in lines.items() if count > LONGEST} == {}
 
 
+def test_no_module_refers_readers_to_itself() -> None:
+    """What a module says of itself names a class or a function in it, not the module that is being read."""
+    found = []
+    for path in sorted((ROOT / "gmeta").rglob("*.py")):
+        module = shown(path.with_suffix("")).replace("/", ".")
+        lines = enumerate(path.read_text().splitlines(), 1)
+        found += [f"{shown(path)}:{number}" for number, line in lines if f"`{module}`" in line]
+    assert found == []
+
+
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 

@@ -109,10 +109,13 @@ def data(tmp_path_factory):
     return folder / "data"
 
 
-# They take minutes. Quick: tests/cli/test_own_data.py, from strings to stock TensorFlow,
-# and tests/export/test_export_text.py; on ranks, tests/distributed/test_same_as_one_rank.py.
-pytestmark = pytest.mark.slow
-CASES = [pytest.param((kind, ranks), id=f"{kind}-np{ranks}") for kind in KINDS for ranks in (1, 2)]
+# All kinds on one rank and on two take minutes: one of them stays among the quick tests.
+QUICK = ("ordinary", 2)
+CASES = [
+    pytest.param((kind, ranks), id=f"{kind}-np{ranks}", marks=[pytest.mark.slow] * ((kind, ranks) != QUICK))
+    for kind in KINDS
+    for ranks in (1, 2)
+]
 
 
 @pytest.fixture(scope="module", params=CASES)

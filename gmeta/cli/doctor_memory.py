@@ -1,6 +1,6 @@
 """Compares the tables of a checkpoint with the memory and the drive of this machine, for ``gmeta doctor``.
 
-It loads no TensorFlow. `gmeta.cli.doctor_memory` does the same for tables on a GPU.
+It also compares tables on a GPU with the memory of that GPU. It loads no TensorFlow.
 """
 
 from __future__ import annotations

@@ -176,13 +176,13 @@ def meta_sequence_signatures(
     ================  ========================================================  ============================
 
     ``labels_<column>`` are (1, width) float32 like the targets; ``weights_bytes`` is as in
-    `gmeta.export.meta_models`.
+    `meta_signatures`.
 
     Args:
       model: The model, compiled.
       steps: Number of inner steps of ``adapt``; None: ``inner.steps_in("serving")``.
       dtype: The dtype of the deltas that ``adapt`` answers.
-      stale: As for `gmeta.export.meta_models`.
+      stale: As for `meta_signatures`.
       text_ids: Whether clients send texts for features that hash.
 
     Raises:

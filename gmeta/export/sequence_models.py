@@ -18,10 +18,6 @@ from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.models.sequence.sequence_columns import SequenceColumns
 
 # Converts sequences from the padded matrices that clients send to the batches that models take.
-#
-# A column's input has the name of its part and its own name: ``contexts_city`` (samples,), ``history_item``
-# (samples, width), ``targets_item`` (samples, another width). All columns of a part have padding at the same
-# places: -1 for ids, or the empty text for texts. The padding of a column of times may hold any value.
 
 LABELS = "labels"
 
@@ -73,6 +69,11 @@ def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
 
 class PaddedSequences:
     """The columns of a `gmeta.models.GRM` on the wire.
+
+    A column's input is named by its part and its own name: ``contexts_city`` (samples,), ``history_item``
+    (samples, width), ``targets_item`` (samples, another width). All columns of a part are padded at the same
+    places: by -1 for ids, or by the empty text for texts. The padding of a column of times may hold any
+    value.
 
     Args:
       columns: The model's columns.
@@ -219,7 +220,7 @@ def histories(
 def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signature]:
     """Make the signature ``predict`` of a model that ranks exposures.
 
-    Inputs are as `gmeta.export.sequence_models` says. For each label, named by its column, the answer has
+    Inputs are those of `PaddedSequences`. For each label, named by its column, the answer has
     the exposures' probability and ``<label>_logit``. A task or product without a label of its own has both
     too, under its own name. All are (samples, width) like the columns of targets, and 0 where those columns
     are padded. ``unknown_history`` (samples,) int64 is how many ids in the columns of a history have no row:

@@ -29,7 +29,7 @@ class Signature:
       function: Maps the inputs by name to a tensor, or to tensors by name.
       inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of ids, (samples, None), which clients
         send dense and padded, and ``function`` receives ragged. If an int64 input has the name of a feature
-        that hashes, clients send text and ``function`` receives the hashes (`gmeta.export.signature`).
+        that hashes, clients send text and ``function`` receives the hashes.
     """
 
     function: Callable[[dict[str, Any]], tf.Tensor | Mapping[str, tf.Tensor]]

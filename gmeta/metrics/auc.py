@@ -194,8 +194,8 @@ class AUC(_GroupedAUC):
     It is the chance that a positive sample is scored above a negative one, by the order of the scores as
     float32. `tf.keras.metrics.AUC` puts scores into 200 bins between 0 and 1 instead: it needs probabilities,
     and the order within a bin is lost, which is where most of rare clicks' predictions lie. This one takes
-    logits too, and keeps every sample, 20 bytes each (`gmeta.metrics.auc`). Over several ranks it
-    is that of all their samples.
+    logits too, and keeps every sample, 20 bytes each (`SampleMetric`). Over several ranks it is
+    that of all their samples.
 
     Args:
       positive: The least label that is positive, such as 4 for ratings of 1 to 5. None: labels are 0 or 1.

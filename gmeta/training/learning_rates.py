@@ -49,15 +49,9 @@ class LearningRateWarmup(StepCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Read the rate to reach."""
-        optimizer = self.model.optimizer
-        schedule = getattr(optimizer, "_learning_rate", None)
-        if isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
-            raise ConfigError(
-                f"LearningRateWarmup: the optimizer's rate is a {type(schedule).__name__}; put the warm-up "
-                "into the schedule, or compile with a number"
-            )
+        rate = _compiled_rate(self, "put the warm-up into the schedule, or compile with a number")
         if self._rate is None:
-            self._rate = float(optimizer.learning_rate)
+            self._rate = rate
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the rate of the next step, until the full rate is reached."""
@@ -109,15 +103,9 @@ class OneCycle(StepCallback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Read the highest rate, and the number of steps."""
-        optimizer = self.model.optimizer
-        schedule = getattr(optimizer, "_learning_rate", None)
-        if isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
-            raise ConfigError(
-                f"OneCycle: the optimizer's rate is a {type(schedule).__name__}, which sets it too: compile "
-                "with a number"
-            )
+        rate = _compiled_rate(self, "it sets the rate too; compile with a number")
         if self._rate is None:
-            self._rate = float(optimizer.learning_rate)
+            self._rate = rate
         per_epoch = self.params.get("steps")
         if self.steps is None and not per_epoch:
             raise ConfigError(
@@ -136,3 +124,18 @@ class OneCycle(StepCallback):
         rise = self.warm_up * self._steps
         fallen = min(max(step - rise, 0.0) / (self._steps - rise), 1.0)
         return min((step + 1) / rise, 0.5 * (1 + math.cos(math.pi * fallen)))
+
+
+def _compiled_rate(callback: StepCallback, advice: str) -> float:
+    """Return the learning rate that a callback's model was compiled with.
+
+    Raises:
+      ConfigError: The rate is a Keras schedule.
+    """
+    optimizer = callback.model.optimizer
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if isinstance(schedule, tf.keras.optimizers.schedules.LearningRateSchedule):
+        raise ConfigError(
+            f"{type(callback).__name__}: the optimizer's rate is a {type(schedule).__name__}: {advice}"
+        )
+    return float(optimizer.learning_rate)

@@ -159,7 +159,7 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_hear)
 
 
-# What `support.manifest_damage` damages: a checkpoint that continues another, and a data set.
+# What is damaged: a checkpoint that continues another, and a data set.
 
 _DIM, _SLOTS = 2, 1
 

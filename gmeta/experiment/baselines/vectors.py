@@ -198,8 +198,7 @@ def number_frequent(used: Ints, items: int, most: int) -> Ints:
 # Kriging: a Gaussian process over items, which a task's support rows condition.
 #
 # The labels of a task, less mean and item biases, are normal with covariance :math:`\Sigma_{ij}` between
-# items, as warm tasks have it (`gmeta.experiment.baselines.vectors`), and with noise :math:`\sigma^2` of a
-# row:
+# items, as warm tasks have it (`CoRatings`), and with noise :math:`\sigma^2` of a row:
 #
 # .. math:: \hat y_q = \mu + b_q + \Sigma_{qS} (\Sigma_{SS} + \sigma^2 I)^{-1} r_S
 #
@@ -252,7 +251,7 @@ def squared_errors(
 
 # Ridge on factors: items have vectors that alternating least squares finds on the warm rows.
 #
-# The model is that of `gmeta.experiment.baselines.vectors` with :math:`x_i = (s, f_i)`. By turns,
+# The model is that of `ItemVectors` with :math:`x_i = (s, f_i)`. By turns,
 #
 # * each warm task's vector gets its posterior :math:`N(\bar u, A^{-1})` by ridge regression on its items;
 # * each item's bias and factors become the ridge regression of its labels on the vectors of its tasks, where

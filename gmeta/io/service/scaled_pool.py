@@ -89,7 +89,7 @@ class ScaledPool(WorkerPool):
 
     At least ``least`` workers read, and one that was lost is replaced. Every ``interval`` seconds of reading,
     a worker is added if training waited for data more than 5% of the time, up to ``most``; one is dismissed
-    if the others suffice (`gmeta.io.service.scaled_pool`). Other workers continue the pieces that it reads.
+    if the others suffice (`workers_to_add`). Other workers continue the pieces that it reads.
 
     Without ``command``, workers are processes of this machine, and end with this one, or when no process has
     read for five minutes. With one, each start runs the command, which starts one worker that announces

@@ -161,7 +161,7 @@ class FastWeights:
     that names tensors, shapes and dtypes, then the numbers; reading them runs no code. A tensor has the name
     of its weight, such as ``"fc1/kernel"``; a table has the tensors ``"embeddings/item:keys"`` and
     ``"embeddings/item:rows"``. The header's ``__metadata__`` has the scalar attributes below, and a checksum
-    of all bytes (`gmeta.models.meta.fast_weights`), so that damaged bytes are refused. In an exported
+    of all bytes (`seal`), so that damaged bytes are refused. In an exported
     model the signature ``adapt`` returns the same bytes and ``predict_with`` takes them.
 
     =================================================================  ===========  ===========
@@ -179,8 +179,8 @@ class FastWeights:
       model: The name of the model.
       algorithm: The inner loop's algorithm.
       steps: The number of inner steps taken.
-      fingerprint: The fingerprint of the weights and tables that these deltas refer to; see
-        `gmeta.models.meta.fast_weights`.
+      fingerprint: The fingerprint of the weights and tables that these deltas refer to (the
+        function `fingerprint`).
       deltas: Name of a weight -> its delta, of the weight's shape, float32.
       rows: Name of a table -> the rows that the task has moved; empty if rows don't adapt.
 

@@ -112,9 +112,8 @@ def dual_outputs(learner: TaskLearner, view: TaskView, part: Part) -> tf.Tensor:
 # Forms in which a training step computes its inner loop. Results are the same, to rounding.
 #
 # ``"plain"`` steps all tasks side by side; every learner supports it. ``"dual"`` represents the first layer's
-# steps by samples (`gmeta.models.meta.outer_rules`). ``"grouped"`` splits the batch into tasks with
-# few and tasks with many support samples (`gmeta.models.meta.outer_rules`). ``"dual in groups"`` does
-# both.
+# steps by samples (`dual_outputs`). ``"grouped"`` splits the batch into tasks with few and tasks with many
+# support samples (`in_two_groups`). ``"dual in groups"`` does both.
 
 Form = Literal["plain", "dual", "grouped", "dual in groups"]
 
@@ -222,7 +221,7 @@ def outer_gradients(
       batch: The batch, as `TaskLearner.tasks_of` gives it.
       lookup: The rows of its samples.
       variables: The variables that get gradients besides the rows.
-      form: How the inner loop is computed; see `gmeta.models.meta.outer_rules`.
+      form: How the inner loop is computed (`Form`).
       scale: The optimizer's loss scaling.
     """
     if learner.inner.algorithm == "reptile":

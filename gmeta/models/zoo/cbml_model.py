@@ -301,7 +301,8 @@ class CBML(MetaModel):
 
     The task takes its inner steps from :math:`\theta_0`; :math:`\theta` are the network's weights that adapt.
     The outer loop trains the attention blocks, centres and gates along with :math:`\theta` and the
-    embeddings, through the inner steps. See `gmeta.models.zoo.cbml_model` for the parts.
+    embeddings, through the inner steps. The parts are `SelfAttention`,
+    `SoftClusters` and `ParameterGate`.
 
     The two attention blocks, over items and over their features, the soft clusters and the parameter gate are
     CBML's; p, h and the gate are HSML's equations with one level of clusters. This model differs from CBML:

@@ -7,7 +7,7 @@
 
 The bounds of a range are rows, compared as in `plan.row_order`. So a task can be cut anywhere, also between
 rows with the same time. The cuts depend on the sampled rows; the final result doesn't
-(`gmeta.preprocess.plan.ranges`).
+(`number_rows`).
 """
 
 from __future__ import annotations
