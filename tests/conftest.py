@@ -123,6 +123,17 @@ def pytest_runtest_setup() -> None:
     np.random.seed(0)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """After a file's last test, collect its garbage, and take what is left out of later collections:
+    TensorFlow keeps the graphs of functions whose models are gone, a million objects after some hundred tests.
+    """
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(params=["horovod", "gmeta"])
 def ranks_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What brings ranks together that the test starts: Horovod, then gmeta's own store and lanes."""
