@@ -126,7 +126,7 @@ def pytest_runtest_setup() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """After a file's last test, collect its garbage, and take what is left out of later collections:
-    TensorFlow keeps the graphs of functions whose models are gone, a million objects after some hundred tests.
+    TensorFlow keeps the graphs of functions whose models are gone: a million objects after a few files.
     """
     yield
     if nextitem is None or nextitem.path != item.path:
