@@ -11,13 +11,12 @@ import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 # isort: split
 import click
 import tensorflow as tf
-from ligr import LiGR
-from sasrec import SASRec
 
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
 from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
+from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
 from gmeta.optimizers import AdamW
 
 KS = (10, 50)

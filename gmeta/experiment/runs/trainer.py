@@ -120,6 +120,10 @@ class EpochCheckpoints(ShardedCheckpoint):
                 f"epoch {epoch + 1} can't be saved: {error}; the same command goes on from the epoch before"
             ) from error
 
+    def logged(self, name: str) -> list[float]:
+        """Return what Keras has logged by a name, one value per epoch done; nan where it is absent."""
+        return [logs.get(name, math.nan) for logs in self._history]
+
     @property
     def run(self) -> TrainingRun:
         """The curves so far, one point per epoch: training loss and, if measured, held-out MAE or AUC."""

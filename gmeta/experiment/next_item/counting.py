@@ -1,0 +1,338 @@
+"""Baselines of the next item that count and solve: what an experiment's models are held against.
+
+Each is a dataclass of settings with ``grid``, the settings among which validation chooses, and ``fit``, which
+returns a `Scorer`: the scores of the whole catalogue for some histories. All are exact and none draws numbers,
+so that a run has the same baselines each time.
+
+Sequential rules are Ludewig and Jannach's ("Evaluation of session-based recommendation algorithms", 2018,
+section 3.1) with a decay by distance and a history of more than one item; item neighbours are theirs of
+section 3.2 with shrinkage; EASE is Steck's ("Embarrassingly shallow autoencoders", 2019), and implicit ALS is
+Hu, Koren and Volinsky's (2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+
+from gmeta.experiment.next_item.histories import Histories
+
+Scores = NDArray[np.float32]
+MOST_ITEMS = 15_000
+"""EASE inverts a matrix of items by items; with more items it is left out."""
+
+_EPSILON = 1e-5
+
+
+class Scorer(Protocol):
+    """Something fitted that ranks a catalogue."""
+
+    def scores(self, histories: Histories) -> Scores:
+        """Compute the scores of all items, (users, items); higher is likelier."""
+        ...
+
+
+class Settings(Protocol):
+    """The settings of a baseline."""
+
+    def fit(self, train: Histories, items: int) -> Scorer:
+        """Fit it to histories."""
+        ...
+
+    def describe(self) -> str:
+        """Return the settings as part of a sentence."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """The same scores for all histories."""
+
+    of_items: Scores
+
+    def scores(self, histories: Histories) -> Scores:
+        return np.broadcast_to(self.of_items, (len(histories), len(self.of_items)))
+
+
+@dataclass(frozen=True)
+class Popularity:
+    """The log of how often an item occurs, counted with a half-life.
+
+    Attributes:
+      half_life: The share of the training time, or of a history's events if there are no times, after which
+        an event counts half; 0: all events count alike.
+    """
+
+    half_life: float = 0.0
+
+    @staticmethod
+    def grid(recent: bool) -> list[Popularity]:
+        """Return the settings to choose from: of all times, or of recent times."""
+        return [Popularity(each) for each in (0.01, 0.03, 0.1, 0.3)] if recent else [Popularity()]
+
+    def fit(self, train: Histories, items: int) -> Scorer:
+        """Count the items."""
+        weights = np.ones(len(train.items))
+        if self.half_life and train.times is not None:
+            span = max(int(train.times.max() - train.times.min()), 1)
+            weights = np.exp2((train.times - train.times.max()) / (self.half_life * span))
+        counts = np.bincount(train.items, weights, minlength=items)
+        return _Constant(np.log(counts + _EPSILON).astype(np.float32))
+
+    def describe(self) -> str:
+        """Return the settings as part of a sentence."""
+        return f"half-life {self.half_life:g} of the training time" if self.half_life else "of all times"
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Scores from a matrix of items by items: the sum of the rows of a history's items, weighed by recency."""
+
+    matrix: Any
+    last: int
+    decay: float
+    log: bool = True
+
+    def scores(self, histories: Histories) -> Scores:
+        asked = recency(histories, self.matrix.shape[0], self.last, self.decay)
+        found = asked @ self.matrix
+        dense = np.asarray(found.todense() if sparse.issparse(found) else found, np.float32)
+        if not self.log:
+            return dense
+        return np.log(dense / np.maximum(dense.sum(axis=1, keepdims=True), 1e-9) + _EPSILON)
+
+
+def recency(histories: Histories, items: int, last: int, decay: float) -> Any:
+    """Return the last items of each history as a sparse matrix, (users, items), weighed by ``place^-decay``.
+
+    Args:
+      histories: The histories.
+      items: The number of items.
+      last: How many of a history's last items count; 0: all.
+      decay: The exponent; an item that occurs several times has the sum of its weights.
+    """
+    back = histories.from_end
+    used = back < last if last else np.ones(len(back), bool)
+    weights = (back[used] + 1.0) ** -decay
+    shape = (len(histories), items)
+    return sparse.csr_matrix(
+        (weights.astype(np.float32), (histories.owner[used], histories.items[used])), shape
+    )
+
+
+@dataclass(frozen=True)
+class Rules:
+    r"""Sequential rules: how often an item followed another one, near after it.
+
+    .. math::
+       C_{ij} = n_j^{-\nu} \sum_{\text{j follows i at distance } g \le w} g^{-\alpha}, \quad
+       s_j = \sum_{k \le l} k^{-\beta} C_{i_k j}
+
+    with :math:`i_k` the k-th item from a history's end.
+
+    Attributes:
+      window: w, the greatest distance of a pair.
+      distance_decay: α.
+      popularity: ν, how far popular items are held back.
+      last: l, how many of a history's items count.
+      recency_decay: β.
+    """
+
+    window: int = 10
+    distance_decay: float = 0.5
+    popularity: float = 0.5
+    last: int = 50
+    recency_decay: float = 1.0
+
+    @staticmethod
+    def grid() -> list[Rules]:
+        """Return the settings to choose from."""
+        values = (5, 10, 20), (0.5, 1.0), (0.0, 0.25, 0.5), (10, 50), (0.5, 1.0, 1.5)
+        return [Rules(*each) for each in product(*values)]
+
+    def fit(self, train: Histories, items: int) -> Scorer:
+        """Count the pairs."""
+        total = sparse.csr_matrix((items, items), dtype=np.float32)
+        for distance in range(1, self.window + 1):
+            follows = np.flatnonzero(train.from_end >= distance)
+            weights = np.full(len(follows), distance**-self.distance_decay, np.float32)
+            pairs = train.items[follows], train.items[follows + distance]
+            total += sparse.csr_matrix((weights, pairs), (items, items))
+        scale = np.maximum(np.bincount(train.items, minlength=items), 1.0) ** -self.popularity
+        return _Pairs(
+            (total @ sparse.diags(scale.astype(np.float32))).tocsr(), self.last, self.recency_decay
+        )
+
+    def describe(self) -> str:
+        """Return the settings as part of a sentence."""
+        return (
+            f"pairs within {self.window}, decay {self.distance_decay:g}, from the last {self.last} items with "
+            f"decay {self.recency_decay:g}, popularity to the power {-self.popularity:g}"
+        )
+
+
+def _sets(train: Histories, items: int) -> Any:
+    """Return which items each user has, (users, items), sparse, 0 or 1."""
+    shape = (len(train), items)
+    found = sparse.csr_matrix((np.ones(len(train.items), np.float32), (train.owner, train.items)), shape)
+    found.data[:] = 1.0
+    return found
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    r"""Item neighbours: :math:`s_j = \sum_i |U_i \cap U_j| / (\sqrt{|U_i| |U_j|} + h)`, over a history's items.
+
+    Attributes:
+      shrinkage: h, which holds back pairs that few users have.
+      last: How many of a history's last items count; 0: all.
+      recency_decay: The exponent of their places, as in `Rules`.
+    """
+
+    shrinkage: float = 10.0
+    last: int = 0
+    recency_decay: float = 0.5
+
+    @staticmethod
+    def grid() -> list[Neighbours]:
+        """Return the settings to choose from."""
+        return [Neighbours(*each) for each in product((0.0, 10.0, 50.0), (0, 20), (0.0, 0.5, 1.0))]
+
+    def fit(self, train: Histories, items: int) -> Scorer:
+        """Count the users that pairs of items share."""
+        own = _sets(train, items)
+        shared = (own.T @ own).tocoo()
+        sizes = shared.diagonal()
+        apart = shared.row != shared.col
+        row, col = shared.row[apart], shared.col[apart]
+        values = shared.data[apart] / (np.sqrt(sizes[row] * sizes[col]) + self.shrinkage)
+        return _Pairs(sparse.csr_matrix((values, (row, col)), shared.shape), self.last, self.recency_decay)
+
+    def describe(self) -> str:
+        """Return the settings as part of a sentence."""
+        return (
+            f"shrunk by {self.shrinkage:g} users, the last {self.last or 'of all'} items with decay "
+            f"{self.recency_decay:g}"
+        )
+
+
+@dataclass(frozen=True)
+class Ease:
+    r"""EASE: the least-squares weights of items for each other, :math:`B = I - P\,\mathrm{diag}(P)^{-1}`.
+
+    :math:`P = (X^T X + \lambda I)^{-1}` with X the users' sets of items.
+
+    Attributes:
+      penalty: λ.
+      last: How many of a history's last items count; 0: all.
+      recency_decay: The exponent of their places, as in `Rules`.
+    """
+
+    penalty: float = 100.0
+    last: int = 0
+    recency_decay: float = 0.0
+
+    @staticmethod
+    def grid() -> list[Ease]:
+        """Return the settings to choose from."""
+        return [Ease(*each) for each in product((30.0, 100.0, 300.0, 1000.0), (0,), (0.0, 0.5, 1.0))]
+
+    def fit(self, train: Histories, items: int) -> Scorer:
+        """Invert the matrix of items by items."""
+        own = _sets(train, items)
+        gram = (own.T @ own).toarray()
+        gram[np.diag_indices(items)] += self.penalty
+        inverse = linalg.inv(gram, overwrite_a=True, check_finite=False)
+        weights = inverse / -np.diag(inverse)
+        weights[np.diag_indices(items)] = 0.0
+        return _Pairs(weights.astype(np.float32), self.last, self.recency_decay, log=False)
+
+    def describe(self) -> str:
+        """Return the settings as part of a sentence."""
+        return f"penalty {self.penalty:g}, decay {self.recency_decay:g}"
+
+
+@dataclass(frozen=True)
+class Als:
+    r"""Implicit ALS: :math:`\min \sum_{ui} c_{ui} (p_{ui} - x_u \cdot y_i)^2 + \lambda(\|X\|^2 + \|Y\|^2)`.
+
+    :math:`p_{ui}` is 1 where the user has the item, with confidence :math:`c_{ui} = 1 + a`, and otherwise 0
+    with confidence 1. A history's own vector is solved for.
+
+    Attributes:
+      rank: The length of a vector.
+      confidence: a.
+      penalty: λ.
+      sweeps: How often both sides are solved.
+    """
+
+    rank: int = 64
+    confidence: float = 10.0
+    penalty: float = 10.0
+    sweeps: int = 8
+
+    @staticmethod
+    def grid() -> list[Als]:
+        """Return the settings to choose from."""
+        return [Als(*each) for each in product((32, 96), (3.0, 20.0), (3.0, 30.0))]
+
+    def fit(self, train: Histories, items: int) -> Scorer:
+        """Solve for items and users in turn."""
+        own = _sets(train, items)
+        of_item = own.T.tocsr()
+        vectors = np.random.default_rng(0).normal(0, 0.1, (items, self.rank)).astype(np.float32)
+        for _ in range(self.sweeps):
+            vectors = self._solve(of_item, self._solve(own, vectors))
+        return _Solved(self, vectors)
+
+    def _solve(self, sets: Any, others: Scores) -> Scores:
+        """Solve for the vectors of one side, given those of the other, (rows, rank)."""
+        gram = others.T @ others + self.penalty * np.eye(self.rank, dtype=np.float32)
+        found = np.zeros((sets.shape[0], self.rank), np.float32)
+        for row in np.flatnonzero(np.diff(sets.indptr)):
+            own = others[sets.indices[sets.indptr[row] : sets.indptr[row + 1]]]
+            left = gram + self.confidence * (own.T @ own)
+            found[row] = linalg.solve(left, (1 + self.confidence) * own.sum(axis=0), assume_a="pos")
+        return found
+
+    def describe(self) -> str:
+        """Return the settings as part of a sentence."""
+        return f"{self.rank} factors, confidence {1 + self.confidence:g}, penalty {self.penalty:g}"
+
+
+@dataclass(frozen=True)
+class _Solved:
+    als: Als
+    vectors: Scores = field(repr=False)
+
+    def scores(self, histories: Histories) -> Scores:
+        users = self.als._solve(_sets(histories, len(self.vectors)), self.vectors)
+        return users @ self.vectors.T
+
+
+LABELS = {
+    "popularity": "popularity",
+    "recent_popularity": "recent popularity",
+    "neighbours": "item neighbours",
+    "rules": "sequential rules",
+    "ease": "EASE",
+    "als": "implicit ALS",
+}
+"""Name -> what tables call it."""
+
+
+def grids(items: int, times: bool) -> dict[str, Sequence[Settings]]:
+    """Return name -> the settings among which validation chooses, for data of so many items."""
+    found: dict[str, Sequence[Settings]] = {"popularity": Popularity.grid(recent=False)}
+    if times:
+        found["recent_popularity"] = Popularity.grid(recent=True)
+    found |= {"neighbours": Neighbours.grid(), "rules": Rules.grid(), "als": Als.grid()}
+    if items <= MOST_ITEMS:
+        found["ease"] = Ease.grid()
+    return found

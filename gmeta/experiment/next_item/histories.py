@@ -1,0 +1,322 @@
+"""Histories of a prepared data set: the items of each user in order of time, cut by a protocol.
+
+A protocol decides what is trained on and what is asked:
+
+* ``"leave-last-out"``: a user's last item is asked in the test, the one before it in validation.
+* ``"time"``: what happened in the last tenth of all events is asked in the test, what happened in the tenth
+  before it in validation: all of a user's items there, given those before.
+* ``"users"``: of a tenth of the users, none of whose items is trained on, the last item is asked in the test;
+  of another tenth in validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta import io
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.schema import OnBad
+from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.io.reader_stats import data_errors
+from gmeta.io.readers.read_options import OneEpoch
+
+Protocol = Literal["leave-last-out", "time", "users"]
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+SHARE = 10
+"""One in so many events, or users, is asked in the test, and as many in validation."""
+
+_GROUPS = 256  # per element
+
+
+@dataclass(frozen=True)
+class Histories:
+    """The events of users, user after user, each in order of time.
+
+    Attributes:
+      users: (users,) ids.
+      row_splits: (users + 1,): where each user's events begin and end.
+      items: (events,) the items, as numbers from 0.
+      times: (events,) or None if the data set has no times.
+
+    Example:
+      >>> found = Histories(np.array([7, 9]), np.array([0, 2, 5]), np.array([3, 1, 2, 0, 1]))
+      >>> found.first(np.array([1, 2])).items
+      array([3, 2, 0])
+      >>> found.after(np.array([1, 2])).items
+      array([1, 1])
+    """
+
+    users: Ints
+    row_splits: Ints
+    items: Ints
+    times: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    @property
+    def sizes(self) -> Ints:
+        """(users,) the number of each user's events."""
+        return np.diff(self.row_splits)
+
+    @property
+    def owner(self) -> Ints:
+        """(events,) the place of each event's user."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    @property
+    def place(self) -> Ints:
+        """(events,) the place of each event in its user's history, from 0."""
+        return np.arange(len(self.items)) - np.repeat(self.row_splits[:-1], self.sizes)
+
+    @property
+    def from_end(self) -> Ints:
+        """(events,) the place counted from the history's end; the last event has 0."""
+        return np.repeat(self.row_splits[1:], self.sizes) - 1 - np.arange(len(self.items))
+
+    def keep(self, events: NDArray[np.bool_]) -> Histories:
+        """Return some of the events; users without any stay, with an empty history."""
+        splits = np.concatenate([[0], np.cumsum(np.bincount(self.owner[events], minlength=len(self)))])
+        times = None if self.times is None else self.times[events]
+        return Histories(self.users, splits.astype(np.int64), self.items[events], times)
+
+    def first(self, count: Ints) -> Histories:
+        """Return the first ``count`` events of each user, (users,)."""
+        return self.keep(self.place < np.repeat(count, self.sizes))
+
+    def after(self, count: Ints) -> Histories:
+        """Return the events of each user after the first ``count``, (users,)."""
+        return self.keep(self.place >= np.repeat(count, self.sizes))
+
+    def choose(self, users: Ints | NDArray[np.bool_] | slice) -> Histories:
+        """Return some of the users."""
+        chosen = np.arange(len(self))[users]
+        sizes = self.sizes[chosen]
+        splits = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        events = np.arange(splits[-1]) + np.repeat(self.row_splits[:-1][chosen] - splits[:-1], sizes)
+        times = None if self.times is None else self.times[events]
+        return Histories(self.users[chosen], splits, self.items[events], times)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a model is asked: the histories that it reads, and what came after them.
+
+    Attributes:
+      histories: The histories.
+      targets: The items that followed, of the same users: one or several each.
+    """
+
+    histories: Histories
+    targets: Histories
+
+    def __len__(self) -> int:
+        return len(self.histories)
+
+    def choose(self, users: Ints | NDArray[np.bool_] | slice) -> Asked:
+        """Return some of the users."""
+        return Asked(self.histories.choose(users), self.targets.choose(users))
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The three parts of a data set, by a protocol.
+
+    Attributes:
+      ids: (items,) the ids of the catalogue, by number.
+      train: What models and baselines are fitted to.
+      validation: What settings, epochs and weights are chosen by.
+      test: What is reported.
+    """
+
+    ids: Ints
+    train: Histories
+    validation: Asked
+    test: Asked
+
+    @property
+    def items(self) -> int:
+        """The number of items in the catalogue."""
+        return len(self.ids)
+
+
+def read_events(data: Path, item: str, on_bad: OnBad = "raise") -> tuple[Histories, Ints]:
+    """Read all users of a prepared data set, whatever its splits.
+
+    Args:
+      data: The data set, prepared with users as tasks.
+      item: The column of items.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+
+    Returns:
+      The histories, and the items' ids, ascending.
+
+    Raises:
+      DataError: The data set can't be read, or has no rows.
+    """
+    manifest = Manifest.load(data)
+    time = (manifest.config.get("table") or {}).get("time") or _time_of_movielens(manifest)
+    columns = {"item": item, **({"time": time} if time else {})}
+    users: list[Any] = []
+    sizes: list[Any] = []
+    found: dict[str, list[Any]] = {name: [] for name in columns}
+    for split in manifest.splits:
+        options = io.ReadOptions(shuffle=False, shard=(0, 1), on_bad=on_bad)
+        with data_errors():
+            for element in io.groups(
+                data / split, groups_per_element=_GROUPS, start=OneEpoch(), options=options
+            ):
+                users.append(element["task"].numpy())
+                sizes.append(np.diff(element["row_splits"].numpy()))
+                for name, column in columns.items():
+                    found[name].append(element["columns"][column].numpy())
+    if not users:
+        raise DataError("no events", path=data, advice="prepare a data set with rows")
+    user = np.repeat(np.concatenate(users), np.concatenate(sizes))
+    every = {name: np.concatenate(values) for name, values in found.items()}
+    times = every.get("time")
+    # Of a user's events at the same time, a data set has those with lower ids first, so that a model could
+    # learn that the next id is higher: a hash of user and item puts them into an order that says nothing.
+    mixed = _mix(_mix(user) + every["item"].astype(np.uint64))
+    order = np.argsort(user, kind="stable") if times is None else np.lexsort((mixed, times, user))
+    known, counts = np.unique(user, return_counts=True)
+    ids, numbers = np.unique(every["item"][order], return_inverse=True)
+    splits = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return Histories(known, splits, numbers.astype(np.int64), None if times is None else times[order]), ids
+
+
+def _mix(values: Ints) -> NDArray[np.uint64]:
+    """Return a hash of each value (SplitMix64's)."""
+    found = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return found ^ (found >> np.uint64(31))
+
+
+def _time_of_movielens(manifest: Manifest) -> str | None:
+    return "timestamp" if "timestamp" in manifest.schema else None
+
+
+def core(events: Histories, ids: Ints, users: int, items: int) -> tuple[Histories, Ints]:
+    """Leave out users with fewer than ``users`` events and items with fewer than ``items``, until none is left.
+
+    This is the k-core that papers cut, with a bound for each side.
+
+    Returns:
+      The histories that are left, and their items' ids.
+
+    Raises:
+      DataError: Nothing is left.
+    """
+    while len(events.items):
+        rare = np.bincount(events.items, minlength=len(ids)) < items
+        short = events.sizes < users
+        kept = ~rare[events.items] & ~short[events.owner]
+        if kept.all():
+            break
+        events = events.keep(kept)
+    if not len(events.items):
+        raise DataError(
+            f"no user with at least {users} events of items with at least {items} is left",
+            advice="give a smaller core",
+        )
+    events = events.choose(events.sizes > 0)
+    kept_items, numbers = np.unique(events.items, return_inverse=True)
+    return replace(events, items=numbers.astype(np.int64)), ids[kept_items]
+
+
+def cut(events: Histories, ids: Ints, protocol: Protocol, seed: int = 0) -> Cuts:
+    """Cut histories by a protocol.
+
+    The catalogue has the items of the training part alone, as no other item can be ranked by what was learned;
+    an item that is new in validation or test can't be found, and counts as a miss.
+
+    Args:
+      events: The histories.
+      ids: The ids of their items.
+      protocol: The protocol.
+      seed: Of the draw of users, for the protocol ``"users"``.
+
+    Raises:
+      ConfigError: The protocol needs times, and there are none.
+      DataError: A part is empty.
+    """
+    train, validation, test = _CUTTERS[protocol](events, seed)
+    if not (len(train.items) and len(validation) and len(test)):
+        raise DataError(
+            f"protocol {protocol!r} leaves {len(train.items):,} events to train on, {len(validation):,} users "
+            f"for validation and {len(test):,} for the test",
+            advice="give more data, or another protocol",
+        )
+    known = np.unique(train.items)
+    number = np.full(len(ids), -1)
+    number[known] = np.arange(len(known))
+
+    def renumber(found: Histories) -> Histories:
+        return replace(found, items=number[found.items])
+
+    def asked(part: Asked) -> Asked:
+        histories = renumber(part.histories)
+        histories = histories.keep(histories.items >= 0)
+        return Asked(histories, renumber(part.targets))
+
+    return Cuts(ids[known], renumber(train), asked(validation), asked(test))
+
+
+_Parts = tuple[Histories, Asked, Asked]
+
+
+def _leave_last_out(events: Histories, seed: int) -> _Parts:
+    sizes = events.sizes
+    long = sizes >= 3
+    asked = events.choose(long)
+    own = asked.sizes
+    until = {back: asked.first(own - back) for back in (1, 2)}
+    return (
+        events.first(np.where(long, sizes - 2, sizes)),
+        Asked(until[2], until[1].after(own - 2)),
+        Asked(until[1], asked.after(own - 1)),
+    )
+
+
+def _by_time(events: Histories, seed: int) -> _Parts:
+    if events.times is None:
+        raise ConfigError("protocol 'time' needs times: prepare the data set with --time COLUMN")
+    begin, end = np.quantile(events.times, [1 - 2 / SHARE, 1 - 1 / SHARE], method="higher")
+
+    def part(least: int, most: int) -> Asked:
+        histories = events.keep(events.times < least)
+        targets = events.keep((events.times >= least) & (events.times < most))
+        both = (histories.sizes > 0) & (targets.sizes > 0)
+        return Asked(histories.choose(both), targets.choose(both))
+
+    late = int(events.times.max()) + 1
+    return events.keep(events.times < begin), part(int(begin), int(end)), part(int(end), late)
+
+
+def _by_users(events: Histories, seed: int) -> _Parts:
+    long = np.flatnonzero(events.sizes >= 2)
+    drawn = np.random.default_rng(seed).permutation(long)
+    share = max(len(drawn) // SHARE, 1)
+
+    def part(users: Ints) -> Asked:
+        chosen = events.choose(np.sort(users))
+        return Asked(chosen.first(chosen.sizes - 1), chosen.after(chosen.sizes - 1))
+
+    held = drawn[: 2 * share]
+    others = np.setdiff1d(np.arange(len(events)), held)
+    return events.choose(others), part(held[:share]), part(held[share:])
+
+
+_CUTTERS: dict[str, Callable[[Histories, int], _Parts]] = {
+    "leave-last-out": _leave_last_out,
+    "time": _by_time,
+    "users": _by_users,
+}

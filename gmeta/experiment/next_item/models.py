@@ -1,0 +1,222 @@
+"""The models of an experiment on the next item: how they are made, trained and asked for scores."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.checkpoint.callback import tables_by_name
+from gmeta.checkpoint.dense_weights import read_dense, write_dense
+from gmeta.checkpoint.store import CheckpointStore, step_of
+from gmeta.core.errors import DataError
+from gmeta.experiment.next_item.counting import Scores
+from gmeta.experiment.next_item.histories import Asked, Cuts, Histories
+from gmeta.experiment.next_item.plan import NextItemConfig, NextItemMethod
+from gmeta.experiment.runs.trainer import EpochCheckpoints
+from gmeta.initializers import Normal
+from gmeta.io.readers.position import count_epochs
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
+from gmeta.models import NextItemModel
+from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
+from gmeta.optimizers import AdamW
+
+_BETA_2 = 0.98
+_ASKED = 256  # users at once
+_BACKBONES: Mapping[str, Callable[..., Any]] = {"sasrec": SASRec, "esasrec": LiGR, "hstu": HSTU, "fuxi": FuXi}
+_TIMED = ("hstu", "fuxi")
+_BEST = "best"
+
+
+def build(config: NextItemConfig, method: str, seed: int, cuts: Cuts) -> NextItemModel:
+    """Build and compile the model of a method, at its initial weights."""
+    s = config.methods[method]
+    random.seed(seed)  # what Keras' layers take their seeds from
+    tf.random.set_seed(seed)
+    timed = s.model in _TIMED and cuts.train.times is not None
+    deviation = (2 / (cuts.items + s.dim)) ** 0.5  # Xavier's
+    collection = EmbeddingCollection(
+        [FeatureConfig("item", TableConfig("item", s.dim, initializer=Normal(0.0, deviation)))],
+        optimizer=AdamW(s.learning_rate, beta_2=_BETA_2),
+        seed=seed,
+    )
+    blocks: dict[str, Any] = {
+        "blocks": s.blocks,
+        "heads": s.heads,
+        "attention_dim": s.dim // s.heads,
+        "value_dim": s.dim // s.heads,
+        "max_length": s.max_length,
+        "dropout": s.dropout,
+        "seed": seed,
+    }
+    if s.model in _TIMED and not timed:
+        blocks["bias_by_time"] = False
+    assert s.max_length is not None  # `NextItemMethod.complete` has decided it
+    model = NextItemModel(
+        collection,
+        _BACKBONES[s.model](**blocks),
+        items=cuts.items,
+        max_length=s.max_length,
+        time="time" if timed else None,
+        negatives=s.negatives,
+        dropout=s.dropout,
+        seed=seed,
+        ks=config.ks,
+    )
+    model.compile(tf.keras.optimizers.Adam(s.learning_rate, beta_2=_BETA_2))
+    return model
+
+
+def train(
+    config: NextItemConfig,
+    method: str,
+    seed: int,
+    *,
+    cuts: Cuts,
+    folder: Path,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+) -> int:
+    """Train a method until validation no longer improves, or resume its training.
+
+    The best epoch by validation is kept beside the last one. The order of users in an epoch is a function of
+    (seed, epoch), so that a resumed run reads the data in the order of an uninterrupted one.
+
+    Returns:
+      How many epochs earlier calls had done.
+    """
+    settings = config.methods[method]
+    model = build(config, method, seed, cuts)
+    checkpoints = EpochCheckpoints(folder)
+    before = checkpoints.restore(model)
+    chooser = _KeepBest(checkpoints, folder / _BEST, f"val_ndcg@{config.ks[0]}", settings.patience)
+    if before < settings.epochs and not chooser.is_over():
+        checkpoints.fit(
+            model,
+            lambda epoch: training_batches(cuts.train, settings, seed, epoch),
+            epochs=settings.epochs,
+            validation_data=validation_batches(cuts.validation),
+            callbacks=[*callbacks, chooser],
+            verbose=0,
+        )
+    return before
+
+
+class _KeepBest(tf.keras.callbacks.Callback):
+    """Keeps the weights of the best epoch, and ends training after ``patience`` epochs without a better one."""
+
+    def __init__(self, checkpoints: EpochCheckpoints, folder: Path, by: str, patience: int) -> None:
+        super().__init__()
+        self._checkpoints, self._folder, self._by, self._patience = checkpoints, folder, by, patience
+
+    def is_over(self) -> bool:
+        """Whether the epochs that were done before have already ended training."""
+        found = self._values()
+        return bool(found) and len(found) - 1 - int(np.argmax(found)) >= self._patience
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        found = [*self._values()[:epoch], float((logs or {})[self._by])]
+        best = int(np.argmax(found))
+        if best == epoch:
+            store = CheckpointStore(self._folder, keep=1, max_increments=0)
+            latest = store.latest()
+            if latest is not None and step_of(latest) > epoch:  # saved by an epoch that an interruption undid
+                store.delete()
+                store = CheckpointStore(self._folder, keep=1, max_increments=0)
+            store.save(
+                tables_by_name(self.model), epoch + 1, dense=lambda path: write_dense(self.model, path)
+            )
+        if epoch - best >= self._patience:
+            self.model.stop_training = True
+
+    def _values(self) -> list[float]:
+        return self._checkpoints.logged(self._by)
+
+
+def load_best(config: NextItemConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> NextItemModel:
+    """Load the best epoch of a method.
+
+    Raises:
+      DataError: The method isn't trained to the end.
+    """
+    checkpoints = EpochCheckpoints(folder)
+    settings = config.methods[method]
+    model = build(config, method, seed, cuts)
+    checkpoints.restore(model)
+    chooser = _KeepBest(checkpoints, folder / _BEST, f"val_ndcg@{config.ks[0]}", settings.patience)
+    done = len(checkpoints.run.epoch)
+    if done < settings.epochs and not chooser.is_over():
+        raise DataError(
+            f"{method}, seed {seed}: training isn't over after {done} epochs",
+            path=folder,
+            advice="run `gmeta train` again to finish",
+        )
+    store = CheckpointStore(folder / _BEST)
+    store.load(tables_by_name(model))
+    best = store.latest()
+    assert best is not None
+    read_dense(model, best)
+    return model
+
+
+def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoch: int) -> tf.data.Dataset:
+    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
+    # A token without a successor teaches nothing.
+    ragged = _ragged(train.choose(train.sizes > 1))
+    users = int(ragged["item"].nrows())
+    assert settings.users_per_batch is not None
+    rows = tf.range(users, dtype=tf.int64)
+
+    def order(number: tf.Tensor, _: tf.Tensor) -> tf.data.Dataset:
+        drawn = tf.random.experimental.stateless_shuffle(rows, seed=tf.stack([tf.constant(seed, tf.int64), number]))
+        return tf.data.Dataset.from_tensor_slices(drawn)
+
+    def read(chosen: tf.Tensor) -> dict[str, tf.RaggedTensor]:
+        return {name: tf.gather(column, chosen) for name, column in ragged.items()}
+
+    batches = count_epochs(epoch).flat_map(order).batch(settings.users_per_batch).map(read).prefetch(2)
+    return batches.apply(tf.data.experimental.assert_cardinality(-(-users // settings.users_per_batch)))
+
+
+def validation_batches(asked: Asked) -> tf.data.Dataset:
+    """Return batches of histories that end with the first item that is asked for."""
+    known = np.zeros(len(asked), bool)
+    first = asked.targets.row_splits[:-1]
+    some = asked.targets.sizes > 0
+    known[some] = asked.targets.items[first[some]] >= 0
+    asked = asked.choose(known & (asked.histories.sizes > 0))
+    ragged = _ragged(asked.histories)
+    following = _ragged(asked.targets.first(np.ones(len(asked), np.int64)))
+    whole = {name: tf.concat([column, following[name]], axis=1) for name, column in ragged.items()}
+    return tf.data.Dataset.from_tensor_slices(whole).batch(_ASKED)
+
+
+def _ragged(histories: Histories) -> dict[str, tf.RaggedTensor]:
+    columns = {"item": histories.items, **({} if histories.times is None else {"time": histories.times})}
+    return {
+        name: tf.RaggedTensor.from_row_splits(tf.constant(column, tf.int64), histories.row_splits)
+        for name, column in columns.items()
+    }
+
+
+@dataclass(frozen=True)
+class ModelScorer:
+    """A trained model as a `gmeta.experiment.next_item.counting.Scorer`."""
+
+    model: NextItemModel
+
+    def scores(self, histories: Histories) -> Scores:
+        """Compute the logits of all items, (users, items)."""
+        ragged = _ragged(histories)
+        vectors = self.model.item_vectors()
+        found = []
+        for begin in range(0, len(histories), _ASKED):
+            part = {name: column[begin : begin + _ASKED] for name, column in ragged.items()}
+            found.append(tf.matmul(self.model(part, training=False), vectors, transpose_b=True).numpy())
+        scores = np.concatenate(found).astype(np.float32)
+        scores[histories.owner, histories.items] += float(self.model.repeat_bias)
+        return scores
