@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.core.schema import Schema
+from gmeta.core.schema import Column, Schema
 from gmeta.core.shares import Shares
 from gmeta.io.balance import bound_groups, group_tokens
 from gmeta.io.readers.epoch import EpochPlan, PartStart
-from gmeta.io.readers.group_dataset import columns_as_dict, columns_attributes, columns_specs
 from gmeta.io.readers.position import ReadingPosition, count_epochs, ranges
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import (
@@ -69,16 +68,24 @@ def groups(
         with ``balance``.
 
     Returns:
-      A dataset. An element is that of `group_batch`, plus ``"cursor"``, (shares,) int64, and ``"epoch"``,
-      () int64. The cursor counts, for each range that this rank reads, the groups returned so far, including
-      this element's. The cardinality is known for a start at an epoch's number or a position, without
-      ``balance``.
+      A dataset. An element is a dict of ``G`` groups with ``N`` rows in all::
+
+        {"task": (G,) int64, "batch_id": (G,) int64, "row_splits": (G + 1,) int64,
+         "columns": {name: (N,) tensor, or RaggedTensor (N, None) for a list column},
+         "cursor": (shares,) int64, "epoch": () int64}
+
+      ``columns`` holds all columns except those of the key. Group ``g`` is rows
+      ``row_splits[g]:row_splits[g + 1]``. The cursor counts, for each range that this rank reads, the groups
+      returned so far, including this element's. The cardinality is known for a start at an epoch's number or
+      a position, without ``balance``.
 
     Raises:
       ConfigError: An argument is invalid, or names a split that doesn't exist.
       DataError: There is no manifest, or it doesn't match its shards; or ``resume`` is of another data set.
-      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `group_batch`; also if
-        a group has more than ``balance.max_tokens`` tokens.
+      NativeLibraryError: The native op was never built.
+      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating: "FILE at byte OFFSET: what;
+        what to do". `gmeta.io.reader_stats.as_data_error` extracts that line. Also if a group has more than
+        ``balance.max_tokens`` tokens.
 
     Example:
       >>> for element in groups("data/warm", groups_per_element=32):
@@ -140,7 +147,7 @@ def groups(
         if resume is not None and endless:
             own = tf.cond(tf.equal(number, first_epoch), lambda: first, lambda: every)
         numbers = tf.stack([tf.constant(seed, tf.int64), number])
-        return _group_ranges(split, shares, number, bound, seed=numbers, first_step=step, **own, **inputs)
+        return _group_batch(split, shares, number, bound, seed=numbers, first_step=step, **own, **inputs)
 
     if isinstance(start, PartStart):
         if shares.total > 1:
@@ -153,7 +160,7 @@ def groups(
             if balance is None:
                 own["steps"] = -((begin - end) // groups_per_element)
             numbers, zero = tf.constant([seed, 0], tf.int64), tf.constant(0, tf.int64)
-            return _group_ranges(split, shares, zero, bound, seed=numbers, first_step=zero, **own, **inputs)
+            return _group_batch(split, shares, zero, bound, seed=numbers, first_step=zero, **own, **inputs)
 
         return settle(start.read(options).flat_map(part_of))
     if position is not None and balance is not None:
@@ -164,7 +171,7 @@ def groups(
             *spans, cursor = begun
             own = {**every, **dict(zip(("lanes", "begins", "ends"), spans, strict=True))}
             numbers = tf.stack([tf.constant(seed, tf.int64), number])
-            rest = _group_ranges(split, shares, number, bound, seed=numbers, first_step=0, **own, **inputs)
+            rest = _group_batch(split, shares, number, bound, seed=numbers, first_step=0, **own, **inputs)
             return rest.enumerate(step).map(lambda place, element: count.note(place, element, cursor))
 
         return settle(tf.data.Dataset.range(1).map(lambda _: count.begin()).flat_map(rest_of))
@@ -260,25 +267,63 @@ def _bound_of(balance: Balance | None, path: str) -> Bound:
     return bound
 
 
-def _group_ranges(
+def _attributes(schema: Schema) -> dict[str, Any]:
+    """Return the attributes that describe the records to a reader's op."""
+    return {
+        "column_names": [column.name for column in schema],
+        "column_types": [column.dtype for column in schema],
+        "column_lists": [column.is_list for column in schema],
+        "task_column": schema.task,
+        "batch_column": schema.batch,
+    }
+
+
+def _specs(schema: Schema) -> list[tf.TensorSpec]:
+    """Return the specs of task, batch and row splits, then of each other column's values (and row splits)."""
+    vector = tf.TensorSpec((None,), tf.int64)
+    specs = [vector, vector, vector]
+    for column in _columns(schema):
+        specs += [tf.TensorSpec((None,), column.dtype)] + [vector] * column.is_list
+    return specs
+
+
+def _as_dict(
+    schema: Schema, task: tf.Tensor, batch: tf.Tensor, splits: tf.Tensor, *rest: tf.Tensor
+) -> dict[str, Any]:
+    """Return the same tensors by name, as `groups` describes them."""
+    parts, values = iter(rest), {}
+    for column in _columns(schema):
+        values[column.name] = next(parts)
+        if column.is_list:
+            values[column.name] = tf.RaggedTensor.from_row_splits(
+                values[column.name], next(parts), validate=False
+            )
+    return {"task": task, "batch_id": batch, "row_splits": splits, "columns": values}
+
+
+def _columns(schema: Schema) -> list[Column]:
+    return [column for column in schema if column.name not in (schema.task, schema.batch)]
+
+
+def _group_batch(
     split: PreparedSplit, shares: Shares, epoch: tf.Tensor, bound: Bound, **inputs: Any
 ) -> tf.data.Dataset:
     schema: Schema = split.schema
-    flat = [tf.TensorSpec((shares.count,), tf.int64), *columns_specs(schema)]
-    variant = load_op_library("io").gmeta_group_ranges_dataset(
+    flat = [tf.TensorSpec((shares.count,), tf.int64), *_specs(schema)]
+    variant = load_op_library("io").gmeta_group_batch_dataset(
         files=split.files,
         groups=[shard.groups for shard in split.shards],
         index_crcs=[shard.index for shard in split.shards],
         layout=split.layout,
         **{**inputs, "balance": tf.constant(inputs["balance"], tf.float64)},
-        **columns_attributes(schema),
+        **_attributes(schema),
         output_types=[spec.dtype for spec in flat],
         output_shapes=[spec.shape for spec in flat],
     )
 
     @tf.autograph.experimental.do_not_convert
     def structure(cursor: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
-        return {**bound(columns_as_dict(schema, *rest), schema), "cursor": cursor, "epoch": epoch}
+        return {**bound(_as_dict(schema, *rest), schema), "cursor": cursor, "epoch": epoch}
 
     # This map needs no thread of its own: it names tensors, and counts an element's groups at most.
     return cast(tf.data.Dataset, tf.data.experimental.from_variant(variant, tuple(flat)).map(structure))
