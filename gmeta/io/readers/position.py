@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.position import Position, count_by
+from gmeta.core.position import Position, int64_variable
 from gmeta.core.shares import Shares
 from gmeta.io.readers.epoch import EpochPlan, cut_spans
 
@@ -30,15 +30,6 @@ from gmeta.io.readers.epoch import EpochPlan, cut_spans
 
 UNKNOWN = -1
 """The cursor of a share that another rank reads."""
-
-
-class PositionVariables(Protocol):
-    """The variables of a `ReadingPosition`."""
-
-    epoch: tf.Variable
-    step: tf.Variable
-    left: tf.Variable
-    cursors: tf.Variable
 
 
 class Reached(NamedTuple):
@@ -144,7 +135,7 @@ class GroupCount:
       shares: The rank's shares.
     """
 
-    def __init__(self, position: PositionVariables, whole: EpochPlan, shares: Shares) -> None:
+    def __init__(self, position: ReadingPosition, whole: EpochPlan, shares: Shares) -> None:
         self._position, self._whole, self.shares = position, whole, shares
         with tf.init_scope(), tf.device("CPU:0"):
             unknown = tf.fill([shares.count], tf.constant(UNKNOWN, tf.int64))
@@ -187,7 +178,7 @@ class GroupCount:
         return Reached(replace(self._whole, epoch=int(epoch), left=spans), tuple(map(int, cursors)))
 
     def gather(self) -> None:
-        """Tell all ranks the cursors of all ranks (`ReadingPosition.gather_ranks`)."""
+        """Send the cursors of all ranks to each rank (`ReadingPosition.gather_ranks`)."""
         place, shares = self._position, self.shares
         if shares.count == shares.total:
             return
@@ -256,7 +247,8 @@ class ReadingPosition(Position):
     dataset with a position (`gmeta.io.tasks`, `gmeta.io.groups`) begins there, and counts the elements taken
     from it in the position. Make the position an attribute of the model: ``BackupAndRestore``,
     ``ShardedCheckpoint`` or, on one rank, ``tf.train.Checkpoint`` then saves and restores it with the model,
-    at the end of an epoch or after any step, and training resumes with the next element.
+    at the end of an epoch or after any step, and training resumes with the next element. Or keep `state` in
+    JSON.
 
     A new iteration also resumes with the next element, or with the next epoch once all steps of an epoch are
     taken. Use a position for one dataset only. Buffers must come before the counting, so the counting comes
@@ -283,14 +275,14 @@ class ReadingPosition(Position):
       >>> model.fit(warm.repeat(), epochs=20, steps_per_epoch=250, callbacks=[backup])
     """
 
+    _in_state: ClassVar[tuple[str, ...]] = ("epoch", "step", "left", "cursors")
+    _least: ClassVar[int] = UNKNOWN
+
     def __init__(self, epoch: int = 0) -> None:
         super().__init__(name="reading_position")
-        with tf.init_scope(), tf.device("CPU:0"):
-            self.epoch = tf.Variable(epoch, dtype=tf.int64, trainable=False, name="epoch")
-            self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-            none = tf.zeros([0, 2], tf.int64)
-            self.left = tf.Variable(none, trainable=False, name="left", shape=(None, 2))
-            self.cursors = tf.Variable(none[:, 0], trainable=False, name="cursors", shape=(None,))
+        self.epoch, self.step = int64_variable("epoch", epoch), int64_variable("step", 0)
+        self.left = int64_variable("left", np.zeros([0, 2], np.int64), (None, 2))
+        self.cursors = int64_variable("cursors", np.zeros([0], np.int64), (None,))
         self._groups: GroupCount | None = None
 
     def epochs(self, steps: int) -> tf.data.Dataset:
@@ -320,7 +312,7 @@ class ReadingPosition(Position):
         return self._groups is not None
 
     def gather_ranks(self) -> None:
-        """Tell all ranks the places of all ranks, in one collective; with steps alone they know them.
+        """Send the places of all ranks to each rank, in one collective; with steps alone they are the same.
 
         All ranks must call this together, between two steps.
 
@@ -335,13 +327,9 @@ class ReadingPosition(Position):
         """Return the dataset, counting the elements that are taken from it."""
         groups = self._groups
 
-        def count(*element: Any) -> Any:
-            taken = [] if groups is None else [groups.take()]
-            with tf.control_dependencies(taken), tf.control_dependencies([self.step.assign_add(1)]):
-                found = tf.nest.map_structure(tf.identity, element, expand_composites=True)
-            return found if len(found) > 1 else found[0]
+        def take(*element: Any) -> tuple[Any, Any]:
+            with tf.control_dependencies([] if groups is None else [groups.take()]):
+                step = self.step.assign_add(1)
+            return [step], element if len(element) > 1 else element[0]
 
-        options = tf.data.Options()
-        # It would put a buffer after the counting.
-        options.experimental_optimization.inject_prefetch = False
-        return count_by(self, dataset.map(count).with_options(options))
+        return self._count(dataset, take)

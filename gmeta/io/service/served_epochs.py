@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.core.position import count_by
 from gmeta.io.readers.group_reader import settle
 from gmeta.io.readers.read_options import EpochPiece, Waiting
 from gmeta.io.service.lanes import Lanes
@@ -252,16 +251,8 @@ def distribute(
             return base.map(lambda _, place, element: (place, _number(0), _number(1), element))
         return join_base_batches(base, batches, shuffle, seed).skip(within)
 
-    @tf.autograph.experimental.do_not_convert
-    def count(place: tf.Tensor, batch: tf.Tensor, of: tf.Tensor, element: Any) -> Any:
-        with tf.control_dependencies(position.set_to(place, batch, of)):
-            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
-
     starts = tf.data.Dataset.range(1).map(lambda _: position.begin())
-    options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False  # it would count its elements as taken
-    served = starts.flat_map(lambda vector: epoch(vector, vector[2])).map(count).with_options(options)
-    return settle(count_by(position, served))
+    return settle(position.count(starts.flat_map(lambda vector: epoch(vector, vector[2]))))
 
 
 def _number(value: int) -> tf.Tensor:
