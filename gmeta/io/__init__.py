@@ -42,7 +42,7 @@ from gmeta.io.service.served_epochs import distribute
 from gmeta.io.service.served_position import ServedPosition
 
 _MOVED = {
-    "EpochPiece": "gmeta.io.readers.read_options",
+    "EpochPiece": "gmeta.io.readers.read_options:OneEpoch",
     "EpochPlan": "gmeta.io.readers.epoch",
     "FetchCounts": "gmeta.io.features.cells",
     "OneEpoch": "gmeta.io.readers.read_options",

@@ -30,7 +30,7 @@ class ServedPosition(Position):
 
     Args:
       pieces: How many pieces an epoch is cut into: several for each of the workers, but a piece should be no
-        smaller than a window of ``shuffle_buffer`` groups (`gmeta.io.readers.read_options.EpochPiece`).
+        smaller than a window of ``shuffle_buffer`` groups (`gmeta.io.readers.read_options.OneEpoch`).
       epoch: The first epoch.
 
     Attributes:

@@ -205,9 +205,9 @@ def test_after_a_resumed_epoch_comes_a_whole_one(prepared):
 def test_what_is_resumed_must_be_of_the_same_data(prepared, tmp_path):
     plan = epoch_plan(prepared, seed=1)
     other = write_folder(tmp_path, [3, 3], layout="columnar")
-    with pytest.raises(ConfigError, match="resume is of another data set"):
+    with pytest.raises(ConfigError, match="EpochPlan is of another data set"):
         groups(other, start=plan, options=ReadOptions(seed=1))
-    with pytest.raises(ConfigError, match="resume is of seed 1, and seed=2 gives another order"):
+    with pytest.raises(ConfigError, match="EpochPlan is of seed 1, and seed=2 gives another order"):
         groups(prepared, start=plan, options=ReadOptions(seed=2))
     with pytest.raises(ConfigError, match="isn't what to_json made"):
         EpochPlan.from_json({"digest": "d"})
