@@ -423,25 +423,6 @@ def test_a_rank_of_several_ranges_joins_their_steps(prepared, layout, monkeypatc
         assert np.array([e["cursor"] for e in joined]).shape[1] == len(own)
 
 
-def test_counters_add_up_until_they_are_reset(prepared):
-    stats = ReaderStats()
-    dataset = groups(prepared, options=ReadOptions(stats=stats))
-    list(dataset)
-    once = stats.read().records
-    list(dataset)
-    assert stats.read().records == 2 * once > 0
-    stats.reset()
-    assert stats.read().records == 0
-
-
-def test_counters_can_be_dropped_while_they_are_counted_into(prepared):
-    stats = ReaderStats()
-    iterator = iter(groups(prepared, groups_per_element=1, options=ReadOptions(stats=stats)))
-    next(iterator)
-    del stats
-    assert len(list(iterator)) == 22
-
-
 def test_it_takes_options_and_transformations(prepared):
     dataset = groups(prepared, **reading(groups_per_element=4, seed=3, again=True))
     options = tf.data.Options()

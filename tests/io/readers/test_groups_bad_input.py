@@ -239,6 +239,25 @@ def test_small_groups_are_bad_where_a_least_size_is_asked_for(prepared):
     ]
 
 
+def test_counters_add_up_until_they_are_reset(prepared):
+    stats = ReaderStats()
+    dataset = groups(prepared, options=ReadOptions(stats=stats))
+    list(dataset)
+    once = stats.read().records
+    list(dataset)
+    assert stats.read().records == 2 * once > 0
+    stats.reset()
+    assert stats.read().records == 0
+
+
+def test_counters_can_be_dropped_while_they_are_counted_into(prepared):
+    stats = ReaderStats()
+    iterator = iter(groups(prepared, groups_per_element=1, options=ReadOptions(stats=stats)))
+    next(iterator)
+    del stats
+    assert len(list(iterator)) == 6
+
+
 def test_other_errors_are_left_alone():
     with pytest.raises(tf.errors.InvalidArgumentError), data_errors():
         tf.reshape(tf.zeros(3), [2])
