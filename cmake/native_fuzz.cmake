@@ -3,8 +3,7 @@
 set(GMETA_FUZZ_OPTIMIZE -O1 CACHE STRING "-O0 compiles in half the time, and runs slower")
 set(fuzz_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer ${GMETA_FUZZ_OPTIMIZE} -UNDEBUG)
 add_library(fuzz_targets OBJECT
-  tests/native/fuzz/records_target.cc tests/native/fuzz/groups_target.cc tests/native/fuzz/ranges_target.cc
-  tests/native/fuzz/stripes_target.cc)
+  tests/native/fuzz/records_target.cc tests/native/fuzz/ranges_target.cc tests/native/fuzz/stripes_target.cc)
 target_compile_options(fuzz_targets PRIVATE ${fuzz_sanitizers} -fsanitize-coverage=trace-pc,trace-cmp)
 add_library(fuzz_coverage OBJECT tests/native/fuzz/coverage.cc)
 target_compile_options(fuzz_coverage PRIVATE -O2)

@@ -151,7 +151,7 @@ class _Saver(ShardedCheckpoint):
         epochs = self.restore(self.model, checkpoint)
         self.model._train_counter.assign(self.batches)
         stages, ranks = self.stages_of_epoch, collectives.world().shares.total
-        reads_on = any(getattr(part, "counts_groups", False) for part in submodules(self.model))
+        reads_on = any(isinstance(part, Position) and part.counts_groups for part in submodules(self.model))
         if not reads_on and any(before != ranks for before, _ in stages):
             raise ConfigError(
                 f"{checkpoint}: the backup was made by {stages[0][0]} ranks within epoch {epochs + 1}, and "

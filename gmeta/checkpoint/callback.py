@@ -33,7 +33,6 @@ from gmeta.core.keras import submodules
 from gmeta.core.position import position_of
 from gmeta.core.step_marks import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
-from gmeta.io.readers.position import ReadingPosition
 from gmeta.ops.table.hash_table import HashTable
 
 _METRICS = "metrics.npz"  # beside the dense weights, if the checkpoint is from the middle of an epoch
@@ -313,7 +312,7 @@ class ShardedCheckpoint(StepCallback):
         shares, passed = collectives.world().shares, self.batches_of_epoch
         position, model = position_of(data), self._restored or self.model
         held = position is not None and any(part is position for part in submodules(model))
-        if _counts_groups(position):
+        if position is not None and position.counts_groups:
             if not held:
                 raise ConfigError(
                     "the data begin at a ReadingPosition that the checkpoint doesn't hold: make it an "
@@ -424,10 +423,6 @@ class ShardedCheckpoint(StepCallback):
             # If the number of ranks never changed, the two entries above are equivalent.
             **({"stages": self.stages_of_epoch} if len(self.stages_of_epoch) > 1 else {}),
         }
-
-
-def _counts_groups(part: Any) -> bool:
-    return isinstance(part, ReadingPosition) and part.counts_groups
 
 
 def _progress(checkpoint: Path, metadata: Mapping[str, Any]) -> tuple[int, Stages]:

@@ -2,25 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
-__all__ = ["Position", "count_by", "position_of", "uncounted"]
+from gmeta.core.errors import ConfigError
+
+__all__ = ["Position", "int64_variable", "position_of", "uncounted"]
 
 
 class Position(tf.Module):
-    """The base class of what counts the elements that are taken from a dataset.
+    """The base class of what counts the elements that are taken from a dataset, in int64 variables.
 
-    It counts where the dataset ends, so a reader ahead of training makes it count too much.
+    It counts where the dataset ends, so a reader ahead of training makes it count too much. A checkpoint of a
+    model that has a position as an attribute holds its variables; `state` returns the same as JSON values.
     """
 
+    _in_state: ClassVar[tuple[str, ...]]
+    """The names of the variables that `state` returns."""
+    _least: ClassVar[int] = 0
+    """The least number in those that are vectors."""
 
-def count_by(position: Position, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Note that a position counts this dataset, for `position_of`; return the dataset."""
-    dataset._gmeta_position = position
-    return dataset
+    @property
+    def counts_groups(self) -> bool:
+        """Whether any number of ranks can resume from the position."""
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        return {name: getattr(self, name).numpy().tolist() for name in self._in_state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the position to what `state` returned.
+
+        Raises:
+          ConfigError: It is no such state, or doesn't fit the position.
+        """
+        kind = type(self).__name__
+        variables = {name: getattr(self, name) for name in self._in_state}
+        try:
+            values = {name: np.asarray(state[name], np.int64) for name in variables}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"{kind}: {state!r} isn't what state() returned: {error!r}") from error
+        for name, variable in variables.items():
+            if None in variable.shape and not values[name].size:  # JSON has no dimensions of an empty array
+                values[name] = values[name].reshape([size or 0 for size in variable.shape])
+            least = self._least if variable.shape.rank else 0
+            if not variable.shape.is_compatible_with(values[name].shape) or (values[name] < least).any():
+                raise ConfigError(
+                    f"{kind}: {name} of the state is {values[name].tolist()}, {self._misfit(values)}"
+                )
+        for name, variable in variables.items():
+            variable.assign(values[name])
+
+    def _misfit(self, values: Mapping[str, np.ndarray[Any, Any]]) -> str:
+        """Return how the values of `restore` differ from this position, and what to do."""
+        return "and state() never returns that: pass what it returned"
+
+    def gather_ranks(self) -> None:
+        """Send the positions of all ranks to each rank, if they differ.
+
+        All ranks must call this together, between two steps.
+        """
+
+    def _count(
+        self, dataset: tf.data.Dataset, take: Callable[..., tuple[Sequence[Any], Any]]
+    ) -> tf.data.Dataset:
+        """Return a dataset that updates the position for each element that is taken from it.
+
+        Args:
+          dataset: A dataset.
+          take: A function of an element of it, which returns updates of the variables, and the element that
+            is returned after them.
+        """
+
+        @tf.autograph.experimental.do_not_convert
+        def count(*element: Any) -> Any:
+            updates, taken = take(*element)
+            with tf.control_dependencies(updates):
+                return tf.nest.map_structure(tf.identity, taken, expand_composites=True)
+
+        options = tf.data.Options()
+        # It would put a buffer after the counting.
+        options.experimental_optimization.inject_prefetch = False
+        counted = dataset.map(count).with_options(options)
+        counted._gmeta_position = self
+        return counted
+
+
+def int64_variable(name: str, value: Any, shape: Any = None) -> tf.Variable:
+    """Create a variable of a position, in host memory."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.Variable(value, dtype=tf.int64, trainable=False, name=name, shape=shape)
 
 
 def position_of(dataset: tf.data.Dataset) -> Position | None:

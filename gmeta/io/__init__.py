@@ -42,7 +42,7 @@ from gmeta.io.service.served_epochs import distribute
 from gmeta.io.service.served_position import ServedPosition
 
 _MOVED = {
-    "EpochPiece": "gmeta.io.readers.read_options",
+    "EpochPiece": "gmeta.io.readers.read_options:OneEpoch",
     "EpochPlan": "gmeta.io.readers.epoch",
     "FetchCounts": "gmeta.io.features.cells",
     "OneEpoch": "gmeta.io.readers.read_options",
@@ -59,7 +59,6 @@ _MOVED = {
     "data_errors": "gmeta.io.reader_stats",
     "epoch_plan": "gmeta.io.readers.group_reader",
     "from_memory": "gmeta.io.readers.read_options",
-    "group_batch": "gmeta.io.readers.group_dataset",
     "history_crc": "gmeta.io.histories.history_plan:history_crc_of_ragged",
     "rebatch": "gmeta.io.service.served_epochs",
 }

@@ -56,14 +56,13 @@ class ReaderCounts:
       skipped: Records left out. Records after a truncation or a broken length, or in a shard with a bad
         index, aren't counted, as their number isn't known.
       bad: Reason -> how often it occurred; only reasons that did. For records: ``truncated``, ``length_crc``,
-        ``data_crc``, ``too_long``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
-        ``not_columnar``, ``newer_layout``, ``wrong_key``. For files: ``empty_file``, ``open``, ``read``.
-        For groups: ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, a group with
-        support rows alone or query rows alone (`gmeta.io.tasks`). For a shard's index: ``bad_index``. Also
-        ``unexposed``, which is no fault: a user who was shown nothing (`gmeta.io.sequences`). For
-        histories (`gmeta.io.late`): ``deleted``, also no fault: an example of a user whose events were
-        deleted; ``damaged_history``, which is left empty, and ``other_history``, which isn't what
-        the ranker saw; its records are skipped.
+        ``data_crc``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``, ``not_columnar``,
+        ``newer_layout``, ``wrong_key``. For files: ``open``, ``read``. For groups: ``not_contiguous``,
+        ``too_small``, ``index_mismatch``, and ``one_sided``, a group with support rows alone or query rows
+        alone (`gmeta.io.tasks`). For a shard's index: ``bad_index``. Also ``unexposed``, which is no fault: a
+        user who was shown nothing (`gmeta.io.sequences`). For histories (`gmeta.io.late`): ``deleted``, also
+        no fault: an example of a user whose events were deleted; ``damaged_history``, which is left empty,
+        and ``other_history``, which isn't what the ranker saw; its records are skipped.
       messages: The first hundred messages about bad data, each "FILE at byte OFFSET: what; what to do".
       histories: Histories that were rebuilt out of a store.
       history_reads: Reads from the store's files that this took, without those of indexes.
@@ -83,10 +82,9 @@ class ReaderCounts:
 class ReaderStats:
     """Counters that datasets update while they are read.
 
-    Pass one as ``stats=`` to `group_batch` or `ReadOptions`, and call `read` at any time: during an epoch,
-    from a callback, or after it. The counters add up over all iterations since the last `reset`. A buffer
-    between the reader and the training loop (``prefetch``, shuffling) makes the counters run ahead of the
-    loop.
+    Pass one as ``stats=`` to `ReadOptions`, and call `read` at any time: during an epoch, from a callback, or
+    after it. The counters add up over all iterations since the last `reset`. A buffer between the reader and
+    the training loop (``prefetch``, shuffling) makes the counters run ahead of the loop.
 
     Example:
       >>> stats = ReaderStats()
@@ -168,7 +166,7 @@ class ReaderStats:
 # Extraction of gmeta's one-line message from the errors that TensorFlow and Keras wrap around it.
 
 
-# The native reader marks its line (ToStatus in io/group_batch/kernels.cc); TensorFlow appends the node and
+# The native reader marks its line (ToStatus in io/group_batch/kernels.h); TensorFlow appends the node and
 # the op, on the same line or the next. `tf.debugging.Assert` escapes the line, its end included.
 _LINE = re.compile(r"gmeta: (?P<line>[^\n]*?)(?=\s*(?:\\n|\[\[\{\{node|\[Op:|\n|$))")
 _PARTS = re.compile(r"(?P<path>.*?)(?: at byte (?P<offset>\d+))?: (?P<message>.*?)(?:; (?P<advice>[^;]*))?$")

@@ -262,7 +262,7 @@ class StepsAhead:
                     found = wanted(data)
                     lookups = tuple(Fetched(one.fetch, one.fetch.request(one.keys, samples)) for one in found)
                 end_request([each.requested.owned for each in lookups])
-            prefetch((each.fetch, each.requested) for each in lookups)
+            prefetch(((each.fetch, each.requested) for each in lookups), to_gpus_only=True)
             return Waiting(real, number, data, lookups)
 
         return request

@@ -153,7 +153,7 @@ class BlockParser {
     uint64_t length = 0;
     const Fault fault = records::TakeRecord(left, payload, &length);
     if (fault == Fault::kNone) return fault;
-    Finding finding = FramingFinding(fault, length, 0, "");
+    Finding finding = FramingFinding(fault, length, "");
     if (fault == Fault::kTruncated) {
       finding.what = "a record reaches beyond its group, which the index says has " +
                      std::to_string(group.size) + " bytes";

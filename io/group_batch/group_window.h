@@ -214,7 +214,7 @@ class WindowLoader {
       const uint64_t at = static_cast<uint64_t>(group.entry.offset) - start;
       if (!error.empty() || at + group.size > got) {
         const Fault fault = error.empty() ? Fault::kTruncated : Fault::kRead;
-        Finding finding = FramingFinding(fault, 0, 0, error);
+        Finding finding = FramingFinding(fault, 0, error);
         finding.skipped = group.entry.rows;
         group.problem = Located(shards_[opened->number].path,
                                 static_cast<uint64_t>(group.entry.offset), finding);

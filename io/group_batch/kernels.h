@@ -1,5 +1,5 @@
-// Shared by the datasets of this folder on TensorFlow's side: files of its file systems, errors,
-// the columns as attributes, and groups as tensors.
+// What the GroupBatch dataset takes from TensorFlow and returns to it: files of its file systems,
+// errors, the columns as attributes, and groups as tensors.
 
 #ifndef GMETA_IO_GROUP_BATCH_KERNELS_H_
 #define GMETA_IO_GROUP_BATCH_KERNELS_H_
@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "io/group_batch/group_batch.h"
+#include "io/group_batch/group_block.h"
+#include "io/group_batch/group_window.h"
 #include "io/group_batch/problem.h"
 #include "ops/common/kernels.h"
 #include "ops/common/kernels_versions.h"

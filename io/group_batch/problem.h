@@ -71,9 +71,7 @@ inline Problem CantOpen(const std::string& path, const std::string& error) {
 }
 
 // Describes a record with bad framing. `length` is the one that its header states.
-inline Finding FramingFinding(Fault fault, uint64_t length, uint64_t limit,
-                              const std::string& error) {
-  const std::string bytes = std::to_string(length) + " bytes";
+inline Finding FramingFinding(Fault fault, uint64_t length, const std::string& error) {
   switch (fault) {
     case Fault::kTruncated:
       return {fault, 0, "the file ends inside a record", kRemake};
@@ -81,9 +79,7 @@ inline Finding FramingFinding(Fault fault, uint64_t length, uint64_t limit,
       return {fault, 0, "the record's length fails its checksum, so the rest can't be read",
               "check that this is an uncompressed TFRecord file and make it again"};
     case Fault::kDataCrc:
-      return {fault, 1, "the record of " + bytes + " fails its checksum", kRemake};
-    case Fault::kTooLong:
-      return {fault, 1, "the record has " + bytes + ", the limit is " + std::to_string(limit),
+      return {fault, 1, "the record of " + std::to_string(length) + " bytes fails its checksum",
               kRemake};
     default:
       return {Fault::kRead, 0, "can't be read: " + error, "check the file system"};

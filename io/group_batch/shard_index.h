@@ -117,7 +117,7 @@ class ShardIndex {
   Finding Read(uint64_t offset, size_t count, void* out) {
     std::string error;
     const size_t got = source_->Read(offset, count, static_cast<char*>(out), &error);
-    if (!error.empty()) return FramingFinding(Fault::kRead, 0, 0, error);
+    if (!error.empty()) return FramingFinding(Fault::kRead, 0, error);
     if (got != count) return Bad("the index ends at byte " + std::to_string(offset + got));
     return {};
   }

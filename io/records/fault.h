@@ -16,7 +16,6 @@ enum class Fault : int {
   kTruncated,  // the file ends inside a record
   kLengthCrc,  // the length doesn't match its checksum
   kDataCrc,    // the payload doesn't match its checksum
-  kTooLong,    // a sound length, but above the limit
   // Content.
   kNotExample,     // the payload isn't a tf.train.Example
   kMissingColumn,  // a column of the schema is missing
@@ -26,7 +25,6 @@ enum class Fault : int {
   kNewerLayout,    // its version or codec isn't known here
   kWrongKey,       // the group was made with other columns than the schema's task and batch
   // Files and groups.
-  kEmptyFile,      // a file without records
   kNotContiguous,  // the records of a group aren't consecutive
   kTooSmall,       // a group with fewer rows than required
   kBadIndex,       // the index of a shard is malformed, or belongs to another shard
@@ -47,7 +45,6 @@ inline constexpr std::array<const char*, kFaults> kFaultNames = {"",
                                                                  "truncated",
                                                                  "length_crc",
                                                                  "data_crc",
-                                                                 "too_long",
                                                                  "not_example",
                                                                  "missing_column",
                                                                  "wrong_type",
@@ -55,7 +52,6 @@ inline constexpr std::array<const char*, kFaults> kFaultNames = {"",
                                                                  "not_columnar",
                                                                  "newer_layout",
                                                                  "wrong_key",
-                                                                 "empty_file",
                                                                  "not_contiguous",
                                                                  "too_small",
                                                                  "bad_index",

@@ -18,7 +18,6 @@
 #include "io/records/record_encoder.h"
 #include "io/records/tfrecord.h"
 #include "tests/native/check.h"
-#include "tests/native/memory_source.h"
 
 namespace gmeta::records {
 
@@ -69,13 +68,11 @@ class Table {
       row = next;
       file.append(encoder->data(), encoder->size());
     }
-    MemorySource source(file);
-    RecordReader reader(&source);
     std::vector<std::string> payloads;
     std::string_view payload;
-    Fault fault;
-    while (reader.Next(&payload, &fault)) {
-      CHECK(fault == Fault::kNone);
+    uint64_t length;
+    for (std::string_view left = file; !left.empty();) {
+      CHECK(TakeRecord(&left, &payload, &length) == Fault::kNone);
       payloads.emplace_back(payload);
     }
     return payloads;

@@ -21,12 +21,10 @@ class MemorySource : public ByteSource {
   MemorySource(std::string bytes, uint64_t size) : bytes_(std::move(bytes)), size_(size) {}
 
   void FailAt(uint64_t offset) { fail_at_ = offset; }
-  size_t largest_read() const { return largest_read_; }
 
   uint64_t size() const override { return size_; }
 
   size_t Read(uint64_t offset, size_t count, char* out, std::string* error) override {
-    largest_read_ = std::max(largest_read_, count);
     if (offset + count > fail_at_) {
       *error = "the cable is out";
       return 0;
@@ -41,7 +39,6 @@ class MemorySource : public ByteSource {
   const std::string bytes_;
   const uint64_t size_;
   uint64_t fail_at_ = UINT64_MAX;
-  size_t largest_read_ = 0;
 };
 
 }  // namespace gmeta::records

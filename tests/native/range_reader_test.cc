@@ -40,11 +40,16 @@ struct Data {
   std::map<std::string, std::string> files;
   std::vector<ShardSpec> shards;
   Layout layout;
+  std::string fails;  // the file that can't be read
 
   OpenFile Open() const {
     return [this](const std::string& path, std::string* error) {
       const auto found = files.find(path);
-      if (found != files.end()) return std::make_unique<records::MemorySource>(found->second);
+      if (found != files.end()) {
+        auto source = std::make_unique<records::MemorySource>(found->second);
+        if (path == fails) source->FailAt(0);
+        return source;
+      }
       *error = "no such file";
       return std::unique_ptr<records::MemorySource>();
     };
@@ -321,6 +326,46 @@ void TestProblemsAreToldOnceAndPassed() {
   CHECK(skipped.elements == raised.elements);
 }
 
+void TestAFileThatCantBeReadIsNeverSkipped() {
+  for (const std::string fails : {"b", "b.gidx"}) {
+    Data data = ThreeShards(Layout::kExample);
+    data.fails = fails;
+    ElementOptions options;
+    options.on_bad = OnBad::kSkip;
+    const Read read = ReadAll(Options(data), EpochOrder(23, 0, {0, 0}), {{{0, 23}}}, options);
+    CHECK(!read.problems.empty());
+    for (const Problem& problem : read.problems) {
+      CHECK(problem.fault == Fault::kRead);
+      CHECK_EQ(problem.message.substr(0, fails.size()), fails);
+      CHECK(problem.message.find("can't be read: the cable is out; ") != std::string::npos);
+    }
+    std::vector<int64_t> left;
+    for (int64_t group = 0; group < 23; ++group) {
+      if (group < 23 / 3 || group >= 23 / 2) left.push_back(group);
+    }
+    CHECK(Flat(read) == left);
+  }
+}
+
+void TestDrawsAreUniform() {
+  // Chi square over the six orders of three items; 5 degrees of freedom: one in a thousand is
+  // above.
+  constexpr int kTimes = 6000;
+  std::map<std::vector<int>, int> seen;
+  for (int i = 0; i < kTimes; ++i) {
+    std::vector<int> items = {0, 1, 2};
+    Permute(Draws({11, i}, 0), &items);
+    ++seen[items];
+  }
+  CHECK_EQ(seen.size(), size_t{6});
+  double chi = 0;
+  for (const auto& [items, count] : seen) {
+    const double miss = count - kTimes / 6.0;
+    chi += miss * miss / (kTimes / 6.0);
+  }
+  CHECK(chi < 20.5);
+}
+
 void TestBatchesOfEqualCost() {
   const Data data = ThreeShards(Layout::kColumnar);
   const EpochOrder order(23, 0, {0, 0});
@@ -400,6 +445,8 @@ int main() {
   gmeta::group_batch::TestSpansAreReadInTheOrderOfTheEpoch();
   gmeta::group_batch::TestDamageCostsOnlyWhatItHits();
   gmeta::group_batch::TestProblemsAreToldOnceAndPassed();
+  gmeta::group_batch::TestAFileThatCantBeReadIsNeverSkipped();
+  gmeta::group_batch::TestDrawsAreUniform();
   gmeta::group_batch::TestBatchesOfEqualCost();
   gmeta::group_batch::TestWorkersKeepTheOrderAndTheBound();
   gmeta::group_batch::TestCancellingWakesWhoWaits();

@@ -9,7 +9,6 @@ columnar        `gmeta.io.groups` over the columnar layout, in order and shuffle
 columnar_zstd   the same with compressed records
 example         the same over ``tf.train.Example`` records
 rows            `gmeta.io.rows`: the same groups' rows, shuffled, in batches of 1,024
-streaming       `gmeta.io.readers.group_dataset.group_batch`, from beginning to end on one thread
 tensorflow      over the same Examples: ``parse_single_example`` and ``batch``; ``group_by_window``; batched
                 ``parse_example``; and ``TFRecordDataset`` alone, which parses nothing
 text            rows as lines of comma-joined numbers in TFRecords: ``decode_csv`` of batches, ungrouped; and
@@ -32,7 +31,6 @@ from pathlib import Path
 
 import gmeta
 from gmeta import io, layers, meta, models
-from gmeta.io.readers.group_dataset import group_batch
 from gmeta.io.readers.read_options import ReadingTime, from_memory
 
 import tensorflow as tf
@@ -117,8 +115,6 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
                 )
                 key = f"io/{name}/groups32/{'shuffled' if shuffle else 'in_order'}/threads{threads}"
                 ways[key] = (lambda _, dataset=dataset: drain(dataset)), path, rows[path]
-        stream = group_batch(shards(path), SCHEMA, layout=name, groups_per_element=32)
-        ways[f"io/{name}/groups32/streaming"] = (lambda _, stream=stream: drain(stream)), path, rows[path]
     for threads in (1, 2):
         samples = io.rows(columnar, batch_size=BATCH, label="f0", options=io.ReadOptions(threads=threads))
         key = f"io/columnar/rows{BATCH}/shuffled/threads{threads}"

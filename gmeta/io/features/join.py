@@ -36,9 +36,8 @@ def join_features(
     dataset refers to an object of this process, so its graph can't be saved.
 
     Args:
-      dataset: A dataset of dicts with ``"columns"``, as `gmeta.io.readers.group_dataset.group_batch` makes
-        them, or with ``"features"``, as `gmeta.io.tasks` makes them: name -> (N,) tensor, or RaggedTensor (N,
-        None).
+      dataset: A dataset of dicts with ``"columns"``, as `gmeta.io.groups` makes them, or with
+        ``"features"``, as `gmeta.io.tasks` makes them: name -> (N,) tensor, or RaggedTensor (N, None).
       source: The source of the features. Its policy must not leave values null, as tensors hold no nulls.
       table: The source's table.
       key: The column of keys, int64, (N,) or (N, None).
@@ -58,8 +57,8 @@ def join_features(
 
     Example:
       >>> source = RocksDBSource("features", policy=FetchPolicy(missing="default"))  # doctest: +SKIP
-      >>> groups = group_batch(files, schema, groups_per_element=32)
-      >>> joined = join_features(groups, source, "item", key="item", columns=["price"], as_of="timestamp")
+      >>> warm = groups("data/warm", groups_per_element=32)
+      >>> joined = join_features(warm, source, "item", key="item", columns=["price"], as_of="timestamp")
     """
     wanted = source.columns(table, columns)
     part = _part(dataset.element_spec)
@@ -113,7 +112,7 @@ def _part(spec: Any) -> str:
         if isinstance(spec, dict) and isinstance(spec.get(part), dict):
             return part
     raise ConfigError(
-        "join_features: an element must be a dict with 'columns' or 'features' in it, as group_batch and "
+        "join_features: an element must be a dict with 'columns' or 'features' in it, as groups and "
         f"tasks make them, not {spec}"
     )
 

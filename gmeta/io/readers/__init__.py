@@ -1,7 +1,7 @@
 """Reads prepared data sets.
 
 - `row_reader`, `task_reader`, `sequence_reader` and `group_reader`: rows, tasks, sequences and groups.
-- `group_dataset`: the native dataset under them; `prepared_split`: the files of a split.
+- `prepared_split`: the files of a split.
 - `read_options`, `position` and `epoch`: the order of reading, and how far it has got.
 - `step_balance` makes elements of equal cost, and `remote` knows remote file systems.
 """

@@ -1,15 +1,19 @@
-"""The state of reading in a few numbers: the rest of an epoch, and the ranges of it that the ranks read."""
+"""What is left of an epoch, the ranges of it that the ranks read, and what an iteration reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.position import int64_variable
 from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.core.shares import Shares
 
 Span: TypeAlias = tuple[int, int]
 """Positions ``first`` to ``end - 1`` of an epoch's order."""
@@ -87,6 +91,36 @@ class EpochPlan:
         """Return the rest after each of ``ranks`` ranks, or shares, has taken ``steps`` steps."""
         return self.after([steps * groups_per_step] * ranks)
 
+    def elements(self, epochs: Epochs) -> tf.data.Dataset:
+        """Read the plan in the first iteration, and whole epochs after it.
+
+        Raises:
+          ConfigError: The plan is of another data set, or of another seed.
+        """
+        whole = epochs.whole
+        if self.digest != whole.digest:
+            raise ConfigError(
+                f"groups: the EpochPlan is of another data set than {epochs.path}, whose manifest's digest "
+                "differs: name the one that was read, or begin an epoch without a plan"
+            )
+        if self.seed != whole.seed:
+            raise ConfigError(
+                f"groups: the EpochPlan is of seed {self.seed}, and seed={whole.seed} gives another order: "
+                f"pass seed={self.seed}"
+            )
+        first, every = epochs.iteration(self), epochs.iteration(whole)
+        begun = self.left != whole.left
+
+        @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
+        def read(epoch: tf.Tensor) -> tf.data.Dataset:
+            now = tf.cond(tf.equal(epoch, self.epoch), lambda: first, lambda: every) if begun else every
+            return epochs.read(now._replace(epoch=epoch))
+
+        elements = count_epochs(self.epoch).flat_map(read)
+        if begun or epochs.groups_per_step is None:
+            return elements
+        return elements.apply(tf.data.experimental.assert_cardinality(epochs.steps(whole)))
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         return to_mapping(self)
@@ -116,7 +150,105 @@ def cut_spans(spans: Sequence[Span], begin: int, end: int | None) -> tuple[Span,
     return tuple(found)
 
 
-# A start at any run of groups, set before an iteration: one dataset reads part after part.
+UNKNOWN = -1
+"""The cursor of a share that another rank reads."""
+
+
+def only_own(cursors: Sequence[int], shares: Shares) -> tuple[int, ...]:
+    """Return the cursors of all shares where only those of a rank are known."""
+    rest = shares.total - shares.first - shares.count
+    return (*[UNKNOWN] * shares.first, *cursors, *[UNKNOWN] * rest)
+
+
+def ranges(
+    plan: EpochPlan,
+    shares: Shares,
+    cursors: Sequence[int],
+    part: Callable[[int], tuple[int, int]] | None = None,
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the spans that a rank reads, as the inputs of the native reader's op.
+
+    Args:
+      plan: What was left of the epoch when the shares began to read.
+      shares: The rank's shares.
+      cursors: Groups that each of its shares has read since.
+      part: Of the number of groups of a share, the first that is read, and the end. None: all are.
+
+    Returns:
+      ``lanes``, ``begins`` and ``ends``, each (spans,) int64: the share that a span belongs to, counted from
+      the rank's first one, and its ends. A share without groups has an empty span.
+    """
+    rests = plan.rests(only_own(cursors, shares))[shares.first : shares.first + shares.count]
+    if part is not None:
+        rests = tuple(cut_spans(rest, *part(sum(end - begin for begin, end in rest))) for rest in rests)
+    spans = [(lane, *span) for lane, rest in enumerate(rests) for span in rest or ((0, 0),)]
+    columns = np.array(spans, np.int64).T
+    return dict(zip(("lanes", "begins", "ends"), columns, strict=True))
+
+
+class Iteration(NamedTuple):
+    """What one iteration over a dataset of groups reads: int64 tensors, as the native op takes them.
+
+    Attributes:
+      epoch: () the number of the epoch whose order is read.
+      first_step: () how many elements at the beginning aren't read.
+      steps: () how many elements there are, those included; -1: as many as the spans have.
+      lanes: (spans,) the rank's share that a span belongs to, counted from its first one.
+      begins: (spans,) the first position of a span.
+      ends: (spans,) the position behind its last one.
+    """
+
+    epoch: tf.Tensor
+    first_step: tf.Tensor
+    steps: tf.Tensor
+    lanes: tf.Tensor
+    begins: tf.Tensor
+    ends: tf.Tensor
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The epochs of a split as a rank reads them; a start makes a dataset of them by its ``elements``.
+
+    Attributes:
+      path: The path of the split.
+      whole: The plan of epoch 0.
+      shares: The rank's shares.
+      groups_per_step: Groups that an element has of each share. None: as many as cost enough (``balance``).
+      options: The `gmeta.io.ReadOptions`.
+      read: Returns the elements of an iteration.
+    """
+
+    path: str
+    whole: EpochPlan
+    shares: Shares
+    groups_per_step: int | None
+    options: Any
+    read: Callable[[Iteration], tf.data.Dataset]
+
+    def steps(self, plan: EpochPlan) -> int:
+        """Count the elements of a plan; -1 if that isn't known before it is read."""
+        size = self.groups_per_step
+        return -1 if size is None else plan.steps(self.shares.total, size)
+
+    def iteration(self, plan: EpochPlan, part: Callable[[int], tuple[int, int]] | None = None) -> Iteration:
+        """Return the iteration that reads a plan, or a part of each share's range of it (`ranges`)."""
+        spans = ranges(plan, self.shares, [0] * self.shares.count, part)
+        numbers = (plan.epoch, 0, self.steps(plan), *spans.values())
+        return Iteration(*(tf.constant(number, tf.int64) for number in numbers))
+
+
+def count_epochs(first: int) -> tf.data.Dataset:
+    """Return a dataset of one element, the epoch's number, which grows by one at each iteration.
+
+    tf.data's own means don't suffice. ``shuffle(reshuffle_each_iteration=True)`` and
+    ``random(rerandomize_each_iteration=True)`` draw each epoch's seed from a generator, so epoch e needs the
+    e epochs before it, and ``counter().flat_map`` makes one endless epoch. So a variable counts. A separate
+    stage reads it: downstream, the number is an ordinary element, which a saved iterator restores instead of
+    counting again.
+    """
+    counter = int64_variable("epoch", first)
+    return tf.data.Dataset.range(1).map(lambda _: counter.assign_add(1, read_value=True) - 1)
 
 
 class PartStart:
@@ -139,18 +271,29 @@ class PartStart:
 
     def __init__(self) -> None:
         self.readers: list[Any] = []
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._span = tf.Variable([0, 0], dtype=tf.int64, trainable=False, name="part")
+        self._span = int64_variable("part", [0, 0])
 
     def move_to(self, span: Span) -> None:
         """Let the next iteration read the positions from ``span[0]`` up to ``span[1] - 1``."""
         self._span.assign(span)
 
-    def read(self, options: Any) -> tf.data.Dataset:
-        """Return a dataset of one element, (begin, end), read when an iteration begins.
+    def elements(self, epochs: Epochs) -> tf.data.Dataset:
+        """Read the positions to which `move_to` has moved when an iteration begins.
 
-        Args:
-          options: The `ReadOptions` of the dataset that is made of it.
+        Raises:
+          ConfigError: There are several ranks.
         """
-        self.readers.append(options)
-        return tf.data.Dataset.range(1).map(lambda _: tuple(tf.unstack(self._span.read_value())))
+        if epochs.shares.total > 1:
+            raise ConfigError(
+                f"groups: a part is read by one rank, shard=(0, 1), and there are {epochs.shares.total}"
+            )
+        self.readers.append(epochs.options)
+        every, size = epochs.iteration(epochs.whole), epochs.groups_per_step
+
+        @tf.autograph.experimental.do_not_convert
+        def read(span: tf.Tensor) -> tf.data.Dataset:
+            begin, end = tf.unstack(span)
+            steps = every.steps if size is None else -((begin - end) // size)
+            return epochs.read(every._replace(steps=steps, begins=begin[None], ends=end[None]))
+
+        return tf.data.Dataset.range(1).map(lambda _: self._span.read_value()).flat_map(read)

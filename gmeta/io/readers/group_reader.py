@@ -10,24 +10,12 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.core.schema import Schema
+from gmeta.core.schema import Column, Schema
 from gmeta.core.shares import Shares
 from gmeta.io.balance import bound_groups, group_tokens
-from gmeta.io.readers.epoch import EpochPlan, PartStart
-from gmeta.io.readers.group_dataset import columns_as_dict, columns_attributes, columns_specs
-from gmeta.io.readers.position import ReadingPosition, count_epochs, ranges
+from gmeta.io.readers.epoch import EpochPlan, Epochs, Iteration
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
-from gmeta.io.readers.read_options import (
-    DEFAULTS,
-    AfterSteps,
-    EpochPiece,
-    OneEpoch,
-    ReadOptions,
-    Start,
-    first_epoch_of,
-    shares_of,
-    without_steps,
-)
+from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start, as_start, shares_of
 from gmeta.io.readers.step_balance import Balance
 
 WINDOW_BYTES = 64 << 20
@@ -62,23 +50,32 @@ def groups(
         is skipped leaves a smaller element, so bad data doesn't change which groups step k reads.
       balance: Make elements of about equal cost instead.
       min_rows: A group with fewer rows is bad.
-      start: Where reading begins: an epoch's number, or `OneEpoch`, `EpochPiece`, `AfterSteps`, an
-        `EpochPlan`, a `ReadingPosition`. With a position, end the pipeline with its `count`.
+      start: Where reading begins: an epoch's number, or `OneEpoch`, `AfterSteps`, an `EpochPlan`, a
+        `ReadingPosition`. With a position, end the pipeline with its `count`.
       options: Order, rank, threads and bad data (`ReadOptions`). All ranks have the same number of elements:
         if the range of one rank is longer, the last elements of the others hold no groups. This doesn't apply
         with ``balance``.
 
     Returns:
-      A dataset. An element is that of `group_batch`, plus ``"cursor"``, (shares,) int64, and ``"epoch"``,
-      () int64. The cursor counts, for each range that this rank reads, the groups returned so far, including
-      this element's. The cardinality is known for a start at an epoch's number or a position, without
-      ``balance``.
+      A dataset. An element is a dict of ``G`` groups with ``N`` rows in all::
+
+        {"task": (G,) int64, "batch_id": (G,) int64, "row_splits": (G + 1,) int64,
+         "columns": {name: (N,) tensor, or RaggedTensor (N, None) for a list column},
+         "cursor": (shares,) int64, "epoch": () int64}
+
+      ``columns`` holds all columns except those of the key. Group ``g`` is rows
+      ``row_splits[g]:row_splits[g + 1]``. The cursor counts, for each range that this rank reads, the groups
+      returned so far, including this element's. The cardinality is known for a start at an epoch's number or
+      a position, without ``balance``.
 
     Raises:
-      ConfigError: An argument is invalid, or names a split that doesn't exist.
-      DataError: There is no manifest, or it doesn't match its shards; or ``resume`` is of another data set.
-      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `group_batch`; also if
-        a group has more than ``balance.max_tokens`` tokens.
+      ConfigError: An argument is invalid, names a split that doesn't exist, or is an `EpochPlan` of another
+        data set.
+      DataError: There is no manifest, or it doesn't match its shards.
+      NativeLibraryError: The native op was never built.
+      tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating: "FILE at byte OFFSET: what;
+        what to do". `gmeta.io.reader_stats.as_data_error` extracts that line. Also if a group has more than
+        ``balance.max_tokens`` tokens.
 
     Example:
       >>> for element in groups("data/warm", groups_per_element=32):
@@ -88,26 +85,9 @@ def groups(
         raise ConfigError(
             f"groups: groups_per_element={groups_per_element} and min_rows={min_rows} must be at least 1"
         )
-    start = without_steps(start)
-    first_epoch, endless = first_epoch_of(start), not isinstance(start, OneEpoch | EpochPiece)
-    piece = start if isinstance(start, EpochPiece) else None
-    position = start if isinstance(start, ReadingPosition) else None
-    if balance is not None and isinstance(start, AfterSteps):
-        raise ConfigError(
-            f"groups: start={start!r} counts steps, and with balance a step has as many groups as cost "
-            "enough: start at an epoch's number, a ReadingPosition or an EpochPlan, or save the iterator"
-        )
-    seed, on_bad, bound = options.seed, options.on_bad, _bound_of(balance, os.fspath(path))
-    shares = shares_of(options.shard, start)
+    start, seed, on_bad = as_start(start), options.seed, options.on_bad
+    bound, shares = _bound_of(balance, os.fspath(path)), shares_of(options.shard, start)
     split = open_split(path, on_bad)
-    whole = EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=first_epoch)
-    resume = start if isinstance(start, EpochPlan) else None
-    if isinstance(start, AfterSteps):
-        resume = whole
-        for ranks, steps in start.steps:
-            resume = resume.after_steps(steps, ranks=ranks, groups_per_step=groups_per_element)
-    if resume is not None:
-        whole = _check(resume, split, seed, path)
     window = 0
     if options.shuffle:
         buffer = options.shuffle_buffer
@@ -123,66 +103,13 @@ def groups(
         "stats": 0 if options.stats is None else options.stats.id,
     }
 
-    part = piece.part_of if piece is not None and balance is not None else None
-
-    def inputs_of(plan: EpochPlan) -> dict[str, Any]:
-        steps = -1 if balance is not None else plan.steps(shares.total, groups_per_element)
-        numbers = {**ranges(plan, shares, [0] * shares.count, part), "steps": steps}
-        return {name: tf.constant(value, tf.int64) for name, value in numbers.items()}
-
-    every = inputs_of(EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=0))
-    first = inputs_of(whole)
-    steps = int(every["steps"])
-
     @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing is quicker
-    def epoch_of(number: tf.Tensor, step: tf.Tensor, end: tf.Tensor | None = None) -> tf.data.Dataset:
-        own = first if end is None else {**first, "steps": end}
-        if resume is not None and endless:
-            own = tf.cond(tf.equal(number, first_epoch), lambda: first, lambda: every)
-        numbers = tf.stack([tf.constant(seed, tf.int64), number])
-        return _group_ranges(split, shares, number, bound, seed=numbers, first_step=step, **own, **inputs)
+    def read(iteration: Iteration) -> tf.data.Dataset:
+        return _group_batch(split, shares, iteration, bound, seed, **inputs)
 
-    if isinstance(start, PartStart):
-        if shares.total > 1:
-            raise ConfigError(
-                f"groups: a part is read by one rank, shard=(0, 1), and there are {shares.total}"
-            )
-
-        def part_of(begin: tf.Tensor, end: tf.Tensor) -> tf.data.Dataset:
-            own = {**every, "begins": begin[None], "ends": end[None]}
-            if balance is None:
-                own["steps"] = -((begin - end) // groups_per_element)
-            numbers, zero = tf.constant([seed, 0], tf.int64), tf.constant(0, tf.int64)
-            return _group_ranges(split, shares, zero, bound, seed=numbers, first_step=zero, **own, **inputs)
-
-        return settle(start.read(options).flat_map(part_of))
-    if position is not None and balance is not None:
-        count = position.count_groups(whole, shares)
-
-        @tf.autograph.experimental.do_not_convert
-        def rest_of(number: tf.Tensor, step: tf.Tensor, *begun: tf.Tensor) -> tf.data.Dataset:
-            *spans, cursor = begun
-            own = {**every, **dict(zip(("lanes", "begins", "ends"), spans, strict=True))}
-            numbers = tf.stack([tf.constant(seed, tf.int64), number])
-            rest = _group_ranges(split, shares, number, bound, seed=numbers, first_step=0, **own, **inputs)
-            return rest.enumerate(step).map(lambda place, element: count.note(place, element, cursor))
-
-        return settle(tf.data.Dataset.range(1).map(lambda _: count.begin()).flat_map(rest_of))
-    if position is not None:
-        return settle(position.epochs(steps).flat_map(epoch_of))
-    if piece is not None:
-        number, begin, end = tf.constant(first_epoch, tf.int64), 0, steps
-        if balance is None:
-            begin, end = piece.part_of(steps)
-            begin = min(begin + piece.taken, end)
-        elements = epoch_of(number, *(tf.constant(step, tf.int64) for step in (begin, end)))
-        return settle(elements if balance is None else elements.skip(piece.taken))
-    if not endless:
-        return settle(epoch_of(tf.constant(first_epoch, tf.int64), tf.constant(0, tf.int64)))
-    elements = count_epochs(first_epoch).flat_map(epoch_of)
-    if resume is None and steps >= 0:
-        elements = elements.apply(tf.data.experimental.assert_cardinality(steps))
-    return settle(elements)
+    whole = EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=0)
+    size = groups_per_element if balance is None else None
+    return settle(start.elements(Epochs(os.fspath(path), whole, shares, size, options, read)))
 
 
 def settle(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -223,20 +150,6 @@ def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -
     return EpochPlan.whole(split.digest, groups=split.groups, seed=seed, epoch=epoch)
 
 
-def _check(resume: EpochPlan, split: PreparedSplit, seed: int, path: str | os.PathLike[str]) -> EpochPlan:
-    if resume.digest != split.digest:
-        raise ConfigError(
-            f"groups: resume is of another data set than {os.fspath(path)}, whose manifest's digest differs: "
-            "name the one that was read, or begin an epoch without resume"
-        )
-    if resume.seed != seed:
-        raise ConfigError(
-            f"groups: resume is of seed {resume.seed}, and seed={seed} gives another order: pass "
-            f"seed={resume.seed}"
-        )
-    return resume
-
-
 def _balance(balance: Balance | None) -> list[float]:
     if balance is None:
         return []
@@ -260,25 +173,69 @@ def _bound_of(balance: Balance | None, path: str) -> Bound:
     return bound
 
 
-def _group_ranges(
-    split: PreparedSplit, shares: Shares, epoch: tf.Tensor, bound: Bound, **inputs: Any
+def _attributes(schema: Schema) -> dict[str, Any]:
+    """Return the attributes that describe the records to a reader's op."""
+    return {
+        "column_names": [column.name for column in schema],
+        "column_types": [column.dtype for column in schema],
+        "column_lists": [column.is_list for column in schema],
+        "task_column": schema.task,
+        "batch_column": schema.batch,
+    }
+
+
+def _specs(schema: Schema) -> list[tf.TensorSpec]:
+    """Return the specs of task, batch and row splits, then of each other column's values (and row splits)."""
+    vector = tf.TensorSpec((None,), tf.int64)
+    specs = [vector, vector, vector]
+    for column in _columns(schema):
+        specs += [tf.TensorSpec((None,), column.dtype)] + [vector] * column.is_list
+    return specs
+
+
+def _as_dict(
+    schema: Schema, task: tf.Tensor, batch: tf.Tensor, splits: tf.Tensor, *rest: tf.Tensor
+) -> dict[str, Any]:
+    """Return the same tensors by name, as `groups` describes them."""
+    parts, values = iter(rest), {}
+    for column in _columns(schema):
+        values[column.name] = next(parts)
+        if column.is_list:
+            values[column.name] = tf.RaggedTensor.from_row_splits(
+                values[column.name], next(parts), validate=False
+            )
+    return {"task": task, "batch_id": batch, "row_splits": splits, "columns": values}
+
+
+def _columns(schema: Schema) -> list[Column]:
+    return [column for column in schema if column.name not in (schema.task, schema.batch)]
+
+
+def _group_batch(
+    split: PreparedSplit, shares: Shares, iteration: Iteration, bound: Bound, seed: int, **inputs: Any
 ) -> tf.data.Dataset:
-    schema: Schema = split.schema
-    flat = [tf.TensorSpec((shares.count,), tf.int64), *columns_specs(schema)]
-    variant = load_op_library("io").gmeta_group_ranges_dataset(
+    epoch, schema = iteration.epoch, split.schema
+    flat = [tf.TensorSpec((shares.count,), tf.int64), *_specs(schema)]
+    variant = load_op_library("io").gmeta_group_batch_dataset(
         files=split.files,
         groups=[shard.groups for shard in split.shards],
         index_crcs=[shard.index for shard in split.shards],
         layout=split.layout,
+        seed=tf.stack([tf.constant(seed, tf.int64), epoch]),
+        first_step=iteration.first_step,
+        steps=iteration.steps,
+        lanes=iteration.lanes,
+        begins=iteration.begins,
+        ends=iteration.ends,
         **{**inputs, "balance": tf.constant(inputs["balance"], tf.float64)},
-        **columns_attributes(schema),
+        **_attributes(schema),
         output_types=[spec.dtype for spec in flat],
         output_shapes=[spec.shape for spec in flat],
     )
 
     @tf.autograph.experimental.do_not_convert
     def structure(cursor: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
-        return {**bound(columns_as_dict(schema, *rest), schema), "cursor": cursor, "epoch": epoch}
+        return {**bound(_as_dict(schema, *rest), schema), "cursor": cursor, "epoch": epoch}
 
     # This map needs no thread of its own: it names tensors, and counts an element's groups at most.
     return cast(tf.data.Dataset, tf.data.experimental.from_variant(variant, tuple(flat)).map(structure))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.position import Position, count_by
+from gmeta.core.position import Position, int64_variable
 from gmeta.core.shares import Shares
-from gmeta.io.readers.epoch import EpochPlan, cut_spans
+from gmeta.io.readers.epoch import UNKNOWN, EpochPlan, Epochs, Iteration, only_own, ranges
 
 # How many groups each share has read of an epoch, where a step has as many groups as cost enough.
 #
@@ -27,18 +25,6 @@ from gmeta.io.readers.epoch import EpochPlan, cut_spans
 # The cursors of all shares, and the ranges that they belong to, are an `EpochPlan`: any number of ranks
 # continues from it, and reads each group once. A rank counts its own; ranks exchange the counts before a
 # checkpoint is written.
-
-UNKNOWN = -1
-"""The cursor of a share that another rank reads."""
-
-
-class PositionVariables(Protocol):
-    """The variables of a `ReadingPosition`."""
-
-    epoch: tf.Variable
-    step: tf.Variable
-    left: tf.Variable
-    cursors: tf.Variable
 
 
 class Reached(NamedTuple):
@@ -103,38 +89,6 @@ def go_on(reached: Reached, whole: EpochPlan, shares: Shares) -> Reached:
     return Reached(plan, only_own(cursors[own], shares))
 
 
-def only_own(cursors: Sequence[int], shares: Shares) -> tuple[int, ...]:
-    """Return the cursors of all shares where only those of a rank are known."""
-    rest = shares.total - shares.first - shares.count
-    return (*[UNKNOWN] * shares.first, *cursors, *[UNKNOWN] * rest)
-
-
-def ranges(
-    plan: EpochPlan,
-    shares: Shares,
-    cursors: Sequence[int],
-    part: Callable[[int], tuple[int, int]] | None = None,
-) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the spans that a rank reads, as the inputs of the native reader's op.
-
-    Args:
-      plan: What was left of the epoch when the shares began to read.
-      shares: The rank's shares.
-      cursors: Groups that each of its shares has read since.
-      part: Of the number of groups of a share, the first that is read, and the end. None: all are.
-
-    Returns:
-      ``lanes``, ``begins`` and ``ends``, each (spans,) int64: the share that a span belongs to, counted from
-      the rank's first one, and its ends. A share without groups has an empty span.
-    """
-    rests = plan.rests(only_own(cursors, shares))[shares.first : shares.first + shares.count]
-    if part is not None:
-        rests = tuple(cut_spans(rest, *part(sum(end - begin for begin, end in rest))) for rest in rests)
-    spans = [(lane, *span) for lane, rest in enumerate(rests) for span in rest or ((0, 0),)]
-    columns = np.array(spans, np.int64).T
-    return dict(zip(("lanes", "begins", "ends"), columns, strict=True))
-
-
 class GroupCount:
     """The cursors of a `ReadingPosition`'s elements, from where they begin to where they are taken.
 
@@ -144,7 +98,7 @@ class GroupCount:
       shares: The rank's shares.
     """
 
-    def __init__(self, position: PositionVariables, whole: EpochPlan, shares: Shares) -> None:
+    def __init__(self, position: ReadingPosition, whole: EpochPlan, shares: Shares) -> None:
         self._position, self._whole, self.shares = position, whole, shares
         with tf.init_scope(), tf.device("CPU:0"):
             unknown = tf.fill([shares.count], tf.constant(UNKNOWN, tf.int64))
@@ -187,7 +141,7 @@ class GroupCount:
         return Reached(replace(self._whole, epoch=int(epoch), left=spans), tuple(map(int, cursors)))
 
     def gather(self) -> None:
-        """Tell all ranks the cursors of all ranks (`ReadingPosition.gather_ranks`)."""
+        """Send the cursors of all ranks to each rank (`ReadingPosition.gather_ranks`)."""
         place, shares = self._position, self.shares
         if shares.count == shares.total:
             return
@@ -233,22 +187,6 @@ def _key(epoch: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     return tf.convert_to_tensor(epoch) * (1 << 32) + step
 
 
-def count_epochs(first: int) -> tf.data.Dataset:
-    """Return a dataset of one element, (epoch, 0), whose epoch grows by one at each iteration.
-
-    tf.data's own means don't suffice. ``shuffle(reshuffle_each_iteration=True)`` and
-    ``random(rerandomize_each_iteration=True)`` draw each epoch's seed from a generator, so epoch e needs the
-    e epochs before it, and ``counter().flat_map`` makes one endless epoch. So a variable counts. A separate
-    stage reads it: downstream, the number is an ordinary element, which a saved iterator restores instead of
-    counting again.
-    """
-    with tf.init_scope(), tf.device("CPU:0"):
-        counter = tf.Variable(first, dtype=tf.int64, trainable=False, name="epoch")
-    return tf.data.Dataset.range(1).map(
-        lambda _: (counter.assign_add(1, read_value=True) - 1, tf.constant(0, tf.int64))
-    )
-
-
 class ReadingPosition(Position):
     """The epoch and step that a dataset has reached, as variables that a checkpoint can hold.
 
@@ -256,7 +194,8 @@ class ReadingPosition(Position):
     dataset with a position (`gmeta.io.tasks`, `gmeta.io.groups`) begins there, and counts the elements taken
     from it in the position. Make the position an attribute of the model: ``BackupAndRestore``,
     ``ShardedCheckpoint`` or, on one rank, ``tf.train.Checkpoint`` then saves and restores it with the model,
-    at the end of an epoch or after any step, and training resumes with the next element.
+    at the end of an epoch or after any step, and training resumes with the next element. Or keep `state` in
+    JSON.
 
     A new iteration also resumes with the next element, or with the next epoch once all steps of an epoch are
     taken. Use a position for one dataset only. Buffers must come before the counting, so the counting comes
@@ -283,36 +222,46 @@ class ReadingPosition(Position):
       >>> model.fit(warm.repeat(), epochs=20, steps_per_epoch=250, callbacks=[backup])
     """
 
+    _in_state: ClassVar[tuple[str, ...]] = ("epoch", "step", "left", "cursors")
+    _least: ClassVar[int] = UNKNOWN
+
     def __init__(self, epoch: int = 0) -> None:
         super().__init__(name="reading_position")
-        with tf.init_scope(), tf.device("CPU:0"):
-            self.epoch = tf.Variable(epoch, dtype=tf.int64, trainable=False, name="epoch")
-            self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-            none = tf.zeros([0, 2], tf.int64)
-            self.left = tf.Variable(none, trainable=False, name="left", shape=(None, 2))
-            self.cursors = tf.Variable(none[:, 0], trainable=False, name="cursors", shape=(None,))
+        self.epoch, self.step = int64_variable("epoch", epoch), int64_variable("step", 0)
+        self.left = int64_variable("left", np.zeros([0, 2], np.int64), (None, 2))
+        self.cursors = int64_variable("cursors", np.zeros([0], np.int64), (None,))
         self._groups: GroupCount | None = None
 
-    def epochs(self, steps: int) -> tf.data.Dataset:
-        """Return a dataset of one element, (epoch, step), read when an iteration begins.
-
-        Args:
-          steps: How many steps an epoch has; once they are taken, the next epoch begins.
-        """
+    def elements(self, epochs: Epochs) -> tf.data.Dataset:
+        """Read from the position on; once all of an epoch is taken, the next one begins."""
         self._groups = None
+        if epochs.groups_per_step is None:
+            return self._elements_by_groups(epochs)
+        every = epochs.iteration(epochs.whole)
 
         def begin(_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            over = tf.cast(self.step >= steps, tf.int64)
+            over = tf.cast(self.step >= every.steps, tf.int64)
             epoch = self.epoch.assign_add(over, read_value=True)
             step = self.step.assign(self.step * (1 - over), read_value=True)
             return epoch, step
 
-        return tf.data.Dataset.range(1).map(begin)
+        @tf.autograph.experimental.do_not_convert
+        def rest_of(epoch: tf.Tensor, step: tf.Tensor) -> tf.data.Dataset:
+            return epochs.read(every._replace(epoch=epoch, first_step=step))
 
-    def count_groups(self, whole: EpochPlan, shares: Shares) -> GroupCount:
-        """Count groups from now on, of epochs of this plan's data set, as a rank with these shares."""
-        self._groups = GroupCount(self, whole, shares)
-        return self._groups
+        return tf.data.Dataset.range(1).map(begin).flat_map(rest_of)
+
+    def _elements_by_groups(self, epochs: Epochs) -> tf.data.Dataset:
+        groups = self._groups = GroupCount(self, epochs.whole, epochs.shares)
+        every = epochs.iteration(epochs.whole)
+
+        @tf.autograph.experimental.do_not_convert
+        def rest_of(epoch: tf.Tensor, step: tf.Tensor, *begun: tf.Tensor) -> tf.data.Dataset:
+            *spans, cursor = begun
+            rest = epochs.read(Iteration(epoch, every.first_step, every.steps, *spans))
+            return rest.enumerate(step).map(lambda place, element: groups.note(place, element, cursor))
+
+        return tf.data.Dataset.range(1).map(lambda _: groups.begin()).flat_map(rest_of)
 
     @property
     def counts_groups(self) -> bool:
@@ -320,7 +269,7 @@ class ReadingPosition(Position):
         return self._groups is not None
 
     def gather_ranks(self) -> None:
-        """Tell all ranks the places of all ranks, in one collective; with steps alone they know them.
+        """Send the places of all ranks to each rank, in one collective; with steps alone they are the same.
 
         All ranks must call this together, between two steps.
 
@@ -335,13 +284,9 @@ class ReadingPosition(Position):
         """Return the dataset, counting the elements that are taken from it."""
         groups = self._groups
 
-        def count(*element: Any) -> Any:
-            taken = [] if groups is None else [groups.take()]
-            with tf.control_dependencies(taken), tf.control_dependencies([self.step.assign_add(1)]):
-                found = tf.nest.map_structure(tf.identity, element, expand_composites=True)
-            return found if len(found) > 1 else found[0]
+        def take(*element: Any) -> tuple[Any, Any]:
+            with tf.control_dependencies([] if groups is None else [groups.take()]):
+                step = self.step.assign_add(1)
+            return [step], element if len(element) > 1 else element[0]
 
-        options = tf.data.Options()
-        # It would put a buffer after the counting.
-        options.experimental_optimization.inject_prefetch = False
-        return count_by(self, dataset.map(count).with_options(options))
+        return self._count(dataset, take)

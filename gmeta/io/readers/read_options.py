@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.schema import OnBad, check_on_bad
 from gmeta.core.shares import Shares
 from gmeta.io.reader_stats import ReaderStats
-from gmeta.io.readers.epoch import EpochPlan, PartStart
+from gmeta.io.readers.epoch import EpochPlan, Epochs, PartStart
 from gmeta.io.readers.position import ReadingPosition
 
 
@@ -69,30 +69,12 @@ DEFAULTS = ReadOptions()
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """A start with which every iteration is the same epoch.
+    """A start with which every iteration is the same epoch, or the same piece of it.
 
-    The dataset then has no state outside its iterators.
-
-    Attributes:
-      epoch: The epoch's number.
-
-    Raises:
-      ConfigError: The number is below 0.
-    """
-
-    epoch: int = 0
-
-    def __post_init__(self) -> None:
-        whole_number("OneEpoch: epoch", self.epoch)
-
-
-@dataclass(frozen=True)
-class EpochPiece:
-    """A start for a part of one epoch; all pieces of an epoch, one after another, are the epoch.
-
-    A piece is a run of neighbouring steps of `gmeta.io.groups` or, where a step's groups aren't known ahead
-    (``balance``), of groups. It should be no smaller than a window of ``shuffle_buffer`` groups, or windows
-    are read several times. `gmeta.io.distribute` makes pieces, for workers to read.
+    The dataset then has no state outside its iterators. All pieces of an epoch, one after another, are the
+    epoch: a piece is a run of neighbouring steps of `gmeta.io.groups` or, where a step's groups aren't known
+    ahead (``balance``), of groups. It should be no smaller than a window of ``shuffle_buffer`` groups, or
+    windows are read several times. `gmeta.io.distribute` makes pieces, for workers to read.
 
     Attributes:
       epoch: The epoch's number.
@@ -106,7 +88,7 @@ class EpochPiece:
       ConfigError: A number is out of its range.
 
     Example:
-      >>> EpochPiece(epoch=3, number=1, pieces=4).part_of(10)
+      >>> OneEpoch(3, number=1, pieces=4).part_of(10)
       (2, 5)
     """
 
@@ -118,15 +100,30 @@ class EpochPiece:
 
     def __post_init__(self) -> None:
         for name in ("epoch", "number", "taken"):
-            whole_number(f"EpochPiece: {name}", getattr(self, name))
-        if self.number >= whole_number("EpochPiece: pieces", self.pieces, least=1):
+            whole_number(f"OneEpoch: {name}", getattr(self, name))
+        if self.number >= whole_number("OneEpoch: pieces", self.pieces, least=1):
             raise ConfigError(
-                f"EpochPiece: number={self.number} must be below pieces={self.pieces}: they count from 0"
+                f"OneEpoch: number={self.number} must be below pieces={self.pieces}: they count from 0"
             )
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the epoch is read."""
+        return self.pieces == 1 and not self.taken
 
     def part_of(self, size: int) -> tuple[int, int]:
         """Return the first of ``size`` steps, or groups, that is in the piece, and the first after it."""
         return self.number * size // self.pieces, (self.number + 1) * size // self.pieces
+
+    def elements(self, epochs: Epochs) -> tf.data.Dataset:
+        """Read the piece in each iteration."""
+        plan = replace(epochs.whole, epoch=self.epoch)
+        if epochs.groups_per_step is None:
+            elements = epochs.read(epochs.iteration(plan, self.part_of))
+            return elements.skip(self.taken) if self.taken else elements
+        begin, end = self.part_of(epochs.steps(plan))
+        first, last = (tf.constant(step, tf.int64) for step in (min(begin + self.taken, end), end))
+        return epochs.read(epochs.iteration(plan)._replace(first_step=first, steps=last))
 
 
 @dataclass(frozen=True)
@@ -145,42 +142,58 @@ class AfterSteps:
     steps: Sequence[tuple[int, int]]
     epoch: int = 0
 
+    @property
+    def whole(self) -> bool:
+        """Whether no steps were taken."""
+        return not any(steps for _, steps in self.steps)
 
-Start: TypeAlias = int | OneEpoch | EpochPiece | AfterSteps | EpochPlan | ReadingPosition | PartStart
+    def elements(self, epochs: Epochs) -> tf.data.Dataset:
+        """Read what is left of the epoch (`EpochPlan.after_steps`), and whole epochs after it.
+
+        Raises:
+          ConfigError: The number of groups of a step isn't fixed.
+        """
+        plan = replace(epochs.whole, epoch=self.epoch)
+        if not self.whole and epochs.groups_per_step is None:
+            raise ConfigError(
+                f"groups: start={self!r} counts steps, and with balance a step has as many groups as cost "
+                "enough: start at an epoch's number, a ReadingPosition or an EpochPlan, or save the iterator"
+            )
+        for ranks, steps in self.steps:
+            plan = plan.after_steps(steps, ranks=ranks, groups_per_step=epochs.groups_per_step or 0)
+        return plan.elements(epochs)
+
+
+Start: TypeAlias = int | OneEpoch | AfterSteps | EpochPlan | ReadingPosition | PartStart
 """Where a dataset begins. An int is an epoch's number; each iteration that reads an element adds one to it.
-`OneEpoch` reads one epoch alone, `EpochPiece` a part of it, and `AfterSteps` begins after the steps already
-taken. An `EpochPlan` reads the rest of an epoch, on any number of ranks, a `ReadingPosition` begins at the
-position in its variables, and `gmeta.io.write_predictions` sets a `PartStart` for each part."""
+`OneEpoch` reads one epoch alone, or a piece of it, and `AfterSteps` begins after the steps already taken. An
+`EpochPlan` reads the rest of an epoch, on any number of ranks, a `ReadingPosition` begins at the position in
+its variables, and `gmeta.io.write_predictions` sets a `PartStart` for each part. Each of them makes a dataset
+out of `Epochs` by its method ``elements``."""
 
 
-def without_steps(start: Start) -> Start:
-    """Replace `AfterSteps` without steps by the equivalent epoch number; keep any other start."""
-    return start.epoch if isinstance(start, AfterSteps) and not any(n for _, n in start.steps) else start
-
-
-def first_epoch_of(start: Start) -> int:
-    """Return the number of the first iteration.
+def as_start(start: Start) -> OneEpoch | AfterSteps | EpochPlan | ReadingPosition | PartStart:
+    """Return the start; an epoch's number becomes `AfterSteps` without steps.
 
     Raises:
       ConfigError: The start is of no known kind, or its epoch is below 0.
     """
     if isinstance(start, ReadingPosition):
-        return 0  # the position gives the number, at each iteration
-    with_epoch = OneEpoch | EpochPiece | AfterSteps | EpochPlan | PartStart
-    number = start.epoch if isinstance(start, with_epoch) else start
+        return start  # its variables have the number, at each iteration
+    number = start.epoch if isinstance(start, OneEpoch | AfterSteps | EpochPlan | PartStart) else start
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(
-            f"start={start!r} must be an epoch's number from 0 on, OneEpoch, EpochPiece, AfterSteps, an "
-            "EpochPlan or a ReadingPosition"
+            f"start={start!r} must be an epoch's number from 0 on, OneEpoch, AfterSteps, an EpochPlan or a "
+            "ReadingPosition"
         )
-    return number
+    return AfterSteps((), start) if isinstance(start, int) else start
 
 
 def shares_of(shard: tuple[int, int] | None, start: Start) -> Shares:
     """Return the shares of the data to read: those of ``shard``, or of the start, or of this process."""
     if shard is not None:
         return Shares.of(*shard)
-    given = start.shares if isinstance(start, EpochPiece) else None
+    given = start.shares if isinstance(start, OneEpoch) else None
     return collectives.world().shares if given is None else given
 
 

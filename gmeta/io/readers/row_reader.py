@@ -13,18 +13,18 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.native import load_op_library
 from gmeta.core.schema import Column
 from gmeta.core.shares import Shares
-from gmeta.io.readers.epoch import EpochPlan, PartStart
+from gmeta.io.readers.epoch import count_epochs
 from gmeta.io.readers.group_reader import groups, settle
-from gmeta.io.readers.position import ReadingPosition, count_epochs
+from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import choose_features, choose_label, choose_weight, open_split
 from gmeta.io.readers.read_options import (
     DEFAULTS,
     AfterSteps,
-    EpochPiece,
+    OneEpoch,
     ReadOptions,
     Start,
+    as_start,
     shares_of,
-    without_steps,
 )
 
 # Batches of rows, taken across groups.
@@ -143,8 +143,8 @@ def rows(
       pad_value: None: list columns are ragged. A number: list columns are dense, padded with this number to
         the longest list of the batch.
       drop_remainder: Leave out the last batch of an epoch, or of a rank's part of it, if it isn't full.
-      start: Where reading begins: an epoch's number; `OneEpoch`; an `EpochPlan`, by whole groups, on any
-        number of ranks; `EpochPiece`, with batches of its own; or `AfterSteps` with the current number of
+      start: Where reading begins: an epoch's number; `OneEpoch`, whose pieces have batches of their own; an
+        `EpochPlan`, by whole groups, on any number of ranks; or `AfterSteps` with the current number of
         ranks, which reads the rows of those steps again and discards them.
       options: Order, rank, threads and bad data (`ReadOptions`). Here ``shuffle_buffer`` counts the rows that
         are permuted together, rounded to whole groups; None: as many as fill 4 MiB, and at least 16
@@ -166,13 +166,13 @@ def rows(
       >>> model.fit(rows("data/train", batch_size=512), epochs=3)  # doctest: +SKIP
     """
     size = whole_number("rows: batch_size", batch_size, least=1)
-    start = without_steps(start)
+    start = as_start(start)
     if isinstance(start, ReadingPosition):
         raise ConfigError(
             f"rows: start={start!r} counts steps of groups, and a batch has rows of many groups: start at an "
             "epoch's number, OneEpoch, AfterSteps or an EpochPlan, or save the iterator"
         )
-    if drop_remainder and isinstance(start, EpochPiece):
+    if drop_remainder and isinstance(start, OneEpoch) and start.pieces > 1:
         raise ConfigError(
             "rows: drop_remainder=True would lose the last rows of every piece of the epoch: leave it out, "
             "and drop small batches behind gmeta.io.distribute"
@@ -195,7 +195,7 @@ def rows(
     shares = shares_of(options.shard, start)
     skipped = _count_skipped(start, shares)
     of_groups = start.epoch if isinstance(start, AfterSteps) else start
-    if isinstance(start, EpochPiece):
+    if isinstance(start, OneEpoch):
         of_groups = replace(start, taken=0)
 
     def lane(number: int) -> tf.data.Dataset:
@@ -218,23 +218,17 @@ def rows(
 
     lanes = [lane(number) for number in range(shares.first, shares.first + shares.count)]
     batches = lanes[0] if len(lanes) == 1 else _join(lanes)
-    if isinstance(start, EpochPiece):
+    if isinstance(start, OneEpoch) and start.taken:
         batches = batches.skip(start.taken)
     if skipped:
         # Epoch 0 of this counter is the first iteration, which resumes after the skipped batches.
         batches = count_epochs(0).flat_map(
-            lambda epoch, _, every=batches: every.skip(
-                tf.where(epoch == 0, tf.constant(skipped, tf.int64), 0)
-            )
+            lambda epoch, every=batches: every.skip(tf.where(epoch == 0, tf.constant(skipped, tf.int64), 0))
         )
     if pad_value is not None:
         batches = batches.map(lambda *batch: _pad(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
-    if (
-        shares.total == 1
-        and not isinstance(start, EpochPlan | EpochPiece | PartStart)
-        and not skipped
-        and options.on_bad == "raise"
-    ):
+    whole = isinstance(start, AfterSteps | OneEpoch) and start.whole
+    if shares.total == 1 and whole and options.on_bad == "raise":
         steps = split.rows // size if drop_remainder else -(-split.rows // size)
         batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
     return settle(batches.prefetch(tf.data.AUTOTUNE))

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gmeta.core.version import __version__
-from gmeta.io.readers.read_options import EpochPiece
+from gmeta.io.readers.read_options import OneEpoch
 from gmeta.io.service.channel import Channel
 from gmeta.io.service.worker_pool import WorkerPool
 from gmeta.io.service.worker_server import decode, digest_of
@@ -42,7 +42,7 @@ class Lanes:
         self,
         pool: WorkerPool,
         function: bytes,
-        lanes: Sequence[Sequence[EpochPiece]],
+        lanes: Sequence[Sequence[OneEpoch]],
         *,
         ahead: int,
         patience: float,
@@ -93,7 +93,7 @@ class Lanes:
         for channel in channels:
             channel.hang_up()
 
-    def _run(self, lane: int, pieces: Sequence[EpochPiece]) -> None:
+    def _run(self, lane: int, pieces: Sequence[OneEpoch]) -> None:
         left, losses = deque(pieces), 0
         try:
             address: str | None = None
@@ -118,7 +118,7 @@ class Lanes:
                 self._failure = error
                 self.news.notify_all()
 
-    def _read(self, lane: int, address: str, left: deque[EpochPiece]) -> tuple[str | None, OSError | None]:
+    def _read(self, lane: int, address: str, left: deque[OneEpoch]) -> tuple[str | None, OSError | None]:
         """Read pieces from one worker; ``left`` is what remains.
 
         Returns:
@@ -144,7 +144,7 @@ class Lanes:
             lost = _LostError(str(error) or "its connection ended")
             return None, lost if reached else ConnectionError(str(error))
 
-    def _read_piece(self, lane: int, address: str, channel: Channel, left: deque[EpochPiece]) -> str | None:
+    def _read_piece(self, lane: int, address: str, channel: Channel, left: deque[OneEpoch]) -> str | None:
         """Read a piece to its end, or until the worker that is returned should continue."""
         while not self._ended.is_set():
             kind, *given = channel.receive(self._patience)
@@ -177,5 +177,5 @@ class _LostError(OSError):
     """A worker that was reached, and lost while it read."""
 
 
-def _place(piece: EpochPiece) -> str:
+def _place(piece: OneEpoch) -> str:
     return f"element {piece.taken} of piece {piece.number} of epoch {piece.epoch}"

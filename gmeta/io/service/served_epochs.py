@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.core.position import count_by
 from gmeta.io.readers.group_reader import settle
-from gmeta.io.readers.read_options import EpochPiece, Waiting
+from gmeta.io.readers.read_options import OneEpoch, Waiting
 from gmeta.io.service.lanes import Lanes
 from gmeta.io.service.served_position import Cursor, ServedPosition
 from gmeta.io.service.worker_pool import WorkerPool
@@ -134,7 +133,7 @@ _TICK_SECONDS = 0.5
 
 @tf.autograph.experimental.do_not_convert
 def distribute(
-    dataset: Callable[[EpochPiece], tf.data.Dataset],
+    dataset: Callable[[OneEpoch], tf.data.Dataset],
     workers: WorkerPool | Sequence[str] | str | os.PathLike[str],
     *,
     position: ServedPosition | None = None,
@@ -206,7 +205,7 @@ def distribute(
             "again, and training couldn't resume inside it: leave out deterministic=False, or shuffle="
         )
     shares = collectives.world().shares
-    spec = _spec(dataset, EpochPiece(pieces=position.pieces, shares=shares))
+    spec = _spec(dataset, OneEpoch(pieces=position.pieces, shares=shares))
     flat = tf.nest.flatten(spec, expand_composites=True)
     try:
         import cloudpickle
@@ -222,7 +221,7 @@ def distribute(
         cursor = Cursor(vector)
         pieces = [
             [
-                EpochPiece(cursor.epoch, number, len(cursor.taken), int(cursor.taken[number]), shares)
+                OneEpoch(cursor.epoch, number, len(cursor.taken), int(cursor.taken[number]), shares)
                 for number in range(lane, len(cursor.taken), lanes)
                 if not cursor.ended[number]
             ]
@@ -252,16 +251,8 @@ def distribute(
             return base.map(lambda _, place, element: (place, _number(0), _number(1), element))
         return join_base_batches(base, batches, shuffle, seed).skip(within)
 
-    @tf.autograph.experimental.do_not_convert
-    def count(place: tf.Tensor, batch: tf.Tensor, of: tf.Tensor, element: Any) -> Any:
-        with tf.control_dependencies(position.set_to(place, batch, of)):
-            return tf.nest.map_structure(tf.identity, element, expand_composites=True)
-
     starts = tf.data.Dataset.range(1).map(lambda _: position.begin())
-    options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False  # it would count its elements as taken
-    served = starts.flat_map(lambda vector: epoch(vector, vector[2])).map(count).with_options(options)
-    return settle(count_by(position, served))
+    return settle(position.count(starts.flat_map(lambda vector: epoch(vector, vector[2]))))
 
 
 def _number(value: int) -> tf.Tensor:
@@ -326,7 +317,7 @@ def _with_end(
         yield salt, vector, arrays
 
 
-def _spec(dataset: Callable[[EpochPiece], tf.data.Dataset], start: EpochPiece) -> Any:
+def _spec(dataset: Callable[[OneEpoch], tf.data.Dataset], start: OneEpoch) -> Any:
     """Return the structure of the elements; the dataset is built here, and not read."""
     if not callable(dataset):
         raise ConfigError(

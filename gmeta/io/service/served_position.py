@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.core.position import Position
+from gmeta.core.position import Position, int64_variable
 
 _SCALARS = ("epoch", "turn", "within")
 _VECTORS = ("taken", "ended")
@@ -30,7 +30,7 @@ class ServedPosition(Position):
 
     Args:
       pieces: How many pieces an epoch is cut into: several for each of the workers, but a piece should be no
-        smaller than a window of ``shuffle_buffer`` groups (`gmeta.io.readers.read_options.EpochPiece`).
+        smaller than a window of ``shuffle_buffer`` groups (`gmeta.io.readers.read_options.OneEpoch`).
       epoch: The first epoch.
 
     Attributes:
@@ -48,50 +48,35 @@ class ServedPosition(Position):
       >>> train = distribute(dataset, "workers", position=model.reading)  # doctest: +SKIP
     """
 
+    _in_state: ClassVar[tuple[str, ...]] = (*_SCALARS, *_VECTORS)
+
     def __init__(self, pieces: int = 32, epoch: int = 0) -> None:
         super().__init__(name="served_position")
         self.pieces = whole_number("ServedPosition: pieces", pieces, least=1)
-        whole_number("ServedPosition: epoch", epoch)
-
-        def variable(name: str, value: Any) -> tf.Variable:
-            return tf.Variable(value, dtype=tf.int64, trainable=False, name=name)
-
-        with tf.init_scope(), tf.device("CPU:0"):
-            self.epoch = variable("epoch", epoch)
-            self.turn, self.within = variable("turn", 0), variable("within", 0)
-            self.taken = variable("taken", tf.zeros([self.pieces], tf.int64))
-            self.ended = variable("ended", tf.zeros([self.pieces], tf.int64))
-            self.rank = variable("rank", collectives.world().rank)
-            none = tf.zeros([0, len(_SCALARS) + 2 * self.pieces], tf.int64)
-            self.told = tf.Variable(none, trainable=False, name="told", shape=(None, none.shape[1]))
-
-    def state(self) -> dict[str, Any]:
-        """Return the position as JSON values."""
-        return {name: getattr(self, name).numpy().tolist() for name in (*_SCALARS, *_VECTORS)}
+        self.epoch = int64_variable("epoch", whole_number("ServedPosition: epoch", epoch))
+        self.turn, self.within = int64_variable("turn", 0), int64_variable("within", 0)
+        none = np.zeros([self.pieces], np.int64)
+        self.taken, self.ended = int64_variable("taken", none), int64_variable("ended", none)
+        self.rank = int64_variable("rank", collectives.world().rank)
+        width = len(_SCALARS) + len(_VECTORS) * self.pieces
+        self.told = int64_variable("told", np.zeros([0, width], np.int64), (None, width))
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the position to what `state` returned.
+        """Set the position of this rank to what `state` returned.
 
         Raises:
           ConfigError: It is no such state, or one of another number of pieces.
         """
-        try:
-            values = {name: np.asarray(state[name], np.int64) for name in (*_SCALARS, *_VECTORS)}
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"ServedPosition: {state!r} isn't what state() returned: {error!r}") from error
-        for name, value in values.items():
-            if value.shape != tuple(getattr(self, name).shape) or (value < 0).any():
-                raise ConfigError(
-                    f"ServedPosition: {name} of the state is {value.tolist()}, and this position has "
-                    f"{self.pieces} pieces: make it with ServedPosition(pieces={values['taken'].size})"
-                )
-        for name, value in values.items():
-            getattr(self, name).assign(value)
+        super().restore(state)
         self.rank.assign(collectives.world().rank)
         self.told.assign(self.told[:0])
 
+    def _misfit(self, values: Mapping[str, np.ndarray[Any, Any]]) -> str:
+        pieces = values["taken"].size
+        return f"and this position has {self.pieces} pieces: make it with ServedPosition(pieces={pieces})"
+
     def gather_ranks(self) -> None:
-        """Tell all ranks the positions of all ranks; all must call this together, between two steps.
+        """Send the positions of all ranks to each rank; all must call this together, between two steps.
 
         Raises:
           CollectiveError: As `gmeta.core.collectives.allgather_objects`.
@@ -132,10 +117,19 @@ class ServedPosition(Position):
             )
         return np.asarray(self._vector() if mine else told[here.rank])
 
-    def set_to(self, cursor: tf.Tensor, batch: tf.Tensor, batches: tf.Tensor) -> list[tf.Tensor]:
-        """Set the position behind batch ``batch`` of a block of ``batches``, which ends at a cursor."""
-        kept = tf.tensor_scatter_nd_update(self._vector(), [[_SCALARS.index("within")]], [batch + 1])
-        return self._assign(tf.where(tf.equal(batch + 1, batches), cursor, kept))
+    def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Return the elements of a dataset, counting those that are taken.
+
+        Args:
+          dataset: A dataset of (cursor, batch, batches, element): the element is batch ``batch`` of a block
+            of ``batches``, which ends at a cursor (`Cursor.vector`).
+        """
+
+        def take(cursor: tf.Tensor, batch: tf.Tensor, batches: tf.Tensor, element: Any) -> tuple[Any, Any]:
+            kept = tf.tensor_scatter_nd_update(self._vector(), [[_SCALARS.index("within")]], [batch + 1])
+            return self._assign(tf.where(tf.equal(batch + 1, batches), cursor, kept)), element
+
+        return self._count(dataset, take)
 
     def _vector(self) -> tf.Tensor:
         parts = [getattr(self, name) for name in (*_SCALARS, *_VECTORS)]
@@ -168,5 +162,5 @@ class Cursor:
         self.ended = np.array(vector[len(_SCALARS) + pieces :])
 
     def vector(self) -> np.ndarray[Any, Any]:
-        """Return the vector that `ServedPosition.set_to` takes."""
+        """Return the vector that `ServedPosition.count` takes."""
         return np.concatenate([[self.epoch, self.turn, 0], self.taken, self.ended]).astype(np.int64)

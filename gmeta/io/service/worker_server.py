@@ -28,7 +28,7 @@ from gmeta.core.collectives.greeting import Callers
 from gmeta.core.native import load_op_library
 from gmeta.core.settings import from_mapping
 from gmeta.core.version import __version__
-from gmeta.io.readers.read_options import EpochPiece
+from gmeta.io.readers.read_options import OneEpoch
 from gmeta.io.service.channel import Channel, announce
 
 _ASKING_SECONDS = 60.0
@@ -144,7 +144,7 @@ class WorkerServer:
             if version != __version__:
                 channel.send(("error", f"the worker {self.address} runs gmeta {__version__}, not {version}"))
             elif what == "read":
-                start = from_mapping(EpochPiece, given[1])
+                start = from_mapping(OneEpoch, given[1])
                 for message in self._messages(self._function(channel, given[0]), start):
                     channel.send(message)
             elif what == "leave":

@@ -35,7 +35,7 @@ from gmeta.layers.embedding.saved_tables import SavesItsTables
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.ahead import hear_samples, note
-from gmeta.layers.exchange.fetch import Fetch, Requested
+from gmeta.layers.exchange.fetch import Fetch, Requested, prefetch
 from gmeta.layers.exchange.pieces import SentKeys
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups
 from gmeta.ops.device import DEVICE_NAMES, Device
@@ -272,9 +272,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         """
         if all(table.tiers is None for table in self.tables):
             return
-        requested = self.fetch.request(self.keys_of(inputs))
-        for table, keys in zip(self.tables, requested.owned, strict=True):
-            table.prefetch(keys)
+        prefetch([(self.fetch, self.fetch.request(self.keys_of(inputs)))])
 
     def keys_of(self, inputs: Mapping[str, Any]) -> list[tf.Tensor]:
         """Compute for each merged table the keys, (n,) int64, that a `lookup` of these ids would look up."""

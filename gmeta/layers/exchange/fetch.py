@@ -142,18 +142,19 @@ class Fetch:
         )
 
 
-def prefetch(lookups: Iterable[tuple[Fetch, Owned]]) -> None:
-    """Move the rows of a batch to the memory of the GPUs that have their tables; results don't change.
+def prefetch(lookups: Iterable[tuple[Fetch, Owned]], *, to_gpus_only: bool = False) -> None:
+    """Bring the rows of a batch to the fast tier of their tables, if these have tiers; results don't change.
 
     A table gets one prefetch, of all its keys, since it keeps room for a number of prefetches, not of keys.
 
     Args:
       lookups: The batch's lookups, and their keys.
+      to_gpus_only: Leave out tables in host memory, whose prefetches return when the rows have arrived.
     """
     keys: dict[int, tuple[HashTable, list[tf.Tensor]]] = {}
     for fetch, requested in lookups:
         for table, owned in zip(fetch.tables, requested.owned, strict=True):
-            if _moves_to_gpu(table):
+            if _moves_to_gpu(table) if to_gpus_only else table.tiers is not None:
                 keys.setdefault(id(table), (table, []))[1].append(owned)
     for table, parts in keys.values():
         with tf.device(DEVICE_NAMES[table.device]):

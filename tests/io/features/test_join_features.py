@@ -5,11 +5,12 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
+import gmeta.io
 from gmeta.core.errors import ConfigError, DataError, StoreUnavailableError
 from gmeta.io import ArrowSource, FetchPolicy, ReadOptions, join_features, tasks
 from gmeta.io.reader_stats import data_errors
-from gmeta.io.readers.group_dataset import group_batch
-from support.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
+from gmeta.io.readers.read_options import OneEpoch
+from support.grouped_data import grouped_columns, write_folder
 
 SIZES = [3, 1, 4]  # rows of timestamps 0 to 7
 ITEMS = grouped_columns(SIZES)["item"]
@@ -35,8 +36,8 @@ def place(key):
 
 @pytest.fixture
 def groups(tmp_path):
-    write_file(tmp_path / "a", SIZES)
-    return group_batch(tmp_path / "a", SCHEMA, groups_per_element=2)
+    path, options = write_folder(tmp_path, SIZES), ReadOptions(shuffle=False)
+    return gmeta.io.groups(path, groups_per_element=2, start=OneEpoch(), options=options)
 
 
 def test_rows_get_the_features_of_their_own_time(groups):

@@ -19,9 +19,9 @@ from gmeta.core.position import position_of, uncounted
 from gmeta.core.shares import SHARES, Shares
 from gmeta.io import Balance, ReadingPosition, ReadOptions, groups, sequences, tasks
 from gmeta.io.reader_stats import data_errors
-from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.readers.epoch import UNKNOWN, EpochPlan, only_own
 from gmeta.io.readers.group_reader import epoch_plan
-from gmeta.io.readers.position import UNKNOWN, Reached, go_on, only_own
+from gmeta.io.readers.position import Reached, go_on
 from support.grouped_data import write_folder
 from support.thread_ranks import run_thread_ranks
 

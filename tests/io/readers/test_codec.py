@@ -14,7 +14,6 @@ from gmeta.core.group_index import GroupIndex
 from gmeta.core.schema import Column, Schema
 from gmeta.io import ReadOptions, groups
 from gmeta.io.reader_stats import ReaderStats, data_errors
-from gmeta.io.readers.group_dataset import group_batch
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from support.grouped_data import SCHEMA, grouped_columns, write_file, write_folder
 from support.reference import reader as reference
@@ -70,8 +69,6 @@ def test_readers_read_it_like_any_other(tmp_path):
         np.testing.assert_array_equal(a["task"], b["task"])
         np.testing.assert_array_equal(a["columns"]["item"], b["columns"]["item"])
         np.testing.assert_array_equal(a["columns"]["genre"].values, b["columns"]["genre"].values)
-    tasks = [e["task"].numpy().tolist() for e in group_batch(files[0], SCHEMA, layout="columnar")]
-    assert tasks == [[group[0]["task"][0]] for group in expected]
 
 
 @pytest.mark.parametrize("what", ["frame", "size", "huge"])
@@ -119,19 +116,19 @@ def test_equal_rows_make_equal_files(tmp_path):
 WITH_HOROVOD = """
 import sys
 import gmeta, tensorflow, horovod.tensorflow  # Horovod makes the symbols of TensorFlow's library everybody's
-from gmeta.io.readers.group_dataset import group_batch
-from support.grouped_data import SCHEMA
-print([e["task"].numpy().tolist() for e in group_batch(sys.argv[1], SCHEMA, layout="columnar")])
+from gmeta.io import ReadOptions, groups
+options = ReadOptions(shuffle=False)
+print([e["task"].numpy().tolist() for e in groups(sys.argv[1], groups_per_element=1, options=options)])
 """
 
 
 def test_zstd_keeps_to_itself_beside_tensorflows(tmp_path):
     """TensorFlow has a zstd in it, of another version; mixed with it, decompressing ends the process."""
     pytest.importorskip("horovod")
-    write_file(tmp_path / "a", SIZES, layout="columnar", codec="zstd")
+    path = write_folder(tmp_path, SIZES, codec="zstd")
     log = tmp_path / "log"
     run = subprocess.run(
-        [sys.executable, "-c", WITH_HOROVOD, str(tmp_path / "a")],
+        [sys.executable, "-c", WITH_HOROVOD, str(path)],
         capture_output=True,
         text=True,
         check=False,

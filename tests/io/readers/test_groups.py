@@ -205,9 +205,9 @@ def test_after_a_resumed_epoch_comes_a_whole_one(prepared):
 def test_what_is_resumed_must_be_of_the_same_data(prepared, tmp_path):
     plan = epoch_plan(prepared, seed=1)
     other = write_folder(tmp_path, [3, 3], layout="columnar")
-    with pytest.raises(ConfigError, match="resume is of another data set"):
+    with pytest.raises(ConfigError, match="EpochPlan is of another data set"):
         groups(other, start=plan, options=ReadOptions(seed=1))
-    with pytest.raises(ConfigError, match="resume is of seed 1, and seed=2 gives another order"):
+    with pytest.raises(ConfigError, match="EpochPlan is of seed 1, and seed=2 gives another order"):
         groups(prepared, start=plan, options=ReadOptions(seed=2))
     with pytest.raises(ConfigError, match="isn't what to_json made"):
         EpochPlan.from_json({"digest": "d"})
@@ -421,6 +421,15 @@ def test_a_rank_of_several_ranges_joins_their_steps(prepared, layout, monkeypatc
         joined = groups(prepared, groups_per_element=2, options=ReadOptions(seed=3))
         assert tasks_of(joined) == [[*itertools.chain(*parts)] for parts in zip(*own, strict=True)]
         assert np.array([e["cursor"] for e in joined]).shape[1] == len(own)
+
+
+def test_it_takes_options_and_transformations(prepared):
+    dataset = groups(prepared, **reading(groups_per_element=4, seed=3, again=True))
+    options = tf.data.Options()
+    options.autotune.enabled = True
+    options.experimental_optimization.map_parallelization = True
+    changed = dataset.with_options(options).repeat(2).prefetch(1).skip(1).take(8)
+    assert tasks_of(changed) == (tasks_of(dataset) * 2)[1:9]
 
 
 def test_a_distribution_strategy_takes_it(prepared):

@@ -1,6 +1,7 @@
-"""What a reader of ranges says about bad data: each kind, in both layouts, raised and skipped."""
+"""What the reader of groups says about bad data: each kind, in both layouts, raised and skipped."""
 
 import dataclasses
+import re
 import shutil
 from pathlib import Path
 
@@ -99,6 +100,21 @@ def test_a_record_of_two_gigabytes(prepared, tmp_path):
     check(prepared, says, "truncated", [0, 1, 3, 4, 5, 6], (file, at), skipped=4)
 
 
+def test_a_sound_record_of_other_content(prepared):
+    file = shard(prepared, 0)
+    at, data = offsets(file)[2], bytearray(file.read_bytes())
+    length = int.from_bytes(data[at : at + 8], "little")
+    payload = b"\xff" * length
+    data[at + 12 : at + 16 + length] = payload + masked_crc32c(payload).to_bytes(4, "little")
+    file.write_bytes(data)
+    if Manifest.load(prepared.parent).layout == "columnar":
+        says = "the record isn't a group in the columnar layout"
+        check(prepared, says, "not_columnar", [0, 1, 3, 4, 5, 6], (file, at), skipped=4)
+    else:
+        says = "the record isn't a tf.train.Example"
+        check(prepared, says, "not_example", [0, 1, 2, 3, 4, 5, 6], (file, at), skipped=1)
+
+
 def masked_crc32c(data):
     from support.reference.reader import crc32c
 
@@ -194,12 +210,58 @@ def test_a_shard_of_the_same_size_with_other_content(prepared, tmp_path):
 @pytest.mark.parametrize("on_bad", ["raise", "skip"])
 def test_a_file_that_isnt_there_is_never_skipped(prepared, missing, on_bad):
     file = Path(f"{shard(prepared, 1)}{missing}")
-    dataset = groups(prepared, options=ReadOptions(shuffle=False, on_bad=on_bad))
+    stats = ReaderStats()
+    dataset = groups(prepared, options=ReadOptions(shuffle=False, on_bad=on_bad, stats=stats))
     file.unlink()
     with pytest.raises(tf.errors.NotFoundError) as raised:
         list(dataset)
     line = str(as_data_error(raised.value))
     assert line == f"{file}: can't be opened: No such file or directory; check the path"
+    assert stats.read().bad == {"open": 1}
+    file.mkdir()
+    with pytest.raises(DataError, match=f"^{file}: can't be opened: it is a folder"), data_errors():
+        list(dataset)
+
+
+def test_small_groups_are_bad_where_a_least_size_is_asked_for(prepared):
+    says = "task 1, batch 1 has 1 rows, 3 are needed; ask for fewer"
+    with pytest.raises(DataError, match=says), data_errors():
+        tasks_of(prepared, min_rows=3)
+    stats = ReaderStats()
+    assert tasks_of(prepared, min_rows=3, on_bad="skip", stats=stats) == [0, 2, 5]
+    counts = stats.read()
+    assert (counts.bad, counts.skipped) == ({"too_small": 4}, 6)
+    assert [re.search(r"task \d+", message)[0] for message in counts.messages] == [
+        "task 1",
+        "task 3",
+        "task 4",
+        "task 6",
+    ]
+
+
+def test_counters_add_up_until_they_are_reset(prepared):
+    stats = ReaderStats()
+    dataset = groups(prepared, options=ReadOptions(stats=stats))
+    list(dataset)
+    once = stats.read().records
+    list(dataset)
+    assert stats.read().records == 2 * once > 0
+    stats.reset()
+    assert stats.read().records == 0
+
+
+def test_counters_can_be_dropped_while_they_are_counted_into(prepared):
+    stats = ReaderStats()
+    iterator = iter(groups(prepared, groups_per_element=1, options=ReadOptions(stats=stats)))
+    next(iterator)
+    del stats
+    assert len(list(iterator)) == 6
+
+
+def test_other_errors_are_left_alone():
+    with pytest.raises(tf.errors.InvalidArgumentError), data_errors():
+        tf.reshape(tf.zeros(3), [2])
+    assert as_data_error(ValueError("something else")) is None
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ import tensorflow as tf
 from gmeta.core.errors import DataError
 from gmeta.io import groups
 from gmeta.io.readers import remote
-from gmeta.io.readers.group_dataset import group_batch
 from gmeta.io.readers.remote import locate, preflight, readable
-from support.grouped_data import SCHEMA, reading, write_folder
+from support.grouped_data import reading, write_folder
 
 SIZES = ([13, 11, 14], [12, 15])
 
@@ -84,11 +83,6 @@ def test_a_split_in_s3_reads_as_a_local_one(bucket: dict[str, bytes], tmp_path: 
     bucket.update({f"/bucket/data/{file.name}": file.read_bytes() for file in local.parent.iterdir()})
     options = reading(groups_per_element=2, seed=3)
     assert arrays(groups("s3://bucket/data/warm", **options)) == arrays(groups(local, **options))
-    files = sorted(local.parent.glob("*.tfrecord"))
-    names = [f"s3://bucket/data/{file.name}" for file in files]
-    assert arrays(group_batch(names, SCHEMA, layout=layout)) == arrays(
-        group_batch(files, SCHEMA, layout=layout)
-    )
 
 
 def test_what_is_not_in_s3_is_missing(bucket: dict[str, bytes]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
 from gmeta.io import Balance, ReadOptions, groups, rows, sequences, tasks
-from gmeta.io.readers.read_options import EpochPiece, OneEpoch
+from gmeta.io.readers.read_options import OneEpoch
 from support.grouped_data import write_folder
 
 OPTIONS = ReadOptions(shard=(0, 1), seed=4, shuffle_buffer=8)
@@ -31,11 +31,11 @@ def test_pieces_joined_are_the_epoch(prepared, pieces, size, data):
             for e in groups(prepared, groups_per_element=size, start=start, options=OPTIONS)
         ]
 
-    parts = [read(EpochPiece(3, number, pieces)) for number in range(pieces)]
+    parts = [read(OneEpoch(3, number, pieces)) for number in range(pieces)]
     assert list(chain(*parts)) == read(OneEpoch(3))
     number = max(range(pieces), key=lambda one: len(parts[one]))
     taken = data.draw(st.integers(0, len(parts[number]) + 1))
-    assert read(EpochPiece(3, number, pieces, taken)) == parts[number][taken:]
+    assert read(OneEpoch(3, number, pieces, taken)) == parts[number][taken:]
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_every_reader_reads_pieces_and_what_is_left_of_them(prepared, reader):
     def read(start):
         return [e.numpy().tolist() for e in reader(prepared, start)]
 
-    parts = [read(EpochPiece(1, number, 3)) for number in range(3)]
+    parts = [read(OneEpoch(1, number, 3)) for number in range(3)]
     assert sorted(chain(*chain(*parts))) == sorted(chain(*read(OneEpoch(1))))
     assert all(parts)
     for taken in range(len(parts[1]) + 1):
-        assert read(EpochPiece(1, 1, 3, taken)) == parts[1][taken:]
+        assert read(OneEpoch(1, 1, 3, taken)) == parts[1][taken:]
 
 
 def test_a_piece_names_the_shares_of_the_rank_that_asked(prepared):
     def read(shard, shares):
         options = ReadOptions(shuffle=False, shard=shard)
-        found = groups(prepared, start=EpochPiece(shares=shares), options=options)
+        found = groups(prepared, start=OneEpoch(shares=shares), options=options)
         return list(chain(*(e["task"].numpy().tolist() for e in found)))
 
     assert read(None, Shares(1, 1, 3)) == [*range(9, 18)]
@@ -79,8 +79,8 @@ def test_a_piece_names_the_shares_of_the_rank_that_asked(prepared):
 
 def test_pieces_that_make_no_sense(prepared):
     with pytest.raises(ConfigError, match="pieces must be a whole number from 1 on, got 0"):
-        EpochPiece(pieces=0)
+        OneEpoch(pieces=0)
     with pytest.raises(ConfigError, match=r"number=2 must be below pieces=2: they count from 0"):
-        EpochPiece(number=2, pieces=2)
+        OneEpoch(number=2, pieces=2)
     with pytest.raises(ConfigError, match="would lose the last rows of every piece"):
-        rows(prepared, drop_remainder=True, start=EpochPiece(pieces=2))
+        rows(prepared, drop_remainder=True, start=OneEpoch(pieces=2))

@@ -13,10 +13,8 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import Balance, ReadOptions, groups, tasks
 from gmeta.io.reader_stats import ReaderStats
-from gmeta.io.readers.group_dataset import group_batch
-from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.remote import RemotePath, locate, preflight
-from support.grouped_data import SCHEMA, reading, write_folder
+from support.grouped_data import reading, write_folder
 
 SIZES = ([13, 11, 14], [12, 15])
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,15 +65,6 @@ def test_a_split_reads_the_same_wherever_it_is(both):
     assert_same(tasks(remote, tasks_per_batch=2), tasks(local, tasks_per_batch=2))
     assert_same(groups(f"file://{local}"), groups(local))
     assert Balance.of(remote, sequences=3) == Balance.of(local, sequences=3)
-
-
-def test_files_read_the_same_wherever_they_are(both):
-    local, remote = both
-    layout = open_split(local).layout
-    names = sorted(file.name for file in local.parent.glob("*.tfrecord"))
-    files = [f"{remote.rpartition('/')[0]}/{name}" for name in names]
-    own = [local.parent / name for name in names]
-    assert_same(group_batch(files, SCHEMA, layout=layout), group_batch(own, SCHEMA, layout=layout))
 
 
 def test_what_is_missing_or_bad_has_its_remote_name(both):

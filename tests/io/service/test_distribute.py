@@ -20,7 +20,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import ReadOptions, ServedPosition, distribute, groups, tasks
 from gmeta.io.reader_stats import ReaderStats, data_errors
-from gmeta.io.readers.read_options import EpochPiece, ReadingTime
+from gmeta.io.readers.read_options import OneEpoch, ReadingTime
 from gmeta.io.service.worker_pool import WorkerPool
 from gmeta.io.service.worker_server import WorkerServer
 from support.grouped_data import write_folder
@@ -69,7 +69,7 @@ def merged(pieces, at_once, count=40):
     """Lane after lane gives one: the order, in plain Python."""
     lanes = [[] for _ in range(min(at_once, pieces))]
     for piece in range(pieces):
-        lanes[piece % len(lanes)] += range(*EpochPiece(0, piece, pieces).part_of(count))
+        lanes[piece % len(lanes)] += range(*OneEpoch(0, piece, pieces).part_of(count))
     return [lane[k] for k in range(count) for lane in lanes if k < len(lane)]
 
 
@@ -80,7 +80,7 @@ def test_workers_have_no_part_in_the_order(tmp_path, prepared):
     def content(dataset):
         return [(b["task"].numpy().tolist(), b["label"].numpy().tolist()) for b in dataset]
 
-    here = list(chain(*(content(train(EpochPiece(1, piece, 2))) for piece in range(2))))
+    here = list(chain(*(content(train(OneEpoch(1, piece, 2))) for piece in range(2))))
     found = []
     with ExitStack() as stack:
         for _ in range(2):

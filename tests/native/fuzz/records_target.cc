@@ -1,4 +1,4 @@
-// A file of records, walked in every way there is, each payload parsed.
+// A file of records, walked, each payload parsed.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,21 +13,17 @@
 #include "tests/native/check.h"
 #include "tests/native/fuzz/tables.h"
 #include "tests/native/fuzz/target.h"
-#include "tests/native/memory_source.h"
 
 namespace gmeta::fuzz {
 namespace {
 
 using records::Fault;
 using records::ParseResult;
-using records::RecordReader;
 
-constexpr uint64_t kMaxRecord = 4000;
 // A parser makes at most so many bytes of one byte, in each column.
 constexpr size_t kGrowth = 16;
 
 struct Record {
-  uint64_t offset;
   Fault fault;
   std::string_view payload;
 };
@@ -39,37 +35,13 @@ std::vector<Record> Walk(const std::string& file) {
     const uint64_t offset = file.size() - left.size();
     std::string_view payload;
     uint64_t length = 0;
-    Fault fault = records::TakeRecord(&left, &payload, &length);
+    const Fault fault = records::TakeRecord(&left, &payload, &length);
     const bool lost = fault == Fault::kTruncated || fault == Fault::kLengthCrc;
-    if (!lost && length > kMaxRecord) fault = Fault::kTooLong;
-    found.push_back({offset, fault, fault == Fault::kNone ? payload : std::string_view()});
+    found.push_back({fault, fault == Fault::kNone ? payload : std::string_view()});
     if (lost) break;
     CHECK(left.size() < file.size() - offset);
   }
   return found;
-}
-
-void CheckReader(const std::string& file, const std::vector<Record>& expected) {
-  for (const size_t look_ahead : {1, 100, 1 << 14}) {
-    records::MemorySource source(file);
-    RecordReader reader(&source, {look_ahead, kMaxRecord});
-    std::string_view payload;
-    Fault fault;
-    for (const Record& record : expected) {
-      CHECK(reader.Next(&payload, &fault));
-      CHECK_EQ(reader.offset(), record.offset);
-      CHECK_EQ(int(fault), int(record.fault));
-      CHECK(fault != Fault::kNone || payload == record.payload);
-    }
-    CHECK(!reader.Next(&payload, &fault));
-    CHECK(source.largest_read() <= std::max(look_ahead, file.size()));
-  }
-  // Of a file that is shorter than it was said to be.
-  records::MemorySource source(file, file.size() + 1000);
-  RecordReader reader(&source, {100, kMaxRecord});
-  std::string_view payload;
-  Fault fault;
-  for (size_t count = 0; reader.Next(&payload, &fault); ++count) CHECK(count <= file.size());
 }
 
 size_t BytesOf(const ColumnBuffer& buffer) {
@@ -120,7 +92,6 @@ class RecordsTarget : public Target {
 
   void Run(const Input& input) override {
     const std::vector<Record> found = Walk(input[0]);
-    CheckReader(input[0], found);
     for (const Wanted& wanted : {Written(), Drifted()}) {
       Parser parser(layout_, wanted);
       std::vector<ColumnBuffer> buffers(wanted.columns.size());

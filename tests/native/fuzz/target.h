@@ -34,7 +34,6 @@ class Target {
 };
 
 std::vector<std::unique_ptr<Target>> RecordTargets();
-std::vector<std::unique_ptr<Target>> GroupTargets();
 std::vector<std::unique_ptr<Target>> RangeTargets();
 std::vector<std::unique_ptr<Target>> StripeTargets();
 // One with a defect that is well hidden, to see the fuzzer find it.
@@ -42,7 +41,7 @@ std::vector<std::unique_ptr<Target>> PlantedTargets();
 
 inline std::vector<std::unique_ptr<Target>> AllTargets() {
   std::vector<std::unique_ptr<Target>> all;
-  for (auto* make : {RecordTargets, GroupTargets, RangeTargets, StripeTargets, PlantedTargets}) {
+  for (auto* make : {RecordTargets, RangeTargets, StripeTargets, PlantedTargets}) {
     for (auto& target : make()) all.push_back(std::move(target));
   }
   return all;

@@ -199,24 +199,12 @@ class Draws:
 
 
 def permute(items: Sequence[_Item], seed: tuple[int, int], stream: int = 0) -> list[_Item]:
-    """The order of shuffled files, of blocks, and of a window: Fisher and Yates."""
+    """The order of blocks, and of a window: Fisher and Yates."""
     out, draws = list(items), Draws(seed, stream)
     for left in range(len(out), 1, -1):
         i = draws.below(left)
         out[left - 1], out[i] = out[i], out[left - 1]
     return out
-
-
-def shuffle(items: Sequence[_Item], buffer: int, seed: tuple[int, int]) -> list[_Item]:
-    """The order in which groups leave a shuffle buffer that they enter in the order given."""
-    draws, source, held, out = Draws(seed, 1), iter(items), list[_Item](), list[_Item]()
-    while True:
-        held += itertools.islice(source, buffer - len(held))
-        if not held:
-            return out
-        i = draws.below(len(held))
-        held[i], held[-1] = held[-1], held[i]
-        out.append(held.pop())
 
 
 def epoch_order(groups: int, window: int, seed: tuple[int, int]) -> list[int]:
