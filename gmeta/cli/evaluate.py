@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gmeta.cli.options import RUN, on_bad_option
 from gmeta.cli.rank_options import ranks_option, start_ranks
+from gmeta.core.errors import ConfigError
+from gmeta.core.files import write_atomically
 from gmeta.core.schema import OnBad
+
+if TYPE_CHECKING:
+    from gmeta.experiment.runs.run_folder import RunFolder
 
 
 @click.command("evaluate")
@@ -26,11 +32,14 @@ from gmeta.core.schema import OnBad
 @on_bad_option
 @ranks_option
 def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
-    """Measure adaptation to new users, and write the report.
+    """Measure what a run has learned, and write the report.
 
-    The command measures the tasks of every test split before adaptation and after several inner steps, over
-    all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence of the report says
-    whether a method beats the strongest of them.
+    Of a run for the next item, the command ranks the whole catalogue for each user of the test, with and
+    without the items that the user has seen, beside baselines.
+
+    Of a run for cold start, it measures the tasks of every test split before adaptation and after several
+    inner steps, over all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence
+    of the report says whether a method beats the strongest of them.
     """
     if start_ranks(size):
         return
@@ -44,6 +53,12 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
     from gmeta.experiment.runs.run_folder import RunFolder
 
     run, *others = map(RunFolder, run_paths)
+    families = [each.family for each in (run, *others)]
+    if "next-item" in families:
+        if others:
+            raise ConfigError("several --run are folds of cold start: name one run for next-item")
+        _evaluate_next_item(run, json_path, on_bad)
+        return
     evaluation = evaluate(run, *others, on_bad=on_bad)
     if world().rank > 0:
         return
@@ -55,3 +70,21 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
         save(evaluation, json_path)
         click.echo(f"table as data: {json_path}")
     click.echo(f"report: {write_report(evaluation, run.path)}")
+
+
+def _evaluate_next_item(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
+    import json
+
+    from rich.console import Console
+
+    from gmeta.experiment.next_item.page import evaluate_run, headline, rich_table, to_json, write_report
+
+    results = evaluate_run(run, on_bad)
+    for seen in results.measured.test:
+        Console().print(rich_table(results, seen))
+    for sentence in headline(results):
+        click.echo(sentence)
+    if json_path:
+        write_atomically(json_path, json.dumps(to_json(results), indent=1) + "\n")
+        click.echo(f"table as data: {json_path}")
+    click.echo(f"report: {write_report(results, run.path)}")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gmeta.cli.options import DATA, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
-from gmeta.core.errors import DataError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import FILE_NAME as MANIFEST
 from gmeta.core.schema import OnBad
+
+if TYPE_CHECKING:
+    from gmeta.experiment.runs.run_folder import RunFolder
 
 
 @click.command("train")
@@ -33,6 +38,13 @@ from gmeta.core.schema import OnBad
     metavar="KEY=VALUE",
     help="A setting in TOML that replaces the one of --config, such as seeds=[0]; may be repeated.",
 )
+@click.option(
+    "--for",
+    "family",
+    type=click.Choice(["cold-start", "next-item"]),
+    help="What to learn: the label of a new user's rows, or the next item of a user's history.  [default: "
+    "next-item for data that were prepared without a label; else cold-start]",
+)
 @on_bad_option
 @click.option(
     "--checkpoint-every",
@@ -47,6 +59,7 @@ def command(
     data: Path | None,
     config_path: Path | None,
     assignments: tuple[str, ...],
+    family: str | None,
     on_bad: OnBad,
     checkpoint_every: int | None,
     size: int | None,
@@ -57,7 +70,9 @@ def command(
     """Train on a prepared data set; resume where a run stopped.
 
     On a data set of your own, it learns to predict the label that the data were prepared with, from all other
-    columns, and prints its choices; --config and --set override them.
+    columns, and prints its choices; --config and --set override them. Without a label, or with --for
+    next-item, it learns which item comes next in a user's history: SASRec and HSTU beside sequential rules,
+    item neighbours, EASE and implicit ALS, and a blend of all of them.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
@@ -71,16 +86,22 @@ def command(
     from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.own_plan import plan_experiment
     from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
-    from gmeta.experiment.runs.run_folder import RunFolder
+    from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
     check_agreement({name: repr(value) for name, value in settings.items()})
     data = data or _prepare(RunFolder(run_path).data)
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
+    run = RunFolder(run_path)
+    if choose_family(family, settings, data) == "next-item":
+        if checkpoint_every is not None:
+            raise ConfigError("--checkpoint-every: training for next-item saves after each epoch alone")
+        _train_next_item(settings, run, data, where, on_bad)
+        return
     planned = plan_experiment(settings, data, where)
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
-    run, first = RunFolder(run_path), world().rank == 0
+    first = world().rank == 0
     for note in planned.notes if first else ():
         click.echo(note, err=True)
     with TrainingProgress(None if first else Console(quiet=True)) as progress:
@@ -96,6 +117,21 @@ def command(
         if waiting.elements:
             click.echo(str(waiting), err=True)
         click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
+
+
+def _train_next_item(
+    settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad
+) -> None:
+    from gmeta.experiment.next_item.plan import plan_next_item
+    from gmeta.experiment.next_item.runs import train_next_item
+    from gmeta.experiment.runs.all_runs import TrainingProgress
+
+    planned = plan_next_item(settings, data, where)
+    for note in planned.notes:
+        click.echo(note, err=True)
+    with TrainingProgress() as progress:
+        train_next_item(planned.config, run, data, progress=progress, on_bad=on_bad)
+    click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
 
 
 def _prepare(own: Path) -> Path:

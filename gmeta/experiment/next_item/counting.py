@@ -1,8 +1,8 @@
 """Baselines of the next item that count and solve: what an experiment's models are held against.
 
-Each is a dataclass of settings with ``grid``, the settings among which validation chooses, and ``fit``, which
-returns a `Scorer`: the scores of the whole catalogue for some histories. All are exact and none draws numbers,
-so that a run has the same baselines each time.
+Each is a dataclass of settings with ``grid``, the settings among which validation chooses, and ``fit``,
+which returns a `Scorer`: the scores of the whole catalogue for some histories. A run has the same baselines
+each time.
 
 Sequential rules are Ludewig and Jannach's ("Evaluation of session-based recommendation algorithms", 2018,
 section 3.1) with a decay by distance and a history of more than one item; item neighbours are theirs of
@@ -92,7 +92,7 @@ class Popularity:
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Scores from a matrix of items by items: the sum of the rows of a history's items, weighed by recency."""
+    """Scores from a matrix of items by items: the sum of the rows of the history's items, by recency."""
 
     matrix: Any
     last: int
@@ -165,15 +165,13 @@ class Rules:
             pairs = train.items[follows], train.items[follows + distance]
             total += sparse.csr_matrix((weights, pairs), (items, items))
         scale = np.maximum(np.bincount(train.items, minlength=items), 1.0) ** -self.popularity
-        return _Pairs(
-            (total @ sparse.diags(scale.astype(np.float32))).tocsr(), self.last, self.recency_decay
-        )
+        return _Pairs((total @ sparse.diags(scale.astype(np.float32))).tocsr(), self.last, self.recency_decay)
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
         return (
-            f"pairs within {self.window}, decay {self.distance_decay:g}, from the last {self.last} items with "
-            f"decay {self.recency_decay:g}, popularity to the power {-self.popularity:g}"
+            f"pairs within {self.window}, decay {self.distance_decay:g}, from the last {self.last} items "
+            f"with decay {self.recency_decay:g}, popularity to the power {-self.popularity:g}"
         )
 
 
@@ -187,7 +185,7 @@ def _sets(train: Histories, items: int) -> Any:
 
 @dataclass(frozen=True)
 class Neighbours:
-    r"""Item neighbours: :math:`s_j = \sum_i |U_i \cap U_j| / (\sqrt{|U_i| |U_j|} + h)`, over a history's items.
+    r"""Item neighbours: :math:`s_j = \sum_i |U_i \cap U_j| / (\sqrt{|U_i| |U_j|} + h)`, i of a history.
 
     Attributes:
       shrinkage: h, which holds back pairs that few users have.

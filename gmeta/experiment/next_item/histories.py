@@ -205,7 +205,7 @@ def _time_of_movielens(manifest: Manifest) -> str | None:
 
 
 def core(events: Histories, ids: Ints, users: int, items: int) -> tuple[Histories, Ints]:
-    """Leave out users with fewer than ``users`` events and items with fewer than ``items``, until none is left.
+    """Leave out users with fewer than ``users`` events and items with fewer than ``items``, again and again.
 
     This is the k-core that papers cut, with a bound for each side.
 
@@ -235,8 +235,8 @@ def core(events: Histories, ids: Ints, users: int, items: int) -> tuple[Historie
 def cut(events: Histories, ids: Ints, protocol: Protocol, seed: int = 0) -> Cuts:
     """Cut histories by a protocol.
 
-    The catalogue has the items of the training part alone, as no other item can be ranked by what was learned;
-    an item that is new in validation or test can't be found, and counts as a miss.
+    The catalogue has the items of the training part alone. An item that is new in validation or test can't be
+    found, and counts as a miss.
 
     Args:
       events: The histories.
@@ -251,8 +251,8 @@ def cut(events: Histories, ids: Ints, protocol: Protocol, seed: int = 0) -> Cuts
     train, validation, test = _CUTTERS[protocol](events, seed)
     if not (len(train.items) and len(validation) and len(test)):
         raise DataError(
-            f"protocol {protocol!r} leaves {len(train.items):,} events to train on, {len(validation):,} users "
-            f"for validation and {len(test):,} for the test",
+            f"protocol {protocol!r} leaves {len(train.items):,} events to train on, {len(validation):,} "
+            f"users for validation and {len(test):,} for the test",
             advice="give more data, or another protocol",
         )
     known = np.unique(train.items)
@@ -289,16 +289,17 @@ def _leave_last_out(events: Histories, seed: int) -> _Parts:
 def _by_time(events: Histories, seed: int) -> _Parts:
     if events.times is None:
         raise ConfigError("protocol 'time' needs times: prepare the data set with --time COLUMN")
-    begin, end = np.quantile(events.times, [1 - 2 / SHARE, 1 - 1 / SHARE], method="higher")
+    times = events.times
+    begin, end = np.quantile(times, [1 - 2 / SHARE, 1 - 1 / SHARE], method="higher")
 
     def part(least: int, most: int) -> Asked:
-        histories = events.keep(events.times < least)
-        targets = events.keep((events.times >= least) & (events.times < most))
+        histories = events.keep(times < least)
+        targets = events.keep((times >= least) & (times < most))
         both = (histories.sizes > 0) & (targets.sizes > 0)
         return Asked(histories.choose(both), targets.choose(both))
 
-    late = int(events.times.max()) + 1
-    return events.keep(events.times < begin), part(int(begin), int(end)), part(int(end), late)
+    late = int(times.max()) + 1
+    return events.keep(times < begin), part(int(begin), int(end)), part(int(end), late)
 
 
 def _by_users(events: Histories, seed: int) -> _Parts:

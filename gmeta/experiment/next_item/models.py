@@ -20,7 +20,7 @@ from gmeta.experiment.next_item.histories import Asked, Cuts, Histories
 from gmeta.experiment.next_item.plan import NextItemConfig, NextItemMethod
 from gmeta.experiment.runs.trainer import EpochCheckpoints
 from gmeta.initializers import Normal
-from gmeta.io.readers.position import count_epochs
+from gmeta.io.readers.epoch import count_epochs
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
 from gmeta.models import NextItemModel
 from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
@@ -107,7 +107,7 @@ def train(
 
 
 class _KeepBest(tf.keras.callbacks.Callback):
-    """Keeps the weights of the best epoch, and ends training after ``patience`` epochs without a better one."""
+    """Keeps the best epoch's weights, and ends training after ``patience`` epochs without a better one."""
 
     def __init__(self, checkpoints: EpochCheckpoints, folder: Path, by: str, patience: int) -> None:
         super().__init__()
@@ -171,8 +171,9 @@ def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoc
     assert settings.users_per_batch is not None
     rows = tf.range(users, dtype=tf.int64)
 
-    def order(number: tf.Tensor, _: tf.Tensor) -> tf.data.Dataset:
-        drawn = tf.random.experimental.stateless_shuffle(rows, seed=tf.stack([tf.constant(seed, tf.int64), number]))
+    def order(number: tf.Tensor) -> tf.data.Dataset:
+        key = tf.stack([tf.constant(seed, tf.int64), number])
+        drawn = tf.random.experimental.stateless_shuffle(rows, seed=key)
         return tf.data.Dataset.from_tensor_slices(drawn)
 
     def read(chosen: tf.Tensor) -> dict[str, tf.RaggedTensor]:

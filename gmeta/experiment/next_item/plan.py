@@ -187,7 +187,7 @@ def plan_next_item(given: Mapping[str, Any], data: Path, where: str = "config") 
                 f"{data}: no column looks like an item's id, one that several tasks share; name it, --set "
                 f"'item=\"COLUMN\"'; the columns are {', '.join(names)}"
             )
-    column = manifest.schema[item] if item in manifest.schema else None
+    column = next((each for each in manifest.schema if each.name == item), None)
     if column is None or column.is_list or column.dtype != "int64":
         what = "isn't there" if column is None else "holds lists or floats"
         raise ConfigError(
@@ -201,10 +201,10 @@ def plan_next_item(given: Mapping[str, Any], data: Path, where: str = "config") 
         config = replace(config, seen=repeats > 0.02)
     methods = {name: method.complete(cuts.train) for name, method in config.methods.items()}
     notes = (
-        f"predicts the next {item} of {manifest.schema.task}: {len(cuts.train):,} users, {cuts.items:,} items, "
-        f"{len(cuts.train.items):,} events to train on",
-        f"protocol {config.protocol}: {len(cuts.validation):,} users in validation, {len(cuts.test):,} in the "
-        "test",
+        f"predicts the next {item} of {manifest.schema.task}: {len(cuts.train):,} users, {cuts.items:,} "
+        f"items, {len(cuts.train.items):,} events to train on",
+        f"protocol {config.protocol}: {len(cuts.validation):,} users in validation, {len(cuts.test):,} in "
+        "the test",
         f"{repeats:.1%} of events repeat an earlier item of their user: items seen are "
         f"{'ranked too' if config.seen else 'left out of the ranking'}",
     )

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,35 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.experiment.next_item.plan import NextItemConfig
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
+
+Config = ExperimentConfig | NextItemConfig
+FAMILIES: Mapping[str, type[Config]] = {"cold-start": ExperimentConfig, "next-item": NextItemConfig}
+"""What `gmeta train --for` names -> the settings of such an experiment."""
+
+
+def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> str:
+    """Return what an experiment is for, and remove it from its settings.
+
+    Args:
+      given: A key of `FAMILIES`, which the settings mustn't contradict; None: that of the settings, or else
+        what the data set suggests: one that was prepared without a label is for the next item.
+      settings: The settings; their key ``for`` is removed.
+      data: A prepared data set.
+
+    Raises:
+      ConfigError: It is no family, or two different ones are given.
+    """
+    named = settings.pop("for", None)
+    if named is not None and named not in FAMILIES:
+        raise ConfigError(f"for = {named!r}: there are {', '.join(FAMILIES)}")
+    if given and named and given != named:
+        raise ConfigError(f"--for {given}, but the settings have for = {named!r}: leave one of them out")
+    if given or named:
+        return str(given or named)
+    table = Manifest.load(data).config.get("table")
+    return "next-item" if table and not table.get("label") and "label" not in settings else "cold-start"
 
 
 @dataclass(frozen=True)
@@ -45,7 +74,7 @@ class RunFolder:
         """The lock that lets one job at a time train in this folder."""
         return FolderLock(self.path / FILE_NAME, f"{self.path} is trained")
 
-    def begin(self, config: ExperimentConfig, data: Path) -> None:
+    def begin(self, config: Config, data: Path) -> None:
         """Record the settings, or check that they equal those that the folder was begun with.
 
         Raises:
@@ -54,6 +83,7 @@ class RunFolder:
         """
         file = self.path / "config.json"
         begun = {
+            "for": next(name for name, kind in FAMILIES.items() if isinstance(config, kind)),
             "data": str(data.resolve()),
             "data_digest": Manifest.load(data).digest,
             "experiment": to_mapping(config),
@@ -61,7 +91,7 @@ class RunFolder:
         if file.exists():
             held = self._read(file)
             # Settings that didn't exist yet when the run was begun get their defaults.
-            known = from_mapping(ExperimentConfig, held["experiment"], where=str(file))
+            known = from_mapping(FAMILIES[held["for"]], held["experiment"], where=str(file))
             differing = _differences(held | {"experiment": _plain(to_mapping(known))}, _plain(begun))
             if differing:
                 raise ConfigError(
@@ -72,8 +102,8 @@ class RunFolder:
         with explain_write_errors(file):
             write_atomically(file, json.dumps(begun, indent=1) + "\n")
 
-    def load(self) -> tuple[ExperimentConfig, Path]:
-        """Read the settings and the data folder that the run was begun with.
+    def load(self) -> tuple[Any, Path]:
+        """Read the settings, of a class of `FAMILIES`, and the data folder that the run was begun with.
 
         Raises:
           DataError: No run was begun here.
@@ -82,7 +112,16 @@ class RunFolder:
         if not file.exists():
             raise DataError("no run was begun here", path=self.path, advice="run `gmeta train` first")
         held = self._read(file)
-        return from_mapping(ExperimentConfig, held["experiment"], where=str(file)), Path(held["data"])
+        return from_mapping(FAMILIES[held["for"]], held["experiment"], where=str(file)), Path(held["data"])
+
+    @property
+    def family(self) -> str:
+        """The key of `FAMILIES` that the run was begun with.
+
+        Raises:
+          DataError: No run was begun here.
+        """
+        return next(name for name, kind in FAMILIES.items() if isinstance(self.load()[0], kind))
 
     @staticmethod
     def _read(file: Path) -> dict[str, Any]:
@@ -94,6 +133,13 @@ class RunFolder:
             raise DataError("incomplete", path=file, advice="delete it to start over")
         if not isinstance(held["data"], str) or not isinstance(held["experiment"], dict):
             raise DataError("not what gmeta writes", path=file, advice="delete it to start over")
+        held.setdefault("for", "cold-start")  # earlier versions knew nothing else
+        if held["for"] not in FAMILIES:
+            raise DataError(
+                f"a run for {held['for']!r}, which this gmeta doesn't know",
+                path=file,
+                advice=f"it knows {', '.join(FAMILIES)}: install the gmeta that made it",
+            )
         return held
 
 

@@ -34,6 +34,9 @@ from gmeta.training.learning_rates import OneCycle
 # Checkpoints of a training run and its curves, saved after and within epochs, and their restoring.
 
 
+_HISTORY = "history.json"
+
+
 class EpochCheckpoints(ShardedCheckpoint):
     """A callback that keeps checkpoints of a training run's last two epochs, and the curves so far.
 
@@ -68,7 +71,7 @@ class EpochCheckpoints(ShardedCheckpoint):
 
     def __init__(self, folder: Path, *, every: int | None = None) -> None:
         super().__init__(CheckpointStore(folder, keep=2, max_increments=0), every=every)
-        self._file = folder / "history.json"
+        self._file = folder / _HISTORY
         self._history: list[dict[str, float]] = []
         self.ranks_before = 0
 
@@ -91,7 +94,7 @@ class EpochCheckpoints(ShardedCheckpoint):
         try:
             done = super().restore(model, chosen, **options)
             with self.store.ranks.together():
-                self._history = self._read_history() if done else []
+                self._history = _read_history(self._file) if done else []
                 manifest = Manifest.load(chosen)
                 self.ranks_before = int(manifest.metadata.get("shares", manifest.world_size))
         except (ConfigError, DataError) as error:
@@ -137,12 +140,6 @@ class EpochCheckpoints(ShardedCheckpoint):
             },
         )
 
-    def _read_history(self) -> Any:
-        try:
-            return parse_json(self._file.read_text())
-        except (OSError, ValueError) as error:
-            raise DataError(f"the run's curves can't be read: {error}", path=self._file) from error
-
     def _write_history(self) -> None:
         try:
             write_atomically(self._file, json.dumps(self._history) + "\n")
@@ -159,6 +156,18 @@ class EpochCheckpoints(ShardedCheckpoint):
                 path=self._file.parent,
                 advice="delete the folder, or name another --run, to train from the start",
             )
+
+
+def read_logged(folder: Path, name: str) -> list[float]:
+    """Return what Keras has logged by a name in the training run of a folder, one value per epoch done."""
+    return [logs.get(name, math.nan) for logs in _read_history(folder / _HISTORY)]
+
+
+def _read_history(file: Path) -> Any:
+    try:
+        return parse_json(file.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"the run's curves can't be read: {error}", path=file) from error
 
 
 @dataclass(frozen=True)

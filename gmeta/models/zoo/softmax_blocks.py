@@ -68,7 +68,7 @@ class SASRecBlock(SequenceBlock):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """(total, dim) -> the same, and keys and values, (total, heads, d) each."""
         asking, q, k, v = self._ask(values)
-        drop = lambda x: self.drop(x, training=training)  # noqa: E731
+        drop: Any = lambda x: self.drop(x, training=training)  # noqa: E731
         found = softmax_attention(q, k, v, offsets, view.visible, self._scale, drop)
         return self._leave(asking, found, training), k, v
 
@@ -186,7 +186,7 @@ class LiGRBlock(SequenceBlock):
         """(total, dim) -> (total, dim)."""
         asking = layer_norm(values, self.norms["attention/scale"], self.norms["attention/offset"])
         q, k, v = (self.by_head(self._linear(name, asking)) for name in ("query", "key", "value"))
-        drop = lambda x: self.drop(x, training=training)  # noqa: E731
+        drop: Any = lambda x: self.drop(x, training=training)  # noqa: E731
         found = softmax_attention(q, k, v, offsets, view.visible, 1 / math.sqrt(self.attention_dim), drop)
         found = self._linear("output", tf.reshape(found, [-1, self.heads * self.value_dim]))
         values += drop(found * tf.sigmoid(self._linear("attention_gate", values)))

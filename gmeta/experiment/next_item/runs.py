@@ -1,0 +1,236 @@
+"""A run of an experiment on the next item: training, the choice of baselines' settings, the blend, the test.
+
+::
+
+  RUN/config.json                settings (`gmeta.experiment.runs.run_folder`)
+  RUN/sasrec/seed-0/             checkpoints of the last epoch, its curves, and best/, the best epoch
+  RUN/chosen.json                the settings of the baselines and the weights of the blends, by validation
+  RUN/evaluation.json, RUN/report.html, RUN/figures/
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import explain_write_errors, write_atomically
+from gmeta.core.json_values import parse_json
+from gmeta.core.schema import OnBad
+from gmeta.experiment.baselines.tuning import one_thread
+from gmeta.experiment.next_item import counting, models
+from gmeta.experiment.next_item.blend import Blend
+from gmeta.experiment.next_item.counting import Scorer
+from gmeta.experiment.next_item.histories import Cuts
+from gmeta.experiment.next_item.plan import BLEND, NextItemConfig, read_cuts
+from gmeta.experiment.next_item.ranked import Ranked, rank
+from gmeta.experiment.runs.all_runs import TrainingProgress
+from gmeta.experiment.runs.run_folder import RunFolder
+
+CHOSEN = "chosen.json"
+_TUNED_USERS = 2000
+"""Settings of baselines are chosen by so many users of validation at most."""
+
+
+def train_next_item(
+    config: NextItemConfig, run: RunFolder, data: Path, *, progress: TrainingProgress, on_bad: OnBad = "raise"
+) -> None:
+    """Train every method with every seed, choose the baselines' settings, and fit the blends.
+
+    Training that was interrupted is resumed; what is done is skipped.
+
+    Raises:
+      ConfigError: The folder holds other settings, another job trains in it, or there are several ranks.
+      DataError: The data set or a checkpoint can't be read.
+    """
+    if collectives.world().size > 1:
+        raise ConfigError(
+            "gmeta train --for next-item trains in one process: leave --np out; models.NextItemModel itself "
+            "trains on any number of ranks"
+        )
+    lock = run.lock
+    lock.take()
+    try:
+        run.begin(config, data)
+        cuts = read_cuts(config, data, on_bad)
+        for method, settings in config.methods.items():
+            for seed in config.seeds:
+                label = f"{settings.label}, seed {seed}"
+                done = models.train(
+                    config,
+                    method,
+                    seed,
+                    cuts=cuts,
+                    folder=run.training(method, seed),
+                    callbacks=[progress.track(label, settings.epochs)],
+                )
+                if done:
+                    progress.say(f"{label}: resumed after epoch {done}")
+        if not (run.path / CHOSEN).exists():
+            chosen = _choose(config, run, cuts, progress.say)
+            with explain_write_errors(run.path / CHOSEN):
+                write_atomically(run.path / CHOSEN, json.dumps(chosen, indent=1) + "\n")
+    finally:
+        lock.release()
+
+
+def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> dict[str, Any]:
+    """Choose the settings of all baselines, and fit the blend of each seed."""
+    asked = cuts.validation
+    if len(asked) > _TUNED_USERS:
+        drawn = np.random.default_rng(0).permutation(len(asked))[:_TUNED_USERS]
+        asked = asked.choose(np.sort(drawn))
+    k = config.ks[0]
+    chosen: dict[str, Any] = {}
+    fitted: dict[str, Scorer] = {}
+    with one_thread():
+        for name, grid in counting.grids(cuts.items, cuts.train.times is not None).items():
+            best = -1.0
+            for settings in grid:
+                scorer = settings.fit(cuts.train, cuts.items)
+                ranked = rank(scorer, asked, cuts.items, seen=bool(config.seen), shown=k)
+                value = float(ranked.of_users(k)["ndcg"].mean())
+                if value > best:
+                    best, chosen[name], fitted[name] = value, asdict(settings), scorer  # type: ignore[call-overload]
+            say(f"{counting.LABELS[name]}: NDCG@{k} {best:.4f} in validation")
+    if cuts.items > counting.MOST_ITEMS:
+        say(f"EASE is left out: it inverts a matrix of items by items, and there are {cuts.items:,}")
+    blends = {}
+    for seed in config.seeds if config.blend else ():
+        blend = Blend.fit({**_models(config, run, cuts, seed), **fitted}, cuts.validation, cuts.items, seed)
+        say(f"blend, seed {seed}: {blend.describe()}")
+        blends[str(seed)] = blend.to_json()
+    return {"baselines": chosen, "blends": blends}
+
+
+def _models(config: NextItemConfig, run: RunFolder, cuts: Cuts, seed: int) -> dict[str, Scorer]:
+    return {
+        method: models.ModelScorer(
+            models.load_best(config, method, seed, cuts=cuts, folder=run.training(method, seed))
+        )
+        for method in config.methods
+    }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained run, ready to score.
+
+    Attributes:
+      config: Its settings.
+      cuts: Its data, cut.
+      baselines: Name -> the fitted baseline, from the simplest on.
+      described: Name of a baseline, or of the blend with its seed -> its settings as part of a sentence.
+      methods: Method -> seed -> its scorer; the blend is among them.
+    """
+
+    config: NextItemConfig
+    cuts: Cuts
+    baselines: Mapping[str, Scorer]
+    described: Mapping[str, str]
+    methods: Mapping[str, Mapping[int, Scorer]]
+
+    def label(self, name: str) -> str:
+        """Return what tables call a method or a baseline."""
+        if name == BLEND:
+            return "blend of all"
+        own = self.config.methods.get(name)
+        return own.label if own else counting.LABELS[name]
+
+
+_CLASSES: Mapping[str, Any] = {
+    "popularity": counting.Popularity,
+    "recent_popularity": counting.Popularity,
+    "neighbours": counting.Neighbours,
+    "rules": counting.Rules,
+    "ease": counting.Ease,
+    "als": counting.Als,
+}
+
+
+def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
+    """Load a trained run: its models at their best epochs, and the baselines with the settings chosen.
+
+    Raises:
+      DataError: The run isn't trained to the end.
+    """
+    config, data = run.load()
+    assert isinstance(config, NextItemConfig)
+    cuts = read_cuts(config, data, on_bad)
+    file = run.path / CHOSEN
+    try:
+        chosen = parse_json(file.read_text())
+        settings = {name: _CLASSES[name](**values) for name, values in chosen["baselines"].items()}
+        blends = {int(seed): Blend.from_json(values) for seed, values in chosen["blends"].items()}
+    except FileNotFoundError as error:
+        raise DataError(
+            "training isn't over", path=run.path, advice="run `gmeta train` again to finish"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"not what gmeta writes: {error}", path=file, advice="delete it, and run `gmeta train` again"
+        ) from error
+    with one_thread():
+        baselines = {name: each.fit(cuts.train, cuts.items) for name, each in settings.items()}
+    methods: dict[str, dict[int, Scorer]] = {}
+    for seed in config.seeds:
+        own = _models(config, run, cuts, seed)
+        for name, scorer in own.items():
+            methods.setdefault(name, {})[seed] = scorer
+        if seed in blends:
+            methods.setdefault(BLEND, {})[seed] = blends[seed].of({**own, **baselines})
+    described = {name: each.describe() for name, each in settings.items()}
+    described |= {BLEND: "; ".join(each.describe() for each in blends.values())} if blends else {}
+    return Trained(config, cuts, baselines, described, methods)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run's methods and baselines have ranked.
+
+    Attributes:
+      trained: The run.
+      validation: Name -> NDCG at the first k in validation, by which the strongest are named.
+      test: Whether items seen are ranked -> name -> seeds -> the ranks; a baseline has one.
+    """
+
+    trained: Trained
+    validation: Mapping[str, float]
+    test: Mapping[bool, Mapping[str, Sequence[Ranked]]]
+
+
+def measure(trained: Trained) -> Measured:
+    """Rank the catalogue for all users of the test, by all methods and baselines."""
+    config, cuts = trained.config, trained.cuts
+    scorers: dict[str, list[Scorer]] = {
+        name: list(seeds.values()) for name, seeds in trained.methods.items()
+    } | {name: [scorer] for name, scorer in trained.baselines.items()}
+    k, shown = config.ks[0], max(config.ks)
+    with one_thread():
+        validation = {
+            name: float(
+                np.mean(
+                    [
+                        rank(each, cuts.validation, cuts.items, seen=bool(config.seen), shown=k)
+                        .of_users(k)["ndcg"]
+                        .mean()
+                        for each in seeds
+                    ]
+                )
+            )
+            for name, seeds in scorers.items()
+        }
+        test = {
+            seen: {
+                name: [rank(each, cuts.test, cuts.items, seen=seen, shown=shown) for each in seeds]
+                for name, seeds in scorers.items()
+            }
+            for seen in (bool(config.seen), not config.seen)
+        }
+    return Measured(trained, validation, test)
