@@ -104,6 +104,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # DuckDB describes what is left at the end of a process
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What the tests ran on: a row of README's table."""
     packages = [f"{name} {importlib.metadata.version(name)}" for name in ("tf-keras", "numpy")]

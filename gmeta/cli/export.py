@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from gmeta.cli.options import run_option
+from gmeta.cli.options import refuse_options, run_option, seen_option
 
 
 @click.command("export")
@@ -20,7 +20,11 @@ from gmeta.cli.options import run_option
     show_default=True,
     help="The model's folder, as TensorFlow Serving's --model_base_path names it.",
 )
-@click.option("--method", help="Which method of the run.  [default: the first]")
+@click.option(
+    "--method",
+    help="Which method of the run; of a run for next-item, a baseline too.  [default: the first; for "
+    "next-item the best in validation]",
+)
 @click.option("--seed", type=int, help="Which of its seeds.  [default: the first]")
 @click.option(
     "--model-version", type=click.IntRange(1), help="Subfolder of OUT to make.  [default: the next number]"
@@ -49,7 +53,18 @@ from gmeta.cli.options import run_option
     show_default=True,
     help="What `predict_with` does with deltas that another version answered.",
 )
+@click.option(
+    "-k",
+    "k",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Items of an answer, for next-item.",
+)
+@seen_option
+@click.pass_context
 def command(
+    context: click.Context,
     run_path: Path,
     out: Path,
     method: str | None,
@@ -59,10 +74,14 @@ def command(
     steps: int | None,
     dtype: Literal["float32", "float16"],
     stale: Literal["refuse", "apply"],
+    k: int,
+    seen: bool | None,
 ) -> None:
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
-    The SavedModel has TensorFlow's own ops only, and three signatures: `predict` takes the features of
+    The SavedModel has TensorFlow's own ops only. Of a run for next-item it has one signature, `recommend`: it
+    takes histories, a matrix of ids padded with -1, and returns the likeliest next items and their scores. Of
+    a run for cold start it has three: `predict` takes the features of
     samples and predicts with the shared weights; `adapt` takes a new task's samples with their labels and
     returns the adapted weights, as bytes to keep; `predict_with` takes features and those bytes. Clients send
     a feature with several ids per sample as a matrix, its rows padded with -1. OUT/VERSION appears whole or
@@ -71,17 +90,33 @@ def command(
     from gmeta.experiment.runs.all_runs import export_run
     from gmeta.experiment.runs.run_folder import RunFolder
 
-    exported = export_run(
-        RunFolder(run_path),
-        out,
-        method=method,
-        seed=seed,
-        version=model_version,
-        unknown=unknown,
-        steps=steps,
-        dtype=dtype,
-        stale=stale,
-    )
+    run = RunFolder(run_path)
+    family = run.family
+    refuse_options(context, _OF_FAMILY, family)
+    if family == "next-item":
+        from gmeta.experiment.next_item.served import export_next_item
+
+        exported = export_next_item(
+            run,
+            out,
+            method=method,
+            seed=seed,
+            version=model_version,
+            k=k,
+            leave_out_seen=None if seen is None else not seen,
+        )
+    else:
+        exported = export_run(
+            run,
+            out,
+            method=method,
+            seed=seed,
+            version=model_version,
+            unknown=unknown,
+            steps=steps,
+            dtype=dtype,
+            stale=stale,
+        )
     for signature, inputs in exported.signatures.items():
         click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
     for note in exported.notes:
@@ -91,3 +126,10 @@ def command(
 
 def _list(tensors: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {form}" for name, form in tensors.items())
+
+
+_OF_FAMILY = {
+    "cold-start": ("unknown", "steps", "dtype", "stale"),
+    "next-item": ("k", "seen"),
+}
+"""Family of runs -> the options that no other one takes."""

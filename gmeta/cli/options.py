@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 
+from gmeta.core.errors import ConfigError
 from gmeta.core.schema import ON_BAD
 from gmeta.preprocess.config import ENGINES
 
@@ -35,6 +37,30 @@ on_bad_option = click.option(
     show_default=True,
     help="What a bad record or a task too small to split does: end the run, or be counted and left out.",
 )
+
+seen_option = click.option(
+    "--seen/--no-seen",
+    default=None,
+    help="For next-item, whether items of a history may be shown again.  [default: as the run was measured]",
+)
+
+
+def refuse_options(context: click.Context, of_family: Mapping[str, Sequence[str]], family: str) -> None:
+    """Refuse options that only runs of another family take.
+
+    Args:
+      context: The command's.
+      of_family: Family of runs -> the parameters that no other one takes.
+      family: The family of the run.
+
+    Raises:
+      ConfigError: One of them is given.
+    """
+    for other, names in of_family.items():
+        for name in names if other != family else ():
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                flag = next(each.opts[-1] for each in context.command.params if each.name == name)
+                raise ConfigError(f"{flag} is for runs of {other}, and this is one of {family}: leave it out")
 
 
 def engine_options(command: F) -> F:

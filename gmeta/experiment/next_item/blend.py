@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +104,12 @@ class Blend:
 
     def of(self, scorers: Mapping[str, Scorer]) -> Scorer:
         """Return the blend of these scorers."""
-        return _Blended(self, scorers)
+        return Blended(self, scorers)
+
+    def rows(self) -> Iterator[tuple[str, float, float, float]]:
+        """Yield each name with its weight, mean and deviation; `SEEN` comes last."""
+        numbers = (each.tolist() for each in (self.weights, self.means, self.deviations))
+        return zip(self.names, *numbers, strict=True)
 
     def describe(self) -> str:
         """Return the weights as part of a sentence, the greatest first."""
@@ -124,23 +129,21 @@ class Blend:
 
 
 @dataclass(frozen=True)
-class _Blended:
+class Blended:
+    """A blend and what it weighs."""
+
     blend: Blend
     scorers: Mapping[str, Scorer]
 
     def scores(self, histories: Histories) -> Scores:
-        blend = self.blend
+        """Weigh the scores for each history."""
         found: Any = 0.0
-        for name, weight, mean, deviation in zip(
-            blend.names, blend.weights, blend.means, blend.deviations, strict=True
-        ):
+        for name, weight, mean, deviation in self.blend.rows():
             if name == SEEN:
-                continue
-            found = found + np.float32(weight / deviation) * (
-                self.scorers[name].scores(histories) - np.float32(mean)
-            )
-        seen = blend.names.index(SEEN)
-        found[histories.owner, histories.items] += blend.weights[seen] / blend.deviations[seen]
+                found[histories.owner, histories.items] += np.float32(weight / deviation)
+            else:
+                own = self.scorers[name].scores(histories) - np.float32(mean)
+                found = found + np.float32(weight / deviation) * own
         return np.asarray(found, np.float32)
 
 

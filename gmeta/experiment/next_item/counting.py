@@ -27,7 +27,7 @@ Scores = NDArray[np.float32]
 MOST_ITEMS = 15_000
 """EASE inverts a matrix of items by items; with more items it is left out."""
 
-_EPSILON = 1e-5
+_EPSILON, _LEAST = 1e-5, 1e-9
 
 
 class Scorer(Protocol):
@@ -51,12 +51,13 @@ class Settings(Protocol):
 
 
 @dataclass(frozen=True)
-class _Constant:
+class Constant:
     """The same scores for all histories."""
 
     of_items: Scores
 
     def scores(self, histories: Histories) -> Scores:
+        """Return them for each history."""
         return np.broadcast_to(self.of_items, (len(histories), len(self.of_items)))
 
 
@@ -83,7 +84,7 @@ class Popularity:
             span = max(int(train.times.max() - train.times.min()), 1)
             weights = np.exp2((train.times - train.times.max()) / (self.half_life * span))
         counts = np.bincount(train.items, weights, minlength=items)
-        return _Constant(np.log(counts + _EPSILON).astype(np.float32))
+        return Constant(np.log(counts + _EPSILON).astype(np.float32))
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -91,7 +92,7 @@ class Popularity:
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class Pairs:
     """Scores from a matrix of items by items: the sum of the rows of the history's items, by recency."""
 
     matrix: Any
@@ -100,12 +101,19 @@ class _Pairs:
     log: bool = True
 
     def scores(self, histories: Histories) -> Scores:
+        """Sum the rows for each history."""
         asked = recency(histories, self.matrix.shape[0], self.last, self.decay)
         found = asked @ self.matrix
         dense = np.asarray(found.todense() if sparse.issparse(found) else found, np.float32)
+        return np.asarray(self.scale(dense, np))
+
+    def scale(self, sums: Any, by: Any) -> Any:
+        """Return the log of each item's share, or the sums as they are; ``by`` is NumPy or TensorFlow."""
         if not self.log:
-            return dense
-        return np.log(dense / np.maximum(dense.sum(axis=1, keepdims=True), 1e-9) + _EPSILON)
+            return sums
+        if by is np:
+            return np.log(sums / np.maximum(sums.sum(axis=1, keepdims=True), _LEAST) + _EPSILON)
+        return by.math.log(sums / by.maximum(by.reduce_sum(sums, axis=1, keepdims=True), _LEAST) + _EPSILON)
 
 
 def recency(histories: Histories, items: int, last: int, decay: float) -> Any:
@@ -165,7 +173,7 @@ class Rules:
             pairs = train.items[follows], train.items[follows + distance]
             total += sparse.csr_matrix((weights, pairs), (items, items))
         scale = np.maximum(np.bincount(train.items, minlength=items), 1.0) ** -self.popularity
-        return _Pairs((total @ sparse.diags(scale.astype(np.float32))).tocsr(), self.last, self.recency_decay)
+        return Pairs((total @ sparse.diags(scale.astype(np.float32))).tocsr(), self.last, self.recency_decay)
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -210,7 +218,7 @@ class Neighbours:
         apart = shared.row != shared.col
         row, col = shared.row[apart], shared.col[apart]
         values = shared.data[apart] / (np.sqrt(sizes[row] * sizes[col]) + self.shrinkage)
-        return _Pairs(sparse.csr_matrix((values, (row, col)), shared.shape), self.last, self.recency_decay)
+        return Pairs(sparse.csr_matrix((values, (row, col)), shared.shape), self.last, self.recency_decay)
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -249,7 +257,7 @@ class Ease:
         inverse = linalg.inv(gram, overwrite_a=True, check_finite=False)
         weights = inverse / -np.diag(inverse)
         weights[np.diag_indices(items)] = 0.0
-        return _Pairs(weights.astype(np.float32), self.last, self.recency_decay, log=False)
+        return Pairs(weights.astype(np.float32), self.last, self.recency_decay, log=False)
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -287,7 +295,7 @@ class Als:
         vectors = np.random.default_rng(0).normal(0, 0.1, (items, self.rank)).astype(np.float32)
         for _ in range(self.sweeps):
             vectors = self._solve(of_item, self._solve(own, vectors))
-        return _Solved(self, vectors)
+        return Solved(self, vectors)
 
     def _solve(self, sets: Any, others: Scores) -> Scores:
         """Solve for the vectors of one side, given those of the other, (rows, rank)."""
@@ -305,11 +313,14 @@ class Als:
 
 
 @dataclass(frozen=True)
-class _Solved:
+class Solved:
+    """The vectors of items that implicit ALS has solved for."""
+
     als: Als
     vectors: Scores = field(repr=False)
 
     def scores(self, histories: Histories) -> Scores:
+        """Solve for each history's vector, and multiply it with those of all items."""
         users = self.als._solve(_sets(histories, len(self.vectors)), self.vectors)
         return users @ self.vectors.T
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,10 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.experiment.plan.next_item_config import Protocol
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.read_options import OneEpoch
 
-Protocol = Literal["leave-last-out", "time", "users"]
-PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 SHARE = 10
 """One in so many events, or users, is asked in the test, and as many in validation."""
 
@@ -134,12 +133,14 @@ class Cuts:
       train: What models and baselines are fitted to.
       validation: What settings, epochs and weights are chosen by.
       test: What is reported.
+      whole: All events of all users, for use after the test.
     """
 
     ids: Ints
     train: Histories
     validation: Asked
     test: Asked
+    whole: Histories
 
     @property
     def items(self) -> int:
@@ -262,12 +263,14 @@ def cut(events: Histories, ids: Ints, protocol: Protocol, seed: int = 0) -> Cuts
     def renumber(found: Histories) -> Histories:
         return replace(found, items=number[found.items])
 
-    def asked(part: Asked) -> Asked:
-        histories = renumber(part.histories)
-        histories = histories.keep(histories.items >= 0)
-        return Asked(histories, renumber(part.targets))
+    def known_part(found: Histories) -> Histories:
+        found = renumber(found)
+        return found.keep(found.items >= 0)
 
-    return Cuts(ids[known], renumber(train), asked(validation), asked(test))
+    def asked(part: Asked) -> Asked:
+        return Asked(known_part(part.histories), renumber(part.targets))
+
+    return Cuts(ids[known], renumber(train), asked(validation), asked(test), known_part(events))
 
 
 _Parts = tuple[Histories, Asked, Asked]

@@ -17,8 +17,8 @@ from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.core.errors import DataError
 from gmeta.experiment.next_item.counting import Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories
-from gmeta.experiment.next_item.plan import NextItemConfig, NextItemMethod
-from gmeta.experiment.runs.trainer import EpochCheckpoints
+from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
 from gmeta.initializers import Normal
 from gmeta.io.readers.epoch import count_epochs
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
@@ -69,6 +69,8 @@ def build(config: NextItemConfig, method: str, seed: int, cuts: Cuts) -> NextIte
         ks=config.ks,
     )
     model.compile(tf.keras.optimizers.Adam(s.learning_rate, beta_2=_BETA_2))
+    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -93,8 +95,8 @@ def train(
     model = build(config, method, seed, cuts)
     checkpoints = EpochCheckpoints(folder)
     before = checkpoints.restore(model)
-    chooser = _KeepBest(checkpoints, folder / _BEST, f"val_ndcg@{config.ks[0]}", settings.patience)
-    if before < settings.epochs and not chooser.is_over():
+    chooser = _KeepBest(checkpoints, folder / _BEST, _by(config), settings.patience)
+    if before < settings.epochs and not _is_over(checkpoints.logged(_by(config)), settings.patience):
         checkpoints.fit(
             model,
             lambda epoch: training_batches(cuts.train, settings, seed, epoch),
@@ -113,15 +115,9 @@ class _KeepBest(tf.keras.callbacks.Callback):
         super().__init__()
         self._checkpoints, self._folder, self._by, self._patience = checkpoints, folder, by, patience
 
-    def is_over(self) -> bool:
-        """Whether the epochs that were done before have already ended training."""
-        found = self._values()
-        return bool(found) and len(found) - 1 - int(np.argmax(found)) >= self._patience
-
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        found = [*self._values()[:epoch], float((logs or {})[self._by])]
-        best = int(np.argmax(found))
-        if best == epoch:
+        found = [*self._checkpoints.logged(self._by)[:epoch], float((logs or {})[self._by])]
+        if int(np.argmax(found)) == epoch:
             store = CheckpointStore(self._folder, keep=1, max_increments=0)
             latest = store.latest()
             if latest is not None and step_of(latest) > epoch:  # saved by an epoch that an interruption undid
@@ -130,11 +126,8 @@ class _KeepBest(tf.keras.callbacks.Callback):
             store.save(
                 tables_by_name(self.model), epoch + 1, dense=lambda path: write_dense(self.model, path)
             )
-        if epoch - best >= self._patience:
+        if _is_over(found, self._patience):
             self.model.stop_training = True
-
-    def _values(self) -> list[float]:
-        return self._checkpoints.logged(self._by)
 
 
 def load_best(config: NextItemConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> NextItemModel:
@@ -143,24 +136,31 @@ def load_best(config: NextItemConfig, method: str, seed: int, *, cuts: Cuts, fol
     Raises:
       DataError: The method isn't trained to the end.
     """
-    checkpoints = EpochCheckpoints(folder)
     settings = config.methods[method]
-    model = build(config, method, seed, cuts)
-    checkpoints.restore(model)
-    chooser = _KeepBest(checkpoints, folder / _BEST, f"val_ndcg@{config.ks[0]}", settings.patience)
-    done = len(checkpoints.run.epoch)
-    if done < settings.epochs and not chooser.is_over():
+    done = read_logged(folder, _by(config))
+    if len(done) < settings.epochs and not _is_over(done, settings.patience):
         raise DataError(
-            f"{method}, seed {seed}: training isn't over after {done} epochs",
+            f"{method}, seed {seed}: training isn't over after {len(done)} epochs",
             path=folder,
             advice="run `gmeta train` again to finish",
         )
+    model = build(config, method, seed, cuts)
     store = CheckpointStore(folder / _BEST)
     store.load(tables_by_name(model))
     best = store.latest()
-    assert best is not None
+    assert best is not None  # or `load` has raised
     read_dense(model, best)
     return model
+
+
+def _by(config: NextItemConfig) -> str:
+    """Return what Keras logs and epochs are chosen by."""
+    return f"val_ndcg@{config.ks[0]}"
+
+
+def _is_over(values: Sequence[float], patience: int) -> bool:
+    """Return whether training ends after epochs with these values."""
+    return bool(values) and len(values) - 1 - int(np.argmax(values)) >= patience
 
 
 def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoch: int) -> tf.data.Dataset:

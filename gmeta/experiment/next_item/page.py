@@ -17,9 +17,9 @@ from gmeta.core.files import write_atomically
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import to_mapping
 from gmeta.experiment.baselines.task_rows import Ints
-from gmeta.experiment.next_item.plan import BLEND
 from gmeta.experiment.next_item.ranked import Ranked, interval
 from gmeta.experiment.next_item.runs import Measured, load_next_item, measure
+from gmeta.experiment.plan.next_item_config import BLEND
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import read_logged
 
@@ -81,7 +81,7 @@ class Results:
     @property
     def strongest(self) -> tuple[str | None, str]:
         """The method and the baseline that are best in validation; None without a method."""
-        trained, by = self.measured.trained, self.measured.validation
+        trained, by = self.measured.trained, self.measured.trained.validation
         methods = [name for name in by if name in trained.methods]
         return max(methods, key=by.__getitem__, default=None), max(trained.baselines, key=by.__getitem__)
 
@@ -147,7 +147,7 @@ def table(results: Results, seen: bool) -> tuple[list[str], Rows]:
     Methods come first, then baselines, each from the best in validation on. A cell has a text and whether it
     is the column's best to the digits shown.
     """
-    trained, by = results.measured.trained, results.measured.validation
+    trained, by = results.measured.trained, results.measured.trained.validation
     names = sorted(trained.methods, key=lambda name: -by[name])
     first = {*names[:1], *sorted(trained.baselines, key=lambda name: -by[name])[:1]}
     names += sorted(trained.baselines, key=lambda name: -by[name])
@@ -214,7 +214,7 @@ def to_json(results: Results) -> dict[str, Any]:
         "version": 1,
         "headline": headline(results),
         "strongest": dict(zip(("method", "baseline"), results.strongest, strict=True)),
-        "validation": {name: round(value, 6) for name, value in results.measured.validation.items()},
+        "validation": {name: round(value, 6) for name, value in results.measured.trained.validation.items()},
         "described": dict(trained.described),
         "results": {
             "seen items ranked" if seen else "seen items left out": found
@@ -246,7 +246,7 @@ def groups(results: Results) -> dict[str, Group]:
       history and by how often an item occurs in training, in quarters of what is asked.
     """
     trained = results.measured.trained
-    by = results.measured.validation
+    by = results.measured.trained.validation
     names = [name for name in sorted(by, key=lambda name: -by[name]) if name in trained.methods]
     names += sorted(trained.baselines, key=lambda name: -by[name])[:2]
     asked = trained.cuts.test

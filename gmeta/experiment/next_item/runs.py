@@ -28,8 +28,9 @@ from gmeta.experiment.next_item import counting, models
 from gmeta.experiment.next_item.blend import Blend
 from gmeta.experiment.next_item.counting import Scorer
 from gmeta.experiment.next_item.histories import Cuts
-from gmeta.experiment.next_item.plan import BLEND, NextItemConfig, read_cuts
+from gmeta.experiment.next_item.plan import read_cuts
 from gmeta.experiment.next_item.ranked import Ranked, rank
+from gmeta.experiment.plan.next_item_config import BLEND, NextItemConfig
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
 
@@ -89,24 +90,39 @@ def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
     k = config.ks[0]
     chosen: dict[str, Any] = {}
     fitted: dict[str, Scorer] = {}
+    found: dict[str, list[float]] = {}
+
+    def measured(scorer: Scorer) -> float:
+        ranked = rank(scorer, asked, cuts.items, seen=bool(config.seen), shown=k)
+        return float(ranked.of_users(k)["ndcg"].mean())
+
     with one_thread():
         for name, grid in counting.grids(cuts.items, cuts.train.times is not None).items():
             best = -1.0
             for settings in grid:
                 scorer = settings.fit(cuts.train, cuts.items)
-                ranked = rank(scorer, asked, cuts.items, seen=bool(config.seen), shown=k)
-                value = float(ranked.of_users(k)["ndcg"].mean())
+                value = measured(scorer)
                 if value > best:
                     best, chosen[name], fitted[name] = value, asdict(settings), scorer  # type: ignore[call-overload]
+            found[name] = [best]
             say(f"{counting.LABELS[name]}: NDCG@{k} {best:.4f} in validation")
-    if cuts.items > counting.MOST_ITEMS:
-        say(f"EASE is left out: it inverts a matrix of items by items, and there are {cuts.items:,}")
-    blends = {}
-    for seed in config.seeds if config.blend else ():
-        blend = Blend.fit({**_models(config, run, cuts, seed), **fitted}, cuts.validation, cuts.items, seed)
-        say(f"blend, seed {seed}: {blend.describe()}")
-        blends[str(seed)] = blend.to_json()
-    return {"baselines": chosen, "blends": blends}
+        if cuts.items > counting.MOST_ITEMS:
+            say(f"EASE is left out: it inverts a matrix of items by items, and there are {cuts.items:,}")
+        blends = {}
+        for seed in config.seeds:
+            own = _models(config, run, cuts, seed)
+            for name, scorer in own.items():
+                found.setdefault(name, []).append(measured(scorer))
+            if config.blend:
+                blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed)
+                say(f"blend, seed {seed}: {blend.describe()}")
+                blends[str(seed)] = blend.to_json()
+                found.setdefault(BLEND, []).append(measured(blend.of({**own, **fitted})))
+    return {
+        "baselines": chosen,
+        "blends": blends,
+        "validation": {name: float(np.mean(values)) for name, values in found.items()},
+    }
 
 
 def _models(config: NextItemConfig, run: RunFolder, cuts: Cuts, seed: int) -> dict[str, Scorer]:
@@ -128,6 +144,8 @@ class Trained:
       baselines: Name -> the fitted baseline, from the simplest on.
       described: Name of a baseline, or of the blend with its seed -> its settings as part of a sentence.
       methods: Method -> seed -> its scorer; the blend is among them.
+      validation: Method or baseline -> NDCG at the first k in validation, by which the best are named. The
+        blend's few weights are fitted to the same users.
     """
 
     config: NextItemConfig
@@ -135,6 +153,12 @@ class Trained:
     baselines: Mapping[str, Scorer]
     described: Mapping[str, str]
     methods: Mapping[str, Mapping[int, Scorer]]
+    validation: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """The method or baseline that is best in validation."""
+        return max(self.validation, key=self.validation.__getitem__)
 
     def label(self, name: str) -> str:
         """Return what tables call a method or a baseline."""
@@ -168,6 +192,7 @@ def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
         chosen = parse_json(file.read_text())
         settings = {name: _CLASSES[name](**values) for name, values in chosen["baselines"].items()}
         blends = {int(seed): Blend.from_json(values) for seed, values in chosen["blends"].items()}
+        validation = {str(name): float(value) for name, value in chosen["validation"].items()}
     except FileNotFoundError as error:
         raise DataError(
             "training isn't over", path=run.path, advice="run `gmeta train` again to finish"
@@ -187,7 +212,7 @@ def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
             methods.setdefault(BLEND, {})[seed] = blends[seed].of({**own, **baselines})
     described = {name: each.describe() for name, each in settings.items()}
     described |= {BLEND: "; ".join(each.describe() for each in blends.values())} if blends else {}
-    return Trained(config, cuts, baselines, described, methods)
+    return Trained(config, cuts, baselines, described, methods, validation)
 
 
 @dataclass(frozen=True)
@@ -196,12 +221,10 @@ class Measured:
 
     Attributes:
       trained: The run.
-      validation: Name -> NDCG at the first k in validation, by which the strongest are named.
       test: Whether items seen are ranked -> name -> seeds -> the ranks; a baseline has one.
     """
 
     trained: Trained
-    validation: Mapping[str, float]
     test: Mapping[bool, Mapping[str, Sequence[Ranked]]]
 
 
@@ -211,21 +234,8 @@ def measure(trained: Trained) -> Measured:
     scorers: dict[str, list[Scorer]] = {
         name: list(seeds.values()) for name, seeds in trained.methods.items()
     } | {name: [scorer] for name, scorer in trained.baselines.items()}
-    k, shown = config.ks[0], max(config.ks)
+    shown = max(config.ks)
     with one_thread():
-        validation = {
-            name: float(
-                np.mean(
-                    [
-                        rank(each, cuts.validation, cuts.items, seen=bool(config.seen), shown=k)
-                        .of_users(k)["ndcg"]
-                        .mean()
-                        for each in seeds
-                    ]
-                )
-            )
-            for name, seeds in scorers.items()
-        }
         test = {
             seen: {
                 name: [rank(each, cuts.test, cuts.items, seen=seen, shown=shown) for each in seeds]
@@ -233,4 +243,4 @@ def measure(trained: Trained) -> Measured:
             }
             for seen in (bool(config.seen), not config.seen)
         }
-    return Measured(trained, validation, test)
+    return Measured(trained, test)

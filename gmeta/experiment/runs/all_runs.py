@@ -55,12 +55,16 @@ class _EpochBar(tf.keras.callbacks.Callback):
         super().__init__()
         self._progress, self._label, self._epochs = progress, label, epochs
         self._task = progress.bars.add_task(label, total=epochs, logs="")
+        self._last = ""
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         text = "  ".join(f"{name} {value:.4f}" for name, value in (logs or {}).items())
         self._progress.bars.update(self._task, completed=epoch + 1, logs=text)
-        if not self._progress.drawn and epoch + 1 == self._epochs:
-            self._progress.say(f"{self._label}: {epoch + 1} epochs, {text}")
+        self._last = f"{self._label}: {epoch + 1} epochs, {text}"
+
+    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
+        if not self._progress.drawn and self._last:
+            self._progress.say(self._last)
 
 
 def run_training(

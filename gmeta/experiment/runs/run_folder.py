@@ -23,8 +23,8 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.experiment.next_item.plan import NextItemConfig
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.next_item_config import NextItemConfig
 
 Config = ExperimentConfig | NextItemConfig
 FAMILIES: Mapping[str, type[Config]] = {"cold-start": ExperimentConfig, "next-item": NextItemConfig}

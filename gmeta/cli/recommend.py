@@ -1,0 +1,62 @@
+"""``gmeta recommend``: writes the likeliest next items of users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gmeta.cli.options import run_option, seen_option
+from gmeta.core.errors import ConfigError
+
+
+@click.command("recommend")
+@run_option
+@click.option(
+    "--users",
+    "users_path",
+    type=click.Path(path_type=Path),
+    help="A text file with an id in each line, or a Parquet file whose first column has the ids.  [default: "
+    "all users of the data set]",
+)
+@click.option("-k", "k", type=click.IntRange(1), default=20, show_default=True, help="Items of each user.")
+@click.option("--method", help="Which method or baseline of the run.  [default: the best in validation]")
+@click.option("--seed", type=int, help="Which of its seeds.  [default: the first]")
+@seen_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("top.parquet"),
+    show_default=True,
+    help="The Parquet file to write.",
+)
+def command(
+    run_path: Path,
+    users_path: Path | None,
+    k: int,
+    method: str | None,
+    seed: int | None,
+    seen: bool | None,
+    out: Path,
+) -> None:
+    """Write the likeliest next items of users, by all that the data set knows of them.
+
+    The Parquet file has a row for each user: its id, under the data set's name of users; items, a list of
+    ids, the likeliest first; and scores. It appears whole or not at all.
+    """
+    from gmeta.experiment.next_item.recommendations import write_recommendations
+    from gmeta.experiment.runs.run_folder import RunFolder
+
+    run = RunFolder(run_path)
+    if run.family != "next-item":
+        raise ConfigError(f"{run_path} is a run of {run.family}: train one with gmeta train --for next-item")
+    name, users = write_recommendations(
+        run,
+        out,
+        users=users_path,
+        k=k,
+        method=method,
+        seed=seed,
+        leave_out_seen=None if seen is None else not seen,
+    )
+    click.echo(f"{users:,} users, by {name}: {out}")

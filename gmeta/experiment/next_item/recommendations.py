@@ -1,0 +1,156 @@
+"""The likeliest next items of users, by all that the data set knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import explain_write_errors
+from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.experiment.next_item.counting import Scorer, Scores
+from gmeta.experiment.next_item.ranked import top, without_seen
+from gmeta.experiment.next_item.runs import Trained, load_next_item
+from gmeta.experiment.runs.run_folder import RunFolder
+
+_USERS = 256  # at once
+
+
+def choose_method(trained: Trained, name: str | None, seed: int | None) -> tuple[str, Scorer]:
+    """Return a method or a baseline of a run, and its name.
+
+    Args:
+      trained: The run.
+      name: Which one; None: the best in validation, be it a method or a baseline.
+      seed: Which of its seeds; None: the first. Baselines have none.
+
+    Raises:
+      ConfigError: There is no such method or seed.
+    """
+    known = [*trained.methods, *trained.baselines]
+    if name is None:
+        name = trained.best
+    if name not in known:
+        raise ConfigError(f"the run has no method {name!r}; it has {', '.join(known)}")
+    if name in trained.baselines:
+        return name, trained.baselines[name]
+    seeds = trained.methods[name]
+    seed = next(iter(seeds)) if seed is None else seed
+    if seed not in seeds:
+        raise ConfigError(f"the run has no seed {seed}; it has {', '.join(map(str, seeds))}")
+    return name, seeds[seed]
+
+
+def recommend(
+    trained: Trained, scorer: Scorer, users: Ints | None, k: int, *, leave_out_seen: bool
+) -> Iterator[tuple[Ints, Ints, Scores]]:
+    """Find the k likeliest next items of users, by all that the data set knows of them.
+
+    Args:
+      trained: The run.
+      scorer: What ranks.
+      users: (users,) ids, in the order of the answer; None: all users of the data set. A user who isn't in it
+        has an empty history.
+      k: The number of items.
+      leave_out_seen: Whether to leave out the items of a user's history.
+
+    Yields:
+      Blocks of (users,) ids, (users, k) ids of items, the likeliest first, and (users, k) scores. Where fewer
+      than k items are left, the item is -1, with the score -inf.
+    """
+    whole, ids = trained.cuts.whole, trained.cuts.ids
+    asked = whole.users if users is None else np.asarray(users, np.int64)
+    place = np.minimum(np.searchsorted(whole.users, asked), len(whole) - 1)
+    known = whole.users[place] == asked
+    for begin in range(0, len(asked), _USERS):
+        some = slice(begin, begin + _USERS)
+        part = whole.choose(place[some])
+        part = part.first(np.where(known[some], part.sizes, 0))
+        scores = np.asarray(scorer.scores(part), np.float32)
+        scores = without_seen(scores, part) if leave_out_seen else scores
+        chosen = top(scores, k)
+        own = np.where(chosen < 0, -np.inf, np.take_along_axis(scores, np.maximum(chosen, 0), axis=1))
+        yield asked[some], np.where(chosen < 0, -1, ids[np.maximum(chosen, 0)]), own.astype(np.float32)
+
+
+def write_recommendations(
+    run: RunFolder,
+    out: Path,
+    *,
+    users: Path | None = None,
+    k: int = 20,
+    method: str | None = None,
+    seed: int | None = None,
+    leave_out_seen: bool | None = None,
+) -> tuple[str, int]:
+    """Write what `recommend` finds as a Parquet file with a row for each user.
+
+    Args:
+      run: A run that is trained to the end.
+      out: The file: a column of users' ids, ``items`` and ``scores``.
+      users: A text file with an id in each line, or a Parquet file whose first column has the ids; None: all
+        users of the data set.
+      k: The number of items.
+      method: As in `choose_method`.
+      seed: As in `choose_method`.
+      leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
+
+    Returns:
+      The method's name in tables, and the number of users.
+
+    Raises:
+      ConfigError: There is no such method or seed.
+      DataError: The run isn't trained to the end, or the file of users can't be read.
+      GmetaError: The file can't be written.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    asked = None if users is None else _read_users(users)
+    trained = load_next_item(run)
+    name, scorer = choose_method(trained, method, seed)
+    leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
+    of_user = Manifest.load(run.load()[1]).schema.task
+    kinds = {of_user: pa.int64(), "items": pa.list_(pa.int64()), "scores": pa.list_(pa.float32())}
+    schema, count = pa.schema([*kinds.items()]), 0
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    with explain_write_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with parquet.ParquetWriter(unfinished, schema) as file:
+                for ids, items, scores in recommend(trained, scorer, asked, k, leave_out_seen=leave_out_seen):
+                    left = items >= 0
+                    columns = [
+                        ids,
+                        *(
+                            [row[here].tolist() for row, here in zip(part, left, strict=True)]
+                            for part in (items, scores)
+                        ),
+                    ]
+                    file.write_table(pa.table(columns, schema=schema))
+                    count += len(ids)
+            unfinished.replace(out)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return trained.label(name), count
+
+
+def _read_users(path: Path) -> Ints:
+    from pyarrow import lib, parquet
+
+    try:
+        with path.open("rb") as file:
+            columnar = file.read(4) == b"PAR1"
+        if columnar:
+            return np.asarray(parquet.read_table(path).column(0).to_numpy(), np.int64)
+        return np.array([int(line) for line in path.read_text().split()], np.int64)
+    except (OSError, ValueError, TypeError, lib.ArrowException) as error:
+        raise DataError(
+            f"no ids of users: {error}",
+            path=path,
+            advice="give a text file with a whole number in each line, or a Parquet file whose first column "
+            "has them; of text ids, the numbers that gmeta prepare stores (gmeta.ops.hash_text)",
+        ) from error

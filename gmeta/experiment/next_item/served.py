@@ -1,0 +1,231 @@
+"""A method or a baseline of a run as a SavedModel of TensorFlow's own ops, for servers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from scipy import sparse
+
+from gmeta.core.errors import ConfigError
+from gmeta.experiment.next_item.blend import SEEN, Blended
+from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
+from gmeta.experiment.next_item.models import ModelScorer
+from gmeta.experiment.next_item.recommendations import choose_method
+from gmeta.experiment.next_item.runs import load_next_item
+from gmeta.experiment.runs.all_runs import next_version
+from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.export.saved_model import Exported, export_model
+from gmeta.export.signature import Signature
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Histories as a server gets them.
+
+    Attributes:
+      numbers: (users, width) the items' numbers; -1 where there is none.
+      times: (users, width), or None.
+    """
+
+    numbers: tf.Tensor
+    times: tf.Tensor | None
+
+    @property
+    def there(self) -> tf.Tensor:
+        """(users, width) where there is an item."""
+        return self.numbers >= 0
+
+    @property
+    def from_end(self) -> tf.Tensor:
+        """(users, width) the place of an item, counted from the last one."""
+        after = tf.cumsum(tf.cast(self.there, tf.int32), axis=1, exclusive=True, reverse=True)
+        return tf.where(self.there, after, 0)
+
+    def sums(self, weights: tf.Tensor, items: int) -> tf.Tensor:
+        """Sum weights (users, width) by item: (users, items)."""
+        places = tf.where(self.there)
+        columns = tf.gather_nd(self.numbers, places)
+        at = tf.stack([places[:, 0], columns], axis=1)
+        shape = tf.stack([tf.shape(self.numbers, tf.int64)[0], tf.constant(items, tf.int64)])
+        return tf.scatter_nd(at, tf.gather_nd(weights, places), shape)
+
+    def ragged(self) -> dict[str, tf.RaggedTensor]:
+        """Return the columns that a model takes."""
+        columns = {"item": self.numbers, **({} if self.times is None else {"time": self.times})}
+        return {name: tf.ragged.boolean_mask(column, self.there) for name, column in columns.items()}
+
+
+_Served = Callable[[Padded], tf.Tensor]
+
+
+@functools.singledispatch
+def in_tensorflow(scorer: Any, items: int) -> _Served:
+    """Return a scorer as a function of TensorFlow's own ops: padded histories -> (users, items)."""
+    raise ConfigError(f"{type(scorer).__name__} can't be exported")
+
+
+@in_tensorflow.register
+def _constant(scorer: Constant, items: int) -> _Served:
+    scores = tf.Variable(scorer.of_items, trainable=False)
+    return lambda asked: tf.tile(tf.convert_to_tensor(scores)[tf.newaxis], [tf.shape(asked.numbers)[0], 1])
+
+
+@in_tensorflow.register
+def _pairs(scorer: Pairs, items: int) -> _Served:
+    if sparse.issparse(scorer.matrix):
+        turned = scorer.matrix.T.tocsr().tocoo()
+        indices = tf.Variable(np.stack([turned.row, turned.col], axis=1).astype(np.int64), trainable=False)
+        values = tf.Variable(turned.data.astype(np.float32), trainable=False)
+
+        def multiply(weights: tf.Tensor) -> tf.Tensor:
+            matrix = tf.SparseTensor(indices.read_value(), values.read_value(), [items, items])
+            return tf.transpose(tf.sparse.sparse_dense_matmul(matrix, weights, adjoint_b=True))
+
+    else:
+        matrix = tf.Variable(scorer.matrix, trainable=False)
+
+        def multiply(weights: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(weights, tf.convert_to_tensor(matrix))
+
+    def serve(asked: Padded) -> tf.Tensor:
+        back = tf.cast(asked.from_end, tf.float32)
+        weights = (back + 1.0) ** -scorer.decay
+        if scorer.last:
+            weights = tf.where(asked.from_end < scorer.last, weights, 0.0)
+        return scorer.scale(multiply(asked.sums(weights, items)), tf)
+
+    return serve
+
+
+@in_tensorflow.register
+def _solved(scorer: Solved, items: int) -> _Served:
+    vectors = tf.Variable(scorer.vectors, trainable=False)
+    als = scorer.als
+
+    def serve(asked: Padded) -> tf.Tensor:
+        every = tf.convert_to_tensor(vectors)
+        gram = tf.matmul(every, every, transpose_a=True) + als.penalty * tf.eye(als.rank)
+        seen = asked.sums(tf.ones_like(asked.numbers, tf.float32), items) > 0
+
+        def solve(of_user: tf.Tensor) -> tf.Tensor:
+            own = tf.boolean_mask(every, of_user)
+            left = gram + als.confidence * tf.matmul(own, own, transpose_a=True)
+            right = (1 + als.confidence) * tf.reduce_sum(own, axis=0)
+            return tf.linalg.cholesky_solve(tf.linalg.cholesky(left), right[:, tf.newaxis])[:, 0]
+
+        users = tf.map_fn(solve, seen, fn_output_signature=tf.TensorSpec([als.rank], tf.float32))
+        return tf.matmul(users, every, transpose_b=True)
+
+    return serve
+
+
+@in_tensorflow.register
+def _model(scorer: ModelScorer, items: int) -> _Served:
+    model = scorer.model
+    vectors = tf.Variable(model.item_vectors(), trainable=False)
+
+    def serve(asked: Padded) -> tf.Tensor:
+        queries = model(asked.ragged(), training=False)
+        scores = tf.matmul(queries, tf.convert_to_tensor(vectors), transpose_b=True)
+        seen = asked.sums(tf.ones_like(asked.numbers, tf.float32), items) > 0
+        return scores + tf.where(seen, model.repeat_bias, 0.0)
+
+    return serve
+
+
+@in_tensorflow.register
+def _blended(scorer: Blended, items: int) -> _Served:
+    parts = {name: in_tensorflow(each, items) for name, each in scorer.scorers.items()}
+    blend = scorer.blend
+
+    def serve(asked: Padded) -> tf.Tensor:
+        found: Any = 0.0
+        for name, weight, mean, deviation in blend.rows():
+            if name == SEEN:
+                own = tf.cast(asked.sums(tf.ones_like(asked.numbers, tf.float32), items) > 0, tf.float32)
+                found += np.float32(weight / deviation) * own
+            else:
+                found += np.float32(weight / deviation) * (parts[name](asked) - np.float32(mean))
+        return found
+
+    return serve
+
+
+class _Ranker(tf.keras.Model):
+    """Holds the models of what is exported, so that the export finds their tables."""
+
+    def __init__(self, models: Sequence[tf.keras.Model]) -> None:
+        super().__init__(name="next_item")
+        self.held = list(models)
+
+
+def export_next_item(
+    run: RunFolder,
+    out: Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    version: int | None = None,
+    k: int = 20,
+    leave_out_seen: bool | None = None,
+) -> Exported:
+    """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
+
+    Its one signature, ``recommend``, takes histories: the item's column, (users, width) int64 ids in the
+    order of time, padded with -1, and ``time`` of the same shape if a model reads times. It returns ``items``
+    (users, k) ids, the likeliest first, and ``scores`` (users, k). Items of a history that the catalogue
+    lacks are passed over. Where fewer than k items are left, the item is -1.
+
+    Args:
+      run: A run that is trained to the end.
+      out: The model's base path, in TensorFlow Serving's terms.
+      method: Which method or baseline; None: the best in validation.
+      seed: Which of its seeds; None: the first.
+      version: None: one more than the highest existing version.
+      k: The number of items of an answer.
+      leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
+
+    Raises:
+      ConfigError: There is no such method or seed, the version exists, or the catalogue has fewer than k
+        items.
+      DataError: The run isn't trained to the end.
+    """
+    trained = load_next_item(run)
+    _, scorer = choose_method(trained, method, seed)
+    leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
+    folder = out / str(next_version(out) if version is None else version)
+    cuts, item = trained.cuts, trained.config.item
+    if k > cuts.items:
+        raise ConfigError(f"k must be at most {cuts.items}, the catalogue's size, got {k}")
+    held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer)]
+    timed = any(model.time is not None for model in held)
+    serve = in_tensorflow(scorer, cuts.items)
+    ids = tf.Variable(cuts.ids, trainable=False)
+    inputs: dict[str, tf.TypeSpec] = {item: tf.TensorSpec([None, None], tf.int64)}
+    if timed:
+        inputs["time"] = tf.TensorSpec([None, None], tf.int64)
+
+    def answer(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        sent, known = given[item], tf.convert_to_tensor(ids)
+        place = tf.minimum(tf.searchsorted(known, tf.reshape(sent, [-1]), out_type=tf.int64), cuts.items - 1)
+        place = tf.reshape(place, tf.shape(sent))
+        asked = Padded(tf.where(tf.gather(known, place) == sent, place, -1), given.get("time"))
+        scores = serve(asked)
+        if leave_out_seen:
+            seen = asked.sums(tf.ones_like(asked.numbers, tf.float32), cuts.items) > 0
+            scores = tf.where(seen, -np.inf, scores)
+        best, chosen = tf.math.top_k(scores, k)
+        items = tf.where(tf.math.is_inf(best), tf.constant(-1, tf.int64), tf.gather(known, chosen))
+        return {"items": items, "scores": best}
+
+    return export_model(_Ranker(held), folder, signatures={"recommend": Signature(answer, inputs)})
+
+
+def _parts(scorer: Scorer) -> list[Scorer]:
+    return [scorer, *(scorer.scorers.values() if isinstance(scorer, Blended) else ())]
