@@ -12,7 +12,7 @@ Hu, Koren and Volinsky's (2008).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from gmeta.experiment.baselines.tuning import one_thread
 from gmeta.experiment.next_item.histories import Histories
 
 Scores = NDArray[np.float32]
@@ -28,6 +29,10 @@ MOST_ITEMS = 15_000
 """EASE inverts a matrix of items by items; with more items it is left out."""
 
 _EPSILON, _LEAST = 1e-5, 1e-9
+
+
+Known = dict[Any, Any]
+"""What was computed last of the same histories: its settings -> a matrix."""
 
 
 class Scorer(Protocol):
@@ -41,8 +46,8 @@ class Scorer(Protocol):
 class Settings(Protocol):
     """The settings of a baseline."""
 
-    def fit(self, train: Histories, items: int) -> Scorer:
-        """Fit it to histories."""
+    def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
+        """Fit it to histories; ``known`` keeps what other settings of the same kind have in common."""
         ...
 
     def describe(self) -> str:
@@ -77,7 +82,7 @@ class Popularity:
         """Return the settings to choose from: of all times, or of recent times."""
         return [Popularity(each) for each in (0.01, 0.03, 0.1, 0.3)] if recent else [Popularity()]
 
-    def fit(self, train: Histories, items: int) -> Scorer:
+    def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
         """Count the items."""
         weights = np.ones(len(train.items))
         if self.half_life and train.times is not None:
@@ -164,8 +169,12 @@ class Rules:
         values = (5, 10, 20), (0.5, 1.0), (0.0, 0.25, 0.5), (10, 50), (0.5, 1.0, 1.5)
         return [Rules(*each) for each in product(*values)]
 
-    def fit(self, train: Histories, items: int) -> Scorer:
+    def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
         """Count the pairs."""
+        matrix = _once(known, (self.window, self.distance_decay, self.popularity), self._count, train, items)
+        return Pairs(matrix, self.last, self.recency_decay)
+
+    def _count(self, train: Histories, items: int) -> Any:
         total = sparse.csr_matrix((items, items), dtype=np.float32)
         for distance in range(1, self.window + 1):
             follows = np.flatnonzero(train.from_end >= distance)
@@ -173,7 +182,7 @@ class Rules:
             pairs = train.items[follows], train.items[follows + distance]
             total += sparse.csr_matrix((weights, pairs), (items, items))
         scale = np.maximum(np.bincount(train.items, minlength=items), 1.0) ** -self.popularity
-        return Pairs((total @ sparse.diags(scale.astype(np.float32))).tocsr(), self.last, self.recency_decay)
+        return (total @ sparse.diags(scale.astype(np.float32))).tocsr()
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -181,6 +190,16 @@ class Rules:
             f"pairs within {self.window}, decay {self.distance_decay:g}, from the last {self.last} items "
             f"with decay {self.recency_decay:g}, popularity to the power {-self.popularity:g}"
         )
+
+
+def _once(known: Known | None, key: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what ``known`` has for the key, or else compute it and forget what was there: it is large."""
+    if known is None:
+        return compute(*arguments)
+    if key not in known:
+        known.clear()
+        known[key] = compute(*arguments)
+    return known[key]
 
 
 def _sets(train: Histories, items: int) -> Any:
@@ -210,15 +229,18 @@ class Neighbours:
         """Return the settings to choose from."""
         return [Neighbours(*each) for each in product((0.0, 10.0, 50.0), (0, 20), (0.0, 0.5, 1.0))]
 
-    def fit(self, train: Histories, items: int) -> Scorer:
+    def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
         """Count the users that pairs of items share."""
+        return Pairs(_once(known, self.shrinkage, self._count, train, items), self.last, self.recency_decay)
+
+    def _count(self, train: Histories, items: int) -> Any:
         own = _sets(train, items)
         shared = (own.T @ own).tocoo()
         sizes = shared.diagonal()
         apart = shared.row != shared.col
         row, col = shared.row[apart], shared.col[apart]
         values = shared.data[apart] / (np.sqrt(sizes[row] * sizes[col]) + self.shrinkage)
-        return Pairs(sparse.csr_matrix((values, (row, col)), shared.shape), self.last, self.recency_decay)
+        return sparse.csr_matrix((values, (row, col)), shared.shape)
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -249,15 +271,19 @@ class Ease:
         """Return the settings to choose from."""
         return [Ease(*each) for each in product((30.0, 100.0, 300.0, 1000.0), (0,), (0.0, 0.5, 1.0))]
 
-    def fit(self, train: Histories, items: int) -> Scorer:
+    def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
         """Invert the matrix of items by items."""
+        matrix = _once(known, self.penalty, self._invert, train, items)
+        return Pairs(matrix, self.last, self.recency_decay, log=False)
+
+    def _invert(self, train: Histories, items: int) -> Scores:
         own = _sets(train, items)
         gram = (own.T @ own).toarray()
         gram[np.diag_indices(items)] += self.penalty
         inverse = linalg.inv(gram, overwrite_a=True, check_finite=False)
-        weights = inverse / -np.diag(inverse)
-        weights[np.diag_indices(items)] = 0.0
-        return Pairs(weights.astype(np.float32), self.last, self.recency_decay, log=False)
+        inverse /= -np.diag(inverse)
+        inverse[np.diag_indices(items)] = 0.0
+        return inverse.astype(np.float32, copy=False)
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -286,9 +312,9 @@ class Als:
     @staticmethod
     def grid() -> list[Als]:
         """Return the settings to choose from."""
-        return [Als(*each) for each in product((32, 96), (3.0, 20.0), (3.0, 30.0))]
+        return [Als(*each) for each in product((64,), (3.0, 20.0), (3.0, 30.0))]
 
-    def fit(self, train: Histories, items: int) -> Scorer:
+    def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
         """Solve for items and users in turn."""
         own = _sets(train, items)
         of_item = own.T.tocsr()
@@ -301,10 +327,11 @@ class Als:
         """Solve for the vectors of one side, given those of the other, (rows, rank)."""
         gram = others.T @ others + self.penalty * np.eye(self.rank, dtype=np.float32)
         found = np.zeros((sets.shape[0], self.rank), np.float32)
-        for row in np.flatnonzero(np.diff(sets.indptr)):
-            own = others[sets.indices[sets.indptr[row] : sets.indptr[row + 1]]]
-            left = gram + self.confidence * (own.T @ own)
-            found[row] = linalg.solve(left, (1 + self.confidence) * own.sum(axis=0), assume_a="pos")
+        with one_thread():
+            for row in np.flatnonzero(np.diff(sets.indptr)):
+                own = others[sets.indices[sets.indptr[row] : sets.indptr[row + 1]]]
+                left = gram + self.confidence * (own.T @ own)
+                found[row] = np.linalg.solve(left, (1 + self.confidence) * own.sum(axis=0))
         return found
 
     def describe(self) -> str:

@@ -23,7 +23,6 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad
-from gmeta.experiment.baselines.tuning import one_thread
 from gmeta.experiment.next_item import counting, models
 from gmeta.experiment.next_item.blend import Blend
 from gmeta.experiment.next_item.counting import Scorer
@@ -96,28 +95,28 @@ def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
         ranked = rank(scorer, asked, cuts.items, seen=bool(config.seen), shown=k)
         return float(ranked.of_users(k)["ndcg"].mean())
 
-    with one_thread():
-        for name, grid in counting.grids(cuts.items, cuts.train.times is not None).items():
-            best = -1.0
-            for settings in grid:
-                scorer = settings.fit(cuts.train, cuts.items)
-                value = measured(scorer)
-                if value > best:
-                    best, chosen[name], fitted[name] = value, asdict(settings), scorer  # type: ignore[call-overload]
-            found[name] = [best]
-            say(f"{counting.LABELS[name]}: NDCG@{k} {best:.4f} in validation")
-        if cuts.items > counting.MOST_ITEMS:
-            say(f"EASE is left out: it inverts a matrix of items by items, and there are {cuts.items:,}")
-        blends = {}
-        for seed in config.seeds:
-            own = _models(config, run, cuts, seed)
-            for name, scorer in own.items():
-                found.setdefault(name, []).append(measured(scorer))
-            if config.blend:
-                blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed)
-                say(f"blend, seed {seed}: {blend.describe()}")
-                blends[str(seed)] = blend.to_json()
-                found.setdefault(BLEND, []).append(measured(blend.of({**own, **fitted})))
+    for name, grid in counting.grids(cuts.items, cuts.train.times is not None).items():
+        best = -1.0
+        known: counting.Known = {}
+        for settings in grid:
+            scorer = settings.fit(cuts.train, cuts.items, known)
+            value = measured(scorer)
+            if value > best:
+                best, chosen[name], fitted[name] = value, asdict(settings), scorer  # type: ignore[call-overload]
+        found[name] = [best]
+        say(f"{counting.LABELS[name]}: NDCG@{k} {best:.4f} in validation")
+    if cuts.items > counting.MOST_ITEMS:
+        say(f"EASE is left out: it inverts a matrix of items by items, and there are {cuts.items:,}")
+    blends = {}
+    for seed in config.seeds:
+        own = _models(config, run, cuts, seed)
+        for name, scorer in own.items():
+            found.setdefault(name, []).append(measured(scorer))
+        if config.blend:
+            blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed)
+            say(f"blend, seed {seed}: {blend.describe()}")
+            blends[str(seed)] = blend.to_json()
+            found.setdefault(BLEND, []).append(measured(blend.of({**own, **fitted})))
     return {
         "baselines": chosen,
         "blends": blends,
@@ -201,8 +200,7 @@ def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
         raise DataError(
             f"not what gmeta writes: {error}", path=file, advice="delete it, and run `gmeta train` again"
         ) from error
-    with one_thread():
-        baselines = {name: each.fit(cuts.train, cuts.items) for name, each in settings.items()}
+    baselines = {name: each.fit(cuts.train, cuts.items) for name, each in settings.items()}
     methods: dict[str, dict[int, Scorer]] = {}
     for seed in config.seeds:
         own = _models(config, run, cuts, seed)
@@ -235,12 +233,11 @@ def measure(trained: Trained) -> Measured:
         name: list(seeds.values()) for name, seeds in trained.methods.items()
     } | {name: [scorer] for name, scorer in trained.baselines.items()}
     shown = max(config.ks)
-    with one_thread():
-        test = {
-            seen: {
-                name: [rank(each, cuts.test, cuts.items, seen=seen, shown=shown) for each in seeds]
-                for name, seeds in scorers.items()
-            }
-            for seen in (bool(config.seen), not config.seen)
+    test = {
+        seen: {
+            name: [rank(each, cuts.test, cuts.items, seen=seen, shown=shown) for each in seeds]
+            for name, seeds in scorers.items()
         }
+        for seen in (bool(config.seen), not config.seen)
+    }
     return Measured(trained, test)
