@@ -21,12 +21,10 @@ from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import shapes_on_host
 from gmeta.layers import EmbeddingCollection
-from gmeta.layers.embedding.collection import CollectionLookup
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups
 from gmeta.meta.inner_loop import Reduction
 from gmeta.models.meta.outer_rules import (
     Form,
-    OuterGradients,
     choose_form,
     count_samples,
     learned_part,
@@ -337,27 +335,20 @@ class TaskModel(Model):
     # AutoGraph would needlessly rewrite 600 Keras functions before the first step, which takes 8 s.
     @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, data: Any) -> StepGradients:
-        """Compute the outer gradients of a batch of tasks for `train_step`."""
-        batch = self.learner.tasks_of(data)
+        """Compute the outer gradients of a batch of tasks, on several ranks those of this rank's tasks."""
+        batch, trains_rows = self.learner.tasks_of(data), self.collection.trainable
         with shapes_on_host():
-            outer, lookup = self.outer_gradients(batch)
-            self._measure(outer.view, outer.measured.part, outer.measured.outputs)
-            logs = self._report(outer.loss, count_samples(self.learner, batch, outer.measured.part))
+            lookup = self.collection.lookup(batch["features"], insert=trains_rows)
+            variables, scale = self.trainable_variables, self._loss_scale
+            outer = outer_gradients(self.learner, batch, lookup, variables, form=self._form, scale=scale)
+            loss, part, outputs = outer.measured
+            self._measure(outer.view, part, outputs)
+            logs = self._report(loss, count_samples(self.learner, batch, part))
             samples = count_samples(self.learner, batch, learned_part(self.learner))
-        if not self.collection.trainable:
-            return StepGradients(outer.loss, samples, outer.dense, [], RecordedLookups(), logs)
+        if not trains_rows:
+            return StepGradients(loss, samples, outer.dense, [], RecordedLookups(), logs)
         lookups = self.collection.recording_of(lookup)
-        return StepGradients(outer.loss, samples, outer.dense, outer.rows, lookups, logs)
-
-    def outer_gradients(self, batch: TaskBatch) -> tuple[OuterGradients, CollectionLookup]:
-        """Compute the outer loss and its gradients, and return them with the lookup.
-
-        On several ranks they cover only the tasks of this rank.
-        """
-        lookup = self.collection.lookup(batch["features"], insert=self.collection.trainable)
-        variables, scale = self.trainable_variables, self._loss_scale
-        found = outer_gradients(self.learner, batch, lookup, variables, form=self._form, scale=scale)
-        return found, lookup
+        return StepGradients(loss, samples, outer.dense, outer.rows, lookups, logs)
 
     @tf.autograph.experimental.do_not_convert
     def count_units(self, data: Any) -> tf.Tensor:
