@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 from tf_keras.src.engine.training_utils import RespectCompiledTrainableState
-from tf_keras.src.saving.serialization_lib import Config
 from tf_keras.src.utils import tf_utils
 
 from gmeta import meta
@@ -40,7 +39,7 @@ from gmeta.models.meta.task_losses import (
 )
 from gmeta.models.meta.task_view import SUPPORT_AND_QUERY, Part, TaskBatch, TaskView
 from gmeta.training.clusters import column_keys, take_units
-from gmeta.training.compile_settings import make_metrics
+from gmeta.training.compile_settings import make_metrics, refuse_settings
 from gmeta.training.faults import fault_of_tasks
 from gmeta.training.mean_gradients import StepGradients
 from gmeta.training.model import Model
@@ -234,6 +233,11 @@ class TaskModel(Model):
       inner_rates: Its learned inner rates.
     """
 
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        **Model.refused_settings,
+        "loss_weights": "they don't reach the inner and the outer loss; make a loss of your own that weighs "
+        "the outputs",
+    }
     gradients_part = "outer"
     learner: TaskLearner
 
@@ -289,15 +293,11 @@ class TaskModel(Model):
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: The loss can't give a value for each sample; ``loss_weights`` is given; tables don't
+          ConfigError: The loss can't give a value for each sample; ``loss_weights`` are given; tables don't
             support a setting (``accumulate_steps`` below 1, XLA, several replicas in one process); the inner
             loop adapts layers which the network doesn't have, or it doesn't allow the form.
         """
-        if kwargs.get("loss_weights") is not None:
-            raise ConfigError(
-                f"{self.name}: loss_weights don't reach the inner and the outer loss; make a loss of your "
-                "own that weighs the outputs"
-            )
+        refuse_settings(self, {**kwargs, "loss": loss, "metrics": metrics})
         if inner is not None and inner != self.inner:
             self.learner.use(inner)
             self.inner_rates = self.learner.inner_rates
@@ -307,9 +307,12 @@ class TaskModel(Model):
         self._task_metrics, others = TaskMetrics.among(metrics)
         super().compile(optimizer, loss, others, accumulate_steps=accumulate_steps, nan=nan, **kwargs)
         asked = {} if form == "auto" else {"form": form}
-        self._compile_config = Config(optimizer=optimizer, loss=loss, metrics=metrics, **asked, **kwargs)
-        self.learner.loss = SampleLoss(loss)
+        self._compile_config.config |= {"metrics": metrics, **asked}
+        self.learner.loss = self._sample_loss(loss)
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
+
+    def _sample_loss(self, loss: Any) -> SampleLoss:
+        return SampleLoss(loss)
 
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
         """Accept any loss: its values are computed for each sample, whatever its own reduction."""

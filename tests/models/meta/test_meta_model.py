@@ -238,19 +238,6 @@ def test_what_it_cannot_be_made_of_is_refused(parts, message):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"jit_compile": True}, "XLA can't compile lookups"),
-        ({"loss_weights": [2.0]}, "loss_weights don't reach"),
-        ({"accumulate_steps": 0}, "accumulate_steps must be a whole number from 1 on, got 0"),
-    ],
-)
-def test_what_it_cannot_compile_is_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        make_model().compile(**settings)
-
-
-@pytest.mark.parametrize(
     "network", [tf.keras.layers.Dense(1), tf.keras.layers.Lambda(lambda x: x, name="same")]
 )
 def test_a_network_without_trainable_weights_needs_an_inner_loop_of_rows_or_none(network):
