@@ -151,13 +151,10 @@ class PolicyTraining(Model):
             )
         super().compile(optimizer, *args, accumulate_steps=accumulate_steps, **kwargs)
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> Any:
         """Compute what the policy does."""
         return self.policy(x, training=training)
 
-    # AutoGraph would needlessly rewrite hundreds of functions, mostly Keras' own, before the first step.
-    @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Draw and reward a group for each user of a batch, and make the updates."""
         x = {**only_columns(self.name, data)}
@@ -175,7 +172,6 @@ class PolicyTraining(Model):
         tf.while_loop(lambda done: done < self.updates_each, update, start, parallel_iterations=1)
         return {name: mean.result() for name, mean in self.means.items()}
 
-    @tf.autograph.experimental.do_not_convert
     def roll_out(self, x: Mapping[str, Any]) -> Rollout:
         """Draw and reward groups as the step at hand does."""
         return self.rollouts.draw(
@@ -221,7 +217,6 @@ class PolicyTraining(Model):
             )
         return tf.cast(x[self.next], items.dtype)[:, tf.newaxis]
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Reward the likeliest items of each user of a batch."""
         x = only_columns(self.name, data)

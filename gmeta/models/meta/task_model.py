@@ -317,7 +317,6 @@ class TaskModel(Model):
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
         """Accept any loss: its values are computed for each sample, whatever its own reduction."""
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Predict the query samples after ``inner.evaluation_steps`` steps, (tasks, query samples)."""
         batch = self.learner.tasks_of(batch)
@@ -330,13 +329,10 @@ class TaskModel(Model):
         weights = learner.adapt(view, steps=self.inner.steps_in("evaluation")).parameters
         return view, learner.task_outputs(view, "query", weights)
 
-    @tf.autograph.experimental.do_not_convert
     def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
         """Return the one lookup of a train step: of all samples, support and query together."""
         return [(self.collection, self.learner.tasks_of(data)["features"])]
 
-    # AutoGraph would needlessly rewrite 600 Keras functions before the first step, which takes 8 s.
-    @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, data: Any) -> StepGradients:
         """Compute the outer gradients of a batch of tasks, on several ranks those of this rank's tasks."""
         batch, trains_rows = self.learner.tasks_of(data), self.collection.trainable
@@ -353,22 +349,18 @@ class TaskModel(Model):
         lookups = self.collection.recording_of(lookup)
         return StepGradients(loss, samples, outer.dense, outer.rows, lookups, logs)
 
-    @tf.autograph.experimental.do_not_convert
     def count_units(self, data: Any) -> tf.Tensor:
         """Count the tasks of a batch, () int64."""
         return tf.shape(data["task"], tf.int64)[0] if _has_indices(data) else super().count_units(data)
 
-    @tf.autograph.experimental.do_not_convert
     def split_batch(self, data: Any, units: Sequence[tf.Tensor]) -> list[Any]:
         """Split a batch into micro-batches of whole tasks."""
         return split_tasks(data, units) if _has_indices(data) else super().split_batch(data, units)
 
-    @tf.autograph.experimental.do_not_convert
     def unit_keys(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the keys of tasks: the integers and texts of their samples' features."""
         return task_keys(data) if _has_indices(data) else super().unit_keys(data)
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
         batch = self.learner.tasks_of(data)
@@ -378,7 +370,6 @@ class TaskModel(Model):
             loss = self.learner.loss_of(view, "query", outputs).loss
             return step.end_forward(self._report(loss, count_samples(self.learner, batch, "query")))
 
-    @tf.autograph.experimental.do_not_convert
     def predict_step(self, data: Any) -> tf.Tensor:
         """Predict the query samples, as `call` does."""
         with rank_step(self, data) as step, shapes_on_host():
