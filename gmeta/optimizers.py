@@ -3,17 +3,38 @@
 They are settings; the arithmetic is native (``optimizers.h`` and ``row_prior.h`` in ``ops/table/core``), and
 in NumPy in `support.reference.table`. All are lazy: a row that gets no gradient in a call is left unchanged.
 The gradient of a `RowPrior` for that call is added in the next call that has a gradient for the row.
+
+`OneCycle` and `Warmup` are schedules of the learning rate, for Keras' optimizers and for these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.lazy import load_lazily
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Momentum", "RowPrior", "RowWiseAdagrad"]
+if TYPE_CHECKING:
+    from gmeta.core.schedules import OneCycle as OneCycle
+    from gmeta.core.schedules import Warmup as Warmup
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Ftrl",
+    "Momentum",
+    "OneCycle",
+    "RowPrior",
+    "RowWiseAdagrad",
+    "Warmup",
+]
+
+# Keras' schedules are of TensorFlow, which the settings of tables don't load.
+__getattr__, __dir__ = load_lazily(__name__, dict.fromkeys(("OneCycle", "Warmup"), "gmeta.core.schedules"))
 
 LearningRate: TypeAlias = float | Callable[[Any], Any] | None
 """A number; or a schedule: step (a scalar int64 tensor, 0 for the first update) -> learning rate; or None:

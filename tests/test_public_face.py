@@ -23,7 +23,7 @@ PACKAGES = [".".join(path.parts) for path in FOLDERS if not {"testing", "cli"} &
 PACKAGES += ["gmeta.optimizers"]
 PUBLIC = {
     "gmeta": "Pipeline init",
-    "gmeta.callbacks": "AdaptationCurve LearningRateWarmup OneCycle StepTimes",
+    "gmeta.callbacks": "AdaptationCurve StepTimes",
     "gmeta.checkpoint": "ShardedCheckpoint export_saved_table export_table import_table",
     "gmeta.export": "export_model next_item_signatures retrieval_signatures",
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
@@ -47,7 +47,7 @@ PUBLIC = {
         "AttentionMask HashTable Jagged RelativeBias bias_attention hash_ids hash_text hstu_attention "
         "jagged unique"
     ),
-    "gmeta.optimizers": "Adagrad Adam AdamW Ftrl Momentum RowPrior RowWiseAdagrad SGD",
+    "gmeta.optimizers": "Adagrad Adam AdamW Ftrl Momentum OneCycle RowPrior RowWiseAdagrad SGD Warmup",
     "gmeta.policies": "Bloom CountAdmission LFU LRU MinNorm ProbabilityAdmission TTL Tiers TwoPrecisions",
     "gmeta.preprocess": (
         "ColumnSpec HistorySpec PrepareConfig SemanticIds SyntheticConfig TableSpec cooccurrence_vectors "

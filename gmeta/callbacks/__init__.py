@@ -1,8 +1,7 @@
 """The Keras callbacks of gmeta: each is loaded when it is first used.
 
-`AdaptationCurve` measures how the error falls with inner steps, `StepTimes` where a step's time goes,
-`LearningRateWarmup` raises the rate of several ranks from that of one, `OneCycle` raises and lowers the rate
-over a whole training. `gmeta.checkpoint.ShardedCheckpoint` saves and restores models with their tables.
+`AdaptationCurve` measures how the error falls with inner steps, `StepTimes` where a step's time goes.
+`gmeta.checkpoint.ShardedCheckpoint` saves and restores models with their tables.
 """
 
 from __future__ import annotations
@@ -14,21 +13,19 @@ from gmeta.core.lazy import load_lazily
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
     from gmeta.callbacks.step_times import StepTimes as StepTimes
-    from gmeta.training.learning_rates import LearningRateWarmup as LearningRateWarmup
-    from gmeta.training.learning_rates import OneCycle as OneCycle
 
 _WHERE = {
     "AdaptationCurve": "gmeta.callbacks.adaptation_curve",
-    "LearningRateWarmup": "gmeta.training.learning_rates",
-    "OneCycle": "gmeta.training.learning_rates",
     "StepTimes": "gmeta.callbacks.step_times",
 }
 
 _MOVED = {
+    "LearningRateWarmup": "gmeta.training.learning_rates:warmup_callback",
+    "OneCycle": "gmeta.training.learning_rates:one_cycle_callback",
     "ShardedCheckpoint": "gmeta.checkpoint",
 }
 """Old name -> the module that has it now, for one release."""
 
-__all__ = ["AdaptationCurve", "LearningRateWarmup", "OneCycle", "StepTimes"]
+__all__ = ["AdaptationCurve", "StepTimes"]
 
 __getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

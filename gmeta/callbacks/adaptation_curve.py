@@ -67,7 +67,6 @@ class StepsMetrics:
     def _all(self) -> list[Any]:
         return [metric for metrics in self._metrics.values() for metric in metrics]
 
-    @tf.autograph.experimental.do_not_convert
     def _measure(self, iterator: Any) -> Any:
         batch = next(iterator)
         with rank_step(self._model, batch["label"]) as step, shapes_on_host():

@@ -7,6 +7,7 @@
 - `merged_keys` and `data`: tables that are merged, and the names that users gave them.
 - `collectives` and `launcher`: a job's ranks, and the processes that they are.
 - `lazy`, `terminal` and `step_marks`: exports on first use, progress bars, and clocks of a step's parts.
+- `schedules`: learning rates by steps.
 """
 
 __all__: list[str] = []

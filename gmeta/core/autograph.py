@@ -21,14 +21,17 @@ import importlib.util
 import inspect
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 _API = "tensorflow.python.autograph.impl.api"
 _CONFIG = "tensorflow.python.autograph.core.config"
+_INSPECT = "tensorflow.python.util.tf_inspect"
 _FRAMEWORKS = frozenset({"tf_keras", "gmeta", "contextlib"})
+_WITHOUT_USERS = ("gmeta.core", "gmeta.ops", "gmeta.layers.embedding", "gmeta.layers.exchange")
+"""Modules whose functions call no function of a user, so that nothing below them needs a conversion."""
 _CALL = "gmeta_converted_call"  # the free variable that holds `converted_call`
 _MADE = "gmeta_made"  # the function's name while it is compiled; by its own, it would find itself
 _FUTURES = functools.reduce(
@@ -84,10 +87,12 @@ def _install(api: Any) -> None:
         return convert_all(entity, context)
 
     api._convert_actual = convert
+    # TensorFlow's own has the same result, but first reads the source of every function on the stack.
+    sys.modules[_INSPECT].currentframe = lambda: sys._getframe(1)  # type: ignore[attr-defined]
     # Newer versions exempt `tf_keras`.
     config: Any = sys.modules[_CONFIG]
     rules = [rule for rule in config.CONVERSION_RULES if not rule.matches("tf_keras")]
-    config.CONVERSION_RULES = tuple(rules)
+    config.CONVERSION_RULES = (*map(config.DoNotConvert, _WITHOUT_USERS), *rules)
 
 
 def _is_of_framework(entity: Any) -> bool:
@@ -122,31 +127,48 @@ def _compiled(code: CodeType) -> CodeType:
       LookupError: There is no source, it isn't a ``def``, or it isn't that of the code.
       SyntaxError: The source isn't whole.
     """
-    lines = linecache.getlines(code.co_filename)
-    block = inspect.getblock(lines[code.co_firstlineno - 1 :])
-    # Lines keep their numbers. A method's source is indented, and so needs a statement before it.
-    before = ["\n"] * (code.co_firstlineno - 1)
-    if block and block[0][:1].isspace():
-        before[-1] = "if True:\n"
-    tree = ast.parse("".join([*before, *block]))
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    try:
+        tree = _parsed(lines[: _last_line(code) - code.co_firstlineno + 1], code.co_firstlineno)
+    except SyntaxError:  # a statement goes on after its last line that has code
+        tree = _parsed(inspect.getblock(lines), code.co_firstlineno)
+    if not tree.body:
+        raise LookupError(f"no source: {code.co_filename}")
     function: Any = tree.body[0].body[0] if isinstance(tree.body[0], ast.If) else tree.body[0]
     if not isinstance(function, ast.FunctionDef):
         raise LookupError(f"not a function: {ast.dump(function)}")
     function.name, function.decorator_list = _MADE, []
-    function.args.defaults = [ast.Constant(None) for _ in function.args.defaults]
+    function.args.defaults = [ast.copy_location(ast.Constant(None), each) for each in function.args.defaults]
     _Calls().visit(function)
     # To be compiled as free variables, they have to be local to a function around it.
-    around = ast.parse("def around(): pass")
+    around = ast.parse(f"def around({', '.join((*code.co_freevars, _CALL))}): pass")
     outer: Any = around.body[0]
-    outer.args.args = [ast.arg(name) for name in (*code.co_freevars, _CALL)]
     outer.body = [function]
-    ast.fix_missing_locations(around)
     made = compile(around, code.co_filename, "exec", code.co_flags & _FUTURES, dont_inherit=True)
     for name in ("around", _MADE):
         made = next(part for part in made.co_consts if isinstance(part, CodeType) and part.co_name == name)
     if set(made.co_names) != set(code.co_names):  # such as `_Class__name`, which is `__name` in the source
         raise LookupError(f"{code.co_filename}:{code.co_firstlineno} isn't what was imported")
     return made.replace(co_name=code.co_name)
+
+
+def _parsed(block: Sequence[str], first: int) -> ast.Module:
+    """Parse lines of which the first has the number ``first``."""
+    # A method's source is indented, and so needs a statement before it.
+    before = ["\n"] * (first - 1)
+    if block and block[0][:1].isspace():
+        before[-1] = "if True:\n"
+    return ast.parse("".join([*before, *block]))
+
+
+def _last_line(code: CodeType) -> int:
+    """Return the last line that has code, of a function and of those within it."""
+    if sys.version_info >= (3, 11):
+        lines = [end for _, end, _, _ in code.co_positions() if end is not None]
+    else:
+        lines = [line for _, _, line in code.co_lines() if line is not None]
+    within = [_last_line(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return max([code.co_firstlineno, *lines, *within])
 
 
 class _Calls(ast.NodeTransformer):
@@ -156,13 +178,16 @@ class _Calls(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.func, ast.Name) and node.func.id in _NATIVE:
             return node
-        names: list[ast.expr | None] = [
-            None if each.arg is None else ast.Constant(each.arg)  # None is for `**z`
-            for each in node.keywords
+
+        def at(made: Any) -> Any:
+            return ast.copy_location(made, node)
+
+        names = [  # None is for `**z`
+            None if each.arg is None else at(ast.Constant(each.arg)) for each in node.keywords
         ]
-        named = ast.Dict(names, [each.value for each in node.keywords])
-        arguments = [node.func, ast.Tuple(node.args, ast.Load()), named]
-        return ast.copy_location(ast.Call(ast.Name(_CALL, ast.Load()), arguments, []), node)
+        named = at(ast.Dict(names, [each.value for each in node.keywords]))
+        arguments = [node.func, at(ast.Tuple(node.args, ast.Load())), named]
+        return at(ast.Call(at(ast.Name(_CALL, ast.Load())), arguments, []))
 
     def visit_With(self, node: ast.With) -> ast.AST:
         """Leave context managers as they are, as AutoGraph does."""

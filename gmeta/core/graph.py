@@ -40,7 +40,6 @@ def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize:
     return hold(tensors, [] if check is None else [check])
 
 
-@tf.autograph.experimental.do_not_convert
 def hold(tensors: Any, until: Sequence[Any]) -> Any:
     """Return the same tensors, available in a graph only once ``until``, tensors and operations, have run.
 

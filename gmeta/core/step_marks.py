@@ -59,7 +59,6 @@ def beside_step(batches_ahead: int = 0) -> AbstractContextManager[None]:
     return within_step(batches_ahead=batches_ahead, beside=True)
 
 
-@tf.autograph.experimental.do_not_convert  # AutoGraph would rewrite the clock wherever a step is traced
 def mark_end(part: str, *tensors: Any) -> None:
     """Mark the end of a part of the step: the moment when these tensors are computed.
 
@@ -86,7 +85,6 @@ def upstream_of(loss: tf.Tensor) -> tf.Tensor | None:
         return tf.ones_like(loss)
 
 
-@tf.autograph.experimental.do_not_convert
 def begin_span(
     kind: str, name: str, *tensors: Any, lane: str = "", ranks: Sequence[int] = ()
 ) -> Callable[..., None]:
@@ -110,7 +108,6 @@ def begin_span(
     return end
 
 
-@tf.autograph.experimental.do_not_convert
 def _end_nothing(*tensors: Any) -> None:
     """Do nothing."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -16,17 +16,10 @@ from gmeta.models import Model
 from gmeta.reinforcement.objectives import DPO, GRPO
 from gmeta.reinforcement.rewards import Reward, rewards_of
 from gmeta.reinforcement.rollouts import Rollout, Rollouts, only
-from gmeta.training.compile_settings import only_columns, refuse_settings
+from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step
 
 _METHODS = ("sample", "digit_log_probs", "retrieve", "copy_dense")
-_INSTEAD = {
-    "loss": "the loss is that of objective=",
-    "metrics": "rewards, divergence and what the objective reports are measured",
-    "loss_weights": "there is one loss; sft= and the objective's kl= weigh its parts",
-    "weighted_metrics": "users have no weights",
-    "pipeline": "what a step looks up is known only once its items are drawn",
-}
 
 
 class PolicyTraining(Model):
@@ -86,6 +79,15 @@ class PolicyTraining(Model):
       (arXiv 2506.13695), section 4.3.
     """
 
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        **Model.refused_settings,
+        "loss": "the loss is that of objective=",
+        "metrics": "rewards, divergence and what the objective reports are measured",
+        "loss_weights": "there is one loss; sft= and the objective's kl= weigh its parts",
+        "weighted_metrics": "users have no weights",
+        "pipeline": "what a step looks up is known only once its items are drawn",
+    }
+
     def __init__(
         self,
         policy: Any,
@@ -128,52 +130,31 @@ class PolicyTraining(Model):
         self.built = True
 
     def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        metrics: Any = None,
-        loss_weights: Any = None,
-        weighted_metrics: Any = None,
-        *args: Any,
-        accumulate_steps: int = 1,
-        pipeline: Any = None,
-        **kwargs: Any,
+        self, optimizer: Any = "rmsprop", *args: Any, accumulate_steps: int = 1, **kwargs: Any
     ) -> None:
         """Compile as `gmeta.models.Model.compile` does, but with the loss of the objective.
 
         Args:
           optimizer: As in Keras.
-          loss: None.
-          metrics: None.
-          loss_weights: None.
-          weighted_metrics: None.
-          *args: As in Keras.
+          *args: As in Keras; neither a loss nor metrics.
           accumulate_steps: As for `gmeta.models.Model.compile`; 1 if there are several updates of a rollout.
-          pipeline: None: the lookups of a step are known only after its items are drawn.
-          **kwargs: As for `gmeta.models.Model.compile`.
+          **kwargs: As for `gmeta.models.Model.compile`; no pipeline.
 
         Raises:
           ConfigError: A loss, metrics, weights or a pipeline are given, or a rollout's updates would be
             accumulated; or as `gmeta.models.Model.compile`.
         """
-        given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
-        given |= {"weighted_metrics": weighted_metrics, "pipeline": pipeline}
-        refuse_settings(self.name, given, _INSTEAD)
         if accumulate_steps > 1 and self.updates_each > 1:
             raise ConfigError(
                 f"{self.name}: accumulate_steps={accumulate_steps} would make one step of the "
                 f"{self.updates_each} updates of a rollout, which then were all the same: leave one at 1"
             )
-        none = (None,) * 4  # the settings that are refused above
-        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+        super().compile(optimizer, *args, accumulate_steps=accumulate_steps, **kwargs)
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> Any:
         """Compute what the policy does."""
         return self.policy(x, training=training)
 
-    # AutoGraph would needlessly rewrite hundreds of functions, mostly Keras' own, before the first step.
-    @tf.autograph.experimental.do_not_convert
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Draw and reward a group for each user of a batch, and make the updates."""
         x = {**only_columns(self.name, data)}
@@ -191,7 +172,6 @@ class PolicyTraining(Model):
         tf.while_loop(lambda done: done < self.updates_each, update, start, parallel_iterations=1)
         return {name: mean.result() for name, mean in self.means.items()}
 
-    @tf.autograph.experimental.do_not_convert
     def roll_out(self, x: Mapping[str, Any]) -> Rollout:
         """Draw and reward groups as the step at hand does."""
         return self.rollouts.draw(
@@ -237,7 +217,6 @@ class PolicyTraining(Model):
             )
         return tf.cast(x[self.next], items.dtype)[:, tf.newaxis]
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Reward the likeliest items of each user of a batch."""
         x = only_columns(self.name, data)

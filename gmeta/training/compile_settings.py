@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,22 +15,29 @@ from gmeta.core.keras import refuse_keras_3, submodules
 from gmeta.training.mean_gradients import Gradient
 
 
-def check_compile(model: tf.keras.Model, accumulate_steps: Any, jit_compile: Any) -> None:
-    """Refuse settings that tables can't support.
+def check_compile(
+    model: Any, optimizer: Any, loss: Any, args: Sequence[Any], settings: Mapping[str, Any]
+) -> None:
+    """Refuse arguments of `compile` that a model or its tables can't support.
 
     Args:
-      model: The model that is compiled.
-      accumulate_steps: The argument of `compile`.
-      jit_compile: The argument of `compile`.
+      model: The `gmeta.models.Model` that is compiled.
+      optimizer: The argument of `compile`.
+      loss: The argument of `compile`.
+      args: Its other positional arguments, which are Keras'.
+      settings: Its other named arguments, Keras' and gmeta's.
 
     Raises:
-      ConfigError: A launcher's rank hasn't called `gmeta.init`; or the settings request accumulation of fewer
-        than one batch, XLA, or several replicas in one process.
+      ConfigError: A launcher's rank hasn't called `gmeta.init`; an argument is among the model's
+        ``refused_settings``; or the settings request accumulation of fewer than one batch, or several
+        replicas in one process.
+      KerasError: As `check_keras`.
     """
+    check_keras(model, optimizer, loss, args, settings)
     collectives.check_init()
-    whole_number("accumulate_steps", accumulate_steps, least=1)
-    if jit_compile:
-        raise ConfigError("XLA can't compile lookups in dynamic tables: leave jit_compile off")
+    names = inspect.signature(tf.keras.Model.compile).bind_partial(model, optimizer, loss, *args).arguments
+    refuse_settings(model, {**names, **settings})
+    whole_number("accumulate_steps", settings["accumulate_steps"], least=1)
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ConfigError(
@@ -58,6 +66,22 @@ def check_keras(model: tf.keras.Model, *given: Any) -> None:
             refuse_keras_3(f"{getattr(part, 'name', type(part).__name__)}.{name}", value)
 
 
+def refuse_settings(model: Any, given: Mapping[str, Any]) -> None:
+    """Refuse arguments of `compile` that are among a model's ``refused_settings``.
+
+    Args:
+      model: The `gmeta.models.Model` that is compiled.
+      given: Argument -> its value; None or False if it wasn't given.
+
+    Raises:
+      ConfigError: One of the arguments was given.
+    """
+    for name, instead in model.refused_settings.items():
+        value = given.get(name)
+        if value is not None and value is not False:
+            raise ConfigError(f"{model.name}: compile takes no {name}, got {value!r}: {instead}")
+
+
 def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
     """Create the metrics that `compile` received by name, as Keras does when it first updates them.
 
@@ -69,22 +93,6 @@ def make_metrics(container: Any, y_true: Any, y_pred: Any) -> None:
     if container is not None and not container.built:
         with lift_variables():
             container.build(y_pred, container._conform_to_outputs(y_pred, y_true))
-
-
-def refuse_settings(model: str, given: Mapping[str, Any], instead: Mapping[str, str]) -> None:
-    """Refuse arguments of `compile` that a model with its own loss can't use.
-
-    Args:
-      model: The model's name.
-      given: Argument -> its value; None if it wasn't given.
-      instead: Argument -> what to use in its place.
-
-    Raises:
-      ConfigError: One of the arguments was given.
-    """
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(f"{model}: compile takes no {name}, got {value!r}: {instead[name]}")
 
 
 def only_columns(model: str, data: Any) -> Any:

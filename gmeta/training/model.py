@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 from tf_keras.src.engine import functional
@@ -19,7 +19,7 @@ from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.ops.table.finite import NamedGradient
 from gmeta.training.clusters import column_keys, count_units, take_units
-from gmeta.training.compile_settings import LossScale, OwnStep, check_compile, check_keras, make_metrics
+from gmeta.training.compile_settings import LossScale, OwnStep, check_compile, make_metrics
 from gmeta.training.faults import NanGuard, fault_of_samples
 from gmeta.training.foresight import step_number
 from gmeta.training.joint_optimizer import JointOptimizer
@@ -112,6 +112,12 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     inputs. A model defines it if `compile` with a pipeline can't find them in the forward pass. They may
     depend on the batch and on `step_number`."""
 
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        "jit_compile": "XLA can't compile lookups in dynamic tables"
+    }
+    """Arguments of `compile`, of Keras' and of gmeta's, that the model can't use -> what to use in their
+    place, or why. A model with its own loss adds ``"loss"``."""
+
     train_function: Any
     gradients_part = "backward"
     """The part of a step that computes the gradients, for `gmeta.callbacks.StepTimes`."""
@@ -158,14 +164,14 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: Tables can't support the settings: XLA, several replicas in one process, accumulation
-            of fewer than one batch, or a loss reduced by a sum with accumulation, micro-batches or on several
-            ranks. `fit` raises it too, if the model's own ``train_step`` would ignore accumulation or
-            micro-batches.
+          ConfigError: An argument is among ``refused_settings``; or tables can't support the settings:
+            several replicas in one process, accumulation of fewer than one batch, or a loss reduced by a sum
+            with accumulation, micro-batches or on several ranks. `fit` raises it too, if the model's own
+            ``train_step`` would ignore accumulation or micro-batches.
           KerasError: An argument, or a layer of the model, is of Keras 3.
         """
-        check_keras(self, optimizer, loss, args, kwargs)
-        check_compile(self, accumulate_steps, kwargs.get("jit_compile"))
+        own = {"accumulate_steps": accumulate_steps, "pipeline": pipeline}
+        check_compile(self, optimizer, loss, args, {**kwargs, **own})
         trained = tables_of(self, trained=True)
         check_rule(self, trained, tf.keras.optimizers.get(optimizer))
         self._pipeline, self._queue = check_pipeline(pipeline), Queue()

@@ -38,19 +38,16 @@ class Windows:
         self.micro_batches = pipeline.micro_batches
         self._wanted: dict[str, Callable[[Any], list[Wanted]]] = {}
 
-    @tf.autograph.experimental.do_not_convert
     def arrange(self, data: Any) -> Any:
         """Return a batch in the order in which `split` divides it; call this once per batch."""
         return cluster(self._model, data, self.micro_batches) if self._cluster else data
 
-    @tf.autograph.experimental.do_not_convert
     def split(self, data: Any) -> list[Any]:
         """Split a batch into N micro-batches."""
         model = self._model
         parts: list[Any] = model.split_batch(data, even_units(model.count_units(data), self.micro_batches))
         return parts
 
-    @tf.autograph.experimental.do_not_convert
     def request(self, data: Any, samples: tf.Tensor | int) -> tuple[Fetched, ...]:
         """Send the keys of a batch's lookups to their owners.
 

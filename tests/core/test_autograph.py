@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.autograph.core import config
 from tensorflow.python.autograph.impl import api
+from tensorflow.python.util import tf_inspect
 
 from gmeta.core.autograph import convert_only_calls
 from gmeta.layers import EmbeddingCollection, FeatureConfig
@@ -433,6 +434,7 @@ def test_it_is_installed_once_and_newer_tensorflows_own_rule_goes() -> None:
     assert api._convert_actual is before
     assert not hasattr(before.__wrapped__, "__wrapped__")
     assert not any(rule.matches("tf_keras") for rule in config.CONVERSION_RULES)
+    assert tf_inspect.currentframe() is sys._getframe()
 
 
 def test_it_is_installed_where_tensorflow_came_first() -> None:

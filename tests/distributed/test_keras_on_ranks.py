@@ -22,8 +22,7 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.layers.exchange import pieces as exchange
 from gmeta.metrics import AUC
 from gmeta.models import Model
-from gmeta.optimizers import Adam
-from gmeta.training.learning_rates import LearningRateWarmup
+from gmeta.optimizers import Adam, Warmup
 from support.process_ranks import run_ranks
 from support.tables import sorted_records
 
@@ -229,14 +228,13 @@ def only_ranks(folder: str) -> dict[str, Any]:
     seen["stopped after"] = stops.batches
 
     shown = io.StringIO()
-    warm = LearningRateWarmup(steps=4)
-    fresh = make()
+    fresh = make(optimizer=tf.keras.optimizers.Adam(Warmup(0.05, steps=4, start=1 / here.size)))
     rates: list[float] = []
     watch = tf.keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda *_: rates.append(float(fresh.optimizer.learning_rate))
     )
     with contextlib.redirect_stdout(shown):
-        fresh.fit(x, y, batch_size=4, epochs=1, callbacks=[warm, watch])
+        fresh.fit(x, y, batch_size=4, epochs=1, callbacks=[watch])
     seen["shown"], seen["rates"] = shown.getvalue(), rates
 
     bad = y.copy()

@@ -54,8 +54,7 @@ def fit_timed(
     """
     random.seed(5)  # Keras draws seeds from it
     tf.random.set_seed(5)
-    made = _OWN.get(family, lambda: make_model(family, 0.0))
-    model, batches = made()
+    model, batches = make_family(family)
     if depth or micro_batches > 1:
         settings["pipeline"] = gmeta.Pipeline(depth, micro_batches)
     loss = [] if family in _OWN_LOSS else ["mse"]
@@ -65,6 +64,11 @@ def fit_timed(
         data, steps_per_epoch=steps, callbacks=[times], verbose=0
     ).history
     return history
+
+
+def make_family(family: str) -> tuple[Any, Callable[[], Iterator[Any]]]:
+    """Make a model of a family that isn't compiled, and a function that draws this rank's batches."""
+    return _OWN.get(family, lambda: make_model(family, 0.0))()
 
 
 def _meta_grm() -> tuple[Any, Callable[[], Iterator[Any]]]:

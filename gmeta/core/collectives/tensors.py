@@ -30,7 +30,6 @@ _WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of the same width; Horo
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type
 
 
-@tf.autograph.experimental.do_not_convert
 def alltoall(
     tensor: tf.Tensor,
     splits: tf.Tensor,
@@ -133,7 +132,6 @@ def _alltoall(
     return received, came
 
 
-@tf.autograph.experimental.do_not_convert
 def allreduce_sum(
     tensors: Sequence[tf.Tensor], *, name: str, place: lane.LaneDevice = "cpu"
 ) -> list[tf.Tensor]:

@@ -27,7 +27,7 @@ class MethodConfig:
         that read it. So the row of a rare id takes far fewer steps than a dense weight does, and fewer than
         it would under an Adam that moves every row in every step.
       schedule: ``"constant"``; or ``"one_cycle"``: the rate rises and falls over all epochs, as
-        `gmeta.callbacks.OneCycle` does. Rows with a rate of their own keep it.
+        `gmeta.optimizers.OneCycle` does. Rows with a rate of their own keep it.
       epochs: Passes over the training tasks.
       query: The query set of a training task, where it isn't the experiment's: a number of rows, or a share
         of the task's. A ridge head learns most if most rows are query rows.

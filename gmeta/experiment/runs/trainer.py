@@ -19,6 +19,7 @@ from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.files import write_atomically
 from gmeta.core.json_values import parse_json
+from gmeta.core.schedules import OneCycle
 from gmeta.core.schema import OnBad
 from gmeta.core.step_marks import StepCallback
 from gmeta.core.terminal import Interrupts, remember_interrupts
@@ -29,7 +30,7 @@ from gmeta.experiment.runs.model_choice import build_model
 from gmeta.io.reader_stats import ReaderStats, data_errors
 from gmeta.io.readers.read_options import AfterSteps, ReadingTime, Waiting
 from gmeta.models import MetaModel
-from gmeta.training.learning_rates import OneCycle
+from gmeta.training.learning_rates import RateInFit
 
 # Checkpoints of a training run and its curves, saved after and within epochs, and their restoring.
 
@@ -280,7 +281,8 @@ def _schedule(
         return []
     epoch = int(training(done, ()).cardinality())
     left = (settings.epochs - done) * epoch - checkpoints.batches_of_epoch
-    return [OneCycle(int(model.optimizer.iterations) + max(left, 1))]
+    steps = int(model.optimizer.iterations) + max(left, 1)
+    return [RateInFit(lambda rate, _: OneCycle(rate, steps))]
 
 
 def restore(

@@ -442,7 +442,6 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         lookups.add(self.tables, lookup, tf.as_dtype(self.wire_dtype))
         return lookups
 
-    @tf.autograph.experimental.do_not_convert  # no Python branch on a tensor, so tracing can skip AutoGraph
     def call(self, inputs: Mapping[str, Any], training: bool | tf.Tensor | None = None) -> dict[str, Any]:
         """Look up and pool all features: feature -> vectors, in the layer's compute dtype."""
         train = False if training is None or not self.trainable else training

@@ -105,7 +105,6 @@ class CodeModel(HistoryModel):
         """Return the arguments of the constructor that hold the model's tables."""
         return {}
 
-    @tf.autograph.experimental.do_not_convert
     def retrieve(
         self,
         x: Mapping[str, Any],
@@ -140,7 +139,6 @@ class CodeModel(HistoryModel):
         """
         return self._find(*self._open(x), k, beam, allow, leave_out_seen, popular)
 
-    @tf.autograph.experimental.do_not_convert
     def sample(
         self,
         x: Mapping[str, Any],
@@ -193,7 +191,6 @@ class CodeModel(HistoryModel):
             numbers, scores = draw(walk, group, noise, allowed)
         return self._ids(numbers), scores
 
-    @tf.autograph.experimental.do_not_convert
     def valid_share(self, x: Mapping[str, Any], k: int = 10, *, beam: int | None = None) -> tf.Tensor:
         """Compute which share of the k likeliest codes belong to items, if any code may be generated.
 
@@ -227,7 +224,6 @@ class CodeModel(HistoryModel):
         ids = self.catalogue.ids(tf.range(self.items, dtype=tf.int64))
         return tf.reduce_sum(self.digit_log_probs(x, tf.tile(ids[tf.newaxis], [users, 1])), axis=-1)
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Search for each history's last item by beams; histories of one item don't count."""
         x = only_columns(self.name, data)

@@ -181,12 +181,10 @@ class FlatRetriever(CodeModel):
         """The trie of codes, and each item's path through it."""
         return self._codes
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute the backbone's output after each history, (users, d)."""
         return self._open(x, bool(training))[0].h
 
-    @tf.autograph.experimental.do_not_convert
     def digit_log_probs(
         self, x: Mapping[str, Any], items: Any, training: bool = False, *, allow: Any = None
     ) -> tf.Tensor:

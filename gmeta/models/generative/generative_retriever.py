@@ -142,24 +142,20 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         self.catalogue.marks = marks_of(ids.digits[:, :-1])
         self.code_mean = tf.keras.metrics.Mean(name="code_loss")
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute the trunk's vector of each history, (users, d), after which the next item comes."""
         return self._read_histories(x, training)[0]
 
-    @tf.autograph.experimental.do_not_convert
     def item_vectors(self) -> tf.Tensor:
         """Compute the vectors v of the catalogue, (V, d)."""
         rows, numbers = self.item_rows(), tf.range(self.items, dtype=tf.int64)
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, self.items, _BLOCK)]
         return tf.concat([self.scorer.with_codes(rows[block], numbers[block]) for block in blocks], axis=0)
 
-    @tf.autograph.experimental.do_not_convert
     def item_rows(self) -> tf.Tensor:
         """Look up the rows E of the catalogue, (V, d); untrained items have their initial rows."""
         return self._rows([self.catalogue.all_keys], False)
 
-    @tf.autograph.experimental.do_not_convert
     def retrieve(
         self,
         x: Mapping[str, Any],
@@ -192,7 +188,6 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         """
         return self._find(*self._open(x, rows=rows), k, beam, allow, leave_out_seen, popular)
 
-    @tf.autograph.experimental.do_not_convert
     def digit_log_probs(
         self, x: Mapping[str, Any], items: Any, training: bool = False, *, allow: Any = None
     ) -> tf.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import tensorflow as tf
@@ -146,27 +145,6 @@ def choose_form(learner: TaskLearner, asked: Form | Literal["auto"] = "auto") ->
     return asked
 
 
-def outer_loss(learner: TaskLearner, view: TaskView, form: Form) -> OuterLoss:
-    """Adapt the tasks of a batch in a form, in training, and compute the outer loss."""
-    if form == "plain":
-        return learner.outer_loss(view, _adapt(learner, view))
-    outputs = partial(_outputs, learner, form)
-    found = outputs(view) if form == "dual" else in_two_groups(view, outputs)
-    return learner.loss_of(view, learner.outer_part, found)
-
-
-def _outputs(learner: TaskLearner, form: Form, view: TaskView) -> tf.Tensor:
-    if form == "grouped":
-        return learner.task_outputs(view, learner.outer_part, _adapt(learner, view), training=True)
-    return dual_outputs(learner, view, learner.outer_part)
-
-
-def _adapt(learner: TaskLearner, view: TaskView) -> dict[str, tf.Tensor]:
-    weights = learner.adapt(view, steps=learner.inner.steps, training=True).parameters
-    mark_end("inner", *weights.values())
-    return weights
-
-
 def _why_not_grouped(learner: TaskLearner) -> str:
     if learner.inner.adapts_embeddings:
         return "rows adapt, and their copies belong to the whole batch"
@@ -191,14 +169,12 @@ class OuterGradients(NamedTuple):
     """The gradients of an outer step.
 
     Attributes:
-      loss: () the outer loss of adapted tasks.
       dense: The gradient of each trainable variable, or None.
       rows: The gradient of the rows of each table in the lookup, or None.
       view: The batch, as the loops saw it.
-      measured: The outer loss with its samples and outputs, for metrics.
+      measured: The outer loss of adapted tasks, with its samples and outputs.
     """
 
-    loss: tf.Tensor
     dense: list[tf.Tensor | None]
     rows: list[tf.Tensor | None]
     view: TaskView
@@ -259,12 +235,32 @@ def through_the_steps(
     with tf.GradientTape() as tape:
         tape.watch(lookup.rows)
         view = learner.view(batch, lookup, training=True)
-        measured = outer_loss(learner, view, form)
+        measured = _adapted_loss(learner, view, form)
         scaled = scale.scale(measured.loss + learner.unadapted_loss(view))
     gradients = scale.unscale(tape.gradient(scaled, [*variables, *lookup.rows]))
     dense, rows = gradients[: len(variables)], gradients[len(variables) :]
     rows = [None if g is None else tf.convert_to_tensor(g) for g in rows]
-    return OuterGradients(measured.loss, dense, rows, view, measured)
+    return OuterGradients(dense, rows, view, measured)
+
+
+def _adapted_loss(learner: TaskLearner, view: TaskView, form: Form) -> OuterLoss:
+    """Adapt the tasks of a batch in a form, and compute the outer loss."""
+    if form == "plain":
+        return learner.outer_loss(view, _adapt(learner, view))
+    part = learner.outer_part
+
+    def outputs(tasks: TaskView) -> tf.Tensor:
+        if form == "grouped":
+            return learner.task_outputs(tasks, part, _adapt(learner, tasks), training=True)
+        return dual_outputs(learner, tasks, part)
+
+    return learner.loss_of(view, part, outputs(view) if form == "dual" else in_two_groups(view, outputs))
+
+
+def _adapt(learner: TaskLearner, view: TaskView, part: Part = "support") -> dict[str, tf.Tensor]:
+    weights = learner.adapt(view, steps=learner.inner.steps, part=part, training=True).parameters
+    mark_end("inner", *weights.values())
+    return weights
 
 
 def reptile(
@@ -277,8 +273,7 @@ def reptile(
     section 5).
     """
     view = learner.view(batch, lookup, training=True)
-    adapted = learner.adapt(view, steps=learner.inner.steps, part="all", training=True).parameters
-    mark_end("inner", *adapted.values())
+    adapted = _adapt(learner, view, "all")
     measured = learner.outer_loss(view, adapted)
     mask = tf.cast(view.mask("all") > 0, tf.float32)
     sizes = tf.reduce_sum(mask, axis=1)
@@ -289,7 +284,7 @@ def reptile(
         tf.tensordot(weights, moved[id(variable)], 1) if id(variable) in moved else None
         for variable in variables
     ]
-    return OuterGradients(measured.loss, dense, _row_moves(view, adapted, weights), view, measured)
+    return OuterGradients(dense, _row_moves(view, adapted, weights), view, measured)
 
 
 def _move(learner: TaskLearner, adapted: Mapping[str, tf.Tensor]) -> dict[int, tf.Tensor]:

@@ -298,8 +298,6 @@ class TaskLearner:
         losses = self.sample_losses(view, part, outputs)
         return OuterLoss(reduce_tasks(losses, view.mask(part), self.reduction), part, outputs)
 
-    # No Python code here branches on a tensor, so AutoGraph has nothing to convert in a user's tf.function.
-    @tf.autograph.experimental.do_not_convert
     def adapt(self, view: TaskView, *, steps: int, part: Part = "support", training: bool = False) -> Adapted:
         """Take ``steps`` inner steps on the tasks' samples, by default those of the support.
 
@@ -342,7 +340,6 @@ class TaskLearner:
             view.samples(),
         )
 
-    @tf.autograph.experimental.do_not_convert
     def predict_after(self, data: Any, steps: Sequence[int]) -> dict[int, tf.Tensor]:
         """Predict the query after each of several numbers of inner steps; each continues the one before.
 
@@ -364,7 +361,6 @@ class TaskLearner:
             found[goal] = without_single_output(self.task_outputs(view, "query", adapted.parameters))
         return found
 
-    @tf.autograph.experimental.do_not_convert
     def predict_variance(self, data: Any, steps: int | None = None) -> tf.Tensor:
         """Compute how uncertain the query's outputs are after adaptation by ridge, for exploration.
 

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 from tf_keras.src.engine.training_utils import RespectCompiledTrainableState
-from tf_keras.src.saving.serialization_lib import Config
 from tf_keras.src.utils import tf_utils
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import shapes_on_host
 from gmeta.layers import EmbeddingCollection
-from gmeta.layers.embedding.collection import CollectionLookup
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups
 from gmeta.meta.inner_loop import Reduction
 from gmeta.models.meta.outer_rules import (
     Form,
-    OuterGradients,
     choose_form,
     count_samples,
     learned_part,
@@ -42,7 +39,7 @@ from gmeta.models.meta.task_losses import (
 )
 from gmeta.models.meta.task_view import SUPPORT_AND_QUERY, Part, TaskBatch, TaskView
 from gmeta.training.clusters import column_keys, take_units
-from gmeta.training.compile_settings import make_metrics
+from gmeta.training.compile_settings import make_metrics, refuse_settings
 from gmeta.training.faults import fault_of_tasks
 from gmeta.training.mean_gradients import StepGradients
 from gmeta.training.model import Model
@@ -236,6 +233,11 @@ class TaskModel(Model):
       inner_rates: Its learned inner rates.
     """
 
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        **Model.refused_settings,
+        "loss_weights": "they don't reach the inner and the outer loss; make a loss of your own that weighs "
+        "the outputs",
+    }
     gradients_part = "outer"
     learner: TaskLearner
 
@@ -291,15 +293,11 @@ class TaskModel(Model):
           **kwargs: As in Keras.
 
         Raises:
-          ConfigError: The loss can't give a value for each sample; ``loss_weights`` is given; tables don't
+          ConfigError: The loss can't give a value for each sample; ``loss_weights`` are given; tables don't
             support a setting (``accumulate_steps`` below 1, XLA, several replicas in one process); the inner
             loop adapts layers which the network doesn't have, or it doesn't allow the form.
         """
-        if kwargs.get("loss_weights") is not None:
-            raise ConfigError(
-                f"{self.name}: loss_weights don't reach the inner and the outer loss; make a loss of your "
-                "own that weighs the outputs"
-            )
+        refuse_settings(self, {**kwargs, "loss": loss, "metrics": metrics})
         if inner is not None and inner != self.inner:
             self.learner.use(inner)
             self.inner_rates = self.learner.inner_rates
@@ -309,14 +307,16 @@ class TaskModel(Model):
         self._task_metrics, others = TaskMetrics.among(metrics)
         super().compile(optimizer, loss, others, accumulate_steps=accumulate_steps, nan=nan, **kwargs)
         asked = {} if form == "auto" else {"form": form}
-        self._compile_config = Config(optimizer=optimizer, loss=loss, metrics=metrics, **asked, **kwargs)
-        self.learner.loss = SampleLoss(loss)
+        self._compile_config.config |= {"metrics": metrics, **asked}
+        self.learner.loss = self._sample_loss(loss)
         self._loss_metric = tf.keras.metrics.Mean(name="loss")
+
+    def _sample_loss(self, loss: Any) -> SampleLoss:
+        return SampleLoss(loss)
 
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
         """Accept any loss: its values are computed for each sample, whatever its own reduction."""
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, batch: TaskBatch, training: bool | None = None) -> tf.Tensor:
         """Predict the query samples after ``inner.evaluation_steps`` steps, (tasks, query samples)."""
         batch = self.learner.tasks_of(batch)
@@ -329,52 +329,38 @@ class TaskModel(Model):
         weights = learner.adapt(view, steps=self.inner.steps_in("evaluation")).parameters
         return view, learner.task_outputs(view, "query", weights)
 
-    @tf.autograph.experimental.do_not_convert
     def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
         """Return the one lookup of a train step: of all samples, support and query together."""
         return [(self.collection, self.learner.tasks_of(data)["features"])]
 
-    # AutoGraph would needlessly rewrite 600 Keras functions before the first step, which takes 8 s.
-    @tf.autograph.experimental.do_not_convert
     def compute_gradients(self, data: Any) -> StepGradients:
-        """Compute the outer gradients of a batch of tasks for `train_step`."""
-        batch = self.learner.tasks_of(data)
+        """Compute the outer gradients of a batch of tasks, on several ranks those of this rank's tasks."""
+        batch, trains_rows = self.learner.tasks_of(data), self.collection.trainable
         with shapes_on_host():
-            outer, lookup = self.outer_gradients(batch)
-            self._measure(outer.view, outer.measured.part, outer.measured.outputs)
-            logs = self._report(outer.loss, count_samples(self.learner, batch, outer.measured.part))
+            lookup = self.collection.lookup(batch["features"], insert=trains_rows)
+            variables, scale = self.trainable_variables, self._loss_scale
+            outer = outer_gradients(self.learner, batch, lookup, variables, form=self._form, scale=scale)
+            loss, part, outputs = outer.measured
+            self._measure(outer.view, part, outputs)
+            logs = self._report(loss, count_samples(self.learner, batch, part))
             samples = count_samples(self.learner, batch, learned_part(self.learner))
-        if not self.collection.trainable:
-            return StepGradients(outer.loss, samples, outer.dense, [], RecordedLookups(), logs)
+        if not trains_rows:
+            return StepGradients(loss, samples, outer.dense, [], RecordedLookups(), logs)
         lookups = self.collection.recording_of(lookup)
-        return StepGradients(outer.loss, samples, outer.dense, outer.rows, lookups, logs)
+        return StepGradients(loss, samples, outer.dense, outer.rows, lookups, logs)
 
-    def outer_gradients(self, batch: TaskBatch) -> tuple[OuterGradients, CollectionLookup]:
-        """Compute the outer loss and its gradients, and return them with the lookup.
-
-        On several ranks they cover only the tasks of this rank.
-        """
-        lookup = self.collection.lookup(batch["features"], insert=self.collection.trainable)
-        variables, scale = self.trainable_variables, self._loss_scale
-        found = outer_gradients(self.learner, batch, lookup, variables, form=self._form, scale=scale)
-        return found, lookup
-
-    @tf.autograph.experimental.do_not_convert
     def count_units(self, data: Any) -> tf.Tensor:
         """Count the tasks of a batch, () int64."""
         return tf.shape(data["task"], tf.int64)[0] if _has_indices(data) else super().count_units(data)
 
-    @tf.autograph.experimental.do_not_convert
     def split_batch(self, data: Any, units: Sequence[tf.Tensor]) -> list[Any]:
         """Split a batch into micro-batches of whole tasks."""
         return split_tasks(data, units) if _has_indices(data) else super().split_batch(data, units)
 
-    @tf.autograph.experimental.do_not_convert
     def unit_keys(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the keys of tasks: the integers and texts of their samples' features."""
         return task_keys(data) if _has_indices(data) else super().unit_keys(data)
 
-    @tf.autograph.experimental.do_not_convert
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Adapt on the support samples, then measure on the query samples; nothing is stored."""
         batch = self.learner.tasks_of(data)
@@ -384,7 +370,6 @@ class TaskModel(Model):
             loss = self.learner.loss_of(view, "query", outputs).loss
             return step.end_forward(self._report(loss, count_samples(self.learner, batch, "query")))
 
-    @tf.autograph.experimental.do_not_convert
     def predict_step(self, data: Any) -> tf.Tensor:
         """Predict the query samples, as `call` does."""
         with rank_step(self, data) as step, shapes_on_host():

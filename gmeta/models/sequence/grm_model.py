@@ -6,7 +6,7 @@ As in MTGenRec, section 2 and appendix A, a user's features are computed once fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 
@@ -19,17 +19,12 @@ from gmeta.models.sequence.exposure_trunk import ExposureTrunk, LabelMetrics
 from gmeta.models.sequence.sequence_columns import Batch, Layout, SequenceColumns
 from gmeta.ops import AttentionMask, jagged
 from gmeta.optimizers import SparseOptimizer
-from gmeta.training.compile_settings import only_columns, refuse_settings
+from gmeta.training.compile_settings import only_columns
 from gmeta.training.model import Model
 from gmeta.training.rank_steps import rank_step
 
 _LAYERS = ("collection", "backbone", "mixture", "heads")
 _HORIZON = 3600.0  # an hour, in seconds
-_INSTEAD = {
-    "loss": "it is the cross-entropy of the labels that the model was made with, labels=",
-    "loss_weights": "weigh labels where the model is made, by weights={label: weight}",
-    "weighted_metrics": "exposures have no weights; give metrics=",
-}
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -96,6 +91,13 @@ class GRM(Model):
       >>> {name: logits.shape for name, logits in model.predict(batch, verbose=0).items()}
       {'ctr': TensorShape([1, None]), 'cvr': TensorShape([1, None]), 'ctcvr': TensorShape([1, None])}
     """
+
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        **Model.refused_settings,
+        "loss": "it is the cross-entropy of the labels that the model was made with, labels=",
+        "loss_weights": "weigh labels where the model is made, by weights={label: weight}",
+        "weighted_metrics": "exposures have no weights; give metrics=",
+    }
 
     def __init__(
         self,
@@ -182,10 +184,7 @@ class GRM(Model):
         optimizer: Any = "rmsprop",
         loss: Any = None,
         metrics: Any = None,
-        loss_weights: Any = None,
-        weighted_metrics: Any = None,
         *args: Any,
-        accumulate_steps: int = 1,
         **kwargs: Any,
     ) -> None:
         """Compile as `gmeta.models.Model.compile` does, but with the loss of the labels.
@@ -195,22 +194,16 @@ class GRM(Model):
           loss: None.
           metrics: Keras metrics of labels and probabilities, such as ``["accuracy"]``: one or several for
             every label, or label -> one or several. A result has the name ``{metric}_{label}``.
-          loss_weights: None; the model's ``weights`` weigh labels.
-          weighted_metrics: None.
           *args: As in Keras.
-          accumulate_steps: As for `gmeta.models.Model.compile`.
           **kwargs: As for `gmeta.models.Model.compile`.
 
         Raises:
           ConfigError: A loss or weights are given, or metrics can't be measured; or as
             `gmeta.models.Model.compile`.
         """
-        given = {"loss": loss, "loss_weights": loss_weights, "weighted_metrics": weighted_metrics}
-        refuse_settings(self.name, given, _INSTEAD)
         taken = [metric.name for metric in (*self._sums, *self._rank_metrics)]
         self._of_compile = LabelMetrics(self.name, list(self.labels), metrics, taken)
-        none = (None,) * 4  # Keras computes neither loss nor metrics
-        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
+        super().compile(optimizer, loss, None, *args, **kwargs)  # Keras measures none of the metrics
         self._compile_config.config["metrics"] = metrics
 
     def call(self, x: Batch, training: bool | None = None) -> dict[str, tf.RaggedTensor]:

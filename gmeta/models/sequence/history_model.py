@@ -15,15 +15,7 @@ from gmeta.layers.embedding.table_weights import Weights
 from gmeta.metrics import NextItem
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import Jagged, jagged
-from gmeta.training.compile_settings import refuse_settings
 from gmeta.training.model import Model
-
-_INSTEAD = {
-    "metrics": "hit rate, NDCG and MRR are measured in evaluate, at the ks= that the model was made with",
-    "loss_weights": "there is one loss",
-    "weighted_metrics": "histories have no weights",
-}
-
 
 _ITEMS = "items_"  # before the names of what a file of Keras holds of the catalogue
 
@@ -41,7 +33,13 @@ class HistoryModel(Model):
       mean: The mean of the loss.
     """
 
-    OWN_LOSS: ClassVar[str] = "the loss is that of the model"
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        **Model.refused_settings,
+        "loss": "the loss is that of the model",
+        "metrics": "hit rate, NDCG and MRR are measured in evaluate, at the ks= that the model was made with",
+        "loss_weights": "there is one loss",
+        "weighted_metrics": "histories have no weights",
+    }
     feature: FeatureConfig
     catalogue: Catalogue
     max_length: int
@@ -49,38 +47,6 @@ class HistoryModel(Model):
     time: str | None
     ranking: NextItem
     mean: tf.keras.metrics.Mean
-
-    def compile(
-        self,
-        optimizer: Any = "rmsprop",
-        loss: Any = None,
-        metrics: Any = None,
-        loss_weights: Any = None,
-        weighted_metrics: Any = None,
-        *args: Any,
-        accumulate_steps: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        """Compile as `gmeta.models.Model.compile` does, but with the model's own loss and metrics.
-
-        Args:
-          optimizer: As in Keras.
-          loss: None.
-          metrics: None.
-          loss_weights: None.
-          weighted_metrics: None.
-          *args: As in Keras.
-          accumulate_steps: As for `gmeta.models.Model.compile`.
-          **kwargs: As for `gmeta.models.Model.compile`.
-
-        Raises:
-          ConfigError: A loss, metrics or weights are given; or as `gmeta.models.Model.compile`.
-        """
-        given = {"loss": loss, "metrics": metrics, "loss_weights": loss_weights}
-        given |= {"weighted_metrics": weighted_metrics}
-        refuse_settings(self.name, given, {**_INSTEAD, "loss": self.OWN_LOSS})
-        none = (None,) * 4  # the settings that are refused above
-        super().compile(optimizer, *none, *args, accumulate_steps=accumulate_steps, **kwargs)
 
     def gather_ranks(self) -> None:
         """Add up the ranks' counts of items; all must call this together, between two steps."""

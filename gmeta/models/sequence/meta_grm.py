@@ -9,10 +9,9 @@ these layers, to the trunk and to the tables.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
-from tf_keras.src.saving.serialization_lib import Config
 
 from gmeta import meta
 from gmeta.core.errors import ConfigError, finite_number, whole_number
@@ -24,6 +23,7 @@ from gmeta.losses.multi_task import product_cross_entropy
 from gmeta.meta.inner_loop import Reduction
 from gmeta.metrics import GAUC
 from gmeta.models.meta.task_learner import OuterSamples, TaskLearner
+from gmeta.models.meta.task_losses import SampleLoss
 from gmeta.models.meta.task_model import TaskModel
 from gmeta.models.meta.task_view import Part, TaskBatch, TaskView
 from gmeta.models.sequence.grm_model import GRM
@@ -229,6 +229,10 @@ class MetaGRM(TaskModel):
         model.predict_after(batch, [0, 1, 3])
     """
 
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        **TaskModel.refused_settings,
+        **dict.fromkeys(("loss", "metrics", "weighted_metrics"), "loss and metrics are those of the ranker"),
+    }
     learner: ExposureLearner
 
     def __init__(
@@ -255,19 +259,17 @@ class MetaGRM(TaskModel):
 
         Args:
           optimizer: As in Keras.
-          loss: None.
+          loss: None; see ``refused_settings``.
           metrics: None.
           **kwargs: As for `gmeta.models.MetaModel.compile`.
 
         Raises:
           ConfigError: As `gmeta.models.MetaModel.compile`; or a loss or metrics are given.
         """
-        if loss is not None or metrics is not None:
-            raise ConfigError(f"{self.name}: loss and metrics are those of the ranker: leave them out")
-        super().compile(optimizer, self.learner.exposure_losses, **kwargs)
-        elsewhere = ("inner", "accumulate_steps", "nan")  # saved by get_config and get_compile_config
-        kept = {name: value for name, value in kwargs.items() if name not in elsewhere}
-        self._compile_config = Config(optimizer=optimizer, **kept)
+        super().compile(optimizer, loss, metrics, **kwargs)
+
+    def _sample_loss(self, loss: Any) -> SampleLoss:
+        return SampleLoss(self.learner.exposure_losses)
 
     def by_label(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
         """Compute the labels' logits from the towers' logits: (..., towers) -> label -> (...)."""

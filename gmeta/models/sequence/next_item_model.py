@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import tensorflow as tf
 
@@ -106,7 +106,10 @@ class NextItemModel(HistoryModel):
       (1, 16)
     """
 
-    OWN_LOSS = "the loss is that of the model, made with loss=gmeta.losses.SampledSoftmax(...)"
+    refused_settings: ClassVar[Mapping[str, str]] = {
+        **HistoryModel.refused_settings,
+        "loss": "the loss is that of the model, made with loss=gmeta.losses.SampledSoftmax(...)",
+    }
 
     def __init__(
         self,

@@ -216,7 +216,7 @@ def factor_ridge(
 
     Train it with a new split into support and query in each epoch, and most rows in the query
     (``gmeta.io.tasks(query=0.7, resample=True)``), with Adam at a rate of 5e-3 that rises and falls
-    (`gmeta.callbacks.OneCycle`), for 20 to 40 epochs.
+    (`gmeta.optimizers.OneCycle`), for 20 to 40 epochs.
 
     Args:
       item: The column of the item's id; None: items have only attributes.

@@ -59,7 +59,6 @@ class NamedGradient(NamedTuple):
         ]
 
 
-@tf.autograph.experimental.do_not_convert
 def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float = 1.0) -> tf.Tensor:
     """Describe which gradients aren't finite, () string; the result is empty if all are.
 
@@ -75,7 +74,6 @@ def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float 
     return tf.cond(sound, lambda: tf.constant(""), lambda: _search(gradients, samples))
 
 
-@tf.autograph.experimental.do_not_convert
 def refuse_bad(gradients: Sequence[NamedGradient], tensors: Any) -> Any:
     """Check gradients before tensors are used.
 

@@ -299,7 +299,6 @@ def test_what_makes_no_sense_is_named():
         (lambda: make_model(depth=3), "depth must be at most 2, the codes of an item, got 3"),
         (lambda: make_model(depth=0), "depth must be a whole number from 1 on, got 0"),
         (lambda: make_model(width=0), "width must be a whole number from 1 on, got 0"),
-        (lambda: model.compile("adam", "mse"), "compile takes no loss"),
     ):
         with pytest.raises(ConfigError, match=told) as error:
             call()

@@ -70,12 +70,11 @@ def task_of(batch, task):
 
 def by_key(model, batch):
     """The outer loss, dense gradients, and row gradients of all tables by key."""
-    outer, lookup = model.outer_gradients(batch)
+    outer = model.compute_gradients(batch)
     rows = {
-        (table, int(key)): gradient
-        for table, (keys, values) in enumerate(zip(lookup.keys, outer.rows, strict=True))
-        if values is not None
-        for key, gradient in zip(keys.numpy(), values.numpy(), strict=True)
+        (model.collection.tables.index(each.of), int(key)): gradient
+        for each in outer.lookups.named(outer.rows)
+        for key, gradient in zip(each.keys().numpy(), each.values.numpy(), strict=True)
     }
     return float(outer.loss), outer.dense, rows
 
@@ -200,7 +199,7 @@ def two_lookup_maml(model, batch):
 
 def test_one_joint_lookup_is_exactly_maml_with_two():
     model, batch = make_model(INNER["all"]), tagged(make_batch([3, 1, 4], query=3))
-    outer, _ = model.outer_gradients(batch)
+    outer = model.compute_gradients(batch)
     np.testing.assert_allclose(outer.loss, two_lookup_maml(model, batch), rtol=1e-5)
 
 
@@ -221,7 +220,7 @@ def test_an_epochs_loss_is_the_mean_over_query_samples_for_reptile_too():
     model = make_model(INNER["reptile"])
     model.optimizer.learning_rate = 0.0
     batches = [tagged(make_batch([9, 8])), tagged(make_batch([1], query=5, seed=1))]  # 4 and 5 query samples
-    losses = [float(model.outer_gradients(batch)[0].loss) for batch in batches]
+    losses = [float(model.compute_gradients(batch).loss) for batch in batches]
     model.reset_metrics()
     for batch in batches:
         logs = model.train_step(batch)

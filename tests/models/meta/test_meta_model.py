@@ -33,28 +33,29 @@ def make_model(steps=1, order=2, outer_samples="query", evaluation_steps=None, o
 
 
 def gradients(model, batch):
-    outer, lookup = model.outer_gradients(batch)
-    return outer.loss, lookup, outer.dense, outer.rows
+    found = model.compute_gradients(batch)
+    (rows,) = found.lookups.named(found.rows)
+    return found.loss, found.dense, rows.values, rows.keys()
 
 
-def rows_by_key(lookup, gradients):
-    return dict(zip(lookup.keys[0].numpy(), gradients[0].numpy(), strict=True))
+def rows_by_key(rows, keys):
+    return dict(zip(keys.numpy(), rows.numpy(), strict=True))
 
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_batch_of_tasks_equals_the_mean_of_tasks_alone(order):
     model, batch = make_model(steps=3, order=order), make_batch([1, 4, 2], pad=3)
-    loss, lookup, dense, rows = gradients(model, batch)
+    loss, dense, *rows = gradients(model, batch)
     parts = [gradients(model, alone(batch, task)) for task in range(3)]
     np.testing.assert_allclose(loss, np.mean([part[0] for part in parts]), rtol=1e-5)
     for k, gradient in enumerate(dense):
-        expected = np.mean([part[2][k] for part in parts], axis=0)
+        expected = np.mean([part[1][k] for part in parts], axis=0)
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
     expected = {}
-    for _, one, _, found in parts:
-        for key, gradient in rows_by_key(one, found).items():
+    for _, _, *of_task in parts:
+        for key, gradient in rows_by_key(*of_task).items():
             expected[key] = expected.get(key, 0) + gradient / 3
-    found = rows_by_key(lookup, rows)
+    found = rows_by_key(*rows)
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
         np.testing.assert_allclose(found[key], gradient, rtol=1e-4, atol=1e-6)
@@ -70,25 +71,25 @@ def test_predictions_do_not_depend_on_neighbours_or_padding():
 def test_a_batch_of_32_tasks_equals_32_batches_of_one():
     model, batch = make_model(steps=3), make_batch(list(np.random.default_rng(0).integers(1, 9, 32)))
     together = model(batch)
-    found, lookup = model.outer_gradients(batch)
-    parts = [model.outer_gradients(alone(batch, task)) for task in range(32)]
+    loss, dense, *rows = gradients(model, batch)
+    parts = [gradients(model, alone(batch, task)) for task in range(32)]
     for task in range(32):
         np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(found.loss, np.mean([outer.loss for outer, _ in parts]), rtol=1e-5)
-    for k, gradient in enumerate(found.dense):
-        expected = np.mean([outer.dense[k] for outer, _ in parts], axis=0)
+    np.testing.assert_allclose(loss, np.mean([part[0] for part in parts]), rtol=1e-5)
+    for k, gradient in enumerate(dense):
+        expected = np.mean([part[1][k] for part in parts], axis=0)
         np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
     total = {}
-    for outer, of_task in parts:
-        for key, gradient in rows_by_key(of_task, outer.rows).items():
+    for _, _, *of_task in parts:
+        for key, gradient in rows_by_key(*of_task).items():
             total[key] = total.get(key, 0) + gradient / 32
-    for key, gradient in rows_by_key(lookup, found.rows).items():
+    for key, gradient in rows_by_key(*rows).items():
         np.testing.assert_allclose(gradient, total[key], rtol=1e-4, atol=1e-6)
 
 
 def test_second_order_gradients_match_finite_differences():
     model, batch = make_model(steps=2), make_batch([3, 2])
-    _, lookup, dense, (rows,) = gradients(model, batch)
+    _, dense, rows, keys = gradients(model, batch)
     (table,) = model.collection.tables
     step = 1e-2
 
@@ -106,9 +107,9 @@ def test_second_order_gradients_match_finite_differences():
 
     # The same for embedding rows, by updates of the table itself: SGD at rate 1 subtracts what it is given.
     nudge = tf.constant(np.random.default_rng(2).choice([-step, step], rows.shape), tf.float32)
-    table.apply_gradients(lookup.keys[0], -nudge, learning_rate=1.0)
+    table.apply_gradients(keys, -nudge, learning_rate=1.0)
     above = loss()
-    table.apply_gradients(lookup.keys[0], 2 * nudge, learning_rate=1.0)
+    table.apply_gradients(keys, 2 * nudge, learning_rate=1.0)
     slope = above - loss()
     np.testing.assert_allclose(slope, 2 * float(tf.reduce_sum(rows * nudge)), rtol=2e-2)
 
@@ -116,7 +117,7 @@ def test_second_order_gradients_match_finite_differences():
 def test_a_step_makes_one_lookup_for_support_and_query_together():
     model, batch = make_model(), make_batch([3, 2])
     (table,) = model.collection.tables
-    model.outer_gradients(batch)
+    model.compute_gradients(batch)
     counts = table.statistics()
     distinct = {(name, raw) for name, ids in batch["features"].items() for raw in ids.numpy()}
     assert int(counts.hits) + int(counts.misses) == len(distinct)
@@ -124,7 +125,7 @@ def test_a_step_makes_one_lookup_for_support_and_query_together():
 
 def test_without_inner_steps_and_over_all_samples_it_is_joint_training():
     model, batch = make_model(steps=0, outer_samples="all"), make_batch([3, 2])
-    loss, _, dense, _ = gradients(model, batch)
+    loss, dense, *_ = gradients(model, batch)
     lookup = model.collection.lookup(batch["features"])
     with tf.GradientTape() as tape:
         predictions = model.network(model.collection.concat(lookup)[tf.newaxis])[0, :, 0]
@@ -137,8 +138,8 @@ def test_without_inner_steps_and_over_all_samples_it_is_joint_training():
 def test_tasks_without_query_samples_change_nothing():
     model, batch = make_model(), make_batch([3, 2])
     batch["query"]["mask"] = tf.zeros([2, 2])
-    loss, _, dense, rows = gradients(model, batch)
-    for gradient in (loss, *dense, *rows):
+    loss, dense, rows, _ = gradients(model, batch)
+    for gradient in (loss, *dense, rows):
         np.testing.assert_array_equal(gradient, np.zeros(gradient.shape))
 
 
@@ -234,19 +235,6 @@ def test_what_it_cannot_be_made_of_is_refused(parts, message):
     whole = {"collection": EmbeddingCollection([FeatureConfig("user", dim=4)]), "network": MLP({"out": 1})}
     with pytest.raises(ConfigError, match=message):
         MetaModel(**{**whole, **parts})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"jit_compile": True}, "XLA can't compile lookups"),
-        ({"loss_weights": [2.0]}, "loss_weights don't reach"),
-        ({"accumulate_steps": 0}, "accumulate_steps must be a whole number from 1 on, got 0"),
-    ],
-)
-def test_what_it_cannot_compile_is_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        make_model().compile(**settings)
 
 
 @pytest.mark.parametrize(

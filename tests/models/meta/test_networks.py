@@ -157,7 +157,7 @@ def test_a_keras_stack_and_a_dense_stack_are_the_same():
         stack(tf.zeros([1, 8]))
         variable.assign(stack.task_weights()[name])
     batch = make_batch([3, 1, 4], pad=2)
-    (ours, _), (theirs, _) = (compiled(network).outer_gradients(batch) for network in (stack, keras))
+    ours, theirs = (compiled(network).compute_gradients(batch) for network in (stack, keras))
     np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-6)
     for one, other in zip((*ours.dense, *ours.rows), (*theirs.dense, *theirs.rows), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -170,7 +170,7 @@ def test_several_outputs_and_labels():
     batch = {**batch, "label": tf.constant(labels)}
     model.compile("adam", "binary_crossentropy", [K.metrics.BinaryAccuracy()])
     assert model(batch).shape == (2, 2, 2)
-    outer, _ = model.outer_gradients(batch)
+    outer = model.compute_gradients(batch)
     predicted = model(batch)
     true = tf.gather(labels, batch["query"]["index"])
     expected = tf.reduce_mean(K.losses.binary_crossentropy(true, predicted))

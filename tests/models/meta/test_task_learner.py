@@ -33,7 +33,7 @@ def test_gradients_are_those_of_the_model(algorithm):
     model = MetaModel(*parts(), inner=inner)
     model.compile("sgd", "mse", form="plain")
     expected = model.compute_gradients(batch)
-    np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-6)
+    np.testing.assert_allclose(found.measured.loss, expected.loss, rtol=1e-6)
     for one, other in zip((*found.dense, *found.rows), (*expected.dense, *expected.rows), strict=True):
         if one is None or other is None:
             assert one is other

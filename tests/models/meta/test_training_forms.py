@@ -65,10 +65,9 @@ def keras_network():
 
 def everything(model, batch):
     model.reset_metrics()
-    logs = model.compute_gradients(batch).logs
-    outer, _ = model.outer_gradients(batch)
+    outer = model.compute_gradients(batch)
     dense = [g for g in outer.dense if g is not None]
-    return [outer.loss, *dense, *outer.rows, logs["loss"], logs["mae"]]
+    return [outer.loss, *dense, *outer.rows, outer.logs["loss"], outer.logs["mae"]]
 
 
 def assert_same(ours, expected):
@@ -137,13 +136,13 @@ def test_a_derived_learner_is_computed_plainly_and_saved(tmp_path):
     before = {variable.ref(): variable.numpy() for variable in plain.network.trainable_variables}
     for variable in plain.network.trainable_variables:
         variable.assign(2 * before[variable.ref()])
-    assert_same([model.outer_gradients(batch)[0].loss], [plain.outer_gradients(batch)[0].loss])
+    assert_same([model.compute_gradients(batch).loss], [plain.compute_gradients(batch).loss])
     model.save(tmp_path / "model.keras")
     with pytest.raises(ConfigError, match=r"learner 'OwnStart' isn't known here"):
         tf.keras.models.load_model(tmp_path / "model.keras")
     other = tf.keras.models.load_model(tmp_path / "model.keras", custom_objects={"OwnStart": OwnStart})
     assert type(other.learner) is OwnStart
-    assert_same([other.outer_gradients(batch)[0].loss], [plain.outer_gradients(batch)[0].loss])
+    assert_same([other.compute_gradients(batch).loss], [plain.compute_gradients(batch).loss])
 
 
 def test_a_learner_that_keras_knows_is_found_again(tmp_path):
@@ -184,5 +183,5 @@ def test_groups_pad_to_their_own_longest(monkeypatch):
         return taken(learner, view, part)
 
     monkeypatch.setattr(outer_rules, "dual_outputs", watched)
-    model.outer_gradients(make_batch([2, 9, 3, 1], pad=4))
+    model.compute_gradients(make_batch([2, 9, 3, 1], pad=4))
     assert seen == [([2, 2], [3, 0]), ([2, 9], [2, 1])]

@@ -119,10 +119,7 @@ def by_key(lookups, gradients):
 
 def test_second_order_gradients_of_trunk_heads_and_rows_are_those_of_users_one_by_one():
     model, batch = make_model(), draw_exposures(4, EVENTS, EXPOSURES)
-    (outer, lookup), variables = (
-        model.outer_gradients(model.learner.tasks_of(batch)),
-        model.trainable_variables,
-    )
+    outer, variables = model.compute_gradients(batch), model.trainable_variables
     with tf.GradientTape(persistent=True) as tape:
         loss, _, lookups = by_hand(model, batch, 2, tape)
     np.testing.assert_allclose(outer.loss, loss, rtol=1e-5)
@@ -131,11 +128,12 @@ def test_second_order_gradients_of_trunk_heads_and_rows_are_those_of_users_one_b
         assert np.any(gradient), variable.name
         np.testing.assert_allclose(got, gradient, rtol=2e-3, atol=2e-6, err_msg=variable.name)
     rows = by_key(lookups, [tape.gradient(loss, each.rows) for each in lookups])
+    lookup = model.collection.lookup(model.ranker.ids(batch), insert=False)
     for key, got in by_key([lookup], [outer.rows]).items():
         np.testing.assert_allclose(got, rows[key], rtol=2e-3, atol=2e-6)
     # Not those of first order, which takes the inner gradients for constants.
     first = make_model(InnerLoop(steps=2, learning_rate=RATE, adapt=["mixture", "heads"], order=1))
-    other = first.outer_gradients(first.learner.tasks_of(batch))[0].dense
+    other = first.compute_gradients(batch).dense
     assert any(not np.allclose(a, b, rtol=2e-2) for a, b in zip(outer.dense, other, strict=True))
 
 

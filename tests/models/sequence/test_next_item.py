@@ -177,20 +177,6 @@ def test_what_it_cannot_read_is_named():
         NextItemModel(model.collection, model.backbone, items=ITEMS, max_length=6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"loss": "mse"}, r"takes no loss, got 'mse': .*loss=gmeta.losses.SampledSoftmax"),
-        ({"metrics": ["mae"]}, r"takes no metrics, got \['mae'\]: .* ks="),
-        ({"loss_weights": [2.0]}, r"takes no loss_weights"),
-        ({"weighted_metrics": ["mae"]}, r"takes no weighted_metrics"),
-    ],
-)
-def test_compile_refuses_what_it_would_ignore(settings, told):
-    with pytest.raises(ConfigError, match=told):
-        make_model().compile("adam", **settings)
-
-
 def test_labels_and_weights_beside_a_batch_are_refused():
     model, batch = make_model(), histories(3)
     for data, told in (((batch, tf.ones(3)), "labels"), ((batch, None, tf.ones(3)), "sample weights")):

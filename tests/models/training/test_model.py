@@ -270,7 +270,6 @@ def test_under_a_strategy_of_one_replica(strategy):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"jit_compile": True}, "XLA"),
         ({"accumulate_steps": 0}, "from 1 on, got 0"),
         (
             {"accumulate_steps": 2, "loss": tf.keras.losses.MeanSquaredError(reduction="sum")},

@@ -56,18 +56,19 @@ def test_predictions(golden, batch, steps):
 @pytest.mark.parametrize("steps", [1, 5])
 def test_loss_and_every_gradient(golden, batch, order, steps):
     model = golden_model(golden, order, steps)
-    (loss, dense, (rows,), *_), lookup = model.outer_gradients(batch)
-    np.testing.assert_allclose(loss, golden.loss(order, steps), rtol=1e-4)
+    found = model.compute_gradients(batch)
+    np.testing.assert_allclose(found.loss, golden.loss(order, steps), rtol=1e-4)
     dense_expected, tables_expected = golden.gradients(order, steps)
-    for variable, gradient in zip(model.network.trainable_variables, dense, strict=True):
+    for variable, gradient in zip(model.network.trainable_variables, found.dense, strict=True):
         name = next(n for n, v in model.network.fast_weights().items() if v is variable)
         expected = dense_expected[name]
         np.testing.assert_allclose(gradient, expected, atol=1e-4 * np.abs(expected).max(), err_msg=name)
-    by_key = dict(zip(lookup.keys[0].numpy(), rows.numpy(), strict=True))
+    (rows,) = found.lookups.named(found.rows)
+    by_key = dict(zip(rows.keys().numpy(), rows.values.numpy(), strict=True))
     for name in FEATURES:
         expected = tables_expected[name]
-        found = np.stack(
+        gradient = np.stack(
             [by_key.pop(key, np.zeros(32)) for key in keys_of(model, name, np.arange(len(expected)))]
         )
-        np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), err_msg=name)
+        np.testing.assert_allclose(gradient, expected, atol=1e-4 * np.abs(expected).max(), err_msg=name)
     assert not by_key, "gradients of keys that no feature has"

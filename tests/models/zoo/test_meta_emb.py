@@ -72,19 +72,19 @@ def test_the_loss_equals_algorithm_1(cold_weight):
         cold, slope = step(row, support)
         warm, _ = step(row - 0.3 * slope, query)
         losses.append(cold_weight * cold + (1 - cold_weight) * warm)
-    np.testing.assert_allclose(model.outer_gradients(batch)[0].loss, np.mean(losses), rtol=1e-5)
+    np.testing.assert_allclose(model.compute_gradients(batch).loss, np.mean(losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_gradients_match_finite_differences(steps):
     """In float32, as tables are; the loss is smooth, so its third derivative sets the error."""
     model, batch = make_model(steps=steps), item_batch([3, 2])
-    (kernel,), (gradient,) = model.trainable_variables, model.outer_gradients(batch)[0].dense
+    (kernel,), (gradient,) = model.trainable_variables, model.compute_gradients(batch).dense
     nudge = tf.constant(np.random.default_rng(1).choice([-0.02, 0.02], kernel.shape), tf.float32)
     kernel.assign_add(nudge)
-    up = model.outer_gradients(batch)[0].loss
+    up = model.compute_gradients(batch).loss
     kernel.assign_sub(2 * nudge)
-    slope = (up - model.outer_gradients(batch)[0].loss) / 2
+    slope = (up - model.compute_gradients(batch).loss) / 2
     np.testing.assert_allclose(slope, tf.reduce_sum(gradient * nudge), rtol=1e-2)
 
 

@@ -8,6 +8,7 @@ from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
+from gmeta.models.meta.outer_rules import choose_form, outer_gradients
 from gmeta.optimizers import Adam
 
 import numpy as np
@@ -100,11 +101,15 @@ class GMeta:
         return Start(weights, {name: rows.numpy() for name, rows in found.items()})
 
     def _outer(self, batch: Any) -> Any:
-        outer, lookup = self.model.outer_gradients(batch)
+        learner = self.model.learner
+        lookup = learner.collection.lookup(batch["features"])
+        outer = outer_gradients(
+            learner, batch, lookup, self.model.trainable_variables, form=choose_form(learner)
+        )
         places = {n: p.flat_values if hasattr(p, "flat_values") else p for n, p in lookup.positions.items()}
         of_table = zip(outer.rows, self.model.collection.merged, strict=True)
         by_field = {f.name: tf.gather(g, places[f.name]) for g, merged in of_table for f in merged.features}
-        return outer.loss, outer.dense, by_field
+        return outer.measured.loss, outer.dense, by_field
 
     def outer(self, number: int) -> Outer:
         """See `Form`."""
