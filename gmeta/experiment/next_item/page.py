@@ -182,7 +182,8 @@ def rich_table(results: Results, seen: bool) -> Table:
 
     trained, k = results.measured.trained, results.k
     header, rows = table(results, seen)
-    kept = [f"HR@{k}", f"recall@{k}", f"NDCG@{k}", f"MAP@{k}", "MRR", "coverage"]
+    several = max(len(each) for each in results.metrics[seen].values()) > 1
+    kept = [f"HR@{k}", f"NDCG@{k}", "MRR"] + ([] if several else [f"recall@{k}", f"MAP@{k}", "coverage"])
     where = "items seen are ranked too" if seen else "items seen are left out"
     found = Table(
         title=f"next {trained.config.item}, {len(trained.cuts.test):,} users, {where}",
@@ -192,7 +193,7 @@ def rich_table(results: Results, seen: bool) -> Table:
         padding=0,
         show_edge=False,
     )
-    found.add_column("method")
+    found.add_column("method", no_wrap=True)
     for name in kept:
         found.add_column(f"{name} ", justify="right", no_wrap=True)
     for label, begins, cells in rows:
