@@ -81,7 +81,7 @@ class Scan(ABC):
 
     def __init__(self, file: TableFile, form: CsvForm, connection: duckdb.DuckDBPyConnection) -> None:
         self.file, self._form = file, form
-        self._plain = PlainPath(file.path)
+        self._plain = PlainPath(file.read, file.path)
         self._connection = connection
         self.rejects: list[Reject] = []
 
@@ -156,6 +156,8 @@ class Scan(ABC):
             return f"{value[:_SHOWN]!r} ({self._place(record)})"
 
     def _place(self, record: int) -> str:
+        if self.file.rows:
+            return f"{self.file.path}, row {record + 1}"
         line = self.lines({record})[0].get(record)
         return str(self.file.path) if line is None else f"{self.file.path}:{line}"
 
@@ -272,7 +274,7 @@ class CsvScan(Scan):
         """Return the table in SQL, all fields as text; lines with too few or too many become `rejects`."""
         # The columns have names of their own: those in the file may be empty, or of any characters.
         columns = ", ".join(f"c{place}: 'VARCHAR'" for place in range(len(self._names)))
-        quote, delimiter = sql_text(self._form.quote), sql_text(csv_delimiter(self.file.path, self._form))
+        quote, delimiter = sql_text(self._form.quote), sql_text(csv_delimiter(self.file.read, self._form))
         limits = ""
         if self._records.spanning:
             limits = ", parallel=false"
@@ -325,11 +327,11 @@ class CsvScan(Scan):
 
     @cached_property
     def _names(self) -> list[str]:
-        return csv_names(self.file.path, self._form)
+        return csv_names(self.file.read, self._form)
 
     @cached_property
     def _records(self) -> Records:
-        found = count_csv(self.file.path, csv_delimiter(self.file.path, self._form), self._form.quote)
+        found = count_csv(self.file.read, csv_delimiter(self.file.read, self._form), self._form.quote)
         if found.longest > _LONGEST:
             raise DataError(
                 f"it has a record of {found.longest:,} bytes, and at most {_LONGEST:,} can be read",
@@ -376,8 +378,8 @@ class CsvScan(Scan):
         refused: dict[int, int] = {}
         bad = {reject.place for reject in self.rejects}
         record, before = -int(self._form.header), 0
-        with open_text(self.file.path) as text, contextlib.suppress(csv.Error):
-            delimiter = csv_delimiter(self.file.path, self._form)
+        with open_text(self.file.read) as text, contextlib.suppress(csv.Error):
+            delimiter = csv_delimiter(self.file.read, self._form)
             reader = csv.reader(text, delimiter=delimiter, quotechar=self._form.quote)
             for place, fields in enumerate(reader):
                 line, before = before + 1, reader.line_num
@@ -435,7 +437,7 @@ class JsonScan(Scan):
 
     @cached_property
     def _records(self) -> Records:
-        return count_lines(self.file.path)
+        return count_lines(self.file.read)
 
     def count(self) -> int:
         """Count the lines that aren't blank."""
@@ -443,7 +445,7 @@ class JsonScan(Scan):
 
     def _check_count(self, rows: int) -> None:
         if rows != self.count():
-            self._records = count_lines(self.file.path, spaces=True)
+            self._records = count_lines(self.file.read, spaces=True)
         super()._check_count(rows)
 
     def _column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
@@ -467,7 +469,7 @@ class JsonScan(Scan):
 
     def _find_malformed(self) -> None:
         """Raise an error with the malformed line's number; DuckDB's is off by the blank lines and one."""
-        with open_text(self.file.path) as text:
+        with open_text(self.file.read) as text:
             for number, line in enumerate(text, start=1):
                 try:
                     value = json.loads(line) if line.strip() else {}
@@ -485,7 +487,7 @@ class JsonScan(Scan):
     def lines(self, records: Collection[int], rejects: Collection[int] = ()) -> Lines:
         """Find the lines of records; every line that isn't blank is one."""
         found: dict[int, int] = {}
-        with open_text(self.file.path) as text:
+        with open_text(self.file.read) as text:
             full = (number for number, line in enumerate(text, start=1) if line.strip())
             for record, number in enumerate(full):
                 if record in records:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +22,7 @@ from gmeta.preprocess.plan.normalisation import Fault, normalise
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import TableSpec
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
+from gmeta.preprocess.tables.recognition import recognise
 from gmeta.preprocess.tables.table_files import FileDigests, Format, TableFile, find_files
 from gmeta.preprocess.tables.table_scan import CsvScan, JsonScan, Scan
 from gmeta.preprocess.tables.table_survey import resolve_spec
@@ -41,6 +44,7 @@ class TableSource:
 
     Attributes:
       files: The table's files, in the order in which they are read.
+      forms: The format of each one's fields, as it was recognised.
 
     Raises:
       ConfigError: The spec doesn't fit the files, or values don't decide its open settings.
@@ -55,13 +59,26 @@ class TableSource:
         self.files = find_files(data)
         self.path = Path(data[0])
         self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
-        self._scans = [_SCANS[file.format](file, spec.csv, connection) for file in self.files]
+        self._scratch = tempfile.TemporaryDirectory(prefix="gmeta-")  # deleted with this object
+        found = [
+            recognise(file.path, spec.csv, spec.format, partial(self._translated, number))
+            for number, file in enumerate(self.files)
+        ]
+        self.files, self.forms = [one.file for one in found], [one.form for one in found]
+        self._scans = [_SCANS[one.file.format](one.file, one.form, connection) for one in found]
         try:
-            self.spec = resolve_spec(self._scans, spec)
+            resolved = resolve_spec(self._scans, spec)
         except ConfigError as error:
             raise ConfigError(f"{self.files[0].path}: {error}") from error
+        notes = dict.fromkeys(note for one in found for note in one.notes)
+        self.spec = replace(resolved, notes=(*notes, *resolved.notes))
         self._starts: list[int] = []  # the number of each file's first record
         self._digests = FileDigests([file.path for file in self.files])
+
+    def _translated(self, number: int) -> Path:
+        """Return a path for a file's translation."""
+        folder = Path(self._scratch.name)
+        return folder / f"{number}-{len([*folder.iterdir()])}"
 
     @property
     def rows_read(self) -> int:
@@ -131,6 +148,8 @@ class TableSource:
             shown.setdefault(reject.reason, []).append(reject.place)
         places = {place for own in shown.values() for place in own[: bad.EXAMPLES]}
         lines, refused = scan.lines({example.record for example in examples}, places)
+        if scan.file.rows:
+            lines = refused = {}
         found = [(e.reason, lines.get(e.record), e.words(scan.file.is_text), e.times) for e in examples]
         found += [(r.reason, refused.get(r.place), r.message, 1) for r in scan.rejects]
         if bad.on_bad == "raise":
