@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gmeta.cli.options import DATA, engine_options, on_bad_option
-from gmeta.cli.table_options import table_options, table_spec
+from gmeta.cli.table_flags import table_options, table_spec
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import CODECS, LAYOUTS
 from gmeta.core.schema import OnBad

@@ -13,6 +13,7 @@ import pyarrow as pa
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Column, DType, Schema
 from gmeta.core.settings import load_toml
+from gmeta.preprocess.table_shape import TableShape
 
 _EXACT = 2.0**53
 _MOST_FLOAT32 = 3.4028234663852886e38
@@ -21,6 +22,9 @@ Role = Literal["feature", "task", "time", "label"]
 
 FileFormat = Literal["parquet", "csv", "tsv", "json", "jsonl", "python", "lists"]
 """How a file is written; see `tables.recognition`."""
+
+_OPTIONS = {"joins": "join", "times": "time-format", "session": "sessions", "lists": "list"}
+"""Settings of `TableShape` whose options have another name."""
 
 RESERVED = "_gmeta_"
 """The prefix of the names of columns that engines add to rows."""
@@ -131,6 +135,8 @@ class TableSpec:
         above are stored in any case.
       csv: The format of CSV files.
       format: How files are written; None: by the content of each, and its ending.
+      shape: What is done with rows before they are stored.
+      defaults: Name -> the default of a column that has none of its own; ``"*"``: of all features.
       unused: The table's columns that aren't stored; `resolve` finds them.
       notes: What was decided by the values and may surprise the user, each in a sentence.
 
@@ -147,6 +153,8 @@ class TableSpec:
     columns: Mapping[str, ColumnSpec] = field(default_factory=dict)
     csv: CsvForm = field(default_factory=CsvForm)
     format: FileFormat | None = None
+    shape: TableShape = field(default_factory=TableShape)
+    defaults: Mapping[str, int | float | str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -160,10 +168,12 @@ class TableSpec:
                 )
         for role, name in (("time", self.time), ("label", self.label)):
             if name is not None and name in self.columns and self.columns[name].hash:
-                what = "a whole number or a date" if role == "time" else "a number"
+                advice = f"--label '{name}: VALUE=1, *=0' for text"
+                if role == "time":
+                    advice = "--time-format for times of other forms than 2014-02-27 10:00:00"
                 raise ConfigError(
                     f"column {name!r} is the {role}, and a hash of it has no meaning: leave out hash = true, "
-                    f"and write {what} into the file where there is text"
+                    f"and use {advice}"
                 )
         if self.task in self.columns and self.columns[self.task].dtype == "float32":
             raise ConfigError(
@@ -272,6 +282,7 @@ class TableSpec:
                 dtype = "int64"
             else:
                 raise ConfigError(f"column {name!r} is {kind}: neither numbers nor text can be made of it")
+        column = self._with_default(name, column, dtype, hashes)
         if hashes and (column.min is not None or column.max is not None):
             raise ConfigError(
                 f"column {name!r} is text, which is hashed to ids: leave out min and max, or give a dtype"
@@ -284,6 +295,18 @@ class TableSpec:
         if isinstance(column.default, float) and dtype == "int64":
             _check_whole(column.default)
         return replace(column, source=source, dtype=dtype, is_list=is_list, hash=hashes)
+
+    def _with_default(self, name: str, column: ColumnSpec, dtype: DType, hashes: bool) -> ColumnSpec:
+        """Return a column with the default that the table gives it."""
+        default = self.defaults.get(name)
+        if default is None and self.role_of(name) == "feature" and name not in self.unique:
+            default = self.defaults.get("*")
+            part = isinstance(default, float) and not default.is_integer()
+            if not hashes and (isinstance(default, str) or (part and dtype == "int64")):
+                default = None  # one of all features goes to those that it fits
+        if default is None or column.default is not None:
+            return column
+        return replace(column, default=default)
 
     def _without_value(self, name: str, default: float | str | None) -> tuple[DType, bool]:
         """Return the type of a column without a value, and whether it is hashed: its default decides."""
@@ -306,6 +329,7 @@ class TableSpec:
             "escape": csv.escape == "\\",
             "delimiter": len(csv.delimiter or "") > 1,
             "format": self.format in ("python", "lists"),
+            **{_OPTIONS.get(name, name): True for name in self.shape.given},
         }
         if wrong := [name for name, value in given.items() if value]:
             raise ConfigError(f"--{wrong[0]} is not for --engine {engine}: prepare without --engine")
@@ -315,6 +339,7 @@ class TableSpec:
         return {
             **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
             "columns": {name: asdict(column) for name, column in self.columns.items()},
+            **({"shape": asdict(self.shape)} if self.shape.given else {}),
         }
 
 

@@ -42,9 +42,26 @@ _LIST_LINE = re.compile(r"\s*\d+(?: +\d+)*\s*")
 _NUMBER = re.compile(r"\s*-?\d+(?:\.\d+)?\s*")
 _TYPED = re.compile(r"(.+):(token|float|token_seq|float_seq)")
 _EVENTS = ("user_id", "item_id", "rating", "timestamp")
+_GENRES = (
+    *("unknown", "Action", "Adventure", "Animation", "Children", "Comedy", "Crime", "Documentary", "Drama"),
+    *(
+        "Fantasy",
+        "Film-Noir",
+        "Horror",
+        "Musical",
+        "Mystery",
+        "Romance",
+        "Sci-Fi",
+        "Thriller",
+        "War",
+        "Western",
+    ),
+)
 _NAMES = {
     "u.data": _EVENTS,
     "ratings.dat": _EVENTS,
+    "u.user": ("user_id", "age", "gender", "occupation", "zip_code"),
+    "u.item": ("item_id", "title", "release_date", "video_release_date", "url", *_GENRES),
     "movies.dat": ("item_id", "title", "genres"),
     "users.dat": ("user_id", "gender", "age", "occupation", "area"),
     "behaviors.tsv": ("impression_id", "user_id", "time", "history", "impressions"),
@@ -228,11 +245,11 @@ def _fields(
     if escape and form.escape is None:
         notes.append(f'{path.name} has quotes escaped by a backslash: \\" is read as one (--escape none: no)')
     if (form.header and format_of(path) is None and lines) and (
-        all(_NUMBER.fullmatch(field) for field in _splits(lines[0], delimiter, form.quote))
+        any(_NUMBER.fullmatch(field) for field in _splits(lines[0], delimiter, form.quote))
     ):
         raise ConfigError(
-            f"{path}: its first line holds numbers and no names, {lines[0][:60]!r}: "
-            "name its columns by --no-header --columns NAME,NAME,..."
+            f"{path}: its first line holds numbers and no names, {lines[0][:60]!r}: name its columns by "
+            "--no-header --columns NAME,NAME,...; those of a side table by --join 'FILE: NAME,NAME,...'"
         )
     plain = None
     if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):

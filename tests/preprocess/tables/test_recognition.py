@@ -98,3 +98,23 @@ def test_what_is_ambiguous_is_refused_by_the_flag_that_settles_it(tmp_path, name
     (tmp_path / name).write_text(text)
     with pytest.raises((ConfigError, DataError), match=said):
         prepare(tmp_path / name, tmp_path / "out", spec=TableSpec("u"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "names", "separator"),
+    [
+        ("csv", [["userId", "movieId", "rating", "timestamp"], ["movieId", "title", "genres"]], ","),
+        ("dat", [], "::"),
+    ],
+)
+def test_large_editions_of_movielens_are_read_with_their_films(tmp_path, ending, names, separator):
+    ratings = [["1", "5", "4.5", "97"], ["2", "6", "3", "98"]]
+    movies = [["5", "A (1999)", "Drama|War"], ["6", "B (2001)", "(no genres listed)"]]
+    for name, rows, own in zip(("ratings", "movies"), (ratings, movies), names or ([], []), strict=True):
+        lines = [separator.join(row) for row in ([own] if own else []) + rows]
+        (tmp_path / f"{name}.{ending}").write_text("\n".join(lines) + "\n")
+    prepare(tmp_path, tmp_path / "out")
+    rows = sorted(read_split(tmp_path / "out", "train"), key=lambda row: row["rating"])
+    assert rows[1]["genres"] == [hash_text("Drama"), hash_text("War")]
+    assert rows[1]["title"] == [hash_text("A (1999)")]
+    assert [row["rating"] for row in rows] == [[3.0], [4.5]]
