@@ -93,8 +93,8 @@ class TableShape:
       session: The column within which times without a gap make a session; None: no sessions.
       gap: The seconds between two rows that begin a new session.
       core: Column -> how many rows each of its values has at least, after all others have as well.
-      blocks: Whether blocks of 1,024 rows take the place of tasks, as for rows without a user. Gaps then are
-        a value of their own.
+      blocks: Whether blocks of up to 1,024 rows take the place of tasks, as for rows without a user. Gaps
+        then are a value of their own.
     """
 
     null: tuple[str, ...] = ()

@@ -259,6 +259,7 @@ def find_table(data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> Found
       ConfigError: The spec doesn't fit.
       DataError: A file can't be read.
     """
+    spec.refuse_local("streaming")
     with closing(duckdb_engine.connect(memory.default_limit())) as connection:
         source = TableSource(data, spec, connection)
         return FoundTable(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _FILE, _RECORD = "_gmeta_file", "_gmeta_record"
-_ROWS = 1024  # of a block
+_ROWS, _PARTS = 1024, 20  # the most rows of a block, and the fewest blocks
 _EDGES = ((1e11, 1_000_000), (1e14, 1_000), (1e17, 1))  # numbers below an edge -> microseconds of one
 _UNITS = {"s": "1e6", "ms": "1e3", "us": "1", "ns": "1e-3"}
 
@@ -453,12 +453,14 @@ class Shaper:
                     f"coalesce(nullif({name}::VARCHAR, ''), {sql_text(own.strip(chr(39)))}) AS {name}"
                 )
                 gaps.append(column if own == "''" else f"{column} ({own})")
+        total = self._one(f"SELECT count(*) FROM {self._view}")[0]
+        size = min(_ROWS, max(-(-total // _PARTS), 1))
         replaced = f" REPLACE ({', '.join(filled)})" if filled else ""
         self._step(
-            f"SELECT *{replaced}, (row_number() OVER (ORDER BY {_FILE}, {_RECORD}) - 1) // {_ROWS} "
+            f"SELECT *{replaced}, (row_number() OVER (ORDER BY {_FILE}, {_RECORD}) - 1) // {size} "
             f"AS {BLOCK} FROM {self._view}"
         )
-        self.notes.append(f"no --task: blocks of {_ROWS:,} rows take the place of tasks, column {BLOCK!r}")
+        self.notes.append(f"no --task: blocks of {size:,} rows take the place of tasks, column {BLOCK!r}")
         if gaps:
             shown = ", ".join(gaps[:6]) + (f" and {len(gaps) - 6} more" if len(gaps) > 6 else "")
             self.notes.append(f"gaps are a value of their own: {shown}")

@@ -8,6 +8,7 @@ import pytest
 from gmeta.cli.table_flags import table_options, table_spec
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import prepare
+from gmeta.preprocess.cluster.table_input import find_table
 from gmeta.preprocess.plan.normalisation import hash_text
 from support.data_files import read_split, write_table
 
@@ -158,7 +159,7 @@ def test_rows_without_a_user_become_blocks_whose_gaps_are_a_value(tmp_path):
     arguments = ["--no-header", "--columns", "y,I1,C1", "--label", "y"]
     (tmp_path / "train.txt").write_text(text)
     rows = shaped(tmp_path, arguments, None, "train.txt")
-    assert column(rows, "block") == [0] * 1024 + [1] * 476
+    assert column(rows, "block") == [row // 75 for row in range(1500)]
     assert column(rows, "I1")[:501] == [-1] * 500 + [1]
     assert column(rows, "C1").count(hash_text("0a")) == 300
     assert column(rows, "C1").count(hash_text("")) == 1200
@@ -196,10 +197,13 @@ def test_a_side_table_with_a_key_twice_is_refused(tmp_path):
         shaped(tmp_path, ["--task", "user", "--join", str(tmp_path / "items.csv"), "--on", "item=id"])
 
 
-def test_clusters_refuse_what_they_do_not_do():
+def test_clusters_refuse_what_they_do_not_do(tmp_path):
     settings = dict.fromkeys(["spec_file", "unique", "format_", "delimiter", "encoding", "escape", "columns"])
     settings |= dict.fromkeys(["no_header", "null", "explode", "distinct", "core", "sessions", "time"])
     settings |= {"defaults": [], "join": [], "on": [], "time_format": [], "lists": []}
     settings |= {"task": "user", "label": "rating >= 4", "where": "x > 0"}
+    spec = table_spec(settings)
     with pytest.raises(ConfigError, match="--label is not for --engine spark"):
-        table_spec(settings).refuse_local("spark")
+        spec.refuse_local("spark")
+    with pytest.raises(ConfigError, match="--label is not for --engine streaming"):
+        find_table([tmp_path], spec)
