@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -339,7 +340,7 @@ class TableSpec:
         return {
             **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
             "columns": {name: asdict(column) for name, column in self.columns.items()},
-            **({"shape": asdict(self.shape)} if self.shape.given else {}),
+            **({"shape": json.loads(json.dumps(asdict(self.shape)))} if self.shape.given else {}),
         }
 
 

@@ -1,15 +1,18 @@
 """Rows are joined, labelled, exploded and filtered before they are stored."""
 
 import datetime as dt
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from gmeta.cli.table_flags import table_options, table_spec
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import prepare
 from gmeta.preprocess.cluster.table_input import find_table
 from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.table_shape import LabelRule, TableShape
+from gmeta.preprocess.table_spec import TableSpec
 from support.data_files import read_split, write_table
 
 LOG = "user,item,event,rating,ts\n1,a,view,3,0\n1,b,buy,4.5,100\n2,a,cart,5,50\n2,c,view,,9000\n"
@@ -195,6 +198,17 @@ def test_a_side_table_with_a_key_twice_is_refused(tmp_path):
     (tmp_path / "items.csv").write_text(ITEMS + "a,7,\n")
     with pytest.raises(DataError, match="id 'a' is in 2 rows"):
         shaped(tmp_path, ["--task", "user", "--join", str(tmp_path / "items.csv"), "--on", "item=id"])
+
+
+def test_the_same_shape_of_the_same_files_is_reused(tmp_path):
+    (tmp_path / "log.csv").write_text(LOG)
+    shape = TableShape(null=("view",), label=LabelRule.parse("rating >= 4"), core={"user": 1})
+    spec = TableSpec("user", label="rating", shape=shape, defaults={"*": 0.0, "rating": 0.0, "event": "none"})
+    assert not prepare(tmp_path / "log.csv", tmp_path / "out", spec=spec).reused
+    assert prepare(tmp_path / "log.csv", tmp_path / "out", spec=spec).reused
+    other = replace(spec, shape=replace(shape, where="ts > 0"))
+    with pytest.raises(GmetaError, match="was prepared otherwise"):
+        prepare(tmp_path / "log.csv", tmp_path / "out", spec=other)
 
 
 def test_clusters_refuse_what_they_do_not_do(tmp_path):
