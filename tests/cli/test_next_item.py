@@ -177,6 +177,8 @@ def test_other_families_options_and_runs_that_are_not_over_are_refused(folder, t
     assert "the settings have for = 'next-item'" in said.stderr
     said = gmeta("train", "--data", folder / "data", "--set", 'item="place"', "--set", "bad=1", code=2).stderr
     assert "bad" in said
+    gmeta("prepare", "--data", folder / "events.parquet", "--task", "user", "--out", tmp_path / "timeless")
+    assert "without times" in gmeta("train", "--data", tmp_path / "timeless", code=2).stderr
     begun = RunFolder(tmp_path / "begun")
     begun.begin(plan_next_item({}, folder / "data").config, folder / "data")
     with pytest.raises(DataError, match="gmeta train"):

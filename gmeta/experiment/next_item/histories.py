@@ -160,11 +160,17 @@ def read_events(data: Path, item: str, on_bad: OnBad = "raise") -> tuple[Histori
       The histories, and the items' ids, ascending.
 
     Raises:
-      DataError: The data set can't be read, or has no rows.
+      ConfigError: The data set has no times.
+      DataError: It can't be read, or has no rows.
     """
     manifest = Manifest.load(data)
     time = (manifest.config.get("table") or {}).get("time") or _time_of_movielens(manifest)
-    columns = {"item": item, **({"time": time} if time else {})}
+    if time is None:
+        raise ConfigError(
+            f"{data} was prepared without times, so nothing shows which item came next: prepare it with "
+            "--time COLUMN; of lists in order, gmeta prepare makes the column position"
+        )
+    columns = {"item": item, "time": time}
     users: list[Any] = []
     sizes: list[Any] = []
     found: dict[str, list[Any]] = {name: [] for name in columns}
@@ -182,15 +188,15 @@ def read_events(data: Path, item: str, on_bad: OnBad = "raise") -> tuple[Histori
         raise DataError("no events", path=data, advice="prepare a data set with rows")
     user = np.repeat(np.concatenate(users), np.concatenate(sizes))
     every = {name: np.concatenate(values) for name, values in found.items()}
-    times = every.get("time")
+    times = every["time"]
     # Of a user's events at the same time, a data set has those with lower ids first, so that a model could
     # learn that the next id is higher: a hash of user and item puts them into an order that says nothing.
     mixed = _mix(_mix(user) + every["item"].astype(np.uint64))
-    order = np.argsort(user, kind="stable") if times is None else np.lexsort((mixed, times, user))
+    order = np.lexsort((mixed, times, user))
     known, counts = np.unique(user, return_counts=True)
     ids, numbers = np.unique(every["item"][order], return_inverse=True)
     splits = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Histories(known, splits, numbers.astype(np.int64), None if times is None else times[order]), ids
+    return Histories(known, splits, numbers.astype(np.int64), times[order]), ids
 
 
 def _mix(values: Ints) -> NDArray[np.uint64]:
