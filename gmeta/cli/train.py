@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from gmeta.cli.options import DATA, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.errors import DataError
+from gmeta.core.extras import MissingExtraError
 from gmeta.core.json_values import FILE_NAME as MANIFEST
 from gmeta.core.schema import OnBad
+
+if TYPE_CHECKING:
+    from gmeta.experiment.plan.experiment_config import ExperimentConfig
 
 
 @click.command("train")
@@ -33,6 +38,12 @@ from gmeta.core.schema import OnBad
     metavar="KEY=VALUE",
     help="A setting in TOML that replaces the one of --config, such as seeds=[0]; may be repeated.",
 )
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="About how long settings of methods are tried on training tasks before the training, such as 90s, "
+    "2m or 1h; 0: not at all.  [default: 2m for your own data, if no methods are given]",
+)
 @on_bad_option
 @click.option(
     "--checkpoint-every",
@@ -47,6 +58,7 @@ def command(
     data: Path | None,
     config_path: Path | None,
     assignments: tuple[str, ...],
+    budget: str | None,
     on_bad: OnBad,
     checkpoint_every: int | None,
     size: int | None,
@@ -57,7 +69,8 @@ def command(
     """Train on a prepared data set; resume where a run stopped.
 
     On a data set of your own, it learns to predict the label that the data were prepared with, from all other
-    columns, and prints its choices; --config and --set override them.
+    columns, and prints its choices; --config and --set override them. Settings of methods are chosen by
+    trials on training tasks.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
@@ -74,6 +87,8 @@ def command(
     from gmeta.experiment.runs.run_folder import RunFolder
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
+    if budget is not None:
+        settings["budget"] = budget
     check_agreement({name: repr(value) for name, value in settings.items()})
     data = data or _prepare(RunFolder(run_path).data)
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
@@ -83,6 +98,8 @@ def command(
     run, first = RunFolder(run_path), world().rank == 0
     for note in planned.notes if first else ():
         click.echo(note, err=True)
+    resumed = run.resume(config)
+    config = _choose(config, data, on_bad, first) if resumed is None else resumed
     with TrainingProgress(None if first else Console(quiet=True)) as progress:
         waiting = run_training(
             config,
@@ -96,6 +113,24 @@ def command(
         if waiting.elements:
             click.echo(str(waiting), err=True)
         click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
+
+
+def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) -> ExperimentConfig:
+    """Choose the settings of methods and print them; without the packages of an extra, take the usual ones."""
+    from gmeta.experiment.plan.experiment_config import budget_seconds
+
+    def say(note: str) -> None:
+        if first:
+            click.echo(note, err=True)
+
+    if not budget_seconds(config.budget):
+        return config
+    try:
+        from gmeta.experiment.search.trials import choose_settings
+    except MissingExtraError as error:
+        say(f"settings: the usual ones, because their choice needs a package: {error}")
+        return config
+    return choose_settings(config, data, say=say, on_bad=on_bad)
 
 
 def _prepare(own: Path) -> Path:

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,21 @@ class RunFolder:
             return
         with explain_write_errors(file):
             write_atomically(file, json.dumps(begun, indent=1) + "\n")
+
+    def resume(self, config: ExperimentConfig) -> ExperimentConfig | None:
+        """Return the experiment with the settings of methods that the run chose; None if it hasn't begun.
+
+        Args:
+          config: The experiment as it is planned, before the choice.
+
+        Raises:
+          DataError: The settings that were saved can't be read.
+        """
+        if not (self.path / "config.json").exists():
+            return None
+        held, _ = self.load()
+        chose = budget_seconds(config.budget) and held.budget == config.budget
+        return replace(config, methods=held.methods) if chose else config
 
     def load(self) -> tuple[ExperimentConfig, Path]:
         """Read the settings and the data folder that the run was begun with.
