@@ -11,10 +11,12 @@ import click
 from gmeta.cli.options import DATA, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.extras import MissingExtraError
 from gmeta.core.json_values import FILE_NAME as MANIFEST
 from gmeta.core.schema import OnBad
 
 if TYPE_CHECKING:
+    from gmeta.experiment.plan.experiment_config import ExperimentConfig
     from gmeta.experiment.runs.run_folder import RunFolder
 
 
@@ -45,6 +47,12 @@ if TYPE_CHECKING:
     help="What to learn: the label of a new user's rows, or the next item of a user's history.  [default: "
     "next-item for data that were prepared without a label; else cold-start]",
 )
+@click.option(
+    "--budget",
+    metavar="TIME",
+    help="About how long settings of methods are tried on training tasks before the training, such as 90s, "
+    "2m or 1h; 0: not at all.  [default: 2m for your own data, if no methods are given]",
+)
 @on_bad_option
 @click.option(
     "--checkpoint-every",
@@ -60,6 +68,7 @@ def command(
     config_path: Path | None,
     assignments: tuple[str, ...],
     family: str | None,
+    budget: str | None,
     on_bad: OnBad,
     checkpoint_every: int | None,
     size: int | None,
@@ -70,9 +79,10 @@ def command(
     """Train on a prepared data set; resume where a run stopped.
 
     On a data set of your own, it learns to predict the label that the data were prepared with, from all other
-    columns, and prints its choices; --config and --set override them. Without a label, or with --for
-    next-item, it learns which item comes next in a user's history: SASRec and HSTU beside sequential rules,
-    item neighbours, EASE and implicit ALS, and a blend of all of them.
+    columns, and prints its choices; --config and --set override them. Settings of methods are chosen by
+    trials on training tasks. Without a label, or with --for next-item, it learns which item comes next in a
+    user's history: SASRec and HSTU beside sequential rules, item neighbours, EASE and implicit ALS, and a
+    blend of all of them.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
@@ -89,6 +99,8 @@ def command(
     from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
+    if budget is not None:
+        settings["budget"] = budget
     check_agreement({name: repr(value) for name, value in settings.items()})
     data = data or _prepare(RunFolder(run_path).data)
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
@@ -96,6 +108,8 @@ def command(
     if choose_family(family, settings, data) == "next-item":
         if checkpoint_every is not None:
             raise ConfigError("--checkpoint-every: training for next-item saves after each epoch alone")
+        if budget is not None:
+            raise ConfigError("--budget is of cold start; for next-item, validation ends each training")
         _train_next_item(settings, run, data, where, on_bad)
         return
     planned = plan_experiment(settings, data, where)
@@ -104,6 +118,8 @@ def command(
     first = world().rank == 0
     for note in planned.notes if first else ():
         click.echo(note, err=True)
+    resumed = run.resume(config)
+    config = _choose(config, data, on_bad, first) if resumed is None else resumed
     with TrainingProgress(None if first else Console(quiet=True)) as progress:
         waiting = run_training(
             config,
@@ -132,6 +148,24 @@ def _train_next_item(
     with TrainingProgress() as progress:
         train_next_item(planned.config, run, data, progress=progress, on_bad=on_bad)
     click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
+
+
+def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) -> ExperimentConfig:
+    """Choose the settings of methods and print them; without an extra's packages, take the usual ones."""
+    from gmeta.experiment.plan.experiment_config import budget_seconds
+
+    def say(note: str) -> None:
+        if first:
+            click.echo(note, err=True)
+
+    if not budget_seconds(config.budget):
+        return config
+    try:
+        from gmeta.experiment.search.trials import choose_settings
+    except MissingExtraError as error:
+        say(f"settings: the usual ones, because their choice needs a package: {error}")
+        return config
+    return choose_settings(config, data, say=say, on_bad=on_bad)
 
 
 def _prepare(own: Path) -> Path:

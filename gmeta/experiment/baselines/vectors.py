@@ -74,6 +74,16 @@ class ItemVectors:
             found.append(np.einsum("rk,rk->r", spread, wanted))
         return self.noise + np.concatenate([np.zeros(0), *found])
 
+    def moments(self, rows: Rows) -> Floats:
+        """Compute the mean second moments of the tasks' vectors under their posteriors, (width, width)."""
+        total = np.zeros((self.vectors.shape[1], self.vectors.shape[1]))
+        for _, support in self._parts(Tasks(rows, rows)):
+            left, right = self._normal(support)
+            inverse = np.linalg.inv(left)
+            means = np.matmul(inverse, right)[..., 0]
+            total += inverse.sum(axis=0) + means.T @ means
+        return total / max(len(rows.sizes), 1)
+
     def _of(self, rows: Rows) -> Floats:
         return self.vectors[self.slots[rows.items]]
 

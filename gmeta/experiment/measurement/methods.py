@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,23 @@ class MeasuredRun:
     baseline_seconds: float
 
 
+def read_training(
+    config: ExperimentConfig, data: Path, reader: AttributeReader, on_bad: OnBad = "raise"
+) -> Tasks:
+    """Read all rows that methods are trained on; tasks as large as measured ones are cut as those are.
+
+    Args:
+      config: The experiment.
+      data: A prepared data set.
+      reader: Collects the attributes of the rows' items.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+    """
+    measured = measured_tasks(config, data, config.train_split, on_bad, shard=EVERYTHING)
+    warm = read_tasks(reader.watch(measured), config.item, yes_from(config))
+    others = reader.watch(other_training_tasks(config, data, on_bad), "columns")
+    return warm.and_whole(read_whole(others, config.item, config.label, yes_from(config)))
+
+
 def measure(run: RunFolder, on_bad: OnBad = "raise") -> MeasuredRun:
     """Let every method of a trained experiment, and the baselines, predict its test splits.
 
@@ -154,13 +172,7 @@ def measure(run: RunFolder, on_bad: OnBad = "raise") -> MeasuredRun:
     primary = config.test_splits[0]
     reader = AttributeReader.of(config)
     with data_errors():
-        warm = read_tasks(
-            reader.watch(measured_tasks(config, data, config.train_split, on_bad, shard=EVERYTHING)),
-            config.item,
-            yes_from(config),
-        )
-        others = reader.watch(other_training_tasks(config, data, on_bad), "columns")
-        warm = warm.and_whole(read_whole(others, config.item, config.label, yes_from(config)))
+        warm = read_training(config, data, reader, on_bad)
         batches = {
             name: list(reader.watch(measured_tasks(config, data, name, on_bad, shard=EVERYTHING)))
             for name in config.test_splits

@@ -16,7 +16,7 @@ from gmeta.experiment.baselines import ATTRIBUTES, BIASES, FACTORS, ITEM_MEAN, K
 from gmeta.experiment.baselines.tuning import Tuned
 from gmeta.experiment.measurement.methods import measure
 from gmeta.experiment.measurement.split import Split
-from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, budget_seconds
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, count_unmeasured, training_queries
 from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, SplitResult
@@ -130,7 +130,9 @@ def notes_on_methods(config: ExperimentConfig) -> list[str]:
 
 
 _OF_TRAINING_ROWS = ("held_out_part", "labels", "label_scale")
-"""Settings in which folds differ: which tasks are held out, and what is read off the rows of the others."""
+"""Settings in which folds differ: which tasks are held out, and what is read off the rows of the others.
+
+Those of methods differ as well, where each fold has chosen them on its own training tasks."""
 
 
 def evaluate(run: RunFolder, *others: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
@@ -244,9 +246,11 @@ def _refuse_unlike(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentC
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
     """Return the settings that folds have in common."""
     found = to_mapping(config)
+    chosen = {"methods": sorted(config.methods)} if budget_seconds(config.budget) else {}
     return {
         **{name: value for name, value in found.items() if name not in _OF_TRAINING_ROWS},
         "numbers": sorted(config.numbers),
+        **chosen,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,25 @@ def read_labels(path: Path, label: str, positive: float | None, choice: TaskChoi
     return LabelFacts(count, float(f"{total / max(count, 1):.6g}"))
 
 
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def budget_seconds(budget: str) -> float:
+    """Return the seconds of a budget.
+
+    Raises:
+      ConfigError: It isn't a number followed by ``s``, ``m`` or ``h``.
+
+    Example:
+      >>> budget_seconds("2m"), budget_seconds("0")
+      (120.0, 0.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", budget)
+    if found is None:
+        raise ConfigError(f'budget must be a time such as "90s", "2m" or "1h", or "0", got {budget!r}')
+    return float(found[1]) * _SECONDS[found[2]]
+
+
 MAX_STEPS = 1 << 20
 Loss = Literal["mse", "binary_crossentropy"]
 NamedFeatures = Literal["movielens", "melu", "melu+year", "melu+year+writer"]
@@ -169,6 +189,9 @@ class ExperimentConfig:
         last support samples, or all if it has fewer. Empty: no curve.
       support_steps: Inner steps for that curve.
       methods: Method name -> how it is trained.
+      budget: About how long `gmeta train` tries settings of methods on training tasks before it trains
+        (`gmeta.experiment.search.trials`), as in ``"90s"``, ``"2m"`` or ``"1h"``; ``"0"``: not at all. Only
+        for methods that aren't given. ``"2m"`` for the user's own data, if neither is given.
 
     Example:
       A TOML file gives only what differs from these defaults::
@@ -206,8 +229,10 @@ class ExperimentConfig:
     support_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     support_steps: int = 5
     methods: Mapping[str, MethodConfig] = field(default_factory=default_methods)
+    budget: str = "0"
 
     def __post_init__(self) -> None:
+        budget_seconds(self.budget)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
         if not self.test_splits or len(set(self.test_splits)) != len(self.test_splits):

@@ -12,6 +12,7 @@ by 5 and who have 13 to 100 ratings are measured, and all others train. For othe
 * The loss is ``"binary_crossentropy"`` if all surveyed labels are 0 or 1, and otherwise ``"mse"``.
 * If the data set has one split, one of five tasks is held out. Otherwise, ``warm`` or ``train`` is trained
   on, and the other splits are measured.
+* Settings of methods are chosen by trials on training tasks (`gmeta.experiment.search`), within two minutes.
 * A fifth of a task's rows are its query set: another random draw in each epoch of training, the latest rows
   when the task is measured.
 """
@@ -26,7 +27,7 @@ from typing import Any
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, read_labels
+from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, budget_seconds, read_labels
 from gmeta.experiment.plan.method_config import own_methods
 from gmeta.experiment.plan.own_columns import ColumnPlan, Survey, survey
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, training_choice
@@ -34,6 +35,9 @@ from gmeta.io.reader_stats import data_errors
 
 HELD_OUT_OF = 5
 """If a data set has a single split, one in this many tasks is held out."""
+
+BUDGET = "2m"
+"""The time in which settings of methods are chosen, if nothing is given."""
 
 _OF_MOVIELENS = {"task", "item", "rating", "year", "genre", "gender", "age", "occupation", "area"}
 _UNDIVIDED_MOVIELENS: Mapping[str, Any] = {
@@ -68,6 +72,10 @@ def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config")
         that the settings give it; there is no label.
       DataError: The data set can't be read, or its labels are all the same or not finite.
     """
+    if "methods" in given and budget_seconds(str(given.get("budget", "0"))):
+        raise ConfigError(
+            f"{where}: budget is for the choice of methods' settings, and methods are given: leave out either"
+        )
     manifest = Manifest.load(data)
     names = {column.name for column in manifest.schema}
     if isinstance(given.get("features"), str) or ("features" not in given and names >= _OF_MOVIELENS):
@@ -94,6 +102,7 @@ class _Plan(ColumnPlan):
             "query": 0.2,
             "resample": True,
             "seeds": [0],
+            "budget": "0" if "methods" in self.given else BUDGET,
             **self._splits(),
             **self.given,
             "label": label,

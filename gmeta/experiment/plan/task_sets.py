@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def training_tasks(
     start: Start = 0,
     options: io.ReadOptions = DEFAULTS,
     query: int | float | None = None,
+    choice: TaskChoice | None = None,
 ) -> tf.data.Dataset:
     """Read the tasks of the training split, in a new order each epoch; pass over those too small to split.
 
@@ -37,6 +39,7 @@ def training_tasks(
       start: As for `gmeta.io.tasks`.
       options: As for `gmeta.io.tasks`; ``seed`` sets the order of tasks and the random draws.
       query: The method's query set, if it isn't the experiment's.
+      choice: Other tasks of the training split than those that are trained on.
     """
     return io.tasks(
         data / config.train_split,
@@ -44,7 +47,7 @@ def training_tasks(
         rows=None if config.resample else config.rows,
         resample=config.resample,
         **{**_columns(config), **({} if query is None else {"query": query})},
-        only=training_choice(config),
+        only=training_choice(config) if choice is None else choice,
         start=start,
         options=options,
     )
@@ -57,18 +60,19 @@ def measured_tasks(
     on_bad: OnBad = "raise",
     stats: ReaderStats | None = None,
     shard: tuple[int, int] | None = None,
+    choice: TaskChoice | None = None,
 ) -> tf.data.Dataset:
     """Read the tasks of a split in the order of the files: the rank's part, or the part that ``shard`` names.
 
     Random draws depend on the task alone, not on the method or its seed. Of the training split, these are the
-    tasks that are trained on and have as many rows as a measured task.
+    tasks that are trained on and have as many rows as a measured task. ``choice`` reads other tasks instead.
     """
     return io.tasks(
         data / folder_of(config, split),
         tasks_per_batch=config.tasks_per_batch,
         rows=config.rows,
         **_columns(config),
-        only=measured_choice(config, split),
+        only=measured_choice(config, split) if choice is None else choice,
         options=io.ReadOptions(shuffle=False, on_bad=on_bad, stats=stats, shard=shard),
     )
 
@@ -125,6 +129,42 @@ def count_unmeasured(config: ExperimentConfig, data: Path, split: str) -> int:
     held_out = (1, 0) if split == HELD_OUT else choice.held_out_rows
     unbounded = replace(choice, held_out_rows=held_out, min_rows=1, max_rows=0)
     return _count(config, data, split, unbounded) - _count(config, data, split, choice)
+
+
+_ONE_IN = (3, 4, 5, 7, 11, 13)
+"""One in so many training tasks stands for a new one: the first number that has no divisor in common with
+the experiment's ``held_out``, because both go by the same hash."""
+
+
+def divide_training(
+    config: ExperimentConfig, data: Path, fewest: int = 12
+) -> tuple[TaskChoice, TaskChoice] | None:
+    """Divide the training tasks by a hash of their ids: about two thirds to train on, a third as new tasks.
+
+    Settings are chosen on these tasks, so that no test task takes part.
+
+    Args:
+      config: The experiment.
+      data: A prepared data set.
+      fewest: The fewest tasks of either side.
+
+    Returns:
+      The choice of tasks to train on, and that of tasks to measure, which have the size of measured tasks;
+      None if there are too few tasks.
+    """
+    trained = training_choice(config)
+    sizes = config.measured_rows or (1, 0)
+    for parts in (each for each in _ONE_IN if math.gcd(each, trained.parts) == 1):
+        rest = TaskChoice(parts, held_out_rows=sizes, within=trained)
+        asked = replace(rest, held_out=True, min_rows=sizes[0], max_rows=sizes[1])
+        least = (min(map(least_rows, training_queries(config))), least_rows(config.query))
+        counts = [
+            _count(config, data, config.train_split, each.at_least(rows))
+            for each, rows in zip((rest, asked), least, strict=True)
+        ]
+        if min(counts) >= fewest:
+            return rest, asked
+    return None
 
 
 def _count_both(

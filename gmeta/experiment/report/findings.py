@@ -101,7 +101,7 @@ def verdict(evaluation: Evaluation) -> str:
         return (
             f"No method beats {baseline.label}, the strongest baseline, {where}: {best.label} has {values}."
         )
-    numbers = f"{values}, {difference(evaluation, compared)}"
+    numbers = f"{values}, {difference(evaluation, compared)}{_order(evaluation, best, baseline)}"
     if compared.wins:
         return f"{capital(best.label)} beats {baseline.label}, the strongest baseline, {where}: {numbers}."
     if compared.loses:
@@ -112,6 +112,16 @@ def verdict(evaluation: Evaluation) -> str:
         f"No method’s win over {baseline.label}, the strongest baseline, is certain {where}: "
         f"{best.label} has {numbers}, and this interval includes zero."
     )
+
+
+def _order(evaluation: Evaluation, best: Standing, baseline: Standing) -> str:
+    """Compare how both order rows, as part of a sentence; empty if that wasn't measured."""
+    parts = []
+    for metric in ("auc", "gauc"):
+        both = [evaluation.spread(each.method, each.steps, metric) for each in (best, baseline)]
+        if all(spread.defined for spread in both):
+            parts.append(f"{METRICS[metric].label} {both[0].mean:.3f} against {both[1].mean:.3f}")
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def comparison(evaluation: Evaluation, method: Standing, baseline: Standing) -> Comparison | None:

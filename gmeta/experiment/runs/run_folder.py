@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
 from gmeta.experiment.plan.next_item_config import NextItemConfig
 
 Config = ExperimentConfig | NextItemConfig
@@ -101,6 +101,24 @@ class RunFolder:
             return
         with explain_write_errors(file):
             write_atomically(file, json.dumps(begun, indent=1) + "\n")
+
+    def resume(self, config: ExperimentConfig) -> ExperimentConfig | None:
+        """Return the experiment with the settings of methods that the run chose; None if it hasn't begun.
+
+        Args:
+          config: The experiment as it is planned, before the choice.
+
+        Raises:
+          ConfigError: The run is for something else.
+          DataError: The settings that were saved can't be read.
+        """
+        if not (self.path / "config.json").exists():
+            return None
+        held, _ = self.load()
+        if not isinstance(held, ExperimentConfig):
+            raise ConfigError(f"{self.path} was begun for {self.family}: name another --run")
+        chose = budget_seconds(config.budget) and held.budget == config.budget
+        return replace(config, methods=held.methods) if chose else config
 
     def load(self) -> tuple[Any, Path]:
         """Read the settings, of a class of `FAMILIES`, and the data folder that the run was begun with.

@@ -135,6 +135,9 @@ class TaskChoice:
         larger tasks of the part are among the others.
       min_rows: The fewest rows of a task that is read.
       max_rows: The most rows of a task that is read; 0: any number.
+      within: Another choice, which must keep the task as well: it divides again what that choice keeps. If
+        both go by ``"hash"``, their ``parts`` must have no common divisor, or else their parts depend on each
+        other.
 
     Raises:
       ConfigError: A number is out of range, ``by`` is unknown, or there is only one part and another argument
@@ -152,6 +155,7 @@ class TaskChoice:
     held_out_rows: tuple[int, int] = (1, 0)
     min_rows: int = 1
     max_rows: int = 0
+    within: TaskChoice | None = None
 
     def __post_init__(self) -> None:
         whole_number("TaskChoice: parts", self.parts, least=1)
@@ -176,6 +180,8 @@ class TaskChoice:
     def keeps(self, task: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         """Mark the tasks to read, (T,) bool, by their ids and numbers of rows, both (T,) int64."""
         read = _within(rows, (self.min_rows, self.max_rows))
+        if self.within is not None:
+            read &= self.within.keeps(task, rows)
         if self.parts == 1:
             return read
         held_out = (self._part_of(task) == self.part) & _within(rows, self.held_out_rows)

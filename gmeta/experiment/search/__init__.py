@@ -1,0 +1,4 @@
+"""The choice of methods' settings on training tasks, within a budget of time.
+
+`gmeta.experiment.search.trials.choose_settings` is what `gmeta train` calls.
+"""
