@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gmeta import io
 from gmeta.core.schedules import OneCycle
@@ -158,7 +159,7 @@ class Trials:
         found, done = [], 0
         for epochs in parts:
             steps = max(int(tasks.cardinality()) * epochs, 1)
-            callbacks = [RateInFit(lambda rate, _, n=steps: OneCycle(rate, n))] if cycles else []
+            callbacks = [_one_cycle(steps)] if cycles else []
             # The dataset counts its epochs; to Keras, all of them are one, which costs less.
             model.fit(tasks.repeat(epochs - done), epochs=1, verbose=0, callbacks=callbacks)
             done = epochs
@@ -326,3 +327,7 @@ def _changes(before: Any, now: Any, name: str = "") -> list[str]:
         pairs = [_changes(before[key], now[key], f"{name}.{key}" if name else key) for key in before]
         return [change for each in pairs for change in each]
     return [] if before == now else [f"{name} = {now:.3g}" if isinstance(now, float) else f"{name} = {now}"]
+
+
+def _one_cycle(steps: int) -> tf.keras.callbacks.Callback:
+    return RateInFit(lambda rate, _: OneCycle(rate, steps))
