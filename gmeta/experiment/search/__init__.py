@@ -2,3 +2,5 @@
 
 `gmeta.experiment.search.trials.choose_settings` is what `gmeta train` calls.
 """
+
+__all__: list[str] = []
