@@ -143,7 +143,7 @@ class RecordEncoder:
 # The check for records that readers would refuse as too large; it runs before anything is written.
 
 MAX_RECORD = 256 << 20
-"""The largest record in bytes that readers accept (``max_record`` in ``io/records/tfrecord.h``)."""
+"""The largest record in bytes; readers unpack no larger one (``kMaxBody`` in ``io/records/columnar.h``)."""
 
 FRAME = 16
 """The bytes of a record that aren't payload."""

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.models.zoo.softmax_blocks import SASRec
 from gmeta.ops import Jagged
 from support import warm
 
@@ -99,8 +100,8 @@ def test_settings_of_the_other_form_are_refused(recipe):
             check(form, given)
 
 
-def test_sasrec_reads_on_as_it_reads_whole_sequences(recipe):
-    stack = recipe("sasrec").SASRec(blocks=2, heads=2, attention_dim=3, value_dim=4, max_length=9)
+def test_sasrec_reads_on_as_it_reads_whole_sequences():
+    stack = SASRec(blocks=2, heads=2, attention_dim=3, value_dim=4, max_length=9)
     random = np.random.default_rng(0)
     offsets, own = np.array([0, 4, 5]), random.normal(size=(2, 3, 2, 6)).astype(np.float32)
     values = tf.constant(random.normal(size=(5, 6)), tf.float32)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import DataError
+from gmeta.models.zoo.softmax_blocks import LiGRBlock, SASRecBlock
 from gmeta.ops import Jagged
 from gmeta.testing.small_experiment import ITEMS, USERS, as_1m, small_100k
 from support import warm
@@ -91,8 +92,8 @@ def softmax_attention(block, x):
     return asked + hidden @ weight["ffn2"] + bias["ffn2"]
 
 
-def test_sasrec_is_its_formula_whatever_else_is_in_the_batch(recipe):
-    block = recipe("sasrec").SASRecBlock(heads=2, attention_dim=4, value_dim=4, max_length=9)
+def test_sasrec_is_its_formula_whatever_else_is_in_the_batch():
+    block = SASRecBlock(heads=2, attention_dim=4, value_dim=4, max_length=9)
     random = np.random.default_rng(0)
     lengths = [3, 0, 1, 7]
     x, offsets = random.normal(size=[sum(lengths), 8]), np.cumsum([0, *lengths])
@@ -219,8 +220,8 @@ def ligr(block, x):
     return y + hidden @ weight["ffn3"] * gate("ffn_gate", y)
 
 
-def test_ligr_is_its_formula(recipe):
-    block = recipe("ligr").LiGRBlock(heads=1, attention_dim=8, value_dim=8, max_length=9)
+def test_ligr_is_its_formula():
+    block = LiGRBlock(heads=1, attention_dim=8, value_dim=8, max_length=9)
     random = np.random.default_rng(0)
     x, offsets = random.normal(size=[7, 8]), np.array([0, 3, 7])
     tokens = Jagged(tf.constant(x, tf.float32), tf.constant(offsets))

@@ -240,5 +240,5 @@ def test_a_record_that_readers_would_refuse_is_refused(tmp_path, monkeypatch, la
 
 
 def test_the_limit_of_a_record_is_that_of_the_reader():
-    header = Path(record_encoder.__file__).parents[3] / "io/records/tfrecord.h"
-    assert f"max_record = {record_encoder.MAX_RECORD >> 20} << 20" in header.read_text()
+    header = Path(record_encoder.__file__).parents[3] / "io/records/columnar.h"
+    assert f"kMaxBody = uint64_t{{{record_encoder.MAX_RECORD >> 20}}} << 20" in header.read_text()
