@@ -116,7 +116,7 @@ def command(
 
 
 def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) -> ExperimentConfig:
-    """Choose the settings of methods and print them; without the packages of an extra, take the usual ones."""
+    """Choose settings of methods, and print them; without the packages of an extra, take the usual ones."""
     from gmeta.experiment.plan.experiment_config import budget_seconds
 
     def say(note: str) -> None:
