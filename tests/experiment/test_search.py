@@ -115,7 +115,7 @@ def test_trials_are_shortened_to_the_budget_and_the_method_is_not():
     assert {method.epochs for method in trials.seen} == {10}  # of 15
     assert spent <= 10.0
     assert found.method == replace(usual, learning_rate=usual.learning_rate / 2)
-    none, spent = search._search(trials, "factor_model", [usual], OF_FACTORS, 5.0)
+    none, spent = search._search(trials, "factor_model", [usual], OF_FACTORS, 2.0)
     assert (none.method, none.trials, spent) == (usual, 0, 0.0)
 
 

@@ -101,16 +101,19 @@ def verdict(evaluation: Evaluation) -> str:
         return (
             f"No method beats {baseline.label}, the strongest baseline, {where}: {best.label} has {values}."
         )
-    numbers = f"{values}, {difference(evaluation, compared)}{_order(evaluation, best, baseline)}"
+    numbers = f"{values}, {difference(evaluation, compared)}"
+    order = _order(evaluation, best, baseline)
     if compared.wins:
-        return f"{capital(best.label)} beats {baseline.label}, the strongest baseline, {where}: {numbers}."
+        beats = f"{capital(best.label)} beats {baseline.label}, the strongest baseline"
+        return f"{beats}, {where}: {numbers}{order}."
     if compared.loses:
         return (
-            f"No method beats {baseline.label}, the strongest baseline, {where}: {best.label} has {numbers}."
+            f"No method beats {baseline.label}, the strongest baseline, {where}: {best.label} has "
+            f"{numbers}{order}."
         )
     return (
         f"No method’s win over {baseline.label}, the strongest baseline, is certain {where}: "
-        f"{best.label} has {numbers}, and this interval includes zero."
+        f"{best.label} has {numbers}, and this interval includes zero{order}."
     )
 
 

@@ -11,6 +11,7 @@ the data, the settings, the budget and the number of ranks.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta import io
+from gmeta.core import collectives
 from gmeta.core.schedules import OneCycle
 from gmeta.core.schema import OnBad
-from gmeta.core.settings import to_mapping
+from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.baselines.task_rows import Floats, ItemNumbers
 from gmeta.experiment.measurement.methods import AttributeReader, read_training
 from gmeta.experiment.measurement.split import EVERYTHING, number_items, predict_after, query_rows, yes_from
@@ -38,10 +40,10 @@ from gmeta.training.learning_rates import RateInFit
 
 LEAST_GAIN = 1e-3
 """The least share of the loss by which a move must lower it: validation tasks are few, and gains noisy."""
-FEWEST = 5
-"""The fewest trials of a method that tell something; if no more fit the budget, trials are shorter."""
+ENOUGH = 5
+"""If fewer trials of a method fit the budget, trials are shorter, down to `SHORTEST`."""
 SHORTEST = 1 / 4
-"""The least share of a method's epochs that a trial has; if less fits the budget, nothing is tried."""
+"""The least share of a method's epochs that a trial has; if not two such trials fit, nothing is tried."""
 
 # The moves of each kind of method.
 
@@ -243,7 +245,7 @@ def choose_settings(
             found, spent = _search(trials, name, [method, *first], moves, share)
             left -= spent
             say(_describe(config, method, found, share, trials))
-            methods[name] = found.method
+            methods[name] = _of_first_rank(found.method)
     return replace(config, methods=methods)
 
 
@@ -257,8 +259,11 @@ def _search(
     """
     usual = first[0]
     start, of_epoch = trials.seconds(usual)
-    most = int((share / FEWEST - start) / of_epoch)  # epochs of a trial
-    if most < max(usual.epochs * SHORTEST, 1):
+    for count in range(ENOUGH, 1, -1):  # rather fewer trials than shorter ones that tell nothing
+        most = int((share / count - start) / of_epoch)  # epochs of a trial
+        if most >= max(usual.epochs * SHORTEST, 1):
+            break
+    else:
         return Chosen(usual, 0, math.inf, math.inf), 0.0
     shorter = most < usual.epochs
     best, losses, spent = usual, [math.inf], 0.0
@@ -302,8 +307,15 @@ def _with_estimates(config: ExperimentConfig, data: Path, on_bad: OnBad) -> dict
         priors = estimate_priors(
             number_items(warm, numbers), numbers.unknown, reader.attributes(numbers), unit, method.factors
         )
-        found[name] = [replace(method, factors=priors, learning_rate=2 * method.learning_rate)]
+        estimated = replace(method, factors=priors, learning_rate=2 * method.learning_rate)
+        found[name] = [_of_first_rank(estimated)]
     return found
+
+
+def _of_first_rank(method: MethodConfig) -> MethodConfig:
+    """Return the settings of rank 0: on another processor, an estimate may differ in its last digits."""
+    text = collectives.broadcast_object(json.dumps(to_mapping(method)))
+    return from_mapping(MethodConfig, json.loads(text), where="rank 0")
 
 
 def _describe(
@@ -311,9 +323,9 @@ def _describe(
 ) -> str:
     if not found.trials:
         start, of_epoch = trials.seconds(before)
-        least = FEWEST * (start + of_epoch * max(before.epochs * SHORTEST, 1))
+        least = 2 * (start + of_epoch * max(before.epochs * SHORTEST, 1))
         return (
-            f"{before.label}: the usual settings, because {FEWEST} trials take longer than its share of the "
+            f"{before.label}: the usual settings, because two trials take longer than its share of the "
             f"budget, {share:.0f} s (an estimate: {least:.0f} s)"
         )
     loss = "squared error" if config.loss == "mse" else "log loss"
