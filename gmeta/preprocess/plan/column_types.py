@@ -244,7 +244,7 @@ def _label(found: Findings) -> pa.DataType | Doubt:
     kinds = found.kinds
     if kinds & (Seen.TEXT | Seen.DATE) and not kinds & (NUMBERS | Seen.PADDED | Seen.BOOL):
         some = [("text", kinds & Seen.TEXT), ("dates", kinds & Seen.DATE)]
-        advice = "give a number for each, such as --label 'COLUMN: WORD=1, *=0'"
+        advice = "give a number for each, such as --label 'NAME: VALUE=1, *=0'"
         return _doubt(advice, *some, found=found)
     return pa.float64()
 
