@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from gmeta.cli.options import DATA, engine_options, on_bad_option
-from gmeta.cli.table_flags import table_options, table_spec
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import CODECS, LAYOUTS
 from gmeta.core.schema import OnBad
@@ -29,14 +29,13 @@ _DEFAULT = PrepareConfig()
 
 
 @click.command("prepare")
-@click.argument("more", nargs=-1)
 @click.option(
     "--out", type=click.Path(path_type=Path), default=DATA, show_default=True, help="Folder to make."
 )
 @click.option(
     "--data",
     multiple=True,
-    help="Files of a table, with --task or --spec: a file, a folder or a pattern; more may follow. "
+    help="CSV, Parquet or JSON lines, with --task or --spec: a file, a folder or a pattern; may be repeated. "
     "Or a MovieLens folder, with u.data (100K), ratings.dat (1M) or ratings.csv.gz (1M with MeLU's split).",
 )
 @click.option(
@@ -45,7 +44,12 @@ _DEFAULT = PrepareConfig()
 @click.option(
     "--spec", "spec_file", type=click.Path(path_type=Path), help="TOML file that describes columns."
 )
-@table_options
+@click.option("--task", help="Column of the tasks; with or without --spec.")
+@click.option("--time", help="Column that orders a task's rows.")
+@click.option("--label", help="Column to predict.")
+@click.option(
+    "--unique", multiple=True, help="Column whose values may not repeat in a task, such as the item."
+)
 @on_bad_option
 @click.option(
     "--seed", default=_DEFAULT.seed, show_default=True, help="Seeds the tasks' order and the synthetic data."
@@ -84,7 +88,6 @@ _DEFAULT = PrepareConfig()
 )
 @click.option("--compress", help="Refused, with the reason.", hidden=True)
 def command(
-    more: tuple[str, ...],
     data: tuple[str, ...],
     synthetic: bool,
     out: Path,
@@ -129,11 +132,8 @@ def command(
         spark_master=spark_master,
         spark_conf=spark_conf,
     )
-    if more and not data:
-        raise ConfigError(f"{more[0]}: write --data before the files")
-    data = (*data, *more)
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    spec = table_spec(settings)
+    spec = _spec(settings)
     config = PrepareConfig(**settings)
     if engine == "duckdb" and bool(data) == synthetic:
         raise ConfigError(
@@ -173,6 +173,18 @@ def command(
         with explain_write_errors(out):
             draw_task_sizes(summary, out / FILE_NAME)
     print_summary(summary)
+
+
+def _spec(settings: dict[str, Any]) -> TableSpec | None:
+    """Make a table's spec from its file and the options, which override it and leave ``settings``."""
+    path = settings.pop("spec_file")
+    own = {name: settings.pop(name) for name in ("task", "time", "label", "unique")}
+    own = {name: value for name, value in own.items() if value}
+    if path is not None:
+        return replace(TableSpec.load(path), **own)
+    if own and "task" not in own:
+        raise ConfigError(f"--{next(iter(own))} is of a table: name its --task too")
+    return TableSpec(**own) if own else None
 
 
 # The part of ``gmeta prepare`` for engines other than this process: Hadoop Streaming jobs and Spark.

@@ -95,7 +95,8 @@ class BadRecords:
             advice = "mend it, or leave such records out with --on-bad skip"
             if error.of_table and error.reason is Reason.NULL:
                 advice = (
-                    f"set a default for its column, by --default NAME=VALUE or in --spec, such as 0, {advice}"
+                    "set a default for its column in --spec, such as default = 0, or "
+                    f'default = "unknown" for text, {advice}'
                 )
             if error.of_table and error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
                 advice = (

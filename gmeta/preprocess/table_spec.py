@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,18 +12,11 @@ import pyarrow as pa
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Column, DType, Schema
 from gmeta.core.settings import load_toml
-from gmeta.preprocess.table_shape import TableShape
 
 _EXACT = 2.0**53
 _MOST_FLOAT32 = 3.4028234663852886e38
 Role = Literal["feature", "task", "time", "label"]
 """What a column is."""
-
-FileFormat = Literal["parquet", "csv", "tsv", "json", "jsonl", "python", "lists"]
-"""How a file is written; see `tables.recognition`."""
-
-_OPTIONS = {"joins": "join", "times": "time-format", "session": "sessions", "lists": "list"}
-"""Settings of `TableShape` whose options have another name."""
 
 RESERVED = "_gmeta_"
 """The prefix of the names of columns that engines add to rows."""
@@ -87,37 +78,21 @@ class CsvForm:
     """The format of text files with separated fields.
 
     Attributes:
-      delimiter: One to four characters between fields. None: a tab for ``.tsv`` files and a comma for
-        ``.csv`` files, if they split the first line; else the one that splits the first lines.
+      delimiter: One character between fields. None: a tab for ``.tsv`` files, a comma for others.
       quote: The character that encloses text with delimiters; doubled, it stands for itself.
       header: Whether the first line names the columns.
       names: The columns' names, if ``header`` is false.
-      encoding: The encoding of the text, such as ``"latin-1"``. None: UTF-8, or UTF-16 by its first bytes.
-      escape: A backslash, if it stands before quotes in quoted fields; ``"none"``: it is text like any other.
-        None: by the content.
-      typed: Whether names have a type, as in RecBole's ``user_id:token``.
     """
 
     delimiter: str | None = None
     quote: str = '"'
     header: bool = True
     names: tuple[str, ...] = ()
-    encoding: str | None = None
-    escape: str | None = None
-    typed: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, most in (("delimiter", self.delimiter, 4), ("quote", self.quote, 1)):
-            if value is not None and (not 1 <= len(value) <= most or set(value) & {"\r", "\n"}):
-                shown = "one character" if most == 1 else f"1 to {most} characters"
-                raise ConfigError(f"csv.{name} must be {shown}, got {value!r}")
-        if self.escape not in (None, "\\", "none"):
-            raise ConfigError(f'csv.escape must be a backslash or "none", got {self.escape!r}')
-        if self.encoding is not None:
-            try:
-                codecs.lookup(self.encoding)
-            except LookupError as error:
-                raise ConfigError(f"no encoding {self.encoding!r}: try utf-8, latin-1 or cp1252") from error
+        for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
+            if value is not None and (len(value) != 1 or value in "\r\n"):
+                raise ConfigError(f"csv.{name} must be one character, got {value!r}")
         if self.header == bool(self.names):
             raise ConfigError("csv.names are needed where csv.header is false, and not otherwise")
 
@@ -135,9 +110,6 @@ class TableSpec:
       columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Columns named
         above are stored in any case.
       csv: The format of CSV files.
-      format: How files are written; None: by the content of each, and its ending.
-      shape: What is done with rows before they are stored.
-      defaults: Name -> the default of a column that has none of its own; ``"*"``: of all features.
       unused: The table's columns that aren't stored; `resolve` finds them.
       notes: What was decided by the values and may surprise the user, each in a sentence.
 
@@ -153,9 +125,6 @@ class TableSpec:
     batch: str = "batch_id"
     columns: Mapping[str, ColumnSpec] = field(default_factory=dict)
     csv: CsvForm = field(default_factory=CsvForm)
-    format: FileFormat | None = None
-    shape: TableShape = field(default_factory=TableShape)
-    defaults: Mapping[str, int | float | str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -169,12 +138,10 @@ class TableSpec:
                 )
         for role, name in (("time", self.time), ("label", self.label)):
             if name is not None and name in self.columns and self.columns[name].hash:
-                advice = f"--label '{name}: VALUE=1, *=0' for text"
-                if role == "time":
-                    advice = "--time-format for times of other forms than 2014-02-27 10:00:00"
+                what = "a whole number or a date" if role == "time" else "a number"
                 raise ConfigError(
                     f"column {name!r} is the {role}, and a hash of it has no meaning: leave out hash = true, "
-                    f"and use {advice}"
+                    f"and write {what} into the file where there is text"
                 )
         if self.task in self.columns and self.columns[self.task].dtype == "float32":
             raise ConfigError(
@@ -283,7 +250,6 @@ class TableSpec:
                 dtype = "int64"
             else:
                 raise ConfigError(f"column {name!r} is {kind}: neither numbers nor text can be made of it")
-        column = self._with_default(name, column, dtype, hashes)
         if hashes and (column.min is not None or column.max is not None):
             raise ConfigError(
                 f"column {name!r} is text, which is hashed to ids: leave out min and max, or give a dtype"
@@ -297,18 +263,6 @@ class TableSpec:
             _check_whole(column.default)
         return replace(column, source=source, dtype=dtype, is_list=is_list, hash=hashes)
 
-    def _with_default(self, name: str, column: ColumnSpec, dtype: DType, hashes: bool) -> ColumnSpec:
-        """Return a column with the default that the table gives it."""
-        default = self.defaults.get(name)
-        if default is None and self.role_of(name) == "feature" and name not in self.unique:
-            default = self.defaults.get("*")
-            part = isinstance(default, float) and not default.is_integer()
-            if not hashes and (isinstance(default, str) or (part and dtype == "int64")):
-                default = None  # one of all features goes to those that it fits
-        if default is None or column.default is not None:
-            return column
-        return replace(column, default=default)
-
     def _without_value(self, name: str, default: float | str | None) -> tuple[DType, bool]:
         """Return the type of a column without a value, and whether it is hashed: its default decides."""
         if default is None and name not in self.unique:
@@ -318,29 +272,11 @@ class TableSpec:
         is_float = isinstance(default, float) and not default.is_integer()
         return "float32" if is_float else "int64", isinstance(default, str)
 
-    def refuse_local(self, engine: str) -> None:
-        """Refuse settings that only this process carries out, not the workers of a cluster.
-
-        Raises:
-          ConfigError: There is one.
-        """
-        csv = self.csv
-        given = {
-            "encoding": csv.encoding,
-            "escape": csv.escape == "\\",
-            "delimiter": len(csv.delimiter or "") > 1,
-            "format": self.format in ("python", "lists"),
-            **{_OPTIONS.get(name, name): True for name in self.shape.given},
-        }
-        if wrong := [name for name, value in given.items() if value]:
-            raise ConfigError(f"--{wrong[0]} is not for --engine {engine}: prepare without --engine")
-
     def to_json(self) -> dict[str, Any]:
         """Return the spec as the manifest keeps it, as JSON values."""
         return {
             **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
             "columns": {name: asdict(column) for name, column in self.columns.items()},
-            **({"shape": json.loads(json.dumps(asdict(self.shape)))} if self.shape.given else {}),
         }
 
 

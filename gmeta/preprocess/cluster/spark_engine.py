@@ -195,7 +195,6 @@ def prepare_on_spark(
     paths = [data] if isinstance(data, str | os.PathLike) else list(data)
     if ranges is not None and not 1 <= ranges <= 999_999:
         raise ConfigError(f"ranges must be in 1..999999, got {ranges}")
-    spec.refuse_local("spark")
     with spark_session(master, conf) as spark, spark_errors():
         job = open_job(spark, paths, out, spec, config or PrepareConfig(), on_bad, overwrite=overwrite)
         if job.is_done():

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.errors import DataError, GmetaError
 from gmeta.core.json_values import parse_json
 from gmeta.core.schema import Column, OnBad
 from gmeta.core.settings import from_mapping, to_mapping
@@ -25,7 +25,7 @@ from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan.normalisation import normalise
 from gmeta.preprocess.plan.outcome import describe_repeated
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason
-from gmeta.preprocess.table_spec import CsvForm, TableSpec
+from gmeta.preprocess.table_spec import TableSpec
 from gmeta.preprocess.tables.table_files import TableFile, csv_delimiter, csv_names
 from gmeta.preprocess.tables.table_source import TableSource
 
@@ -259,30 +259,21 @@ def find_table(data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> Found
       ConfigError: The spec doesn't fit.
       DataError: A file can't be read.
     """
-    spec.refuse_local("streaming")
     with closing(duckdb_engine.connect(memory.default_limit())) as connection:
         source = TableSource(data, spec, connection)
         return FoundTable(
             source.name,
             source.spec,
-            tuple(
-                InputFile(str(file.path), _form(file, form))
-                for file, form in zip(source.files, source.forms, strict=True)
-            ),
+            tuple(InputFile(str(file.path), _form(file, source.spec)) for file in source.files),
             source.digests(),
             sum(file.path.stat().st_size for file in source.files),
         )
 
 
-def _form(file: TableFile, form: CsvForm) -> TextForm | None:
-    if file.plain is not None or form.typed:
-        raise ConfigError(
-            f"{file.path}: Hadoop Streaming reads UTF-8 with delimiters of one character, and JSON lines: "
-            "prepare it without --engine streaming"
-        )
+def _form(file: TableFile, spec: TableSpec) -> TextForm | None:
     if not file.is_text:
         return None
     if file.format == "json":
         return TextForm("json")
-    names = tuple(csv_names(file.path, form))
-    return TextForm("csv", names, csv_delimiter(file.path, form), form.quote, form.header)
+    names = tuple(csv_names(file.path, spec.csv))
+    return TextForm("csv", names, csv_delimiter(file.path, spec.csv), spec.csv.quote, spec.csv.header)

@@ -292,8 +292,6 @@ def _open(
         return TableSource(paths, spec, connection)
     if len(paths) != 1 or Path(paths[0]).is_file():
         raise ConfigError(f"{paths[0]}: name the column of the task, with --task COLUMN or --spec FILE")
-    if table := movielens.table_of(Path(paths[0])):
-        return TableSource([table[0]], table[1], connection)
     folder = movielens.open_folder(Path(paths[0]), bad)
     return MeluSource(folder) if folder.layout is ML_1M_MELU else MovieLensSource(folder)
 

@@ -31,8 +31,6 @@ from gmeta.preprocess.movielens.movielens_records import (
     user_row_100k,
 )
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason
-from gmeta.preprocess.table_shape import Join, TableShape
-from gmeta.preprocess.table_spec import TableSpec
 
 RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
 _MOST_NAMES = 12  # a message is one line
@@ -145,22 +143,6 @@ def _first_inside(folder: Path, names: Sequence[str]) -> Path | None:
         for name in names:
             if any((folder / name / layout.ratings.name).exists() for layout in LAYOUTS):
                 return folder / name
-    return None
-
-
-def table_of(folder: Path) -> tuple[Path, TableSpec] | None:
-    """Return the ratings of MovieLens-10M and larger editions, which have no file of users, as a table.
-
-    Its rows have the title and the list of genres of their film. None: the folder is of another kind.
-    """
-    if any((folder / layout.users.name).exists() for layout in LAYOUTS):
-        return None
-    editions = (("csv", "userId", "movieId"), ("dat", "user_id", "item_id"))
-    for ending, user, item in editions:
-        ratings, movies = folder / f"ratings.{ending}", folder / f"movies.{ending}"
-        if ratings.is_file() and movies.is_file():
-            shape = TableShape(lists={"genres": "|"}, joins=(Join(str(movies), item),))
-            return ratings, TableSpec(user, time="timestamp", label="rating", shape=shape)
     return None
 
 

@@ -221,7 +221,7 @@ def _time(found: Findings, dtype: str | None) -> pa.DataType | Doubt:
             return pa.float64()
         return Doubt(tuple(shown), 'float32 would round them: leave out dtype = "float32"')
     if Seen.FRACTION in kinds:
-        advice = "name their unit by --time-format s, ms, us or ns"
+        advice = "write times as whole numbers, such as microseconds, or as dates"
         return _doubt(advice, ("fractions", Seen.FRACTION), found=found)
     if Seen.DATE in kinds and numbers and units != [2]:
         some = Example("dates", Seen.DATE), *(shown or [Example("numbers", numbers)])
@@ -229,9 +229,7 @@ def _time(found: Findings, dtype: str | None) -> pa.DataType | Doubt:
     if not (numbers or Seen.DATE in kinds) and Seen.TEXT in kinds:
         forms = "2014-02-27, 2014-02-27 10:00:00 or 2014-02-27T10:00:00+08:00"
         return _doubt(
-            f"name their form by --time-format, such as '%m/%d/%Y %H:%M', or write them as {forms}",
-            ("text", Seen.TEXT),
-            found=found,
+            f"write times as whole numbers, or as dates such as {forms}", ("text", Seen.TEXT), found=found
         )
     if len(units) > 1 and sum(gaps[units[0] : units[-1]]) * 100 <= sum(inside):
         # Times of one unit that range so widely would fill the gaps too.
@@ -244,8 +242,7 @@ def _label(found: Findings) -> pa.DataType | Doubt:
     kinds = found.kinds
     if kinds & (Seen.TEXT | Seen.DATE) and not kinds & (NUMBERS | Seen.PADDED | Seen.BOOL):
         some = [("text", kinds & Seen.TEXT), ("dates", kinds & Seen.DATE)]
-        advice = "give a number for each, such as --label 'NAME: VALUE=1, *=0'"
-        return _doubt(advice, *some, found=found)
+        return _doubt("write a number in place of each in the file, such as 1 and 0", *some, found=found)
     return pa.float64()
 
 

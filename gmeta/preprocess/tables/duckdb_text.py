@@ -40,11 +40,10 @@ class PlainPath:
 
     Args:
       path: The file.
-      shown: The file that messages name in its place; None: itself.
     """
 
-    def __init__(self, path: Path, shown: Path | None = None) -> None:
-        self._path, self._plain = shown or path, str(path.absolute())
+    def __init__(self, path: Path) -> None:
+        self._path, self._plain = path, str(path.absolute())
         if _SPECIAL.search(self._plain):
             self._folder = tempfile.TemporaryDirectory(prefix="gmeta-")  # deleted with this object
             ends = "".join(end for end in path.suffixes[-2:] if end.isascii() and end[1:].isalnum())

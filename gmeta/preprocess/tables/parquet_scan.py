@@ -28,7 +28,7 @@ class ParquetScan(Scan):
     @cached_property
     def _types(self) -> Mapping[str, pa.DataType]:
         """The columns and their types, as DuckDB reads them."""
-        with contextlib.suppress(OSError, pa.ArrowException), self.file.read.open("rb") as file:
+        with contextlib.suppress(OSError, pa.ArrowException), self.file.path.open("rb") as file:
             # DuckDB would give one of two columns with the same name another one.
             check_names(pq.read_schema(file).names, "the file has")
         query = f"SELECT * FROM {self._table({}, skip=False)} LIMIT 0"
@@ -39,7 +39,7 @@ class ParquetScan(Scan):
     @cached_property
     def _metadata(self) -> pq.FileMetaData:
         try:
-            with self.file.read.open("rb") as file:
+            with self.file.path.open("rb") as file:
                 return pq.read_metadata(file)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"can't be read: {first_line(error)}", path=self.file.path) from error
@@ -62,11 +62,6 @@ class ParquetScan(Scan):
 
     def _place(self, record: int) -> str:
         return f"{self.file.path}, row {record + 1}"
-
-    def _copied(self) -> tuple[list[str], dict[str, bool]]:
-        """Return the columns that `copy` writes, in SQL, and which of them may be lists."""
-        self.quoted = frozenset(name for name, kind in self._types.items() if is_text(kind))
-        return super()._copied()
 
     def is_empty(self, source: str) -> bool:
         """Return whether a column is known to have no value, by the file's statistics."""
@@ -111,7 +106,7 @@ class ParquetScan(Scan):
             with self._surveying() as cursor:  # DuckDB looks once at each text of a dictionary
                 query = f"SELECT {sums} FROM {self._table({}, skip=False)}"
                 size += int(cursor.execute(query).fetchall()[0][0])
-        there = self.file.read.stat().st_size
+        there = self.file.path.stat().st_size
         if size > max(_UNPACKED, _TIMES * there):
             raise DataError(
                 f"its {there:,} bytes unpack to {size:,}, more than {_TIMES:,} times as many",

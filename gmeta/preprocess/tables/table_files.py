@@ -30,7 +30,6 @@ _SUFFIXES: dict[str, Format] = {
     ".json": "json",
     ".jsonl": "json",
     ".ndjson": "json",
-    ".inter": "csv",
 }
 _COMPRESSED = (".gz", ".zst")
 _LONGEST_HEADER = 32 << 20
@@ -40,29 +39,15 @@ _KNOWN = ", ".join([*_SUFFIXES, *(f".csv{end}" for end in _COMPRESSED)])
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of a table.
-
-    Attributes:
-      path: The file, as messages name it.
-      format: How its records are written, in the translated file if there is one.
-      plain: The file that it was translated to (`recognition`), with the same records; None: it wasn't.
-      rows: Whether records are rows, of which a line may hold several or a part.
-    """
+    """A file of a table."""
 
     path: Path
     format: Format
-    plain: Path | None = None
-    rows: bool = False
 
     @property
     def is_text(self) -> bool:
         """Whether its records are lines of text."""
-        return self.format != "parquet" and not self.rows
-
-    @property
-    def read(self) -> Path:
-        """The file that a scan reads."""
-        return self.plain or self.path
+        return self.format != "parquet"
 
 
 def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
@@ -74,10 +59,10 @@ def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
         their own use.
 
     Returns:
-      The files, sorted by name for each of ``data``; one whose ending names no format as if it were CSV.
+      The files, sorted by name for each of ``data``.
 
     Raises:
-      ConfigError: A file is given twice.
+      ConfigError: A file has no known ending, or is given twice.
       DataError: No file has such a name, or a file is empty.
     """
     found: list[TableFile] = []
@@ -119,9 +104,12 @@ def _file(path: Path) -> TableFile:
         size = path.stat().st_size
     except OSError as error:
         raise DataError(f"can't read it: {error.strerror}", path=path) from error
+    kind = format_of(path)
+    if kind is None:
+        raise ConfigError(f"{path}: its ending doesn't name a format; known are {_KNOWN}")
     if not size:
         raise DataError("the file is empty", path=path, advice="fetch it again, or leave it out")
-    return TableFile(path, format_of(path) or "csv")
+    return TableFile(path, kind)
 
 
 def holds_records(path: Path, form: CsvForm) -> bool:
@@ -146,7 +134,7 @@ def holds_records(path: Path, form: CsvForm) -> bool:
 
 def csv_delimiter(path: Path, form: CsvForm) -> str:
     """Return the separator of a file's fields."""
-    return form.delimiter or ("\t" if {".tsv", ".inter"} & {*path.suffixes} else ",")
+    return form.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
 def csv_names(path: Path, form: CsvForm) -> list[str]:
@@ -179,8 +167,6 @@ def names_of(head: io.StringIO, path: str | os.PathLike[str], form: CsvForm, del
     except csv.Error as error:
         raise DataError(f"can't read it: {error}", path=path, line=1) from error
     names = [field.strip() for field in fields]
-    if form.typed:
-        names = [name.rpartition(":")[0] for name in names]
     if not any(names):
         raise DataError("the first line names no columns", path=path, line=1)
     if twice := sorted(name for name, times in Counter(names).items() if times > 1 and name):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -15,7 +16,6 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -32,9 +32,9 @@ from gmeta.preprocess.tables.duckdb_text import (
     sql_name,
     sql_text,
 )
-from gmeta.preprocess.tables.record_count import Records, count_csv
+from gmeta.preprocess.tables.record_count import Records, count_csv, count_lines
 from gmeta.preprocess.tables.table_files import TableFile, csv_delimiter, csv_names, open_text
-from gmeta.preprocess.tables.type_survey import TEXT, Probe, find, survey
+from gmeta.preprocess.tables.type_survey import JSON, TEXT, Probe, find, survey
 
 if TYPE_CHECKING:
     import duckdb
@@ -77,14 +77,11 @@ class Scan(ABC):
 
     Attributes:
       rejects: The lines of the file that aren't records; complete once `batches` has ended.
-      quoted: The columns whose values are text by their type; known once `copy` has ended.
     """
-
-    quoted: frozenset[str] = frozenset()
 
     def __init__(self, file: TableFile, form: CsvForm, connection: duckdb.DuckDBPyConnection) -> None:
         self.file, self._form = file, form
-        self._plain = PlainPath(file.read, file.path)
+        self._plain = PlainPath(file.path)
         self._connection = connection
         self.rejects: list[Reject] = []
 
@@ -159,8 +156,6 @@ class Scan(ABC):
             return f"{value[:_SHOWN]!r} ({self._place(record)})"
 
     def _place(self, record: int) -> str:
-        if self.file.rows:
-            return f"{self.file.path}, row {record + 1}"
         line = self.lines({record})[0].get(record)
         return str(self.file.path) if line is None else f"{self.file.path}:{line}"
 
@@ -210,33 +205,6 @@ class Scan(ABC):
         finally:
             cursor.close()
         self._check_count(rows)
-
-    def copy(self, target: Path, number: int) -> None:
-        """Write the records to a Parquet file, with this file's number and theirs; text as it is.
-
-        Raises:
-          DataError: The file can't be read to its end, or not all its records were read.
-        """
-        selected, lists = self._copied()
-        columns = ", ".join(
-            [f"{number} AS _gmeta_file", "row_number() OVER () - 1 AS _gmeta_record", *selected]
-        )
-        query = f"SELECT {columns} FROM {self._table(lists, skip=True)}"
-        cursor = self._connection.cursor()
-        try:
-            with explain_errors(self.file.path, self._plain):
-                done = cursor.execute(
-                    f"COPY ({query}) TO {sql_text(str(target))} (FORMAT parquet)"
-                ).fetchall()
-                self._after(cursor)
-        finally:
-            cursor.close()
-        self._check_count(int(done[0][0]))
-
-    def _copied(self) -> tuple[list[str], dict[str, bool]]:
-        """Return the columns that `copy` writes, in SQL, and which of them may be lists."""
-        names = [name for name in dict.fromkeys(name for found in self.headers() for name in found) if name]
-        return [f"{self._value(name)} AS {sql_name(name)}" for name in names], dict.fromkeys(names, False)
 
     def _value(self, source: str) -> str:
         """Return a column in SQL."""
@@ -304,7 +272,7 @@ class CsvScan(Scan):
         """Return the table in SQL, all fields as text; lines with too few or too many become `rejects`."""
         # The columns have names of their own: those in the file may be empty, or of any characters.
         columns = ", ".join(f"c{place}: 'VARCHAR'" for place in range(len(self._names)))
-        quote, delimiter = sql_text(self._form.quote), sql_text(csv_delimiter(self.file.read, self._form))
+        quote, delimiter = sql_text(self._form.quote), sql_text(csv_delimiter(self.file.path, self._form))
         limits = ""
         if self._records.spanning:
             limits = ", parallel=false"
@@ -357,11 +325,11 @@ class CsvScan(Scan):
 
     @cached_property
     def _names(self) -> list[str]:
-        return csv_names(self.file.read, self._form)
+        return csv_names(self.file.path, self._form)
 
     @cached_property
     def _records(self) -> Records:
-        found = count_csv(self.file.read, csv_delimiter(self.file.read, self._form), self._form.quote)
+        found = count_csv(self.file.path, csv_delimiter(self.file.path, self._form), self._form.quote)
         if found.longest > _LONGEST:
             raise DataError(
                 f"it has a record of {found.longest:,} bytes, and at most {_LONGEST:,} can be read",
@@ -397,8 +365,6 @@ class CsvScan(Scan):
         for line, kind, message, text in cursor.execute(query).fetchall():
             message = _FIELDS.sub(r"\1 fields expected, got \2", one_line(message).rstrip("."))
             shown = repr((text or "").strip("\r\n").split("\n")[0][:60])
-            if "unicode" in message:
-                message = "not UTF-8: name the encoding by --encoding, such as latin-1"
             reason = _REASONS.get(str(kind), Reason.MALFORMED)
             self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown}"))
         for table in ("reject_errors", "reject_scans"):
@@ -410,8 +376,8 @@ class CsvScan(Scan):
         refused: dict[int, int] = {}
         bad = {reject.place for reject in self.rejects}
         record, before = -int(self._form.header), 0
-        with open_text(self.file.read) as text, contextlib.suppress(csv.Error):
-            delimiter = csv_delimiter(self.file.read, self._form)
+        with open_text(self.file.path) as text, contextlib.suppress(csv.Error):
+            delimiter = csv_delimiter(self.file.path, self._form)
             reader = csv.reader(text, delimiter=delimiter, quotechar=self._form.quote)
             for place, fields in enumerate(reader):
                 line, before = before + 1, reader.line_num
@@ -425,3 +391,105 @@ class CsvScan(Scan):
                 if len(found) == len(records) and len(refused) == len(rejects):
                     break
         return found, refused
+
+
+# Reading of a file of JSON lines.
+
+
+class JsonScan(Scan):
+    """A file of JSON lines."""
+
+    def _table(self, lists: Mapping[str, bool], *, skip: bool) -> str:
+        """Return the table in SQL; values that may be lists as JSON, others as text."""
+        columns = ", ".join(
+            f"{sql_text(name)}: '{'JSON' if many else 'VARCHAR'}'" for name, many in lists.items()
+        )
+        return (
+            f"read_json({sql_text(str(self._plain))}, format='newline_delimited', hive_partitioning=false, "
+            f"columns={{{columns}}}, ignore_errors={str(skip).lower()})"
+        )
+
+    def headers(self) -> Sequence[tuple[str, ...]]:
+        """Return the keys of the longest object, and all other keys."""
+        objects = f"read_ndjson_objects({sql_text(str(self._plain))}, ignore_errors=true)"
+        query = (
+            f"WITH found AS MATERIALIZED (SELECT DISTINCT json_keys(json) AS keys FROM {objects}) "
+            "SELECT (SELECT keys FROM found ORDER BY len(keys) DESC, keys LIMIT 1), "
+            "(SELECT list(DISTINCT key) FROM (SELECT unnest(keys) AS key FROM found))"
+        )
+        with self._surveying() as cursor:
+            longest, all_ = cursor.execute(query).fetchall()[0]
+        return [tuple(longest or ()), *((key,) for key in all_ or ())]
+
+    def type_of(self, source: str) -> str:
+        """Return `JSON`."""
+        return JSON
+
+    def probe(self, source: str, role: Role, column: ColumnSpec) -> Probe:
+        """Return what `survey` and `find` need of a column."""
+        return replace(super().probe(source, role, column), value=f"{self._value(source)}::VARCHAR")
+
+    def has(self, source: str) -> bool:
+        """Accept any name: a column that a line lacks is null."""
+        return True
+
+    @cached_property
+    def _records(self) -> Records:
+        return count_lines(self.file.path)
+
+    def count(self) -> int:
+        """Count the lines that aren't blank."""
+        return self._records.full
+
+    def _check_count(self, rows: int) -> None:
+        if rows != self.count():
+            self._records = count_lines(self.file.path, spaces=True)
+        super()._check_count(rows)
+
+    def _column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
+        """Return a column's value in SQL; a value that should be a list becomes [null], which is bad."""
+        name = super()._column(source, column, hashed=hashed)
+        if not column.is_list:
+            return name
+        return (
+            f"CASE json_type({name}) WHEN 'ARRAY' THEN {name}::VARCHAR[] WHEN 'NULL' THEN NULL "
+            f"ELSE CASE WHEN {name} IS NOT NULL THEN [NULL::VARCHAR] END END"
+        )
+
+    def batches(self, spec: TableSpec, *, skip: bool) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the records as `Scan.batches` does."""
+        try:
+            yield from super().batches(spec, skip=skip)
+        except DataError as error:
+            if "JSON" in str(error):
+                self._find_malformed()
+            raise
+
+    def _find_malformed(self) -> None:
+        """Raise an error with the malformed line's number; DuckDB's is off by the blank lines and one."""
+        with open_text(self.file.path) as text:
+            for number, line in enumerate(text, start=1):
+                try:
+                    value = json.loads(line) if line.strip() else {}
+                    fault = "" if isinstance(value, dict) else "a JSON object was expected"
+                except RecursionError:  # DuckDB reads it
+                    continue
+                except ValueError as error:
+                    fault = f"not JSON: {error}"
+                if fault:
+                    shown = repr(line.strip()[:60])
+                    advice = "mend it, or leave such records out with --on-bad skip"
+                    message = f"{Reason.MALFORMED.value}: {fault}: {shown}"
+                    raise DataError(message, path=self.file.path, line=number, advice=advice) from None
+
+    def lines(self, records: Collection[int], rejects: Collection[int] = ()) -> Lines:
+        """Find the lines of records; every line that isn't blank is one."""
+        found: dict[int, int] = {}
+        with open_text(self.file.path) as text:
+            full = (number for number, line in enumerate(text, start=1) if line.strip())
+            for record, number in enumerate(full):
+                if record in records:
+                    found[record] = number
+                if len(found) == len(records):
+                    break
+        return found, {}

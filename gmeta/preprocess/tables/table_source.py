@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -19,14 +18,10 @@ from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan.normalisation import Fault, normalise
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
-from gmeta.preprocess.table_shape import Join
 from gmeta.preprocess.table_spec import TableSpec
-from gmeta.preprocess.tables.json_scan import JsonScan
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
-from gmeta.preprocess.tables.recognition import Recognised, recognise
-from gmeta.preprocess.tables.shaping import ShapedScan, Shaper
 from gmeta.preprocess.tables.table_files import FileDigests, Format, TableFile, find_files
-from gmeta.preprocess.tables.table_scan import CsvScan, Scan
+from gmeta.preprocess.tables.table_scan import CsvScan, JsonScan, Scan
 from gmeta.preprocess.tables.table_survey import resolve_spec
 
 if TYPE_CHECKING:
@@ -46,7 +41,6 @@ class TableSource:
 
     Attributes:
       files: The table's files, in the order in which they are read.
-      forms: The format of each one's fields, as it was recognised.
 
     Raises:
       ConfigError: The spec doesn't fit the files, or values don't decide its open settings.
@@ -61,38 +55,13 @@ class TableSource:
         self.files = find_files(data)
         self.path = Path(data[0])
         self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
-        self._scratch = tempfile.TemporaryDirectory(prefix="gmeta-")  # deleted with this object
-        found = [self._recognise(file.path, spec) for file in self.files]
-        self.files, self.forms = [one.file for one in found], [one.form for one in found]
-        self._scans = [_SCANS[one.file.format](one.file, one.form, connection) for one in found]
-        notes = dict.fromkeys(note for one in found for note in one.notes)
-        lists = {name: " " for one in found for name in one.lists}
-        if lists:
-            spec = replace(spec, shape=replace(spec.shape, lists={**lists, **spec.shape.lists}))
-        self._files, self._sides = self._scans, list[Scan]()
-        if spec.shape.given:
-            shaper = Shaper(spec.shape, spec.task, spec.time, Path(self._scratch.name), connection)
-            self._sides = [self._side(join, spec, connection) for join in spec.shape.joins]
-            self._scans = [shaper.run(self._files, self._sides)]
-            notes |= dict.fromkeys(shaper.notes)
+        self._scans = [_SCANS[file.format](file, spec.csv, connection) for file in self.files]
         try:
-            resolved = resolve_spec(self._scans, spec)
+            self.spec = resolve_spec(self._scans, spec)
         except ConfigError as error:
             raise ConfigError(f"{self.files[0].path}: {error}") from error
-        self.spec = replace(resolved, notes=(*notes, *resolved.notes))
         self._starts: list[int] = []  # the number of each file's first record
-        self._digests = FileDigests([scan.file.path for scan in (*self._files, *self._sides)])
-
-    def _recognise(self, path: Path, spec: TableSpec) -> Recognised:
-        folder = Path(self._scratch.name)
-        return recognise(path, spec.csv, spec.format, lambda: folder / f"{len([*folder.iterdir()])}")
-
-    def _side(self, join: Join, spec: TableSpec, connection: duckdb.DuckDBPyConnection) -> Scan:
-        """Open a side table, whose fields may be written in another form than the table's."""
-        [file] = find_files([join.path])
-        form = replace(spec.csv, header=not join.names, names=join.names, delimiter=None)
-        found = self._recognise(file.path, replace(spec, csv=form, format=None))
-        return _SCANS[found.file.format](found.file, found.form, connection)
+        self._digests = FileDigests([file.path for file in self.files])
 
     @property
     def rows_read(self) -> int:
@@ -130,11 +99,6 @@ class TableSource:
         skip = bad.on_bad == "skip"
         total = self.count()
         progress("read", 0, total)
-        if self._scans is not self._files:
-            for scan in self._files:
-                self._starts.append(self._rows)
-                self._report(scan, [], bad)
-            self._starts.clear()
         for scan in self._scans:
             hashed = scan.hashed_columns(self.spec)
             first = self._rows
@@ -167,14 +131,6 @@ class TableSource:
             shown.setdefault(reject.reason, []).append(reject.place)
         places = {place for own in shown.values() for place in own[: bad.EXAMPLES]}
         lines, refused = scan.lines({example.record for example in examples}, places)
-        if scan.file.rows:
-            lines = refused = {}
-        if isinstance(scan, ShapedScan):
-            for example in examples:
-                path, line, words = scan.locate(example.record)
-                message = f"{words}{example.message}"
-                bad.add(BadRecord(example.reason, message, of_table=True), path, line, example.times)
-            return
         found = [(e.reason, lines.get(e.record), e.words(scan.file.is_text), e.times) for e in examples]
         found += [(r.reason, refused.get(r.place), r.message, 1) for r in scan.rejects]
         if bad.on_bad == "raise":
@@ -186,8 +142,6 @@ class TableSource:
         """Return the file that a record is from, and its line or row."""
         place = bisect_right(self._starts, number) - 1
         record, scan = number - self._starts[place], self._scans[place]
-        if isinstance(scan, ShapedScan):
-            return scan.locate(record)
         if not scan.file.is_text:
             return scan.file.path, None, f"row {record + 1}: "
         return scan.file.path, scan.lines({record})[0].get(record), ""

@@ -300,9 +300,9 @@ class TestWhatEndsTheRunUnderEitherRule:
         (tmp_path / "t.csv.gz").write_bytes(b"user,ts\n1,2\n")
         self.assert_refused(tmp_path / "t.csv.gz", tmp_path, on_bad, r"t\.csv\.gz: can't")
 
-    def test_content_of_no_known_format(self, tmp_path, on_bad):
+    def test_an_ending_that_is_not_known(self, tmp_path, on_bad):
         (tmp_path / "t.orc").write_text("x")
-        said = r"t\.orc: neither its ending nor its content shows its format: name it by --format"
+        said = r"t\.orc: its ending doesn't name a format; known are \.parquet, "
         self.assert_refused(tmp_path / "t.orc", tmp_path, on_bad, said, error=ConfigError)
 
     def test_a_header_that_names_a_column_twice(self, tmp_path, on_bad):
