@@ -374,3 +374,66 @@ def test_a_file_of_this_kind_is_refused_with_the_flag_that_helps(tmp_path, files
     result = run(tmp_path / "files", tmp_path / "out", *options)
     assert result.exit_code == 2, result.output
     assert re.search(said, result.stderr), result.stderr
+
+
+def test_a_folder_of_movielens_needs_no_option(tmp_path):
+    folder = tmp_path / "files" / "data"
+    folder.mkdir(parents=True)
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,5,4.0,9\n1,6,3.5,8\n")
+    (folder / "movies.csv").write_text('movieId,title,genres\n5,"A, The",Drama|War\n7,B,War\n')
+    (folder / "tags.csv").write_text("userId,movieId,tag,timestamp\n1,5,fun,1\n")
+    result = run(folder.parent, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "movies.csv: 1 rows have a movieId that it lacks" in result.output.replace("\n", " ")
+    found = rows_of(tmp_path / "out")
+    assert found["rating"] == [3.5, 4.0]
+    assert found["title"] == [GAP_TEXT, hash_text("A, The")]
+    assert [list(one) for one in found["genres"]] == [[], [hash_text("Drama"), hash_text("War")]]
+
+
+@pytest.mark.parametrize(
+    ("times", "options"),
+    [
+        ([JAN, JAN + 60, JAN + 7200, JAN], []),
+        ([f"{JAN}000", f"{JAN + 60}000", f"{JAN + 7200}000", f"{JAN}000"], []),
+        (["2020-01-01", "2020-01-01 00:01:00", "2020-01-01 02:00:00", "2020-01-01"], []),
+        (["1/1/20 0", "1/1/20 0", "1/1/20 2", "1/1/20 0"], ["--time-format", "%m/%d/%y %H"]),
+    ],
+)
+def test_a_gap_cuts_sessions(tmp_path, times, options):
+    rows = "".join(f"{user},{time}\n" for user, time in zip("1112", times, strict=True))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "data.csv").write_text(f"user,ts\n{rows}")
+    options = ["--task", "user", "--time", "ts", "--session-gap", "30m", *options]
+    result = run(tmp_path / "files", tmp_path / "out", *options)
+    assert result.exit_code == 0, result.output
+    found = rows_of(tmp_path / "out")
+    named = sorted(zip(found["user"], found["session"], strict=True))
+    assert named == sorted((int(name[0]), hash_text(name)) for name in ("1/0", "1/0", "1/1", "2/0"))
+
+
+def test_side_tables_are_part_of_what_a_data_set_was_made_from(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "data.csv").write_text(PLAIN)
+    side = tmp_path / "files" / "side.csv"
+    side.write_text("item,price\n5,1\n6,2\n")
+    options = (*CLICK, "--join", "@side.csv", "--on", "item")
+    assert run(tmp_path / "files", tmp_path / "out", *options).exit_code == 0
+    assert "already prepared" in run(tmp_path / "files", tmp_path / "out", *options).output
+    side.write_text("item,price\n5,1\n6,3\n")
+    result = run(tmp_path / "files", tmp_path / "out", *options)
+    assert "was prepared otherwise (other input files: side.csv)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [["--where", "item > 5"], ["--core", "item=2"], ["--join", "@x", "--on", "item"]]
+)
+def test_engines_of_clusters_refuse_what_one_machine_does(tmp_path, options):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "data.csv").write_text(PLAIN)
+    job = ["--engine", "streaming", "--job", str(tmp_path / "job")]
+    result = run(tmp_path / "files", tmp_path / "out", *CLICK, *options, *job)
+    assert result.exit_code == 2
+    assert (
+        "Spark and Hadoop Streaming don't join, explode or filter rows: use --engine duckdb" in result.stderr
+    )

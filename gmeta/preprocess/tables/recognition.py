@@ -134,7 +134,7 @@ def recognise(path: Path, spec: TableSpec) -> TableFile:
       spec: The format and the form, as far as they are given.
 
     Raises:
-      ConfigError: The content shows no format, or more than one.
+      ConfigError: The content shows no format, or more than one, or has another encoding.
       DataError: The file can't be read.
     """
     with open_bytes(path) as stream:
@@ -161,6 +161,11 @@ def _decode(raw: bytes, path: Path, form: CsvForm) -> str:
     if raw[:4] in (b"PAR1", b"ARRO"):
         return ""
     text = raw.decode(form.encoding, errors="replace").removeprefix("\ufeff")
+    lines = text.splitlines()[:_LINES]
+    if "\0" not in text and sum("\ufffd" in line for line in lines) * 2 > len(lines) > 1:
+        raise ConfigError(
+            f"{path}: it isn't {form.encoding}: name its encoding with --encoding, such as latin-1"
+        )
     if len(raw) == _HEAD and "\n" in text:
         text = text[: text.rindex("\n") + 1]  # the last line may be cut
     return text

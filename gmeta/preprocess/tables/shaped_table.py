@@ -40,6 +40,7 @@ class ShapedScan(ParquetScan):
     Args:
       copy: The Parquet file.
       forms: Column -> `TEXT` or `JSON`; others have the file's types.
+      columns: What files say of columns.
       origins: The files' scans.
       connection: DuckDB.
     """
@@ -48,11 +49,11 @@ class ShapedScan(ParquetScan):
         self,
         copy: Copy,
         forms: Mapping[str, str],
+        columns: Mapping[str, ColumnSpec],
         origins: Sequence[Scan],
         connection: duckdb.DuckDBPyConnection,
     ) -> None:
         first = origins[0].file
-        columns = {name: column for scan in origins for name, column in scan.file.columns.items()}
         super().__init__(
             TableFile(first.path, first.format, columns=columns, copy=copy, by_line=False), connection
         )
@@ -155,7 +156,13 @@ class Shaping:
         self._run(f"COPY (SELECT * FROM {rows.name} {order}) TO {sql_text(str(copy.path))} (FORMAT parquet)")
         self._run(f"DROP TABLE {rows.name}")
         forms = {name: form for name, form in rows.forms.items() if form is not None}
-        return ShapedScan(copy, forms, self._scans, self._sql)
+        columns = {
+            name: column
+            for scan in (*sides, *self._scans)
+            for name, column in scan.file.columns.items()
+            if name in rows.forms
+        }
+        return ShapedScan(copy, forms, columns, self._scans, self._sql)
 
     def _run(self, query: str, what: str = "") -> list[tuple[Any, ...]]:
         import duckdb

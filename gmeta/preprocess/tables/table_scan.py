@@ -392,6 +392,8 @@ class CsvScan(Scan):
         )
         for line, kind, message, text in cursor.execute(query).fetchall():
             message = _FIELDS.sub(r"\1 fields expected, got \2", one_line(message).rstrip("."))
+            if "Invalid unicode" in message:
+                message = "not UTF-8: name the encoding with --encoding, such as latin-1"
             shown = repr((text or "").strip("\r\n").split("\n")[0][:60])
             reason = _REASONS.get(str(kind), Reason.MALFORMED)
             self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown}"))

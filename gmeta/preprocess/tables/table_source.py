@@ -20,7 +20,7 @@ from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan.normalisation import Fault, normalise
 from gmeta.preprocess.shape_spec import SESSION, Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
-from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.table_spec import CsvForm, TableSpec
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
 from gmeta.preprocess.tables.recognition import Format, TableFile, roles_of
 from gmeta.preprocess.tables.shaped_table import Shaping, raw_names
@@ -62,7 +62,8 @@ class TableSource:
         self._given = self._scans = [_SCANS[file.format](file, connection) for file in self.files]
         self._malformed: dict[Scan, list[_Example]] = {}
         spec, notes = _with_roles(spec, self.files), list[str]()
-        sides = [find_files([join.file], TableSpec()) for join in spec.shape.joins]
+        of_sides = TableSpec(csv=CsvForm(encoding=spec.csv.encoding, null=spec.csv.null))
+        sides = [find_files([join.file], of_sides) for join in spec.shape.joins]
         try:
             if spec.shape != Shape():
                 shaping = Shaping(self._given, spec, connection)
