@@ -267,6 +267,10 @@ class TableSpec:
         """
         return load_toml(cls, path)
 
+    def with_own_gaps(self) -> TableSpec:
+        """Return the spec with gaps as values of their own, if rows have no tasks and it says nothing else."""
+        return replace(self, defaults=(GAPS,)) if self.blocks and not self.defaults else self
+
     @property
     def is_open(self) -> bool:
         """Whether columns are stored that the spec doesn't name."""

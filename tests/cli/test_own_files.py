@@ -253,6 +253,11 @@ def times(text):
         ),
         # No user.
         (
+            {"data.json": '{"a": 1}\n\n{"a": 2, "b": "x"}\n'},
+            ("--format", "json"),
+            {"a": [1, 2], "b": [GAP_TEXT, hash_text("x")]},
+        ),
+        (
             {"data.txt": "1\t\tff\n0\t4\t\n"},
             ("--no-header", "--columns", "label,I1..I1,C1", "--label", "label", "--default", "own"),
             {"I1": [GAP, 4], "C1": [hash_text("ff"), GAP_TEXT], "label": [1.0, 0.0]},

@@ -116,6 +116,7 @@ def open_table(spark: SparkSession, data: Sequence[str | os.PathLike[str]], spec
     if kind == "file":
         return find_table(data, spec)
     refuse_shape(spec)
+    spec = spec.with_own_gaps()
     name = given[0].removeprefix(HIVE) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
     if kind == "hive":
         table, files = spark.table(name), [InputFile(name)]

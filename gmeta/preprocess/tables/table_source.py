@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig, Progress
-from gmeta.preprocess.plan.normalisation import Fault, normalise
+from gmeta.preprocess.plan.normalisation import Fault, Normalised, normalise
 from gmeta.preprocess.shape_spec import SESSION, Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
-from gmeta.preprocess.table_spec import CsvForm, TableSpec
+from gmeta.preprocess.table_spec import GAPS, CsvForm, TableSpec
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
 from gmeta.preprocess.tables.recognition import Format, TableFile, roles_of
 from gmeta.preprocess.tables.shaped_table import Shaping, raw_names
@@ -125,7 +125,7 @@ class TableSource:
             examples: list[_Example] = []
             with closing(scan.batches(self.spec, skip=skip)) as batches:
                 for batch in batches:
-                    found = normalise(batch, self.spec, hashed=hashed)
+                    found = self._normalise(batch, scan, hashed)
                     for fault in _tell_apart(found.faults, batch, scan.file):
                         _note(examples, fault, self._rows - first, bad.EXAMPLES)
                     if examples and not skip:
@@ -139,6 +139,19 @@ class TableSource:
         if not self._rows:
             raise DataError("there is no row in it", path=self.path)
         progress("read", self._rows, self._rows)
+
+    def _normalise(self, batch: pa.RecordBatch, scan: Scan, hashed: Collection[str]) -> Normalised:
+        """Convert records to rows; a line that isn't JSON, and so null in every column, is no row of defaults."""
+        nothing = (
+            _is_null(batch) if scan.file.format == "json" and self.spec.blocks else np.zeros(0, np.bool_)
+        )
+        if not nothing.any():
+            return normalise(batch, self.spec, hashed=hashed)
+        there = np.flatnonzero(~nothing)
+        found = normalise(batch.take(pa.array(there)), self.spec, hashed=hashed)
+        faults = [replace(fault, rows=there[fault.rows], given=None) for fault in found.faults]
+        malformed = Fault(Reason.MALFORMED, np.flatnonzero(nothing), _NO_OBJECT)
+        return Normalised(found.columns, there[found.rows], (*faults, malformed))
 
     def _report(self, scan: Scan, examples: list[_Example], bad: BadRecords) -> None:
         """Report a file's bad records, with their lines."""
@@ -225,7 +238,7 @@ def _with_roles(spec: TableSpec, files: Sequence[TableFile]) -> TableSpec:
     """Give a table without a task the roles of its columns, if it is well known."""
     roles = roles_of(name for file in files for name in file.names) if spec.blocks else None
     if roles is None:
-        return spec
+        return spec.with_own_gaps()
     given = {name: value for name in ("time", "label") if (value := getattr(spec, name)) is not None}
     return replace(spec, blocks=0, **{**roles, **given})
 
@@ -235,7 +248,8 @@ def _notes(spec: TableSpec) -> list[str]:
     if not spec.blocks:
         return []
     blocks = f"a hash puts each row into one of {spec.blocks:,} blocks"
-    return [f"without --task, {blocks}: for models that need no tasks"]
+    gaps = ", and missing values are values of their own" * (GAPS in spec.defaults)
+    return [f"without --task, {blocks}{gaps}: for models that need no tasks"]
 
 
 def _tell_apart(faults: Sequence[Fault], batch: pa.RecordBatch, file: TableFile) -> Iterator[Fault]:
