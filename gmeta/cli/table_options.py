@@ -45,6 +45,7 @@ _OPTIONS = (
         help="With --no-header the names of the columns, else the columns to store: a,b,c or I1..I13.",
     ),
     click.option("--encoding", help="The text's encoding, such as latin-1.  [default: utf-8]"),
+    click.option("--quote", help="What encloses a field, or none.  [default: a double quote]"),
     click.option("--escape", help="What stands before a quote in a field.  [default: by content]"),
     click.option("--null", multiple=True, help="A text that stands for a missing value; may be repeated."),
     click.option(
@@ -70,7 +71,12 @@ _OPTIONS = (
         "--explode", help="'COLUMN: item-click' makes a row of each element, such as N1-0, of a list."
     ),
     click.option("--explode-separator", help="What separates the elements of a text.  [default: spaces]"),
-    click.option("--join", "joins", multiple=True, help="Side table, by the next --on; may be repeated."),
+    click.option(
+        "--join",
+        "joins",
+        multiple=True,
+        help="Side table, FILE or, without a line of names, FILE:a,b,c; may be repeated, each with its --on.",
+    ),
     click.option("--on", multiple=True, help="Key of a --join: a column, or OWN=OTHER for two names."),
     click.option("--where", help="Condition in SQL, such as 'rating >= 3'; other rows are left out."),
     click.option("--distinct", help="Columns of which each combination is kept once: 'user,item'."),
@@ -86,7 +92,18 @@ _OPTIONS = (
 )
 _NAMES = (
     *("spec_file", "task", "time", "label", "unique", "file_format", "delimiter", "header", "columns"),
-    *("encoding", "escape", "null", "time_format", "defaults", "explode", "explode_separator", "joins", "on"),
+    *(
+        "encoding",
+        "quote",
+        "escape",
+        "null",
+        "time_format",
+        "defaults",
+        "explode",
+        "explode_separator",
+        "joins",
+        "on",
+    ),
     "lists",
     *("where", "distinct", "core", "session_gap"),
 )
@@ -156,6 +173,8 @@ def _merge(before: ColumnSpec, own: ColumnSpec) -> ColumnSpec:
 
 def _form(form: CsvForm, given: Mapping[str, Any]) -> CsvForm:
     changes = {name: given[name] for name in ("delimiter", "encoding", "escape", "null") if name in given}
+    if "quote" in given:
+        changes["quote"] = given["quote"] if given["quote"] != "none" else ""
     if "delimiter" in changes:
         changes["delimiter"] = changes["delimiter"].replace("\\t", "\t")
     if given.get("header") is False:
@@ -244,6 +263,12 @@ def _number(text: str) -> float | str:
         return text
 
 
+def _join(text: str, key: str) -> Join:
+    """Return a side table of ``FILE`` or, without a line of names, ``FILE:a,b,c``."""
+    file, colon, names = text.rpartition(":")
+    return Join(text, key) if not colon or Path(text).exists() else Join(file, key, parse_columns(names))
+
+
 def _shape(shape: Shape, given: Mapping[str, Any]) -> Shape:
     joins, on = given.get("joins", ()), given.get("on", ())
     if len(joins) != len(on):
@@ -252,7 +277,7 @@ def _shape(shape: Shape, given: Mapping[str, Any]) -> Shape:
         )
     changes: dict[str, Any] = {name: given[name] for name in ("where", "session_gap") if name in given}
     if joins:
-        changes["joins"] = (*shape.joins, *(Join(file, key) for file, key in zip(joins, on, strict=True)))
+        changes["joins"] = (*shape.joins, *(_join(file, key) for file, key in zip(joins, on, strict=True)))
     if "distinct" in given:
         changes["distinct"] = parse_columns(given["distinct"])
     if "explode" in given:

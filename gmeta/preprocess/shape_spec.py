@@ -6,6 +6,7 @@ filters see the columns of side tables.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -67,10 +68,12 @@ class Join:
     Attributes:
       file: The table's file, in any format that rows may have.
       on: The column of the key, ``"movieId"``, or its names in the rows and in the file, ``"item=movieId"``.
+      columns: The columns' names, if the file's first line doesn't have them.
     """
 
     file: str
     on: str
+    columns: tuple[str, ...] = ()
 
     @property
     def keys(self) -> tuple[str, str]:
@@ -116,4 +119,5 @@ class Shape:
     def to_json(self) -> dict[str, Any]:
         """Return what is set, as JSON values."""
         found = {name: value for name, value in asdict(self).items() if value}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        own: dict[str, Any] = json.loads(json.dumps(found))  # tuples become lists, as in a manifest
+        return own

@@ -268,7 +268,7 @@ class TableSpec:
         return load_toml(cls, path)
 
     def with_own_gaps(self) -> TableSpec:
-        """Return the spec with gaps as values of their own, if rows have no tasks and it says nothing else."""
+        """Return the spec with gaps as values of their own if rows have no tasks and it has no defaults."""
         return replace(self, defaults=(GAPS,)) if self.blocks and not self.defaults else self
 
     @property

@@ -235,6 +235,11 @@ def times(text):
             ("--task", "user", "--join", "@side.csv", "--on", "item"),
             {"user": [1], "item": [5], "price": [7]},
         ),
+        (
+            {"data.csv": PLAIN, "side.tsv": '5\t"a\n6\tb\n'},
+            (*CLICK, "--quote", "none", "--join", "@side.tsv:item,name", "--on", "item"),
+            PLAIN_ROWS | {"name": [hash_text('"a'), hash_text("b")]},
+        ),
         # Filters.
         (
             {"data.csv": PLAIN},

@@ -378,7 +378,13 @@ class CsvScan(Scan):
             found.unended and rows + len(self.rejects) == self.count() - 1
         ):  # then DuckDB may drop the last one
             place = found.full + found.blank - 1
-            self.rejects.append(Reject(Reason.MALFORMED, place, "the file ends within quotes"))
+            self.rejects.append(
+                Reject(
+                    Reason.MALFORMED,
+                    place,
+                    "the file ends within quotes (--quote none, if they enclose no fields)",
+                )
+            )
         super()._check_count(rows)
 
     def _after(self, cursor: duckdb.DuckDBPyConnection) -> None:

@@ -18,7 +18,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan.normalisation import Fault, Normalised, normalise
-from gmeta.preprocess.shape_spec import SESSION, Shape
+from gmeta.preprocess.shape_spec import SESSION, Join, Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import GAPS, CsvForm, TableSpec
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
@@ -62,8 +62,7 @@ class TableSource:
         self._given = self._scans = [_SCANS[file.format](file, connection) for file in self.files]
         self._malformed: dict[Scan, list[_Example]] = {}
         spec, notes = _with_roles(spec, self.files), list[str]()
-        of_sides = TableSpec(csv=CsvForm(encoding=spec.csv.encoding, null=spec.csv.null))
-        sides = [find_files([join.file], of_sides) for join in spec.shape.joins]
+        sides = [find_files([join.file], _side_spec(join, spec.csv)) for join in spec.shape.joins]
         try:
             if spec.shape != Shape():
                 shaping = Shaping(self._given, spec, connection)
@@ -141,7 +140,7 @@ class TableSource:
         progress("read", self._rows, self._rows)
 
     def _normalise(self, batch: pa.RecordBatch, scan: Scan, hashed: Collection[str]) -> Normalised:
-        """Convert records to rows; a line that isn't JSON, and so null in every column, is no row of defaults."""
+        """Convert records to rows; a line that isn't JSON, and so null in each column, is no row of gaps."""
         nothing = (
             _is_null(batch) if scan.file.format == "json" and self.spec.blocks else np.zeros(0, np.bool_)
         )
@@ -241,6 +240,18 @@ def _with_roles(spec: TableSpec, files: Sequence[TableFile]) -> TableSpec:
         return spec.with_own_gaps()
     given = {name: value for name in ("time", "label") if (value := getattr(spec, name)) is not None}
     return replace(spec, blocks=0, **{**roles, **given})
+
+
+def _side_spec(join: Join, form: CsvForm) -> TableSpec:
+    """Return how a side table is read: with its own delimiter and columns, else as the rows are."""
+    own = CsvForm(
+        quote=form.quote,
+        header=not join.columns,
+        names=join.columns,
+        encoding=form.encoding,
+        null=form.null,
+    )
+    return TableSpec(csv=own)
 
 
 def _notes(spec: TableSpec) -> list[str]:
