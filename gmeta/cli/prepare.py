@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gmeta.cli.options import DATA, engine_options, on_bad_option
+from gmeta.cli.table_options import spec_of, spec_options
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import CODECS, LAYOUTS
 from gmeta.core.schema import OnBad
@@ -35,21 +35,13 @@ _DEFAULT = PrepareConfig()
 @click.option(
     "--data",
     multiple=True,
-    help="CSV, Parquet or JSON lines, with --task or --spec: a file, a folder or a pattern; may be repeated. "
-    "Or a MovieLens folder, with u.data (100K), ratings.dat (1M) or ratings.csv.gz (1M with MeLU's split).",
+    help="CSV, Parquet or JSON, with --task or --spec: a file, a folder or a pattern; may be repeated. Files "
+    "and folders of MovieLens, RecBole and LightGCN need no more.",
 )
 @click.option(
     "--synthetic", is_flag=True, help="Generate ratings in MovieLens-100K's layout, in place of --data."
 )
-@click.option(
-    "--spec", "spec_file", type=click.Path(path_type=Path), help="TOML file that describes columns."
-)
-@click.option("--task", help="Column of the tasks; with or without --spec.")
-@click.option("--time", help="Column that orders a task's rows.")
-@click.option("--label", help="Column to predict.")
-@click.option(
-    "--unique", multiple=True, help="Column whose values may not repeat in a task, such as the item."
-)
+@spec_options
 @on_bad_option
 @click.option(
     "--seed", default=_DEFAULT.seed, show_default=True, help="Seeds the tasks' order and the synthetic data."
@@ -133,7 +125,7 @@ def command(
         spark_conf=spark_conf,
     )
     limit = None if memory_limit is None else parse_bytes(memory_limit)
-    spec = _spec(settings)
+    spec = spec_of(settings)
     config = PrepareConfig(**settings)
     if engine == "duckdb" and bool(data) == synthetic:
         raise ConfigError(
@@ -173,18 +165,6 @@ def command(
         with explain_write_errors(out):
             draw_task_sizes(summary, out / FILE_NAME)
     print_summary(summary)
-
-
-def _spec(settings: dict[str, Any]) -> TableSpec | None:
-    """Make a table's spec from its file and the options, which override it and leave ``settings``."""
-    path = settings.pop("spec_file")
-    own = {name: settings.pop(name) for name in ("task", "time", "label", "unique")}
-    own = {name: value for name, value in own.items() if value}
-    if path is not None:
-        return replace(TableSpec.load(path), **own)
-    if own and "task" not in own:
-        raise ConfigError(f"--{next(iter(own))} is of a table: name its --task too")
-    return TableSpec(**own) if own else None
 
 
 # The part of ``gmeta prepare`` for engines other than this process: Hadoop Streaming jobs and Spark.

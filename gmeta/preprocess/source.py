@@ -95,8 +95,8 @@ class BadRecords:
             advice = "mend it, or leave such records out with --on-bad skip"
             if error.of_table and error.reason is Reason.NULL:
                 advice = (
-                    "set a default for its column in --spec, such as default = 0, or "
-                    f'default = "unknown" for text, {advice}'
+                    "give what stands for gaps with --default: a number, a text, own for a value of "
+                    f"its own, or COLUMN=VALUE for one column; {advice}"
                 )
             if error.of_table and error.reason is Reason.NOT_A_NUMBER and _TEXT_ID.search(str(error)):
                 advice = (

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Column, DType, Schema
 from gmeta.core.settings import load_toml
+from gmeta.preprocess.shape_spec import Shape
 
 _EXACT = 2.0**53
 _MOST_FLOAT32 = 3.4028234663852886e38
 Role = Literal["feature", "task", "time", "label"]
 """What a column is."""
 
+FormatName = Literal["csv", "tsv", "json", "parquet", "python", "lists"]
+"""A format: separated fields, JSON lines or an array, Parquet, lines of Python's dictionaries, or lines of a
+user and their items, as LightGCN's."""
+FORMATS: tuple[FormatName, ...] = get_args(FormatName)
+BLOCK = "block"
+"""The column that stands for the task where rows have none."""
+BLOCKS = 1024
 RESERVED = "_gmeta_"
 """The prefix of the names of columns that engines add to rows."""
 
@@ -43,6 +53,13 @@ class ColumnSpec:
         an empty list. In a hashed column, a text default (also the empty text) is hashed like any other text,
         and a number is stored as it is.
       separator: The separator of the values of a list in text files (CSV).
+      gaps: Whether null and NaN become a value of their own: the hash of the empty text in a hashed column,
+        `GAP` in one of whole numbers, NaN in one of floats. A ``default`` takes precedence.
+      values: Text -> the number that is stored for it, such as ``{"purchase": 1, "*": 0}``; ``"*"`` stands
+        for all other values, null included. Without it, other values are bad. The column is a float32.
+      positive: A comparison, such as ``">= 4"``: 1 is stored for the numbers that pass it, 0 for others.
+      format: The form of times: as for ``strptime``, such as ``"%m/%d/%Y %I:%M:%S %p"``, or a unit of numbers
+        since 1970 (`TIME_UNITS`), which may have fractions. Microseconds since 1970, UTC, are stored.
     """
 
     source: str | None = None
@@ -53,8 +70,13 @@ class ColumnSpec:
     max: float | None = None
     default: int | float | str | None = None
     separator: str = "|"
+    gaps: bool = False
+    values: Mapping[str, float] | None = None
+    positive: str | None = None
+    format: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_rules()
         if self.hash and (self.dtype == "float32" or self.min is not None or self.max is not None):
             raise ConfigError("hash makes an int64 without bounds: leave out dtype, min and max")
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -72,29 +94,100 @@ class ColumnSpec:
         if not self.separator:
             raise ConfigError("separator must not be empty")
 
+    def _check_rules(self) -> None:
+        """Check `values`, `positive` and `format`, which decide the dtype."""
+        given = [name for name in ("values", "positive", "format") if getattr(self, name) is not None]
+        if len(given) > 1 or (given and self.hash):
+            raise ConfigError(f"{given[0]} goes without {given[1] if len(given) > 1 else 'hash = true'}")
+        if self.values is not None and not self.values:
+            raise ConfigError('values must map texts to numbers, such as { purchase = 1, "*" = 0 }')
+        if self.positive is not None:
+            parse_comparison(self.positive)
+        if given and self.dtype is None:
+            object.__setattr__(self, "dtype", "int64" if self.format is not None else "float32")
+        if self.format is not None and self.dtype != "int64":
+            raise ConfigError('format makes an int64 of a time: leave out dtype = "float32"')
+        if self.format is not None and self.format not in TIME_UNITS and "%" not in self.format:
+            units = ", ".join(TIME_UNITS)
+            raise ConfigError(
+                f"format={self.format!r} has no field such as %Y, and isn't a unit of times since 1970 "
+                f"({units})"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the column as JSON values; rules that aren't set are left out."""
+        found = asdict(self)
+        return {name: value for name, value in found.items() if name not in _RULES or value}
+
+
+_RULES = ("gaps", "values", "positive", "format")
+TIME_UNITS = {"seconds": 1_000_000, "milliseconds": 1000, "microseconds": 1, "nanoseconds": 0.001}
+"""The units of times as numbers, each in microseconds."""
+GAPS = "own"
+"""The default by which gaps become a value of their own."""
+GAP = -(2**53)
+"""What a gap in a column of whole numbers is stored as, where gaps are a value of their own."""
+_COMPARISON = re.compile(r"(>=|<=|==|!=|=|>|<)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)")
+
+
+def parse_comparison(text: str) -> tuple[str, float]:
+    """Return the operator and the number of a comparison such as ``>= 4``.
+
+    Raises:
+      ConfigError: It isn't one.
+    """
+    found = _COMPARISON.fullmatch(text.strip())
+    try:
+        if found is not None:
+            return found[1], float(found[2])
+    except ValueError:
+        pass
+    raise ConfigError(f"positive={text!r} must compare with a number, such as '>= 4'")
+
 
 @dataclass(frozen=True)
 class CsvForm:
     """The format of text files with separated fields.
 
     Attributes:
-      delimiter: One character between fields. None: a tab for ``.tsv`` files, a comma for others.
-      quote: The character that encloses text with delimiters; doubled, it stands for itself.
+      delimiter: What separates fields, such as ``","`` or ``"::"``. None: what separates those of the file's
+        first lines.
+      quote: The character that encloses text with delimiters; doubled, it stands for itself. ``""``: none.
       header: Whether the first line names the columns.
       names: The columns' names, if ``header`` is false.
+      escape: The character before a quote that stands for itself; None: a second quote.
+      encoding: The files' encoding, by its name in Python.
+      null: Texts that stand for null, besides the empty one.
     """
 
     delimiter: str | None = None
     quote: str = '"'
     header: bool = True
     names: tuple[str, ...] = ()
+    escape: str | None = None
+    encoding: str = "utf-8"
+    null: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
+        if self.delimiter is not None and (
+            not 1 <= len(self.delimiter) <= 4 or set(self.delimiter) & set("\r\n")
+        ):
+            raise ConfigError(f"csv.delimiter must be one to four characters, got {self.delimiter!r}")
+        for name, value in (("quote", self.quote or None), ("escape", self.escape)):
             if value is not None and (len(value) != 1 or value in "\r\n"):
                 raise ConfigError(f"csv.{name} must be one character, got {value!r}")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError as error:
+            raise ConfigError(f"csv.encoding={self.encoding!r} is unknown: name it as Python does") from error
         if self.header == bool(self.names):
             raise ConfigError("csv.names are needed where csv.header is false, and not otherwise")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form as JSON values; settings of `CsvForm` that earlier versions lack only if set."""
+        own = {**asdict(self), "names": list(self.names), "null": list(self.null)}
+        later: dict[str, Any] = {"escape": None, "encoding": "utf-8", "null": []}
+        return {name: value for name, value in own.items() if name not in later or value != later[name]}
 
 
 @dataclass(frozen=True)
@@ -102,14 +195,23 @@ class TableSpec:
     """The columns of a prepared data set, and their sources.
 
     Attributes:
-      task: The column of tasks: rows with the same value form a task. Stored as int64.
+      task: The column of tasks: rows with the same value form a task. Stored as int64. Empty: the rows
+        have no tasks, as clicks of unknown users; a column `BLOCK` then puts each row into one of ``blocks``,
+        by a hash of its values.
       time: The column that a task's rows are ordered by; None: by the other columns, in the schema's order.
       label: The column to predict; float32 unless its `ColumnSpec` sets another dtype.
       unique: Columns whose values may not repeat in a task, such as the item; the first row is kept.
       batch: The name of the column that numbers a task's batches; the plan adds it.
       columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Columns named
         above are stored in any case.
+      rest: Whether all other columns of numbers and text are stored too if ``columns`` isn't empty.
+      format: The files' format (`FORMATS`). None: their content and endings decide.
       csv: The format of CSV files.
+      defaults: What is stored in place of null and NaN in features without a ``default`` of their own: a
+        number in columns of numbers, and a text in hashed columns (without a text, the number); ``"own"``
+        sets `ColumnSpec.gaps`.
+      shape: What makes rows of the files' rows: side tables, exploded lists, filters.
+      blocks: The number of blocks that stand for tasks; 0: the rows have tasks.
       unused: The table's columns that aren't stored; `resolve` finds them.
       notes: What was decided by the values and may surprise the user, each in a sentence.
 
@@ -118,17 +220,25 @@ class TableSpec:
       >>> spec.resolve(pq.read_schema("clicks.parquet")).schema
     """
 
-    task: str
+    task: str = ""
     time: str | None = None
     label: str | None = None
     unique: tuple[str, ...] = ()
     batch: str = "batch_id"
     columns: Mapping[str, ColumnSpec] = field(default_factory=dict)
+    rest: bool = False
+    format: FormatName | None = None
     csv: CsvForm = field(default_factory=CsvForm)
+    defaults: tuple[int | float | str, ...] = ()
+    shape: Shape = field(default_factory=Shape)
+    blocks: int = 0
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.task:
+            object.__setattr__(self, "task", BLOCK)
+            object.__setattr__(self, "blocks", self.blocks or BLOCKS)
         if self.batch in self.columns or self.batch in self.roles:
             raise ConfigError(f"column {self.batch!r} is made by the plan: give batch another name")
         for name in {self.task, self.time, self.label, *self.unique} & set(self.columns):
@@ -156,6 +266,15 @@ class TableSpec:
           ConfigError: The file can't be read, isn't TOML, or has invalid content.
         """
         return load_toml(cls, path)
+
+    def with_own_gaps(self) -> TableSpec:
+        """Return the spec with gaps as values of their own if rows have no tasks and it has no defaults."""
+        return replace(self, defaults=(GAPS,)) if self.blocks and not self.defaults else self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether columns are stored that the spec doesn't name."""
+        return self.rest or not self.columns
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -214,9 +333,20 @@ class TableSpec:
           ConfigError: A column doesn't exist, or can't be converted to numbers as specified.
         """
         given = dict(self.columns)
-        if not given:
-            kinds = {f.name: _element(f.type) for f in table if f.name != self.batch}
-            given = {name: ColumnSpec() for name, kind in kinds.items() if _numbers(kind) or _text(kind)}
+        if self.is_open:
+            used = {self.batch, *given, *(column.source for column in given.values())}
+            kinds = {f.name: _element(f.type) for f in table if f.name not in used}
+            given |= {name: ColumnSpec() for name, kind in kinds.items() if _numbers(kind) or _text(kind)}
+            # Columns come in the table's order, whether the spec names them or not.
+            order = {name: place for place, name in enumerate(table.names)}
+            given = dict(
+                sorted(given.items(), key=lambda one: order.get(one[1].source or one[0], len(order)))
+            )
+        if self.blocks and self.task in table.names:
+            raise ConfigError(
+                f"the table has a column {self.task!r}, as the column of rows without tasks would be called: "
+                "rename it, or name the task"
+            )
         names = list(dict.fromkeys((*self.roles, *given)))
         check_names(table.names, "the table has")
         check_names([*names, self.batch], "the spec stores")
@@ -227,8 +357,14 @@ class TableSpec:
 
     def _resolve(self, name: str, column: ColumnSpec, types: Mapping[str, pa.DataType]) -> ColumnSpec:
         source = column.source or name
+        if self.blocks and name == self.task:
+            return replace(column, source=source, dtype="int64", is_list=False)
         if source not in types:
-            raise ConfigError(f"no column {source!r} in the table; it has {_show([*types]) or 'none'}")
+            if "*" in (column.values or {}):
+                return replace(column, source=source, is_list=False)  # one number for all rows
+            hint = "; if the first line is a record, add --no-header --columns and their names"
+            hint *= any(re.fullmatch(r"-?[0-9.]+", one) for one in types)
+            raise ConfigError(f"no column {source!r} in the table; it has {_show([*types]) or 'none'}{hint}")
         kind = types[source]
         is_list = _is_list(kind) if column.is_list is None else column.is_list
         if is_list and name in self.roles:
@@ -236,6 +372,9 @@ class TableSpec:
                 f"column {name!r} holds lists: it can't be the task, the time, the label or a key"
             )
         kind = _element(kind)
+        if pa.types.is_duration(kind):  # times since 1970 with fractions
+            unit = ("s", "ms", "us", "ns").index(kind.unit)
+            column = replace(column, dtype="int64", format=tuple(TIME_UNITS)[unit])
         dtype, hashes = column.dtype, column.hash
         if dtype is None:
             if hashes or (_text(kind) and name not in (self.time, self.label)):
@@ -250,6 +389,8 @@ class TableSpec:
                 dtype = "int64"
             else:
                 raise ConfigError(f"column {name!r} is {kind}: neither numbers nor text can be made of it")
+        if name not in self.roles:
+            column = self._with_default(column, dtype, hashes)
         if hashes and (column.min is not None or column.max is not None):
             raise ConfigError(
                 f"column {name!r} is text, which is hashed to ids: leave out min and max, or give a dtype"
@@ -263,12 +404,20 @@ class TableSpec:
             _check_whole(column.default)
         return replace(column, source=source, dtype=dtype, is_list=is_list, hash=hashes)
 
+    def _with_default(self, column: ColumnSpec, dtype: DType, hashes: bool) -> ColumnSpec:
+        if column.default is not None or column.gaps or column.values or not self.defaults:
+            return column
+        if GAPS in self.defaults:
+            return replace(column, gaps=True)
+        texts = [one for one in self.defaults if isinstance(one, str)]
+        numbers = [float(one) for one in self.defaults if not isinstance(one, str)]
+        fitting = (texts or numbers) if hashes else numbers
+        return replace(column, dtype=dtype, hash=hashes, default=fitting[0]) if fitting else column
+
     def _without_value(self, name: str, default: float | str | None) -> tuple[DType, bool]:
         """Return the type of a column without a value, and whether it is hashed: its default decides."""
         if default is None and name not in self.unique:
-            raise ConfigError(
-                f"column {name!r} has no value: leave it out, or set a default for it in --spec"
-            )
+            raise ConfigError(f"column {name!r} has no value: leave it out, or give a default for it")
         is_float = isinstance(default, float) and not default.is_integer()
         return "float32" if is_float else "int64", isinstance(default, str)
 
@@ -276,7 +425,9 @@ class TableSpec:
         """Return the spec as the manifest keeps it, as JSON values."""
         return {
             **{"task": self.task, "time": self.time, "label": self.label, "unique": list(self.unique)},
-            "columns": {name: asdict(column) for name, column in self.columns.items()},
+            "columns": {name: column.to_json() for name, column in self.columns.items()},
+            **({"shape": self.shape.to_json()} if self.shape != Shape() else {}),
+            **({"blocks": self.blocks} if self.blocks else {}),
         }
 
 

@@ -154,7 +154,16 @@ def test_a_table_by_a_spec_and_options_that_count_more(table, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--time", "ts"], "--time is of a table: name its --task too"),
+        (["--unique", "item"], "--unique is of a task: name its --task too"),
+        (["--task", "user", "--no-header"], "--no-header needs the names of the columns"),
+        (["--task", "user", "--join", "x.csv"], "--join 1 times and --on 0 times"),
+        (["--task", "user", "--label", "click: a"], "no column 'click: a' in the table"),
+        (["--task", "user", "--label", "click: a=b"], "'a=b' isn't VALUE=NUMBER"),
+        (["--task", "user", "--core", "item"], "--core 'item': write it as COLUMN=K"),
+        (["--task", "user", "--explode", "tags"], "write it as 'COLUMN: item-click'"),
+        (["--task", "user", "--time-format", "%Y"], "--time-format is of the time"),
+        (["--task", "user", "--where", "no > 3"], "--where 'no > 3': "),
+        (["--task", "user", "--session-gap", "1"], "session_gap='1' must be a time such as 30m"),
         ([], "name the column of the task, with --task COLUMN or --spec FILE"),
         (["--task", "user", "--compress", "gzip"], "a compressed file can't be entered in the middle"),
         (["--task", "user", "--memory-limit", "much"], "memory limit must be a size such as 2GB"),

@@ -154,6 +154,7 @@ class TextForm:
       delimiter: The character between fields.
       quote: The character that encloses a field with a delimiter.
       header: Whether a line of the file names the columns.
+      null: Texts that stand for null, besides the empty one.
     """
 
     format: str
@@ -161,6 +162,7 @@ class TextForm:
     delimiter: str = ","
     quote: str = '"'
     header: bool = True
+    null: tuple[str, ...] = ()
 
 
 class Refused(NamedTuple):
@@ -211,11 +213,13 @@ def _csv(lines: bytes, form: TextForm, spec: TableSpec) -> tuple[pa.RecordBatch,
     table = csv.read_csv(
         pa.BufferReader(lines),
         csv.ReadOptions(column_names=form.names, use_threads=False, block_size=len(lines) + 1),
-        csv.ParseOptions(delimiter=form.delimiter, quote_char=form.quote, invalid_row_handler=refuse),
+        csv.ParseOptions(
+            delimiter=form.delimiter, quote_char=form.quote or False, invalid_row_handler=refuse
+        ),
         csv.ConvertOptions(
             include_columns=wanted,
             column_types={name: pa.string() for name in form.names},
-            null_values=[""],
+            null_values=["", *form.null],
             strings_can_be_null=True,
         ),
     ).combine_chunks()

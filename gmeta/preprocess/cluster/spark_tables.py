@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,19 @@ from gmeta.core.schema import check_on_bad
 from gmeta.preprocess.cluster.row_text import TextForm
 from gmeta.preprocess.cluster.spark_rows import FILE, LINE, FileSplit, cut_files
 from gmeta.preprocess.cluster.spark_survey import resolve_on_spark
-from gmeta.preprocess.cluster.table_input import FoundTable, InputFile, TableInput, find_table
+from gmeta.preprocess.cluster.table_input import (
+    FoundTable,
+    InputFile,
+    TableInput,
+    find_table,
+    refuse_shape,
+    text_form,
+)
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.config import PlanConfig, PrepareConfig
 from gmeta.preprocess.local.preparation import describe_plan
 from gmeta.preprocess.table_spec import TableSpec
-from gmeta.preprocess.tables.table_files import format_of, names_of
+from gmeta.preprocess.tables.recognition import format_of, names_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,6 +115,8 @@ def open_table(spark: SparkSession, data: Sequence[str | os.PathLike[str]], spec
     given, kind = [os.fspath(one) for one in data], kind_of(data)
     if kind == "file":
         return find_table(data, spec)
+    refuse_shape(spec)
+    spec = spec.with_own_gaps()
     name = given[0].removeprefix(HIVE) if len(given) == 1 else f"{given[0]} and {len(given) - 1} more"
     if kind == "hive":
         table, files = spark.table(name), [InputFile(name)]
@@ -181,17 +191,18 @@ def _column(name: str) -> Any:
 
 
 def _form(spark: SparkSession, file: str, spec: TableSpec) -> TextForm | None:
-    kind = format_of(PurePosixPath(file))
+    kind = spec.format or format_of(PurePosixPath(file))
+    if kind in ("python", "lists") or spec.csv.encoding.lower() not in ("utf-8", "utf8"):
+        raise ConfigError(f"{file}: Spark reads Parquet, and UTF-8 text of CSV or JSON lines")
     if kind == "json":
         return TextForm("json")
-    if kind == "csv":
-        delimiter, header = _delimiter(file, spec), spec.csv.header
-        names = (
-            names_of(io.StringIO(_first_line(spark, file)), file, spec.csv, delimiter)
-            if header
-            else spec.csv.names
-        )
-        return TextForm("csv", tuple(names), delimiter, spec.csv.quote, header)
+    if kind in ("csv", "tsv"):
+        is_tab = kind == "tsv" or ".tsv" in PurePosixPath(file).suffixes
+        form = replace(spec.csv, delimiter=spec.csv.delimiter or ("\t" if is_tab else ","))
+        names: Sequence[str] = form.names
+        if form.header:
+            names = names_of(io.StringIO(_first_line(spark, file)), file, form, str(form.delimiter))
+        return text_form(form, names, file)
     return None
 
 
@@ -209,10 +220,6 @@ def _first_line(spark: SparkSession, file: str) -> str:
         ).removeprefix("\ufeff")
     finally:
         stream.close()
-
-
-def _delimiter(file: str, spec: TableSpec) -> str:
-    return spec.csv.delimiter or ("\t" if ".tsv" in PurePosixPath(file).suffixes else ",")
 
 
 def _stamps(spark: SparkSession, addresses: Sequence[str]) -> dict[str, tuple[int, int]]:

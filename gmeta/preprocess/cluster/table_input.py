@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.json_values import parse_json
 from gmeta.core.schema import Column, OnBad
 from gmeta.core.settings import from_mapping, to_mapping
@@ -24,9 +24,10 @@ from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan.normalisation import normalise
 from gmeta.preprocess.plan.outcome import describe_repeated
+from gmeta.preprocess.shape_spec import Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason
-from gmeta.preprocess.table_spec import TableSpec
-from gmeta.preprocess.tables.table_files import TableFile, csv_delimiter, csv_names
+from gmeta.preprocess.table_spec import CsvForm, TableSpec
+from gmeta.preprocess.tables.recognition import TableFile
 from gmeta.preprocess.tables.table_source import TableSource
 
 # The counts of bad records, kept by each worker and added up; the sum doesn't depend on who read what.
@@ -259,21 +260,50 @@ def find_table(data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> Found
       ConfigError: The spec doesn't fit.
       DataError: A file can't be read.
     """
+    refuse_shape(spec)
     with closing(duckdb_engine.connect(memory.default_limit())) as connection:
         source = TableSource(data, spec, connection)
         return FoundTable(
             source.name,
             source.spec,
-            tuple(InputFile(str(file.path), _form(file, source.spec)) for file in source.files),
+            tuple(InputFile(str(file.path), _form(file)) for file in source.files),
             source.digests(),
             sum(file.path.stat().st_size for file in source.files),
         )
 
 
-def _form(file: TableFile, spec: TableSpec) -> TextForm | None:
-    if not file.is_text:
+def refuse_shape(spec: TableSpec) -> None:
+    """Refuse what one machine alone does.
+
+    Raises:
+      ConfigError: The spec has a shape.
+    """
+    if spec.shape != Shape():
+        raise ConfigError(
+            f"{', '.join(spec.shape.to_json())}: Spark and Hadoop Streaming don't join, explode or "
+            "filter rows: use --engine duckdb, or do it in a job before"
+        )
+
+
+def _form(file: TableFile) -> TextForm | None:
+    if file.format == "parquet":
         return None
-    if file.format == "json":
-        return TextForm("json")
-    names = tuple(csv_names(file.path, spec.csv))
-    return TextForm("csv", names, csv_delimiter(file.path, spec.csv), spec.csv.quote, spec.csv.header)
+    if file.copy is not None:
+        raise ConfigError(
+            f"{file.path}: Spark and Hadoop Streaming read UTF-8 text with a record a line: use "
+            "--engine duckdb, or rewrite the file as JSON lines or CSV"
+        )
+    return TextForm("json") if file.format == "json" else text_form(file.form, file.names, file.path)
+
+
+def text_form(form: CsvForm, names: Sequence[str], path: Path | str) -> TextForm:
+    """Return the form of a file of separated fields, as workers read it.
+
+    Raises:
+      ConfigError: They don't read files of this form.
+    """
+    delimiter = form.delimiter or ","
+    if len(delimiter) > 1 or form.escape:
+        what = f"the delimiter {delimiter!r}" if len(delimiter) > 1 else "escaped quotes"
+        raise ConfigError(f"{path}: Spark and Hadoop Streaming don't read {what}: use --engine duckdb")
+    return TextForm("csv", tuple(names), delimiter, form.quote, form.header, form.null)

@@ -106,9 +106,9 @@ class HistorySpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as JSON values."""
-        columns = {name: asdict(column) for name, column in self.columns.items()}
+        columns = {name: column.to_json() for name, column in self.columns.items()}
         groups = {name: list(names) for name, names in self.groups.items()}
-        csv = {**asdict(self.csv), "names": list(self.csv.names)}
+        csv = self.csv.to_json()
         return {**asdict(self), "columns": columns, "groups": groups, "csv": csv}
 
     def table(self) -> TableSpec:

@@ -163,9 +163,10 @@ def prepare(
     * never overwritten, if it holds files but no manifest: it isn't a prepared data set.
 
     Args:
-      data: With a ``spec``, files, folders or patterns of CSV, Parquet or JSON lines. Without a ``spec``, a
-        folder in MovieLens-100K's or -1M's layout, or in -1M's with MeLU's split. A `SyntheticConfig`
-        generates ratings in MovieLens-100K's layout.
+      data: Files, folders or patterns of CSV, Parquet or JSON, which ``spec`` describes. Files with known
+        columns, as MovieLens' and LightGCN's, need no ``spec``. Without one, a folder in MovieLens-100K's
+        or -1M's layout, or in -1M's with MeLU's split, is read as such. A `SyntheticConfig` generates ratings
+        in MovieLens-100K's layout.
       out: The folder to make.
       config: The plan's settings; `PrepareConfig`'s defaults if None.
       on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each bad record and leaves
@@ -288,12 +289,14 @@ def _open(
             f"no data to prepare, got {data!r}: name files of a table, with a spec, or a MovieLens folder; "
             "SyntheticConfig() generates ratings"
         )
-    if spec is not None:
-        return TableSource(paths, spec, connection)
-    if len(paths) != 1 or Path(paths[0]).is_file():
+    first = Path(paths[0])
+    if spec is None and len(paths) == 1 and first.is_dir() and not movielens.is_table(first):
+        opened = movielens.open_folder(first, bad)
+        return MeluSource(opened) if opened.layout is ML_1M_MELU else MovieLensSource(opened)
+    table = TableSource(*movielens.as_table(paths, spec or TableSpec()), connection)
+    if spec is None and table.spec.blocks:
         raise ConfigError(f"{paths[0]}: name the column of the task, with --task COLUMN or --spec FILE")
-    folder = movielens.open_folder(Path(paths[0]), bad)
-    return MeluSource(folder) if folder.layout is ML_1M_MELU else MovieLensSource(folder)
+    return table
 
 
 def _sort(

@@ -7,9 +7,10 @@ items are small and are read completely into an `AttributeTable`; ratings remain
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,9 @@ from gmeta.preprocess.movielens.movielens_records import (
     user_row_1m,
     user_row_100k,
 )
+from gmeta.preprocess.shape_spec import Join
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason
+from gmeta.preprocess.table_spec import GAPS, TableSpec
 
 RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
 _MOST_NAMES = 12  # a message is one line
@@ -107,6 +110,36 @@ class MovieLens:
     users_path: Path
     ratings: RawFile
     digests: Mapping[str, str]
+
+
+_TABLES = {
+    "u.data": (("u.item", "item"), ("u.user", "user")),
+    "ratings.dat": (("movies.dat", "item"), ("users.dat", "user")),
+    "ratings.csv": (("movies.csv", "movieId"),),
+}
+"""The ratings of an edition, and its side tables with their keys."""
+
+
+def is_table(folder: Path) -> bool:
+    """Return whether a folder is of an edition that only `as_table` reads, such as MovieLens-10M or -32M."""
+    is_new = (folder / "ratings.csv").is_file()
+    return is_new or ((folder / "ratings.dat").is_file() and not (folder / "users.dat").is_file())
+
+
+def as_table(
+    data: Sequence[str | os.PathLike[str]], spec: TableSpec
+) -> tuple[Sequence[str | os.PathLike[str]], TableSpec]:
+    """Return the ratings of a MovieLens folder as a table, with side tables joined; other data as they are.
+
+    Attributes that a movie or a user lacks become values of their own, unless the spec says otherwise.
+    """
+    folder = Path(data[0])
+    ratings = next((name for name in _TABLES if (folder / name).is_file()), None)
+    if len(data) != 1 or ratings is None:
+        return data, spec
+    joins = tuple(Join(str(folder / file), on) for file, on in _TABLES[ratings] if (folder / file).is_file())
+    shape = replace(spec.shape, joins=(*joins, *spec.shape.joins))
+    return [folder / ratings], replace(spec, shape=shape, defaults=spec.defaults or (GAPS,))
 
 
 def detect(folder: Path) -> Layout:

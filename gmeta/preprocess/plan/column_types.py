@@ -220,21 +220,24 @@ def _time(found: Findings, dtype: str | None) -> pa.DataType | Doubt:
         if not units:
             return pa.float64()
         return Doubt(tuple(shown), 'float32 would round them: leave out dtype = "float32"')
-    if Seen.FRACTION in kinds:
-        advice = "write times as whole numbers, such as microseconds, or as dates"
+    if Seen.FRACTION in kinds and len(units) != 1:
+        advice = "name their unit with --time-format seconds (or milliseconds), or write times as dates"
         return _doubt(advice, ("fractions", Seen.FRACTION), found=found)
     if Seen.DATE in kinds and numbers and units != [2]:
         some = Example("dates", Seen.DATE), *(shown or [Example("numbers", numbers)])
         return Doubt(some, "write all times in one form")
     if not (numbers or Seen.DATE in kinds) and Seen.TEXT in kinds:
-        forms = "2014-02-27, 2014-02-27 10:00:00 or 2014-02-27T10:00:00+08:00"
-        return _doubt(
-            f"write times as whole numbers, or as dates such as {forms}", ("text", Seen.TEXT), found=found
+        advice = (
+            "give its form with --time-format, such as '%m/%d/%Y %I:%M:%S %p' or '%d %b %Y', or write whole "
+            "numbers, or dates such as 2014-02-27 10:00:00 or 2014-02-27T10:00:00+08:00"
         )
+        return _doubt(advice, ("text", Seen.TEXT), found=found)
     if len(units) > 1 and sum(gaps[units[0] : units[-1]]) * 100 <= sum(inside):
         # Times of one unit that range so widely would fill the gaps too.
         advice = "write all times in one unit, or bound them by min and max in --spec, and others are bad"
         return Doubt(tuple(shown), advice)
+    if Seen.FRACTION in kinds:
+        return pa.duration(("s", "ms", "us", "ns")[units[0]])
     return pa.int64() if numbers or Seen.DATE not in kinds else pa.timestamp("us")
 
 
@@ -242,7 +245,8 @@ def _label(found: Findings) -> pa.DataType | Doubt:
     kinds = found.kinds
     if kinds & (Seen.TEXT | Seen.DATE) and not kinds & (NUMBERS | Seen.PADDED | Seen.BOOL):
         some = [("text", kinds & Seen.TEXT), ("dates", kinds & Seen.DATE)]
-        return _doubt("write a number in place of each in the file, such as 1 and 0", *some, found=found)
+        advice = "name the number of each, such as --label 'COLUMN: this=1, *=0', or write numbers"
+        return _doubt(advice, *some, found=found)
     return pa.float64()
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,9 +32,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from gmeta.preprocess.columns import Columns, Ints, Ragged, Values, take
+from gmeta.core.errors import ConfigError, first_line
+from gmeta.core.shares import splitmix64
+from gmeta.preprocess.columns import Columns, Ints, Ragged, Values, row_count, take
 from gmeta.preprocess.source import TIME, WHOLE_NUMBER, Reason
-from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec
+from gmeta.preprocess.table_spec import GAP, TIME_UNITS, ColumnSpec, Role, TableSpec, parse_comparison
 
 # Conversion of one column of records, of any type, to int64 or float32; see the table in `normalise`.
 
@@ -113,8 +115,11 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool, role: Role = "fea
         batch of a model; they are out of range in a column of times or labels.
     """
     whole = TIME if role == "time" else WHOLE_NUMBER
-    if column.default is not None and pa.types.is_floating(given.type):
+    fill = _gap(column) if column.default is None and column.gaps else column.default
+    if fill is not None and pa.types.is_floating(given.type):
         given = pc.if_else(pc.is_nan(given), pa.scalar(None, given.type), given)
+    if column.values is not None:
+        return _mapped(given, column.values)
     missing = None if given.null_count == 0 else given.is_null().to_numpy(zero_copy_only=False)
     values: NDArray[Any]
     faults: list[ColumnFault]
@@ -122,6 +127,12 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool, role: Role = "fea
         values, faults = _fill(given, 0).view(np.int64), []
     elif column.hash:
         values, faults = _hashes(given)
+    elif column.format is not None and not (
+        pa.types.is_timestamp(given.type) or pa.types.is_date(given.type) or pa.types.is_null(given.type)
+    ):
+        values, faults, words = _formatted(given, column.format)
+        if words is not None and words.any():
+            missing = words if missing is None else missing | words
     elif is_text(given.type):
         is_whole = column.dtype == "int64"
         values, faults, words = _parse(given, whole if is_whole else "a number", whole=is_whole)
@@ -137,7 +148,7 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool, role: Role = "fea
     if values.dtype.kind == "f":
         not_a_number = np.isnan(values) if missing is None else np.isnan(values) & ~missing
         if not_a_number.any():
-            if column.default is None:
+            if fill is None:
                 faults.append((Reason.NAN, not_a_number, "a number"))
             missing = not_a_number if missing is None else missing | not_a_number
     for bound, outside, sign in ((column.min, np.less, ">="), (column.max, np.greater, "<=")):
@@ -153,15 +164,106 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool, role: Role = "fea
         if infinite.any():
             faults.append((Reason.OUT_OF_RANGE, infinite, "finite, in float32"))
         values = narrow
+    if column.positive is not None:
+        operator, bound = parse_comparison(column.positive)
+        values = _COMPARE[operator](values, np.float32(bound)).astype(np.float32)
     if missing is not None and missing.any():
-        if column.default is None:
+        if fill is None:
             if null is not None:
                 faults.append((Reason.NULL, null, "given"))
         else:
-            text = isinstance(column.default, str)
-            default = hash_text(str(column.default)) if text else column.default
+            default = hash_text(fill) if isinstance(fill, str) else fill
             values = np.where(missing, np.asarray(default, values.dtype), values)
     return Parsed(values, faults)
+
+
+_COMPARE: Mapping[str, np.ufunc] = {
+    "==": np.equal,
+    "=": np.equal,
+    "!=": np.not_equal,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+    ">": np.greater,
+    "<": np.less,
+}
+
+
+def _gap(column: ColumnSpec) -> float | str:
+    """Return the value that stands for a gap where gaps are a value of their own."""
+    if column.hash:
+        return ""
+    return float(GAP) if column.dtype == "int64" else float("nan")
+
+
+def _mapped(given: pa.Array, numbers: Mapping[str, float]) -> Parsed:
+    """Look each value up by its text; one that is a number also equals a text of the same number."""
+    text = given if is_text(given.type) else given.cast(pa.string())
+    text = pc.utf8_trim_whitespace(text)
+    coded = text.dictionary_encode()
+    known = {word.strip(): number for word, number in numbers.items()}
+    other = known.pop("*", float("nan"))
+    numbered = ((_number(word), number) for word, number in known.items())
+    by_number = {key: number for key, number in numbered if key is not None}
+
+    def look_up(word: str) -> float:
+        return known[word] if word in known else by_number.get(_number(word) or 0.0, other)
+
+    table = np.array([*map(look_up, coded.dictionary.to_pylist()), other], np.float32)
+    missing = given.is_null().to_numpy(zero_copy_only=False)
+    values = table[np.where(missing, len(table) - 1, _fill(coded.indices, 0))]
+    strange = np.isnan(values)
+    faults = []
+    for reason, mask, expected in (
+        (Reason.NULL, strange & missing, "given"),
+        (Reason.UNKNOWN_CODE, strange & ~missing, f"one of {', '.join(known)}"),
+    ):
+        if mask.any():
+            faults.append((reason, mask, expected))
+    return Parsed(values, faults)
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _formatted(given: pa.Array, form: str) -> tuple[NDArray[Any], list[ColumnFault], Mask | None]:
+    """Convert times of a form (`ColumnSpec.format`) to microseconds since 1970, UTC."""
+    if form in TIME_UNITS:
+        micros = TIME_UNITS[form]
+        if micros <= 1:  # a double would round them
+            if is_text(given.type):
+                whole, faults, words = _parse(given, TIME, whole=True)
+            else:
+                whole, faults = _whole(given, TIME, is_id=False)
+                words = None
+            return (whole if micros == 1 else whole // 1000), faults, words
+        if is_text(given.type):
+            values, faults, words = _parse(given, f"{form} since 1970", whole=False)
+        else:
+            values, faults = _floats(given)
+            words = None
+        scaled = np.round(np.nan_to_num(values.astype(np.float64)) * micros)
+        outside = ~(np.abs(scaled) < EXACT[pa.float64()] * 1000)
+        if outside.any():
+            faults = [*faults, (Reason.OUT_OF_RANGE, outside, f"{form} since 1970")]
+        return np.where(outside, 0, scaled).astype(np.int64), faults, words
+    import duckdb
+
+    text = pc.utf8_trim_whitespace(given if is_text(given.type) else given.cast(pa.string()))
+    absent = _mask(pc.is_in(pc.utf8_lower(text), pa.array(MISSING, text.type)))
+    with duckdb.connect(":memory:") as connection:
+        connection.register("given", pa.table({"x": text}))
+        query = "SELECT epoch_us(try_strptime(x, $1)) AS t FROM given"
+        try:
+            found = pa.array(connection.execute(query, [form]).fetchnumpy()["t"], pa.int64())
+        except duckdb.Error as error:
+            raise ConfigError(f"format={form!r} isn't a form of times: {first_line(error)}") from error
+    wrong = found.is_null().to_numpy(zero_copy_only=False) & ~absent
+    faults = [(Reason.NOT_A_NUMBER, wrong, f"a time of the form {form!r}")] if wrong.any() else []
+    return _fill(found, 0), faults, absent
 
 
 def _whole(given: pa.Array, expected: str, *, is_id: bool) -> tuple[NDArray[Any], list[ColumnFault]]:
@@ -395,12 +497,16 @@ def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str]
       a default or holds lists.
     """
     count = batch.num_rows
-    bad, faults, found = np.zeros(count, np.bool_), [], {}
+    bad, faults = np.zeros(count, np.bool_), list[Fault]()
+    found: dict[str, Values] = {}
     places = {name: place for place, name in enumerate(batch.schema.names)}
     for name, column in spec.columns.items():
         source = column.source or name
+        if spec.blocks and name == spec.task:
+            found[name] = np.zeros(count, np.int64)
+            continue
         if source not in places:
-            if column.default is None and not column.is_list:
+            if column.default is None and not (column.gaps or column.is_list or "*" in (column.values or {})):
                 message = f"there is no column {source!r}"
                 faults.append(Fault(Reason.MISSING_COLUMN, np.flatnonzero(~bad), message))
                 return Normalised({}, np.zeros(0, np.int64), tuple(faults))
@@ -417,7 +523,25 @@ def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str]
     rows = np.flatnonzero(~bad)
     if len(rows) < count:
         found = take(found, rows)
+    if spec.blocks:
+        found[spec.task] = _blocks({name: found[name] for name in found if name != spec.task}, spec.blocks)
     return Normalised(found, rows, tuple(faults))
+
+
+def _blocks(columns: Columns, blocks: int) -> Ints:
+    """Compute a block (N,) of each row from its values, whatever the order of columns and rows."""
+    state = np.zeros(row_count(columns), np.uint64)
+    for name in sorted(columns):
+        values = columns[name]
+        flat = values[0] if isinstance(values, tuple) else values
+        bits = flat.astype(np.float64).view(np.uint64) if flat.dtype.kind == "f" else flat.astype(np.uint64)
+        mixed = splitmix64(bits)
+        if isinstance(values, tuple):
+            splits = values[1]
+            sums = np.concatenate(([np.uint64(0)], np.cumsum(mixed, dtype=np.uint64)))
+            mixed = splitmix64(sums[splits[1:]] - sums[splits[:-1]])
+        state = splitmix64(state ^ mixed)
+    return (state % np.uint64(blocks)).astype(np.int64)
 
 
 def _column(

@@ -28,18 +28,21 @@ class ParquetScan(Scan):
     @cached_property
     def _types(self) -> Mapping[str, pa.DataType]:
         """The columns and their types, as DuckDB reads them."""
-        with contextlib.suppress(OSError, pa.ArrowException), self.file.path.open("rb") as file:
-            # DuckDB would give one of two columns with the same name another one.
-            check_names(pq.read_schema(file).names, "the file has")
+        with contextlib.suppress(OSError, pa.ArrowException), self.file.read.open("rb") as file:
+            self._check_names(pq.read_schema(file).names)
         query = f"SELECT * FROM {self._table({}, skip=False)} LIMIT 0"
         with explain_errors(self.file.path, self._plain):
             schema = self._connection.sql(query).to_arrow_table().schema
         return {field.name: field.type for field in schema}
 
+    def _check_names(self, names: Sequence[str]) -> None:
+        # DuckDB would give one of two columns with the same name another one.
+        check_names(names, "the file has")
+
     @cached_property
     def _metadata(self) -> pq.FileMetaData:
         try:
-            with self.file.path.open("rb") as file:
+            with self.file.read.open("rb") as file:
                 return pq.read_metadata(file)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"can't be read: {first_line(error)}", path=self.file.path) from error

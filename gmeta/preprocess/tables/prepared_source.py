@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,6 +25,9 @@ from gmeta.preprocess.shards.group_reader import GroupRows, read_groups
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 from gmeta.preprocess.tables.table_files import FileDigests
+
+_APPLIED: Mapping[str, Any] = {"values": None, "positive": None, "format": None}
+"""The rules of columns that a prepared data set has been through."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,7 @@ def _files(manifest: Manifest, given: Path, folder: Path, spec: TableSpec) -> It
     recorded, roles = _recorded(manifest), manifest.roles
     sources = {name: _source(name, column, recorded) for name, column in spec.columns.items()}
     own = {
-        name: replace(column, source=sources[name], hash=False, default=_number(column))
+        name: replace(column, source=sources[name], hash=False, default=_number(column), **_APPLIED)
         for name, column in spec.columns.items()
     }
     wanted = dict.fromkeys((roles.task, roles.batch, *sources.values()))

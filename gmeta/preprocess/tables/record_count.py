@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gmeta.core.errors import DataError, first_line
-from gmeta.preprocess.tables.table_files import open_text
+from gmeta.preprocess.tables.recognition import open_bytes, open_text
 
 _BLOCK = 4 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -48,15 +48,15 @@ class Records(NamedTuple):
     unended: bool = False
 
 
-def count_csv(path: Path, delimiter: str, quote: str) -> Records:
+def count_csv(path: Path, delimiter: str, quote: str, escape: str | None = None) -> Records:
     """Count the records of a CSV file.
 
     Raises:
       DataError: The file can't be read.
     """
     try:
-        found = _count(path, delimiter.encode(), quote.encode())
-        return found or _count_slowly(path, delimiter, quote)
+        found = None if escape else _count(path, delimiter.encode(), quote.encode())
+        return found or _count_slowly(path, delimiter, quote, escape)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"can't be read: {first_line(error)}", path=path, advice="fetch it again") from error
 
@@ -124,7 +124,7 @@ def _count(path: Path, delimiter: bytes, quote: bytes) -> Records | None:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    with pa.input_stream(str(path), compression="detect") as stream:
+    with open_bytes(path) as stream:
         block = stream.read(_BLOCK).removeprefix(_BOM)
         while block:
             yield block
@@ -135,10 +135,13 @@ def _all_in(found: NDArray[np.uint8], allowed: set[int]) -> bool:
     return bool(np.isin(found, list(allowed)).all())
 
 
-def _count_slowly(path: Path, delimiter: str, quote: str) -> Records:
+def _count_slowly(path: Path, delimiter: str, quote: str, escape: str | None) -> Records:
     full = blank = longest = 0
     with open_text(path) as text:
-        for fields in csv.reader(text, delimiter=delimiter, quotechar=quote, skipinitialspace=True):
+        reader = csv.reader(
+            text, delimiter=delimiter, quotechar=quote, escapechar=escape, skipinitialspace=True
+        )
+        for fields in reader:
             full, blank = full + bool(fields), blank + (not fields)
             longest = max(longest, sum(map(len, fields)) * 4)  # bytes, at most
     return Records(full, blank, longest, spanning=True, unended=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import glob
 import hashlib
 import io
@@ -12,65 +11,40 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import Literal
+from pathlib import Path
 
 import pyarrow as pa
 
 from gmeta.core.errors import ConfigError, DataError, first_line
-from gmeta.preprocess.table_spec import CsvForm
+from gmeta.preprocess.table_spec import CsvForm, TableSpec
+from gmeta.preprocess.tables.recognition import TableFile, format_of, open_bytes, recognise
 
-Format = Literal["parquet", "csv", "json"]
-_SUFFIXES: dict[str, Format] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-}
-_COMPRESSED = (".gz", ".zst")
-_LONGEST_HEADER = 32 << 20
 _LINE = 1 << 20  # bytes of a line that are read at once
-_KNOWN = ", ".join([*_SUFFIXES, *(f".csv{end}" for end in _COMPRESSED)])
 
 
-@dataclass(frozen=True)
-class TableFile:
-    """A file of a table."""
-
-    path: Path
-    format: Format
-
-    @property
-    def is_text(self) -> bool:
-        """Whether its records are lines of text."""
-        return self.format != "parquet"
-
-
-def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
+def find_files(data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> list[TableFile]:
     """Find the files that some paths name.
 
     Args:
       data: Files, folders, and patterns such as ``clicks/2024-*.parquet``. A folder stands for all files
-        below it with a known ending, except names that begin with ``_`` or ``.``, which engines write for
-        their own use.
+        below it with a known ending or, if there is none, for all files, except names that begin with ``_``
+        or ``.``, which engines write for their own use.
+      spec: The files' format and form, as far as they are given.
 
     Returns:
       The files, sorted by name for each of ``data``.
 
     Raises:
-      ConfigError: A file has no known ending, or is given twice.
+      ConfigError: A file's content shows no format, or more than one, or a file is given twice.
       DataError: No file has such a name, or a file is empty.
     """
     found: list[TableFile] = []
     for given in data:
         path = Path(given)
         if path.is_dir():
-            paths = [p for p in sorted(path.rglob("*")) if _is_part(p, path)]
-            nothing = f"the folder has no file of a known ending ({_KNOWN}) and isn't MovieLens'"
+            parts = [p for p in sorted(path.rglob("*")) if _is_part(p, path)]
+            paths = [p for p in parts if format_of(p) is not None] or parts
+            nothing = "the folder has no file of a table"
         elif path.exists() or not glob.has_magic(str(path)):
             paths, nothing = [path], ""
         else:
@@ -78,7 +52,7 @@ def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
             paths, nothing = [Path(p) for p in matches if Path(p).is_file()], "no file has such a name"
         if not paths:
             raise DataError(nothing, path=path)
-        found += [_file(p) for p in paths]
+        found += [_file(p, spec) for p in paths]
     real = Counter(file.path.resolve() for file in found)
     if twice := [file.path for file in found if real[file.path.resolve()] > 1]:
         raise ConfigError(f"{twice[0]} is given twice: its rows would be too")
@@ -87,29 +61,17 @@ def find_files(data: Sequence[str | os.PathLike[str]]) -> list[TableFile]:
 
 def _is_part(path: Path, folder: Path) -> bool:
     inside = path.relative_to(folder).parts
-    return path.is_file() and format_of(path) is not None and not any(name[0] in "_." for name in inside)
+    return path.is_file() and not any(name[0] in "_." for name in inside)
 
 
-def format_of(path: PurePath) -> Format | None:
-    """Return the format that a file's ending names, or None."""
-    suffix = path.suffix.lower()
-    if suffix in _COMPRESSED:
-        suffix = path.with_suffix("").suffix.lower()
-        suffix = "" if suffix in (".parquet", ".pq") else suffix  # Parquet is compressed inside
-    return _SUFFIXES.get(suffix)
-
-
-def _file(path: Path) -> TableFile:
+def _file(path: Path, spec: TableSpec) -> TableFile:
     try:
         size = path.stat().st_size
     except OSError as error:
         raise DataError(f"can't read it: {error.strerror}", path=path) from error
-    kind = format_of(path)
-    if kind is None:
-        raise ConfigError(f"{path}: its ending doesn't name a format; known are {_KNOWN}")
     if not size:
         raise DataError("the file is empty", path=path, advice="fetch it again, or leave it out")
-    return TableFile(path, kind)
+    return recognise(path, spec)
 
 
 def holds_records(path: Path, form: CsvForm) -> bool:
@@ -119,65 +81,19 @@ def holds_records(path: Path, form: CsvForm) -> bool:
       DataError: The file can't be read.
     """
     try:
-        if format_of(path) == "parquet":
+        with path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+        if is_parquet:
             import pyarrow.parquet as pq
 
             return int(pq.read_metadata(path).num_rows) > 0
-        before = int(format_of(path) == "csv" and form.header)
-        with io.BufferedReader(pa.input_stream(str(path), compression="detect")) as stream:
+        before = int(format_of(path) != "json" and form.header)
+        with io.BufferedReader(open_bytes(path)) as stream:
             pieces = iter(lambda: stream.readline(_LINE), b"")
             lines = (piece for piece in pieces if piece.strip())
             return next(itertools.islice(lines, before, None), None) is not None
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"can't read it: {first_line(error)}", path=path) from error
-
-
-def csv_delimiter(path: Path, form: CsvForm) -> str:
-    """Return the separator of a file's fields."""
-    return form.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
-
-
-def csv_names(path: Path, form: CsvForm) -> list[str]:
-    """Return the columns of a CSV file, from its first line or from the form; ``""`` for one without a name.
-
-    Raises:
-      DataError: The line can't be read, or names a column twice.
-    """
-    if not form.header:
-        return list(form.names)
-    try:
-        with open_text(path) as text:
-            head = io.StringIO(text.read(_LONGEST_HEADER), newline="")
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"can't read it: {first_line(error)}", path=path) from error
-    names = names_of(head, path, form, csv_delimiter(path, form))
-    if head.tell() == _LONGEST_HEADER:
-        raise DataError(f"the first line has more than {_LONGEST_HEADER:,} characters", path=path, line=1)
-    return names
-
-
-def names_of(head: io.StringIO, path: str | os.PathLike[str], form: CsvForm, delimiter: str) -> list[str]:
-    """Return the columns that the first record of a CSV file names; it may span lines.
-
-    Raises:
-      DataError: It names no column, or one twice.
-    """
-    try:
-        fields = next(csv.reader(head, delimiter=delimiter, quotechar=form.quote), [])
-    except csv.Error as error:
-        raise DataError(f"can't read it: {error}", path=path, line=1) from error
-    names = [field.strip() for field in fields]
-    if not any(names):
-        raise DataError("the first line names no columns", path=path, line=1)
-    if twice := sorted(name for name, times in Counter(names).items() if times > 1 and name):
-        raise DataError(f"the first line names {twice[0]!r} twice", path=path, line=1)
-    return names
-
-
-def open_text(path: Path) -> io.TextIOWrapper:
-    """Open a text file, compressed or not, and keep its line ends."""
-    stream = pa.input_stream(str(path), compression="detect")
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
 
 
 # The digests of the files that are read, computed while they are read.

@@ -16,14 +16,14 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess.plan.column_types import NUMBERS, Example, Findings, Seen
 from gmeta.preprocess.source import Reason
-from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, Role, TableSpec
+from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec
 from gmeta.preprocess.tables.duckdb_text import (
     PlainPath,
     arrow_batches,
@@ -32,8 +32,8 @@ from gmeta.preprocess.tables.duckdb_text import (
     sql_name,
     sql_text,
 )
+from gmeta.preprocess.tables.recognition import TableFile, open_text
 from gmeta.preprocess.tables.record_count import Records, count_csv, count_lines
-from gmeta.preprocess.tables.table_files import TableFile, csv_delimiter, csv_names, open_text
 from gmeta.preprocess.tables.type_survey import JSON, TEXT, Probe, find, survey
 
 if TYPE_CHECKING:
@@ -72,16 +72,15 @@ class Scan(ABC):
 
     Args:
       file: The file.
-      form: The format of CSV files.
       connection: DuckDB.
 
     Attributes:
       rejects: The lines of the file that aren't records; complete once `batches` has ended.
     """
 
-    def __init__(self, file: TableFile, form: CsvForm, connection: duckdb.DuckDBPyConnection) -> None:
-        self.file, self._form = file, form
-        self._plain = PlainPath(file.path)
+    def __init__(self, file: TableFile, connection: duckdb.DuckDBPyConnection) -> None:
+        self.file, self._form = file, file.form
+        self._plain = PlainPath(file.read)
         self._connection = connection
         self.rejects: list[Reject] = []
 
@@ -156,6 +155,8 @@ class Scan(ABC):
             return f"{value[:_SHOWN]!r} ({self._place(record)})"
 
     def _place(self, record: int) -> str:
+        if not self.file.by_line:
+            return f"{self.file.path}, record {record + 1}"
         line = self.lines({record})[0].get(record)
         return str(self.file.path) if line is None else f"{self.file.path}:{line}"
 
@@ -185,19 +186,38 @@ class Scan(ABC):
           DataError: The file can't be read to its end, or not all its records were read.
         """
         hashed = self.hashed_columns(spec)
-        columns = {
+        values = {
             source: self._column(source, spec.columns[name], hashed=name in hashed)
             for name, source in spec.sources.items()
             if self.has(source)
         }
         lists = {source: bool(spec.columns[name].is_list) for name, source in spec.sources.items()}
-        selected = ", ".join(f"{value} AS {sql_name(source)}" for source, value in columns.items())
+        yield from self._read(values, lists, skip=skip)
+
+    def raw_batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the records with some columns, each value in its own form; what can't be parsed is left out.
+
+        Raises:
+          DataError: The file can't be read to its end, or not all its records were read.
+        """
+        values = {name: self._raw(name) for name in names if self.has(name)}
+        return self._read(values, dict.fromkeys(values, True), skip=True)
+
+    def _raw(self, source: str) -> str:
+        """Return what `raw_batches` reads of a column, in SQL."""
+        return self._value(source)
+
+    def _read(
+        self, values: Mapping[str, str], lists: Mapping[str, bool], *, skip: bool
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the records with some columns: name -> its value in SQL."""
+        selected = ", ".join(f"{value} AS {sql_name(source)}" for source, value in values.items())
         query = f"SELECT {selected or 'NULL'} FROM {self._table(lists, skip=skip)}"
         cursor, rows = self._connection.cursor(), 0
         try:
             with explain_errors(self.file.path, self._plain):
                 try:
-                    for batch in arrow_batches(cursor.sql(query), batch_rows(len(columns))):
+                    for batch in arrow_batches(cursor.sql(query), batch_rows(len(values))):
                         rows += batch.num_rows
                         yield batch
                 finally:
@@ -241,6 +261,10 @@ class Scan(ABC):
             and (isinstance(kind := self.type_of(source), str) or pa.types.is_string(kind))
         )
 
+    def origins(self, records: Collection[int]) -> Mapping[int, tuple[Scan, int]]:
+        """Return the file that some records come from: number -> its scan, and the record's number there."""
+        return {record: (self, record) for record in records}
+
     def lines(self, records: Collection[int], rejects: Collection[int] = ()) -> Lines:
         """Find the lines of some records, and of some rejects, in a text file.
 
@@ -272,7 +296,9 @@ class CsvScan(Scan):
         """Return the table in SQL, all fields as text; lines with too few or too many become `rejects`."""
         # The columns have names of their own: those in the file may be empty, or of any characters.
         columns = ", ".join(f"c{place}: 'VARCHAR'" for place in range(len(self._names)))
-        quote, delimiter = sql_text(self._form.quote), sql_text(csv_delimiter(self.file.path, self._form))
+        form = self._form
+        quote, escape = sql_text(form.quote), sql_text(form.escape or form.quote)
+        null = ", ".join(map(sql_text, ("", *form.null)))
         limits = ""
         if self._records.spanning:
             limits = ", parallel=false"
@@ -280,13 +306,14 @@ class CsvScan(Scan):
             limits += f", max_line_size={longest + 1}, buffer_size={max(2 * longest, _BUFFER)}"
         return (
             f"read_csv({sql_text(str(self._plain))}, header={str(self._form.header).lower()}, "
-            f"delim={delimiter}, quote={quote}, escape={quote}, hive_partitioning=false, "
+            f"delim={sql_text(form.delimiter or ',')}, quote={quote}, escape={escape}, nullstr=[{null}], "
+            "hive_partitioning=false, "
             f"auto_detect=false, columns={{{columns}}}, store_rejects=true{limits})"
         )
 
     def headers(self) -> Sequence[tuple[str, ...]]:
         """Return the names in the first line; a column without one has an empty name."""
-        return [tuple(self._names)]
+        return [self._names]
 
     def type_of(self, source: str) -> str:
         """Return `TEXT`."""
@@ -323,13 +350,14 @@ class CsvScan(Scan):
     def _places(self) -> Mapping[str, int]:
         return {name: place for place, name in enumerate(self._names)}
 
-    @cached_property
-    def _names(self) -> list[str]:
-        return csv_names(self.file.path, self._form)
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.file.names
 
     @cached_property
     def _records(self) -> Records:
-        found = count_csv(self.file.path, csv_delimiter(self.file.path, self._form), self._form.quote)
+        form = self._form
+        found = count_csv(self.file.read, form.delimiter or ",", form.quote, form.escape)
         if found.longest > _LONGEST:
             raise DataError(
                 f"it has a record of {found.longest:,} bytes, and at most {_LONGEST:,} can be read",
@@ -350,7 +378,13 @@ class CsvScan(Scan):
             found.unended and rows + len(self.rejects) == self.count() - 1
         ):  # then DuckDB may drop the last one
             place = found.full + found.blank - 1
-            self.rejects.append(Reject(Reason.MALFORMED, place, "the file ends within quotes"))
+            self.rejects.append(
+                Reject(
+                    Reason.MALFORMED,
+                    place,
+                    "the file ends within quotes (--quote none, if they enclose no fields)",
+                )
+            )
         super()._check_count(rows)
 
     def _after(self, cursor: duckdb.DuckDBPyConnection) -> None:
@@ -364,6 +398,8 @@ class CsvScan(Scan):
         )
         for line, kind, message, text in cursor.execute(query).fetchall():
             message = _FIELDS.sub(r"\1 fields expected, got \2", one_line(message).rstrip("."))
+            if "Invalid unicode" in message:
+                message = "not UTF-8: name the encoding with --encoding, such as latin-1"
             shown = repr((text or "").strip("\r\n").split("\n")[0][:60])
             reason = _REASONS.get(str(kind), Reason.MALFORMED)
             self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown}"))
@@ -376,9 +412,17 @@ class CsvScan(Scan):
         refused: dict[int, int] = {}
         bad = {reject.place for reject in self.rejects}
         record, before = -int(self._form.header), 0
-        with open_text(self.file.path) as text, contextlib.suppress(csv.Error):
-            delimiter = csv_delimiter(self.file.path, self._form)
-            reader = csv.reader(text, delimiter=delimiter, quotechar=self._form.quote)
+        with open_text(self.file.read) as text, contextlib.suppress(csv.Error):
+            form = self._form
+            delimiter = form.delimiter if form.delimiter and len(form.delimiter) == 1 else "\t"
+            quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if form.quote else csv.QUOTE_NONE
+            reader = csv.reader(
+                text,
+                delimiter=delimiter,
+                quotechar=form.quote or None,
+                escapechar=form.escape,
+                quoting=quoting,
+            )
             for place, fields in enumerate(reader):
                 line, before = before + 1, reader.line_num
                 if place in bad:
@@ -394,6 +438,14 @@ class CsvScan(Scan):
 
 
 # Reading of a file of JSON lines.
+
+
+def json_list(value: str) -> str:
+    """Return a list of JSON in SQL; a value that isn't one becomes [null]."""
+    return (
+        f"CASE json_type({value}) WHEN 'ARRAY' THEN ({value})::JSON::VARCHAR[] WHEN 'NULL' THEN NULL "
+        f"ELSE CASE WHEN {value} IS NOT NULL THEN [NULL::VARCHAR] END END"
+    )
 
 
 class JsonScan(Scan):
@@ -435,7 +487,7 @@ class JsonScan(Scan):
 
     @cached_property
     def _records(self) -> Records:
-        return count_lines(self.file.path)
+        return count_lines(self.file.read)
 
     def count(self) -> int:
         """Count the lines that aren't blank."""
@@ -443,7 +495,7 @@ class JsonScan(Scan):
 
     def _check_count(self, rows: int) -> None:
         if rows != self.count():
-            self._records = count_lines(self.file.path, spaces=True)
+            self._records = count_lines(self.file.read, spaces=True)
         super()._check_count(rows)
 
     def _column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
@@ -451,15 +503,18 @@ class JsonScan(Scan):
         name = super()._column(source, column, hashed=hashed)
         if not column.is_list:
             return name
-        return (
-            f"CASE json_type({name}) WHEN 'ARRAY' THEN {name}::VARCHAR[] WHEN 'NULL' THEN NULL "
-            f"ELSE CASE WHEN {name} IS NOT NULL THEN [NULL::VARCHAR] END END"
-        )
+        return json_list(name)
 
-    def batches(self, spec: TableSpec, *, skip: bool) -> Generator[pa.RecordBatch, None, None]:
-        """Yield the records as `Scan.batches` does."""
+    def _raw(self, source: str) -> str:
+        """Return a column's JSON in SQL."""
+        return f"nullif({self._value(source)}::VARCHAR, 'null')"
+
+    def _read(
+        self, values: Mapping[str, str], lists: Mapping[str, bool], *, skip: bool
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the records with some columns."""
         try:
-            yield from super().batches(spec, skip=skip)
+            yield from super()._read(values, lists, skip=skip)
         except DataError as error:
             if "JSON" in str(error):
                 self._find_malformed()
@@ -467,7 +522,7 @@ class JsonScan(Scan):
 
     def _find_malformed(self) -> None:
         """Raise an error with the malformed line's number; DuckDB's is off by the blank lines and one."""
-        with open_text(self.file.path) as text:
+        with open_text(self.file.read) as text:
             for number, line in enumerate(text, start=1):
                 try:
                     value = json.loads(line) if line.strip() else {}
@@ -485,7 +540,7 @@ class JsonScan(Scan):
     def lines(self, records: Collection[int], rejects: Collection[int] = ()) -> Lines:
         """Find the lines of records; every line that isn't blank is one."""
         found: dict[int, int] = {}
-        with open_text(self.file.path) as text:
+        with open_text(self.file.read) as text:
             full = (number for number, line in enumerate(text, start=1) if line.strip())
             for record, number in enumerate(full):
                 if record in records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig, Progress
-from gmeta.preprocess.plan.normalisation import Fault, normalise
+from gmeta.preprocess.plan.normalisation import Fault, Normalised, normalise
+from gmeta.preprocess.shape_spec import SESSION, Join, Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
-from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.table_spec import GAPS, CsvForm, TableSpec
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
-from gmeta.preprocess.tables.table_files import FileDigests, Format, TableFile, find_files
+from gmeta.preprocess.tables.recognition import Format, TableFile, roles_of
+from gmeta.preprocess.tables.shaped_table import Shaping, raw_names
+from gmeta.preprocess.tables.table_files import FileDigests, find_files
 from gmeta.preprocess.tables.table_scan import CsvScan, JsonScan, Scan
 from gmeta.preprocess.tables.table_survey import resolve_spec
 
@@ -52,16 +56,26 @@ class TableSource:
     def __init__(
         self, data: Sequence[str | os.PathLike[str]], spec: TableSpec, connection: duckdb.DuckDBPyConnection
     ) -> None:
-        self.files = find_files(data)
+        self.files = find_files(data, spec)
         self.path = Path(data[0])
         self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
-        self._scans = [_SCANS[file.format](file, spec.csv, connection) for file in self.files]
+        self._given = self._scans = [_SCANS[file.format](file, connection) for file in self.files]
+        self._malformed: dict[Scan, list[_Example]] = {}
+        spec, notes = _with_roles(spec, self.files), list[str]()
+        sides = [find_files([join.file], _side_spec(join, spec.csv)) for join in spec.shape.joins]
         try:
+            if spec.shape != Shape():
+                shaping = Shaping(self._given, spec, connection)
+                own = [_SCANS[files[0].format](files[0], connection) for files in sides]
+                self._scans, notes = [shaping.run(self._raw(), own)], shaping.notes
+                if spec.shape.session_gap:
+                    spec = replace(spec, task=SESSION)
             self.spec = resolve_spec(self._scans, spec)
+            self.spec = replace(self.spec, notes=(*_notes(spec), *notes, *self.spec.notes))
         except ConfigError as error:
             raise ConfigError(f"{self.files[0].path}: {error}") from error
         self._starts: list[int] = []  # the number of each file's first record
-        self._digests = FileDigests([file.path for file in self.files])
+        self._digests = FileDigests([file.path for files in (self.files, *sides) for file in files])
 
     @property
     def rows_read(self) -> int:
@@ -99,6 +113,10 @@ class TableSource:
         skip = bad.on_bad == "skip"
         total = self.count()
         progress("read", 0, total)
+        if self._scans is not self._given:
+            for scan in self._given:  # what didn't become rows
+                self._report(scan, self._malformed.get(scan, []), bad)
+                self._rows += len(self._malformed.get(scan, []))
         for scan in self._scans:
             hashed = scan.hashed_columns(self.spec)
             first = self._rows
@@ -106,7 +124,7 @@ class TableSource:
             examples: list[_Example] = []
             with closing(scan.batches(self.spec, skip=skip)) as batches:
                 for batch in batches:
-                    found = normalise(batch, self.spec, hashed=hashed)
+                    found = self._normalise(batch, scan, hashed)
                     for fault in _tell_apart(found.faults, batch, scan.file):
                         _note(examples, fault, self._rows - first, bad.EXAMPLES)
                     if examples and not skip:
@@ -121,6 +139,19 @@ class TableSource:
             raise DataError("there is no row in it", path=self.path)
         progress("read", self._rows, self._rows)
 
+    def _normalise(self, batch: pa.RecordBatch, scan: Scan, hashed: Collection[str]) -> Normalised:
+        """Convert records to rows; a line that isn't JSON, and so null in each column, is no row of gaps."""
+        nothing = (
+            _is_null(batch) if scan.file.format == "json" and self.spec.blocks else np.zeros(0, np.bool_)
+        )
+        if not nothing.any():
+            return normalise(batch, self.spec, hashed=hashed)
+        there = np.flatnonzero(~nothing)
+        found = normalise(batch.take(pa.array(there)), self.spec, hashed=hashed)
+        faults = [replace(fault, rows=there[fault.rows], given=None) for fault in found.faults]
+        malformed = Fault(Reason.MALFORMED, np.flatnonzero(nothing), _NO_OBJECT)
+        return Normalised(found.columns, there[found.rows], (*faults, malformed))
+
     def _report(self, scan: Scan, examples: list[_Example], bad: BadRecords) -> None:
         """Report a file's bad records, with their lines."""
         self._rows += len(scan.rejects)
@@ -130,21 +161,39 @@ class TableSource:
         for reject in scan.rejects:
             shown.setdefault(reject.reason, []).append(reject.place)
         places = {place for own in shown.values() for place in own[: bad.EXAMPLES]}
-        lines, refused = scan.lines({example.record for example in examples}, places)
-        found = [(e.reason, lines.get(e.record), e.words(scan.file.is_text), e.times) for e in examples]
-        found += [(r.reason, refused.get(r.place), r.message, 1) for r in scan.rejects]
+        refused = scan.lines((), places)[1]
+        found = [(r.reason, scan.file.path, refused.get(r.place), r.message, 1) for r in scan.rejects]
+        origins = scan.origins({example.record for example in examples})
+        of_scan = {own: [n for s, n in origins.values() if s is own] for own, _ in origins.values()}
+        lines = {own: own.lines(numbers)[0] for own, numbers in of_scan.items()}
+        for example in examples:
+            own, record = origins[example.record]
+            message = example.message if own.file.is_text else f"row {record + 1}: {example.message}"
+            found.append((example.reason, own.file.path, lines[own].get(record), message, example.times))
         if bad.on_bad == "raise":
-            found.sort(key=lambda one: one[1] or 0)
-        for reason, line, message, count in found:
-            bad.add(BadRecord(reason, message, of_table=True), scan.file.path, line, count)
+            found.sort(key=lambda one: one[2] or 0)
+        for reason, path, line, message, count in found:
+            bad.add(BadRecord(reason, message, of_table=True), path, line, count)
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
         """Return the file that a record is from, and its line or row."""
         place = bisect_right(self._starts, number) - 1
-        record, scan = number - self._starts[place], self._scans[place]
+        record = number - self._starts[place]
+        scan, record = self._scans[place].origins([record])[record]
         if not scan.file.is_text:
             return scan.file.path, None, f"row {record + 1}: "
         return scan.file.path, scan.lines({record})[0].get(record), ""
+
+    def _raw(self) -> Iterator[tuple[int, Ints, pa.RecordBatch]]:
+        """Yield the files' records for `Shaping`, without lines that aren't JSON."""
+        for number, scan in enumerate(self._given):
+            first, bad = 0, list[int]()
+            for batch in scan.raw_batches(raw_names([scan])):
+                good = ~_is_null(batch) | (scan.file.format != "json")
+                bad += (first + np.flatnonzero(~good)).tolist()
+                yield number, first + np.flatnonzero(good), batch.filter(pa.array(good))
+                first += batch.num_rows
+            self._malformed[scan] = [_Example(Reason.MALFORMED, record, _NO_OBJECT, 1) for record in bad]
 
     def check(self, tasks: Ints, bad: BadRecords) -> None:
         """Do nothing: a table has no further rule."""
@@ -162,9 +211,6 @@ class _Example(NamedTuple):
     message: str
     times: int  # itself included
 
-    def words(self, is_text: bool) -> str:
-        return self.message if is_text else f"row {self.record + 1}: {self.message}"
-
 
 def _note(examples: list[_Example], fault: Fault, before: int, most: int) -> None:
     """Add a fault's records to a file's examples; records beyond ``most`` for a reason are only counted."""
@@ -176,16 +222,55 @@ def _note(examples: list[_Example], fault: Fault, before: int, most: int) -> Non
     examples[last] = examples[last]._replace(times=examples[last].times + rest)
 
 
+_NO_OBJECT = "not a JSON object with any of the columns"
+
+
+def _is_null(batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Return which records have null in every column."""
+    nothing = np.ones(batch.num_rows, np.bool_)
+    for column in batch.columns:
+        nothing &= column.is_null().to_numpy(zero_copy_only=False)
+    return nothing
+
+
+def _with_roles(spec: TableSpec, files: Sequence[TableFile]) -> TableSpec:
+    """Give a table without a task the roles of its columns, if it is well known."""
+    roles = roles_of(name for file in files for name in file.names) if spec.blocks else None
+    if roles is None:
+        return spec.with_own_gaps()
+    given = {name: value for name in ("time", "label") if (value := getattr(spec, name)) is not None}
+    return replace(spec, blocks=0, **{**roles, **given})
+
+
+def _side_spec(join: Join, form: CsvForm) -> TableSpec:
+    """Return how a side table is read: with its own delimiter and columns, else as the rows are."""
+    own = CsvForm(
+        quote=form.quote,
+        header=not join.columns,
+        names=join.columns,
+        encoding=form.encoding,
+        null=form.null,
+    )
+    return TableSpec(csv=own)
+
+
+def _notes(spec: TableSpec) -> list[str]:
+    """Return a note on what stands for the task if there is none."""
+    if not spec.blocks:
+        return []
+    blocks = f"a hash puts each row into one of {spec.blocks:,} blocks"
+    gaps = ", and missing values are values of their own" * (GAPS in spec.defaults)
+    return [f"without --task, {blocks}{gaps}: for models that need no tasks"]
+
+
 def _tell_apart(faults: Sequence[Fault], batch: pa.RecordBatch, file: TableFile) -> Iterator[Fault]:
     """Report a line that isn't JSON, which has null in every column, as malformed and not as null."""
-    nothing = np.ones(batch.num_rows, np.bool_)
-    for column in batch.columns if file.format == "json" else ():
-        nothing &= column.is_null().to_numpy(zero_copy_only=False)
+    nothing = _is_null(batch) if file.format == "json" else np.zeros(0, np.bool_)
     for fault in faults:
         if file.format != "json" or fault.reason is not Reason.NULL or not nothing[fault.rows].any():
             yield fault
             continue
         malformed = nothing[fault.rows]
-        yield Fault(Reason.MALFORMED, fault.rows[malformed], "not a JSON object with any of the columns")
+        yield Fault(Reason.MALFORMED, fault.rows[malformed], _NO_OBJECT)
         if not malformed.all():
             yield replace(fault, rows=fault.rows[~malformed])

@@ -83,6 +83,7 @@ def resolve_spec(scans: Sequence[Scan], spec: TableSpec) -> TableSpec:
     scans = sorted(scans, key=lambda scan: str(scan.file.path))
     headers = [(scan, scan.headers()) for scan in scans]
     names = merge_names(header for _, found in headers for header in found)
+    spec = described(spec, [scan.file.columns for scan in scans])
     wanted = open_columns(spec, names, lists=any(scan.file.format == "json" for scan in scans))
     read = {one.source for one in wanted} | {column.source or name for name, column in spec.columns.items()}
     found: dict[str, Findings] = {}
@@ -100,7 +101,7 @@ def resolve_spec(scans: Sequence[Scan], spec: TableSpec) -> TableSpec:
                     raise rewritten(source, scan.find(probes[source], REWRITTEN))
                 found[source] = found[source].merge(own) if source in found else own
 
-    if not spec.columns:
+    if spec.is_open:
         _refuse_absent(
             scans, [one for one in wanted if one.source in found and found[one.source].kinds], spec
         )
@@ -117,6 +118,14 @@ def resolve_spec(scans: Sequence[Scan], spec: TableSpec) -> TableSpec:
     return decide_spec(spec, names, known, wanted, found, show)
 
 
+def described(spec: TableSpec, given: Iterable[Mapping[str, ColumnSpec]]) -> TableSpec:
+    """Return the spec with what files themselves say of the columns that it doesn't describe."""
+    found = {name: column for columns in given for name, column in columns.items()}
+    wanted = {n: c for n, c in found.items() if n not in spec.roles and (spec.is_open or n in spec.columns)}
+    wanted = {n: c for n, c in wanted.items() if spec.columns.get(n, ColumnSpec()) == ColumnSpec()}
+    return replace(spec, columns={**spec.columns, **wanted}, rest=spec.is_open) if wanted else spec
+
+
 def open_columns(spec: TableSpec, names: Names, *, lists: bool = False) -> list[Wanted]:
     """Return the columns whose types the values decide.
 
@@ -125,14 +134,15 @@ def open_columns(spec: TableSpec, names: Names, *, lists: bool = False) -> list[
       names: The table's columns.
       lists: Whether only values show which columns hold lists.
     """
-    inferred = (
-        [n for n in names.all if n != spec.batch and not _NUMBERED.fullmatch(n)] if not spec.columns else ()
-    )
+    used = {spec.batch, *(column.source for column in spec.columns.values())}
+    inferred = [n for n in names.all if n not in used and not _NUMBERED.fullmatch(n)] if spec.is_open else ()
     wanted = []
     for name in dict.fromkeys((*spec.roles, *spec.columns, *inferred)):
         column = spec.columns.get(name, ColumnSpec())
         role = spec.role_of(name)
-        is_open = (column.dtype is None or role == "time") and not column.hash
+        if spec.blocks and name == spec.task:
+            continue
+        is_open = (column.dtype is None or role == "time") and not (column.hash or column.format)
         if is_open or (lists and column.is_list is None):
             wanted.append(Wanted(name, column.source or name, role, column))
     return wanted
@@ -204,8 +214,9 @@ def decide_spec(
             notes += _notes(one, own, kind, one.name in spec.columns, show)
     if doubts:
         raise ConfigError("; ".join(doubts))
-    if not spec.columns:
-        numbered = [name for name in names.all if _NUMBERED.fullmatch(name) and name not in spec.roles]
+    if spec.is_open:
+        named = {*spec.roles, *spec.sources.values()}
+        numbered = [name for name in names.all if _NUMBERED.fullmatch(name) and name not in named]
         notes += [
             f"column {name!r}, which pandas made of a column without a name: left out" for name in numbered
         ]

@@ -21,6 +21,7 @@ from gmeta.preprocess import PrepareConfig, prepare
 from gmeta.preprocess.cluster.table_input import Tally
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.source import Reason
+from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
 from support.cluster_jobs import as_program, in_process, map_files, partitioned, run_jobs
 from support.data_files import EVENT_SPEC as SPEC
 from support.data_files import event_table, parts, shuffled, write_table
@@ -104,6 +105,36 @@ def test_as_programs(table, tmp_path):
     assert streamed(data, tmp_path / "out", on_bad="skip", spec=UNIQUE, **options) == expected
     dropped = Manifest.load(tmp_path / "out").dropped
     assert dropped["part.csv: key given twice in a task"] > 100
+
+
+@pytest.mark.parametrize("task", ["user", ""])
+def test_rules_of_columns_are_those_of_the_embedded_engine(tmp_path, task):
+    """Labels by values, times by a form, words for null, gaps, and rows without tasks."""
+    (tmp_path / "t.csv").write_text(
+        "user;ts;event;a;b\n1;1/2/2020;buy;;x\n1;1/3/2020;view;3;\n2;1/1/2020;buy;NULL;NULL\n"
+    )
+    columns = {"ts": ColumnSpec(format="%m/%d/%Y"), "event": ColumnSpec(values={"buy": 1, "*": 0})}
+    form = CsvForm(null=("NULL",))
+    spec = TableSpec(task, "ts", "event", columns=columns, rest=True, csv=form, defaults=("own",))
+    prepare(tmp_path / "t.csv", tmp_path / "a", spec=spec)
+    assert streamed([tmp_path / "t.csv"], tmp_path / "b", PrepareConfig(), spec=spec, ranges=2) == contents(
+        tmp_path / "a"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("user::x\n1::2\n", "don't read the delimiter '::'"),
+        ('[{"user": 1, "x": 2}]', "read UTF-8 text with a record a line"),
+        ("{'user': 1, 'x': 2}\n", "read UTF-8 text with a record a line"),
+        ("0 1 2\n1 3\n", "read UTF-8 text with a record a line"),
+    ],
+)
+def test_files_that_workers_cannot_read_are_refused(tmp_path, text, said):
+    (tmp_path / "t.txt").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        TableJob.of_files([tmp_path / "t.txt"], tmp_path / "out", TableSpec("user"), PrepareConfig(), "raise")
 
 
 def ready_for_shards(data, folder, out, spec=UNIQUE):

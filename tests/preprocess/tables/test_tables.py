@@ -275,7 +275,7 @@ def test_the_order_of_files_and_rows_decides_no_type(tmp_path, form):
         other.write_text('{"user": 2, "price": "-"}\n{"user": 2, "price": 0.9}\n')
     # A column of text in Parquet is text, unless the spec says otherwise.
     price = ColumnSpec(dtype="float32" if form == "parquet" else None)
-    said = rf"b\.{form}.* null: .*price must be given, got '-'; set a default for its column"
+    said = rf"b\.{form}.* null: .*price must be given, got '-'; give what stands for gaps"
     for place, files in enumerate(([one, other], [other, one])):
         with pytest.raises(DataError, match=said):
             prepare(files, tmp_path / "no", spec=TableSpec("user", columns={"price": price}))

@@ -131,7 +131,7 @@ def test_what_parquet_files_decide(tmp_path):
         "column 'none' has no value",
         "column '__index_level_0__', which pandas made of a column without a name",
     ]
-    with pytest.raises(ConfigError, match="'none' has no value: leave it out, or set a default"):
+    with pytest.raises(ConfigError, match="'none' has no value: leave it out, or give a default"):
         decided(tmp_path / "t.parquet", TableSpec("user", columns={"none": ColumnSpec()}))
     given_ = TableSpec("user", columns={"none": ColumnSpec(default="unknown")})
     assert decided(tmp_path / "t.parquet", given_).columns["none"].hash
