@@ -108,15 +108,16 @@ def test_a_tiny_gain_moves_nothing():
     assert found.method == usual
 
 
-def test_trials_are_shortened_to_the_budget_and_the_method_is_not():
+def test_short_trials_compare_the_first_settings_alone():
     usual = own_methods(100)["factor_model"]
+    other = replace(usual, learning_rate=usual.learning_rate / 2)
     trials = Planted(lambda method: method.learning_rate)
-    found, spent = search._search(trials, "factor_model", [usual], OF_FACTORS, 10.0)
-    assert {method.epochs for method in trials.seen} == {10}  # of 15
-    assert spent <= 10.0
-    assert found.method == replace(usual, learning_rate=usual.learning_rate / 2)
-    none, spent = search._search(trials, "factor_model", [usual], OF_FACTORS, 2.0)
-    assert (none.method, none.trials, spent) == (usual, 0, 0.0)
+    found, spent = search._search(trials, "factor_model", [usual, other], OF_FACTORS, 4.0)
+    assert trials.seen == [replace(usual, epochs=10), replace(other, epochs=10)]
+    assert (found.method, spent) == (other, pytest.approx(4.0))
+    for first, share in (([usual, other], 2.0), ([usual], 2.4)):
+        none, spent = search._search(trials, "factor_model", first, OF_FACTORS, share)
+        assert (none.method, none.trials, spent) == (usual, 0, 0.0)
 
 
 def test_what_is_given_is_not_searched_over(clicks):

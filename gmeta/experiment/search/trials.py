@@ -40,8 +40,6 @@ from gmeta.training.learning_rates import RateInFit
 
 LEAST_GAIN = 1e-3
 """The least share of the loss by which a move must lower it: validation tasks are few, and gains noisy."""
-ENOUGH = 5
-"""If fewer trials of a method fit the budget, trials are shorter, down to `SHORTEST`."""
 SHORTEST = 1 / 4
 """The least share of a method's epochs that a trial has; if not two such trials fit, nothing is tried."""
 
@@ -259,19 +257,20 @@ def _search(
     """
     usual = first[0]
     start, of_epoch = trials.seconds(usual)
-    for count in range(ENOUGH, 1, -1):  # rather fewer trials than shorter ones that tell nothing
-        most = int((share / count - start) / of_epoch)  # epochs of a trial
-        if most >= max(usual.epochs * SHORTEST, 1):
-            break
-    else:
-        return Chosen(usual, 0, math.inf, math.inf), 0.0
-    shorter = most < usual.epochs
+    fit = int((share / max(len(first), 2) - start) / of_epoch)  # epochs of a trial
+    shorter = fit < usual.epochs
+    if shorter:
+        # Short trials favour wide priors and high rates, which longer training regrets. So they only compare
+        # the first settings.
+        moves = ()
+        if len(first) < 2 or fit < max(usual.epochs * SHORTEST, 1):
+            return Chosen(usual, 0, math.inf, math.inf), 0.0
     best, losses, spent = usual, [math.inf], 0.0
     tried: set[MethodConfig] = set()
     for move in (*(lambda _, each=each: each for each in first), *moves):
         method = move(best)
         if shorter:
-            method = replace(method, epochs=most)
+            method = replace(method, epochs=fit)
         cost = start + of_epoch * method.epochs
         if method in tried or spent + cost > share:
             continue
