@@ -182,7 +182,7 @@ def _ids(keys: Any, name: str, path: Path) -> NDArray[np.int64]:
     """Return ids as `gmeta prepare` stores them: whole numbers as they are, and text hashed."""
     import pyarrow as pa
 
-    from gmeta.preprocess.plan.normalisation import is_text, numbers
+    from gmeta.preprocess.plan.column_values import is_text, numbers
     from gmeta.preprocess.table_spec import ColumnSpec
 
     given = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else pa.array(keys)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.data_manifest import Manifest
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import GAP
 from support.data_files import read_split
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from gmeta.cli import main
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.preprocess import semantic_ids
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 
 VECTORS = np.random.default_rng(0).normal(size=(300, 6)).astype(np.float32)
 

@@ -14,7 +14,7 @@ from gmeta.meta import InnerLoop
 from gmeta.models import GRM, MetaGRM, NextItemModel
 from gmeta.models.meta.fast_weights import FastWeights
 from gmeta.optimizers import SGD
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 from support.drawn_batches import draw_exposures, of_user, with_targets
 from support.serving import ask_all
 

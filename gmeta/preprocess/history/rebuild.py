@@ -20,7 +20,7 @@ from gmeta.preprocess.history.shard_reader import PLACE, REQUEST, ShardReader
 from gmeta.preprocess.history.shard_writer import Deletions, Kept, write_stripes
 from gmeta.preprocess.history.spec import EVENTS, HistorySpec
 from gmeta.preprocess.history.stripe import as_words
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec
 
 # Another form for the events of a store: columns that come or go, other groups, shards and stripes.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gmeta.core.errors import DataError, first_line
-from gmeta.preprocess.plan.normalisation import is_text
+from gmeta.preprocess.plan.column_values import is_text
 from gmeta.preprocess.table_spec import check_names
 from gmeta.preprocess.tables.duckdb_text import explain_errors, sql_name, sql_text
 from gmeta.preprocess.tables.table_scan import Scan

@@ -21,11 +21,12 @@ from gmeta.preprocess.plan.normalisation import Fault, Normalised, normalise
 from gmeta.preprocess.shape_spec import SESSION, Join, Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import GAPS, CsvForm, TableSpec
+from gmeta.preprocess.tables.json_scan import JsonScan
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
 from gmeta.preprocess.tables.recognition import Format, TableFile, roles_of
 from gmeta.preprocess.tables.shaped_table import Shaping, raw_names
 from gmeta.preprocess.tables.table_files import FileDigests, find_files
-from gmeta.preprocess.tables.table_scan import CsvScan, JsonScan, Scan
+from gmeta.preprocess.tables.table_scan import CsvScan, Scan
 from gmeta.preprocess.tables.table_survey import resolve_spec
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from gmeta.preprocess.plan.column_types import QUOTED, TIME_EDGES, Example, Findings, Seen
-from gmeta.preprocess.plan.normalisation import DATE, EXACT, INFINITE, MISSING, NUMBER, is_text
+from gmeta.preprocess.plan.column_values import DATE, EXACT, INFINITE, MISSING, NUMBER, is_text
 from gmeta.preprocess.table_spec import ColumnSpec, Role
 from gmeta.preprocess.tables.duckdb_text import sql_text
 

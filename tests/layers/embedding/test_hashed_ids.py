@@ -14,7 +14,7 @@ from gmeta.export import export_model
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.ops import hash_ids
 from gmeta.ops.id_hash import count_collisions
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 
 TABLE = TableConfig("item", 4)
 TEXTS = ["sku/1", "sku/4", "sku/1", ""]

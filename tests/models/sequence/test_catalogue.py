@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
 from gmeta.models.sequence.catalogue import Catalogue, top_items
-from gmeta.preprocess.plan.normalisation import hash_text as prepared
+from gmeta.preprocess.plan.column_values import hash_text as prepared
 
 
 @settings(max_examples=30)

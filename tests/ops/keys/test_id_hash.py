@@ -16,7 +16,7 @@ from gmeta.core.shares import splitmix64, splitmix64_tensor
 from gmeta.ops import hash_ids, hash_text
 from gmeta.ops.id_hash import count_collisions, fold_ids
 from gmeta.ops.table.portable_tables import portable_ops
-from gmeta.preprocess.plan.normalisation import hash_text as hash_of_prepare
+from gmeta.preprocess.plan.column_values import hash_text as hash_of_prepare
 from support.reference.table import mix_fold, xor_fold
 from support.reference.table import splitmix64 as splitmix64_of_one
 

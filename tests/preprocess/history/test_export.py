@@ -18,7 +18,7 @@ from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.export import export_history, read_histories
 from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.rebuild import compact_history
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 from support.reference.history import Event, draw_day, history_of, write_day
 
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=3, stripe_events=4)

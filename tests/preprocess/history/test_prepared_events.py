@@ -18,7 +18,7 @@ from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.spark_append import append_history_on_spark
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 from support.data_files import EVENT_SPEC as SPEC
 from support.data_files import event_table, parts, shuffled, write_table
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.preprocess.plan.normalisation import hash_text, normalise
+from gmeta.preprocess.plan.column_values import hash_text
+from gmeta.preprocess.plan.normalisation import normalise
 from gmeta.preprocess.source import Reason
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 

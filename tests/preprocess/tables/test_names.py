@@ -10,7 +10,7 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 from support.cells import slow_but
 from support.data_files import read_split, write_table
 

@@ -24,7 +24,7 @@ from gmeta.preprocess.config import no_progress
 from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.plan.normalisation import hash_text
+from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.source import BadRecords
 from gmeta.preprocess.tables.table_source import TableSource
 from support import plan_in_memory

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess import ColumnSpec, TableSpec
 from gmeta.preprocess.plan.column_types import Doubt, decide
-from gmeta.preprocess.plan.normalisation import numbers
+from gmeta.preprocess.plan.column_values import numbers
 from gmeta.preprocess.source import Reason
 from gmeta.preprocess.tables import record_count, type_survey
 from gmeta.preprocess.tables.table_source import TableSource
