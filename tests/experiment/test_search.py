@@ -14,7 +14,7 @@ from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import divide_training, measured_tasks, training_tasks
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.search import trials as search
-from gmeta.experiment.search.prior_estimates import TIGHTER, estimate_priors
+from gmeta.experiment.search.prior_estimates import estimate_priors
 from gmeta.experiment.search.trials import LEAST_GAIN, OF_FACTORS, OF_STEPS, choose_settings
 from gmeta.models.zoo.factor_model import FactorSettings
 from support.data_files import prepared_clicks
@@ -42,9 +42,9 @@ def test_estimated_priors_are_those_that_labels_were_drawn_by(own, shared):
     )
     known = ItemAttributes.of({"kind": (kinds, np.ones(items, np.int64))})
     found = estimate_priors(Tasks(*halves), items, known, 1.0, FactorSettings(dim=dim))
-    assert found.own_factors == pytest.approx(TIGHTER * own, rel=0.4)
+    assert found.own_factors == pytest.approx(own, rel=0.4)
     assert found.own_bias == pytest.approx(own, rel=0.5)
-    assert found.factors == pytest.approx(TIGHTER * shared, rel=0.6)
+    assert found.factors == pytest.approx(shared, rel=0.6)
     assert (found.dim, found.user) == (dim, FactorSettings().user)
 
 

@@ -25,13 +25,6 @@ from gmeta.experiment.baselines.tuning import one_thread
 from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Start
 from gmeta.models.zoo.factor_model import FactorSettings
 
-TIGHTER = 0.5
-"""The prior variance of a factor over its estimated variance.
-
-Training finds the most probable rows and doesn't average over all others, so factors overfit under priors of
-their true variance. On pseudo-cold tasks of MovieLens-100K, the log loss was .562 with about half of it and
-.564 with all; on those of the demo, both were level.
-"""
 _TRUSTED = 30.0
 """An item with so many rows weighs half of one with infinitely many."""
 _LEAST = 0.02
@@ -58,7 +51,7 @@ def estimate_priors(
     weights = rows / (rows + _TRUSTED)
     known = None if attributes is None else csr_matrix(hstack(list(attributes.columns.values())))[:items]
     own_bias, bias = _divide(found.bias[:items, None] / unit, known, weights)
-    vectors = np.sqrt(TIGHTER) * found.vectors[found.slots[:items], 1:] @ scale
+    vectors = found.vectors[found.slots[:items], 1:] @ scale
     own_factors, factors = _divide(vectors / unit, known, weights)
     return replace(settings, own_bias=own_bias, own_factors=own_factors, bias=bias, factors=factors)
 
