@@ -51,7 +51,8 @@ def estimate_priors(
     weights = rows / (rows + _TRUSTED)
     known = None if attributes is None else csr_matrix(hstack(list(attributes.columns.values())))[:items]
     own_bias, bias = _divide(found.bias[:items, None] / unit, known, weights)
-    own_factors, factors = _divide(found.vectors[found.slots[:items], 1:] @ scale / unit, known, weights)
+    vectors = found.vectors[found.slots[:items], 1:] @ scale
+    own_factors, factors = _divide(vectors / unit, known, weights)
     return replace(settings, own_bias=own_bias, own_factors=own_factors, bias=bias, factors=factors)
 
 
