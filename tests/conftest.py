@@ -105,7 +105,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # DuckDB describes what is left at the end of a process
+    gc.unfreeze()  # or DuckDB prints what it finds alive when the process ends
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -129,7 +129,8 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """After a file's last test, collect its garbage, and take what is left out of later collections:
+    """After a file's last test, collect its garbage, and exempt what survives from later collections.
+
     TensorFlow keeps the graphs of functions whose models are gone: a million objects after a few files.
     """
     yield

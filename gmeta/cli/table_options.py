@@ -90,23 +90,6 @@ _OPTIONS = (
         "--session-gap", help="Cut a task into sessions where a time such as 30m passes; they are the tasks."
     ),
 )
-_NAMES = (
-    *("spec_file", "task", "time", "label", "unique", "file_format", "delimiter", "header", "columns"),
-    *(
-        "encoding",
-        "quote",
-        "escape",
-        "null",
-        "time_format",
-        "defaults",
-        "explode",
-        "explode_separator",
-        "joins",
-        "on",
-    ),
-    "lists",
-    *("where", "distinct", "core", "session_gap"),
-)
 
 
 def spec_options(command: F) -> F:
@@ -114,6 +97,10 @@ def spec_options(command: F) -> F:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+_NAMES = [each.name or "" for each in click.command("spec")(spec_options(lambda: None)).params]
+"""What the options are called in the settings of a command."""
 
 
 def spec_of(settings: dict[str, Any]) -> TableSpec | None:

@@ -142,7 +142,7 @@ def _train_next_item(
     from gmeta.experiment.next_item.runs import train_next_item
     from gmeta.experiment.runs.all_runs import TrainingProgress
 
-    planned = plan_next_item(settings, data, where)
+    planned = plan_next_item(settings, data, where, on_bad)
     for note in planned.notes:
         click.echo(note, err=True)
     with TrainingProgress() as progress:

@@ -10,7 +10,7 @@ import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 
 # isort: split
 import tensorflow as tf
-from settings import OF_SEQUENCES, WarmUp
+from settings import OF_SEQUENCES, warm_up
 
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
@@ -92,7 +92,7 @@ def make_retriever(
 ) -> GenerativeRetriever | FlatRetriever:
     """A retriever, compiled."""
     s = settings
-    rate: Any = s.learning_rate if not s.warm_up else WarmUp(s.learning_rate, s.warm_up)
+    rate: Any = s.learning_rate if not s.warm_up else warm_up(s.learning_rate, s.warm_up)
     depth = s.depth or (1 if s.form == "decoder" else s.levels)
     both = {"depth": min(depth, s.levels), "beam": s.beam, "dropout": s.dropout, "seed": seed, "ks": KS}
     model: GenerativeRetriever | FlatRetriever

@@ -17,7 +17,7 @@ from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableCo
 from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
 from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
-from gmeta.optimizers import AdamW
+from gmeta.optimizers import AdamW, Warmup
 
 KS = (10, 50)
 
@@ -120,7 +120,7 @@ def make_model(
     """
     s = settings
     deviation = (2 / (items + s.dim)) ** 0.5 if s.initial is None else s.initial
-    rate: Any = s.learning_rate if not s.warm_up else WarmUp(s.learning_rate, s.warm_up)
+    rate: Any = s.learning_rate if not s.warm_up else warm_up(s.learning_rate, s.warm_up)
     table = TableConfig("item", s.dim, initializer=Normal(0.0, deviation))
     collection = EmbeddingCollection(
         [FeatureConfig("item", table)],
@@ -152,20 +152,9 @@ def make_model(
     return model
 
 
-class WarmUp(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A rate that grows evenly from 0 for some steps."""
-
-    def __init__(self, rate: float, steps: int) -> None:
-        super().__init__()
-        self.rate, self.steps = rate, steps
-
-    def __call__(self, step: Any) -> tf.Tensor:
-        """() float32."""
-        return self.rate * tf.minimum(1.0, (tf.cast(step, tf.float32) + 1) / self.steps)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments that make it again."""
-        return {"rate": self.rate, "steps": self.steps}
+def warm_up(rate: float, steps: int) -> Warmup:
+    """A rate that grows evenly, from ``rate / steps`` in the first step to ``rate`` in step ``steps``."""
+    return Warmup(rate, max(steps - 1, 1), start=1 / steps)
 
 
 def _heads(heads: int, dim: int) -> dict[str, Any]:

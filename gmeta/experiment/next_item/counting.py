@@ -12,7 +12,7 @@ Hu, Koren and Volinsky's (2008).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, Protocol
@@ -29,7 +29,6 @@ MOST_ITEMS = 15_000
 """EASE inverts a matrix of items by items; with more items it is left out."""
 
 _EPSILON, _LEAST = 1e-5, 1e-9
-
 
 Known = dict[Any, Any]
 """What was computed last of the same histories: its settings -> a matrix."""
@@ -71,8 +70,7 @@ class Popularity:
     """The log of how often an item occurs, counted with a half-life.
 
     Attributes:
-      half_life: The share of the training time, or of a history's events if there are no times, after which
-        an event counts half; 0: all events count alike.
+      half_life: The share of the training time after which an event counts half; 0: all events count alike.
     """
 
     half_life: float = 0.0
@@ -245,8 +243,8 @@ class Neighbours:
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
         return (
-            f"shrunk by {self.shrinkage:g} users, the last {self.last or 'of all'} items with decay "
-            f"{self.recency_decay:g}"
+            f"shrunk by {self.shrinkage:g} users, from {f'the last {self.last}' if self.last else 'all'} "
+            f"items with decay {self.recency_decay:g}"
         )
 
 
@@ -372,3 +370,13 @@ def grids(items: int, times: bool) -> dict[str, Sequence[Settings]]:
     if items <= MOST_ITEMS:
         found["ease"] = Ease.grid()
     return found
+
+
+def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
+    """Return the settings of a baseline from their values by field.
+
+    Raises:
+      KeyError: There is no such baseline.
+      TypeError: They aren't the fields of its settings.
+    """
+    return type(grids(0, times=True)[name][0])(**values)

@@ -164,7 +164,7 @@ def read_events(data: Path, item: str, on_bad: OnBad = "raise") -> tuple[Histori
       DataError: It can't be read, or has no rows.
     """
     manifest = Manifest.load(data)
-    time = (manifest.config.get("table") or {}).get("time") or _time_of_movielens(manifest)
+    time = time_column(manifest)
     if time is None:
         raise ConfigError(
             f"{data} was prepared without times, so nothing shows which item came next: prepare it with "
@@ -207,8 +207,10 @@ def _mix(values: Ints) -> NDArray[np.uint64]:
     return found ^ (found >> np.uint64(31))
 
 
-def _time_of_movielens(manifest: Manifest) -> str | None:
-    return "timestamp" if "timestamp" in manifest.schema else None
+def time_column(manifest: Manifest) -> str | None:
+    """Return the column of times of a prepared data set; None if it has none."""
+    own = (manifest.config.get("table") or {}).get("time")
+    return own or ("timestamp" if "timestamp" in manifest.schema else None)  # which MovieLens folders have
 
 
 def core(events: Histories, ids: Ints, users: int, items: int) -> tuple[Histories, Ints]:

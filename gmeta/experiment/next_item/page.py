@@ -106,24 +106,26 @@ def headline(results: Results) -> list[str]:
     sentences = []
     for seen in results.measured.test:
         where = "with items seen" if seen else "without items seen"
-        parts = []
+        parts, signs = [], set()
         for metric in ("hr", "ndcg"):
             name = f"{metric}@{k}"
             ours, theirs = (_mean(results, one, name, seen)[0] for one in (method, baseline))
             found = results.difference(metric, seen)
             assert found is not None
             difference, low, high = found
-            verb = "wins" if low > 0 else "loses" if high < 0 else "can't be told apart"
+            signs.add(int(low > 0) - int(high < 0))
             parts.append(
-                f"{_TITLES[metric]}@{k} {ours:.4f} against {theirs:.4f}, {difference:+.4f} "
-                f"[{low:+.4f}, {high:+.4f}]: it {verb}"
+                f"{_TITLES[metric]}@{k} {ours:.4f} against {theirs:.4f}, difference {difference:+.4f} "
+                f"[{low:+.4f}, {high:+.4f}]"
             )
+        verb = {1: "beats", -1: "loses to"}.get(signs.pop() if len(signs) == 1 else 0, "is level with")
         sentences.append(
-            f"{_capital(trained.label(method))} beside {trained.label(baseline)}, the strongest baseline, "
+            f"{_capital(trained.label(method))} {verb} {trained.label(baseline)}, the strongest baseline, "
             f"{where}: {'; '.join(parts)}."
         )
     sentences.append(
-        "Both are the best in validation of their kind. Intervals of 95% are by a bootstrap over users."
+        "Both are the best of their kind in validation. A method beats a baseline if both intervals of 95%, "
+        "by a bootstrap over users, leave out zero."
     )
     return sentences
 

@@ -13,7 +13,7 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.next_item.histories import Cuts, core, cut, read_events
+from gmeta.experiment.next_item.histories import Cuts, core, cut, read_events, time_column
 from gmeta.experiment.plan.next_item_config import NextItemConfig
 from gmeta.experiment.plan.own_columns import likeliest_item, survey
 from gmeta.io.cuts.task_choice import TaskChoice
@@ -38,13 +38,16 @@ def read_cuts(config: NextItemConfig, data: Path, on_bad: OnBad = "raise") -> Cu
     return cut(events, ids, config.protocol)
 
 
-def plan_next_item(given: Mapping[str, Any], data: Path, where: str = "config") -> PlannedNextItem:
+def plan_next_item(
+    given: Mapping[str, Any], data: Path, where: str = "config", on_bad: OnBad = "raise"
+) -> PlannedNextItem:
     """Decide the settings that are left out.
 
     Args:
       given: Keys of `NextItemConfig` and values, without ``for``.
       data: A prepared data set whose tasks are users.
       where: The name of the settings in error messages.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
 
     Raises:
       ConfigError: A key or a value is unknown, or no column looks like an item.
@@ -54,10 +57,11 @@ def plan_next_item(given: Mapping[str, Any], data: Path, where: str = "config") 
     names = [column.name for column in manifest.schema]
     item = given.get("item")
     if item is None:
+        roles = (manifest.schema.task, manifest.schema.batch, time_column(manifest))
         ids = [
             column.name
             for column in manifest.schema
-            if column.dtype == "int64" and not column.is_list and column.name not in _roles(manifest)
+            if column.dtype == "int64" and not column.is_list and column.name not in roles
         ]
         found = survey(data / next(iter(manifest.splits)), manifest.schema, "", TaskChoice())
         item = likeliest_item(found, ids)
@@ -73,9 +77,9 @@ def plan_next_item(given: Mapping[str, Any], data: Path, where: str = "config") 
             f"{where}: item={item!r} {what}: name a column of ids; the columns are {', '.join(names)}"
         )
     config = from_mapping(NextItemConfig, {**given, "item": item}, where)
-    events, ids_of_items = core(*read_events(data, item), *config.core)
-    cuts = cut(events, ids_of_items, config.protocol)
-    repeats = 1 - len(np.unique(events.owner * len(ids_of_items) + events.items)) / len(events.items)
+    cuts = read_cuts(config, data, on_bad)
+    events = cuts.whole
+    repeats = 1 - len(np.unique(events.owner * cuts.items + events.items)) / len(events.items)
     if config.seen is None:
         config = replace(config, seen=repeats > 0.02)
     methods = {name: method.complete(cuts.train.sizes) for name, method in config.methods.items()}
@@ -88,8 +92,3 @@ def plan_next_item(given: Mapping[str, Any], data: Path, where: str = "config") 
         f"{'ranked too' if config.seen else 'left out of the ranking'}",
     )
     return PlannedNextItem(replace(config, methods=methods), notes)
-
-
-def _roles(manifest: Manifest) -> tuple[str | None, ...]:
-    time = (manifest.config.get("table") or {}).get("time")
-    return manifest.schema.task, manifest.schema.batch, time, "timestamp"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
@@ -156,6 +157,15 @@ def interval(
       seed: Of the draws.
     """
     difference = np.atleast_2d(one).mean(axis=0) - np.atleast_2d(other).mean(axis=0)
-    drawn = np.random.default_rng(seed).integers(0, len(difference), (draws, len(difference)))
-    low, high = np.quantile(difference[drawn].mean(axis=1), [0.025, 0.975])
-    return float(difference.mean()), float(low), float(high)
+    mean = float(difference.mean())
+    if len(difference) < 2:
+        return mean, -np.inf, np.inf
+    found = stats.bootstrap(
+        (difference,),
+        np.mean,
+        n_resamples=draws,
+        batch=max(_CELLS // len(difference), 1),
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return mean, float(found.low), float(found.high)

@@ -36,6 +36,8 @@ def choose_method(trained: Trained, name: str | None, seed: int | None) -> tuple
     if name not in known:
         raise ConfigError(f"the run has no method {name!r}; it has {', '.join(known)}")
     if name in trained.baselines:
+        if seed is not None:
+            raise ConfigError(f"{name} is a baseline, which has no seed: leave seed {seed} out")
         return name, trained.baselines[name]
     seeds = trained.methods[name]
     seed = next(iter(seeds)) if seed is None else seed

@@ -140,8 +140,8 @@ class Trained:
     Attributes:
       config: Its settings.
       cuts: Its data, cut.
-      baselines: Name -> the fitted baseline, from the simplest on.
-      described: Name of a baseline, or of the blend with its seed -> its settings as part of a sentence.
+      baselines: Name -> the fitted baseline.
+      described: Name of a baseline or of the blend -> its settings as part of a sentence.
       methods: Method -> seed -> its scorer; the blend is among them.
       validation: Method or baseline -> NDCG at the first k in validation, by which the best are named. The
         blend's few weights are fitted to the same users.
@@ -167,16 +167,6 @@ class Trained:
         return own.label if own else counting.LABELS[name]
 
 
-_CLASSES: Mapping[str, Any] = {
-    "popularity": counting.Popularity,
-    "recent_popularity": counting.Popularity,
-    "neighbours": counting.Neighbours,
-    "rules": counting.Rules,
-    "ease": counting.Ease,
-    "als": counting.Als,
-}
-
-
 def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     """Load a trained run: its models at their best epochs, and the baselines with the settings chosen.
 
@@ -189,7 +179,7 @@ def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     file = run.path / CHOSEN
     try:
         chosen = parse_json(file.read_text())
-        settings = {name: _CLASSES[name](**values) for name, values in chosen["baselines"].items()}
+        settings = {name: counting.settings_of(name, values) for name, values in chosen["baselines"].items()}
         blends = {int(seed): Blend.from_json(values) for seed, values in chosen["blends"].items()}
         validation = {str(name): float(value) for name, value in chosen["validation"].items()}
     except FileNotFoundError as error:

@@ -55,6 +55,10 @@ class Padded:
         shape = tf.stack([tf.shape(self.numbers, tf.int64)[0], tf.constant(items, tf.int64)])
         return tf.scatter_nd(at, tf.gather_nd(weights, places), shape)
 
+    def seen(self, items: int) -> tf.Tensor:
+        """Return which items a history has, (users, items) bool."""
+        return self.sums(tf.ones_like(self.numbers, tf.float32), items) > 0
+
     def ragged(self) -> dict[str, tf.RaggedTensor]:
         """Return the columns that a model takes."""
         columns = {"item": self.numbers, **({} if self.times is None else {"time": self.times})}
@@ -111,7 +115,6 @@ def _solved(scorer: Solved, items: int) -> _Served:
     def serve(asked: Padded) -> tf.Tensor:
         every = tf.convert_to_tensor(vectors)
         gram = tf.matmul(every, every, transpose_a=True) + als.penalty * tf.eye(als.rank)
-        seen = asked.sums(tf.ones_like(asked.numbers, tf.float32), items) > 0
 
         def solve(of_user: tf.Tensor) -> tf.Tensor:
             own = tf.boolean_mask(every, of_user)
@@ -119,7 +122,7 @@ def _solved(scorer: Solved, items: int) -> _Served:
             right = (1 + als.confidence) * tf.reduce_sum(own, axis=0)
             return tf.linalg.cholesky_solve(tf.linalg.cholesky(left), right[:, tf.newaxis])[:, 0]
 
-        users = tf.map_fn(solve, seen, fn_output_signature=tf.TensorSpec([als.rank], tf.float32))
+        users = tf.map_fn(solve, asked.seen(items), fn_output_signature=tf.TensorSpec([als.rank], tf.float32))
         return tf.matmul(users, every, transpose_b=True)
 
     return serve
@@ -133,8 +136,7 @@ def _model(scorer: ModelScorer, items: int) -> _Served:
     def serve(asked: Padded) -> tf.Tensor:
         queries = model(asked.ragged(), training=False)
         scores = tf.matmul(queries, tf.convert_to_tensor(vectors), transpose_b=True)
-        seen = asked.sums(tf.ones_like(asked.numbers, tf.float32), items) > 0
-        return scores + tf.where(seen, model.repeat_bias, 0.0)
+        return scores + tf.where(asked.seen(items), model.repeat_bias, 0.0)
 
     return serve
 
@@ -148,8 +150,7 @@ def _blended(scorer: Blended, items: int) -> _Served:
         found: Any = 0.0
         for name, weight, mean, deviation in blend.rows():
             if name == SEEN:
-                own = tf.cast(asked.sums(tf.ones_like(asked.numbers, tf.float32), items) > 0, tf.float32)
-                found += np.float32(weight / deviation) * own
+                found += np.float32(weight / deviation) * tf.cast(asked.seen(items), tf.float32)
             else:
                 found += np.float32(weight / deviation) * (parts[name](asked) - np.float32(mean))
         return found
@@ -218,8 +219,7 @@ def export_next_item(
         asked = Padded(tf.where(tf.gather(known, place) == sent, place, -1), given.get("time"))
         scores = serve(asked)
         if leave_out_seen:
-            seen = asked.sums(tf.ones_like(asked.numbers, tf.float32), cuts.items) > 0
-            scores = tf.where(seen, -np.inf, scores)
+            scores = tf.where(asked.seen(cuts.items), -np.inf, scores)
         best, chosen = tf.math.top_k(scores, k)
         items = tf.where(tf.math.is_inf(best), tf.constant(-1, tf.int64), tf.gather(known, chosen))
         return {"items": items, "scores": best}
