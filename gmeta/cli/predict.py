@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Score the rows of new files with a trained run.
 
-    A file is read as the run's data were prepared: the same columns, texts by the same hash, and the label may
-    be absent. OUT gets a Parquet file for each --rows-per-part records, with the record's number in the
+    A file is read as the run's data were prepared: the same columns, texts by the same hash; the label may be
+    absent. OUT gets a Parquet file for each --rows-per-part records, with the record's number in the
     input, the task, the time and the item as the data set stores them, and the score: a probability, or a
     value. After an interruption the same command writes the files that are missing.
     """

@@ -42,10 +42,11 @@ LABELS: Mapping[str, str] = {
 }
 PENALTIES = (10.0, 1.0, 3.0, 30.0, 100.0)
 """The penalties of the linear baseline, in rows."""
+LEAST = 0.01
+"""The least probability that a bilinear form predicts."""
 MOST_ROWS = 2_000_000
 """Settings are chosen by a random part of the users, or of the rows, if there are more rows in training."""
 
-_LEAST = 0.01  # the least probability that a bilinear form predicts
 _TURNS = 200  # of L-BFGS
 
 
@@ -83,7 +84,7 @@ class Bilinear:
         """Compute the form, or its logit."""
         item, user = (_numbers(asked, name) for name in (self.item, self.user))
         found = self.mean + self.bias[item] + np.einsum("rk,rk->r", self.vectors[item], self.users[user])
-        return as_logits(found, _LEAST) if self.binary else found
+        return as_logits(found, LEAST) if self.binary else found
 
 
 def _numbers(asked: Examples, name: str | None) -> Ints:

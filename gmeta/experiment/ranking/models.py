@@ -25,12 +25,12 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.models.zoo.dcn_model import DCNNetwork
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
-from gmeta.optimizers import Adam, RowPrior
+from gmeta.optimizers import Adam, OneCycle, RowPrior
 
 LOGGED = "val_loss"
 """What Keras logs and epochs are chosen by: the log loss, or the scaled squared error."""
 
-_IDS, _NUMBERS = "ids", "numbers"
+IDS, NUMBERS = "ids", "numbers"
 _START = 0.05  # deviation of initial rows
 _NOISE = 1.6  # twice the share of labels' variance that models leave
 _ASKED = 4096  # rows at once
@@ -64,12 +64,10 @@ class RankingModel(Model):
         self.layout = Layout.of(encoding)
         unit = 1.0 if encoding.config.binary else _NOISE
         prior = RowPrior((s.bias_variance, *[s.variance] * s.dim), samples, unit)
-        table = TableConfig(
-            _IDS, s.dim + 1, initializer=Normal(0.0, _START), optimizer=Adam(s.learning_rate, prior=prior)
-        )
+        table = TableConfig(IDS, s.dim + 1, initializer=Normal(0.0, _START), optimizer=Adam(prior=prior))
         self.collection = EmbeddingCollection(
             [
-                FeatureConfig(_IDS, table),
+                FeatureConfig(IDS, table),
                 *(FeatureConfig(name, table, "sqrtn") for name in self.layout.lists),
             ],
             seed=seed,
@@ -106,13 +104,13 @@ class RankingModel(Model):
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute the outputs of rows."""
-        ids, numbers = inputs[_IDS], inputs[_NUMBERS]
+        ids, numbers = inputs[IDS], inputs[NUMBERS]
         known = self.layout.numbered(ids)
         if training and self.unknown:
             known &= tf.random.uniform(tf.shape(ids), seed=self.seed) >= self.unknown
         lists = {name: inputs[name] for name in self.layout.lists}
-        found = self.collection({_IDS: ids, **lists})
-        rows = found[_IDS] * tf.cast(known, tf.float32)[..., tf.newaxis]
+        found = self.collection({IDS: ids, **lists})
+        rows = found[IDS] * tf.cast(known, tf.float32)[..., tf.newaxis]
         if lists:
             rows = tf.concat([rows, tf.stack([found[name] for name in lists], axis=1)], axis=1)
         linear = tf.reduce_sum(rows[..., 0], axis=1, keepdims=True) + self.bias
@@ -171,8 +169,8 @@ class Layout:
         """Return what the model takes."""
         keys = [np.asarray(asked.ids[name]) + start for name, start in self.single.items()]
         found: dict[str, Any] = {
-            _IDS: tf.constant(np.stack(keys, axis=1) if keys else np.zeros((len(asked), 0)), tf.int64),
-            _NUMBERS: tf.constant(asked.numbers),
+            IDS: tf.constant(np.stack(keys, axis=1) if keys else np.zeros((len(asked), 0)), tf.int64),
+            NUMBERS: tf.constant(asked.numbers),
         }
         for name, start in self.lists.items():
             values, splits = asked.ids[name]
@@ -191,7 +189,14 @@ def build(settings: RankingMethod, encoding: Encoding, samples: int, seed: int) 
         else tf.keras.losses.MeanSquaredError()
     )
     metrics = [tf.keras.metrics.AUC(name="auc", from_logits=True)] if encoding.config.binary else []
-    model.compile(tf.keras.optimizers.Adam(settings.learning_rate), loss, metrics=metrics)
+    assert settings.rows_per_batch is not None  # `RankingMethod.complete` has decided it
+    steps = settings.epochs * -(-samples // settings.rows_per_batch)
+    rate = settings.learning_rate
+    model.compile(
+        tf.keras.optimizers.Adam(OneCycle(rate, steps) if settings.schedule == "one_cycle" else rate),
+        loss,
+        metrics=metrics,
+    )
     nothing = Examples(
         {
             name: (np.zeros(0, np.int64), np.zeros(3, np.int64))

@@ -32,6 +32,8 @@ from gmeta.preprocess.columns import Columns, Ragged, Values, join_rows, row_cou
 
 SHARE = 10
 """One in so many rows, or tasks, is for the test, and as many for validation."""
+GAP = -(2.0**53)
+"""What `gmeta prepare` stores for a gap in a column of whole numbers."""
 FARTHEST = 5.0
 """Scaled numbers are clipped at so many deviations."""
 
@@ -160,7 +162,7 @@ class Scale:
     def of(cls, values: NDArray[Any]) -> Scale:
         """Choose the scale of training values; NaN doesn't count."""
         found = values.astype(np.float64)
-        found = found[np.isfinite(found) & (found > _GAP)]
+        found = found[np.isfinite(found) & (found > GAP)]
         size = np.abs(found)
         log = bool(len(found)) and size.max() > _WIDE * max(float(np.median(size)), 1.0)
         found = _log(found) if log else found
@@ -170,13 +172,10 @@ class Scale:
     def __call__(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """Scale values; a missing one becomes the mean."""
         found = values.astype(np.float64)
-        missing = ~np.isfinite(found) | (found <= _GAP)
+        missing = ~np.isfinite(found) | (found <= GAP)
         found = _log(found) if self.log else found
         scaled = np.where(missing, 0.0, (found - self.mean) / self.deviation)
         return np.clip(scaled, -FARTHEST, FARTHEST).astype(np.float32)
-
-
-_GAP = -(2.0**53)  # what `gmeta prepare` stores for a gap in a column of whole numbers
 
 
 def _log(values: Floats) -> Floats:

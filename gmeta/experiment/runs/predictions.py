@@ -100,8 +100,8 @@ def predict_file(
 ) -> Written:
     """Score the rows of new files, and write Parquet files of the same rows in the same order.
 
-    A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps by
-    the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't apply,
+    A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps
+    by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't apply,
     and the label may be absent. A part has the columns `ROW`, the task, the time and the item where the input
     has them, as the data set stores them, and `SCORE`.
 
@@ -118,7 +118,8 @@ def predict_file(
       progress: As in `gmeta.preprocess.prepare`.
 
     Raises:
-      ConfigError: The run can't predict rows, a column is missing, or the folder has parts of another request.
+      ConfigError: The run can't predict rows, a column is missing, or the folder has parts of another
+        request.
       DataError: A file can't be read, or the run isn't trained to the end.
       GmetaError: A part can't be written.
     """
@@ -184,8 +185,8 @@ def table_spec(
         shape = replace(shape, joins=())
         if lacking:
             raise ConfigError(
-                f"{data[0]} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}, by which the run "
-                f"predicts; it has {', '.join(sorted(names))}"
+                f"{data[0]} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}, by which the "
+                f"run predicts; it has {', '.join(sorted(names))}"
             )
     columns = {name: held.columns[name] for name in wanted if name in there or name in lacking}
     task = held.task if held.task in columns else ""
