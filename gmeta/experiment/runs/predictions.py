@@ -2,7 +2,7 @@
 
 ::
 
-  OUT/predict.json               what was asked; another request is refused
+  OUT/_predict.json              what was asked; another request is refused
   OUT/part-00000.parquet         the rows of the first part of the input
 
 Each part is a fixed range of the input's records. It appears whole or not at all, and a second call makes the
@@ -44,7 +44,7 @@ ROWS = 1 << 20
 SCORE, ROW = "score", "row"
 """The columns of a prediction, and of the number of its record in the input, from 0."""
 
-_ASKED = "predict.json"
+_ASKED = "_predict.json"  # readers of a folder of Parquet files pass over such names
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,9 @@ def predict_file(
     """Score the rows of new files, and write Parquet files of the same rows in the same order.
 
     A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps
-    by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't apply,
-    and the label may be absent. A part has the columns `ROW`, the task, the time and the item where the input
-    has them, as the data set stores them, and `SCORE`.
+    by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't
+    apply, and the label may be absent. A part has the columns `ROW`, the task, the time and the item where
+    the input has them, as the data set stores them, and `SCORE`.
 
     Args:
       run: A run for ranking or for cold start that is trained to the end.
