@@ -108,6 +108,7 @@ class RankingConfig:
       numbers: Columns of numbers, of floats or of whole numbers.
       item: The column of items, for baselines and groups; None: there is none.
       user: The column of users, for baselines, groups and GAUC; None: rows have no user.
+      time: The column of times, for the baseline with drift; empty: times play no part.
       protocol: Which rows are trained on (`gmeta.experiment.ranking.rows`).
       binary: Whether labels are 0 and 1.
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and row order.
@@ -131,6 +132,7 @@ class RankingConfig:
     numbers: tuple[str, ...] = ()
     item: str | None = None
     user: str | None = None
+    time: str = ""
     protocol: Protocol = "random"
     binary: bool = True
     seeds: tuple[int, ...] = (0,)

@@ -1,15 +1,15 @@
 """Baselines of an experiment on rows, whose settings validation chooses.
 
-Each is fitted to the training rows and is then a `Scorer`: a `Bilinear` form of a row's user and item, or a
-`Linear` one of all its columns. The item mean, biases, kriging and factors are those of cold start
-(`gmeta.experiment.baselines`), for users whose rows of training are known. The linear one is ridge regression
-or, for labels 0 and 1, logistic regression on all ids and numbers.
+Each is fitted to the training rows and is then a `Scorer`: a `Bilinear` form of a row's user and item, one
+with `Drift`, or a `Linear` form of all columns. The item mean, biases, kriging and factors are those of cold
+start (`gmeta.experiment.baselines`), for users whose rows of training are known. The linear one is ridge
+regression or, for labels 0 and 1, logistic regression on all ids and numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,18 +18,21 @@ from scipy import optimize, sparse
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.baselines.biases import Biases, ItemMean
 from gmeta.experiment.baselines.pseudo_cold import Fold, within
-from gmeta.experiment.baselines.task_rows import Floats, Ints, Rows, Tasks
+from gmeta.experiment.baselines.task_rows import Floats, Rows, Tasks
 from gmeta.experiment.baselines.tuning import one_thread
 from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Kriging, Start, squared_errors
 from gmeta.experiment.measurement.split import as_logits
+from gmeta.experiment.ranking.bilinear import Bilinear, numbers_of
+from gmeta.experiment.ranking.drift import DriftSettings
 from gmeta.experiment.ranking.rows import Encoding, Examples, Parts
 
-MEAN, ITEM_MEAN, BIASES, KRIGING, FACTORS, LINEAR = (
+MEAN, ITEM_MEAN, BIASES, KRIGING, FACTORS, DRIFT, LINEAR = (
     "mean",
     "item_mean",
     "biases",
     "kriging",
     "factors",
+    "drift",
     "linear",
 )
 LABELS: Mapping[str, str] = {
@@ -38,12 +41,11 @@ LABELS: Mapping[str, str] = {
     BIASES: "biases",
     KRIGING: "kriging",
     FACTORS: "factors (ALS)",
+    DRIFT: "factors with drift",
     LINEAR: "linear",
 }
 PENALTIES = (10.0, 1.0, 3.0, 30.0, 100.0)
 """The penalties of the linear baseline, in rows."""
-LEAST = 0.01
-"""The least probability that a bilinear form predicts."""
 MOST_ROWS = 2_000_000
 """Settings are chosen by a random part of the users, or of the rows, if there are more rows in training."""
 
@@ -56,39 +58,6 @@ class Scorer(Protocol):
     def scores(self, asked: Examples) -> Floats:
         """Predict rows: (rows,) logits of labels 0 and 1, or labels."""
         ...
-
-
-@dataclass(frozen=True)
-class Bilinear:
-    r"""The same form for many baselines: :math:`\mu + b_i + x_i^T u`, of item i and the vector u of a user.
-
-    Attributes:
-      user: The feature of users; None: there is none.
-      item: The feature of items; None: there is none.
-      mean: :math:`\mu`.
-      bias: (items + 1,); the first is of unknown items.
-      vectors: (items + 1, width).
-      users: (users + 1, width); the first is of unknown users.
-      binary: Whether the form is a probability, of which the logit is taken.
-    """
-
-    user: str | None
-    item: str | None
-    mean: float
-    bias: Floats
-    vectors: Floats
-    users: Floats
-    binary: bool
-
-    def scores(self, asked: Examples) -> Floats:
-        """Compute the form, or its logit."""
-        item, user = (_numbers(asked, name) for name in (self.item, self.user))
-        found = self.mean + self.bias[item] + np.einsum("rk,rk->r", self.vectors[item], self.users[user])
-        return as_logits(found, LEAST) if self.binary else found
-
-
-def _numbers(asked: Examples, name: str | None) -> Ints:
-    return np.zeros(len(asked), np.int64) if name is None else np.asarray(asked.ids[name])
 
 
 @dataclass(frozen=True)
@@ -206,6 +175,7 @@ class Tuned:
       biases: Those of the biases, on which kriging and factors build.
       kriging: Those of kriging.
       factors: Those of factors.
+      drift: Those of drift on top of factors.
       linear: Those of the linear baseline.
     """
 
@@ -214,6 +184,7 @@ class Tuned:
     biases: Biases | None = None
     kriging: Kriging | None = None
     factors: Factors | None = None
+    drift: DriftSettings | None = None
 
     @classmethod
     def tune(cls, parts: Parts, measure: Measure) -> Tuned:
@@ -243,7 +214,15 @@ class Tuned:
             grid = Kriging.grid()
             kriging = grid[int(np.argmin(squared_errors(grid, fitted, pairs, fold.cold)))]
             start = Start.of(pairs, max(each.rank for each in grid))
-            return cls(linear, mean, biases, kriging, Factors.tune([(fold, fitted, start)], biases))
+            factors = Factors.tune([(fold, fitted, start)], biases)
+            tuned = cls(linear, mean, biases, kriging, factors)
+            if not config.time:
+                return tuned
+            base = dict(tuned._fit(parts, parts.encoding, config.user, config.item))[FACTORS]
+            assert isinstance(base, Bilinear)
+            drifts = DriftSettings.grid(parts.train, config.user)
+            losses = [measure(each.fit(parts.train, parts.encoding, base)) for each in drifts]
+            return replace(tuned, drift=drifts[int(np.argmin(losses))])
 
     def fit(self, parts: Parts) -> dict[str, Scorer]:
         """Fit all baselines to the training rows, from the simplest on."""
@@ -286,7 +265,10 @@ class Tuned:
                 yield KRIGING, of_vectors(self.kriging.fit(fitted, pairs))
             if self.factors is not None:
                 start = Start.of(pairs, self.factors.rank)
-                yield FACTORS, of_vectors(self.factors.fit(rows, self.biases, fitted, start))
+                base = of_vectors(self.factors.fit(rows, self.biases, fitted, start))
+                yield FACTORS, base
+                if self.drift is not None:
+                    yield DRIFT, self.drift.fit(parts.train, encoding, base)
         yield LINEAR, self.linear.fit(parts.train, encoding)
 
     def describe(self) -> dict[str, str]:
@@ -306,6 +288,11 @@ class Tuned:
             )
         if self.factors is not None:
             found[FACTORS] = f"{self.factors.rank} factors, penalty {self.factors.penalty:g}"
+        if self.drift is not None:
+            found[DRIFT] = (
+                f"{found[FACTORS]}, and the user's residuals within about {self.drift.scale:g} of a row's "
+                f"time, damped by {self.drift.damping:g} rows"
+            )
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -331,7 +318,7 @@ def by_user(asked: Examples, encoding: Encoding) -> Rows:
     """
     config = encoding.config
     assert config.item is not None
-    item, user = _numbers(asked, config.item) - 1, _numbers(asked, config.user)
+    item, user = numbers_of(asked, config.item) - 1, numbers_of(asked, config.user)
     size = 1 if config.user is None else encoding.sizes[config.user]
     order = np.argsort(user, kind="stable")
     splits = np.concatenate([[0], np.cumsum(np.bincount(user, minlength=size))])

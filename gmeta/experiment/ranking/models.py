@@ -64,7 +64,9 @@ class RankingModel(Model):
         self.layout = Layout.of(encoding)
         unit = 1.0 if encoding.config.binary else _NOISE
         prior = RowPrior((s.bias_variance, *[s.variance] * s.dim), samples, unit)
-        table = TableConfig(IDS, s.dim + 1, initializer=Normal(0.0, _START), optimizer=Adam(prior=prior))
+        table = TableConfig(
+            IDS, s.dim + 1, initializer=Normal(0.0, _START), optimizer=Adam(None, prior=prior)
+        )
         self.collection = EmbeddingCollection(
             [
                 FeatureConfig(IDS, table),
@@ -206,7 +208,7 @@ def build(settings: RankingMethod, encoding: Encoding, samples: int, seed: int) 
         },
         np.zeros((2, len(encoding.scales)), np.float32),
         np.zeros(2),
-        np.zeros(2, np.int64),
+        *[np.zeros(2, np.int64)] * 2,
     )
     model(model.layout.inputs(nothing), training=False)  # makes the weights
     # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.

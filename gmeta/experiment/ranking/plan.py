@@ -62,6 +62,7 @@ def plan_ranking(
         "label": chosen.label,
         "item": chosen.item,
         "user": chosen.user,
+        "time": chosen.time,
         "features": chosen.features,
         "numbers": chosen.numbers,
         "protocol": chosen.protocol,
@@ -100,6 +101,9 @@ class _Choice:
                 f"--label, or name a column, --set 'label=\"COLUMN\"'; the columns are {self._names}"
             )
         self.user = self._column("user", None if table.get("blocks") else roles.task, "int64", lists=False)
+        self.time = given.get("time", roles.time) or ""
+        if self.time:
+            self._check("time", self.time, "int64", lists=False)
         self.protocol = given.get("protocol", "time" if roles.time else "random")
         for protocol, needed, option in (("time", roles.time, "--time"), ("tasks", self.user, "--task")):
             if self.protocol == protocol and needed is None:

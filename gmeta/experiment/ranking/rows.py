@@ -192,19 +192,27 @@ class Examples:
       numbers: (rows, columns) float32, scaled.
       labels: (rows,) float64; NaN where it isn't known.
       users: (rows,) ids; all 0 without users.
+      times: (rows,); all 0 without times.
     """
 
     ids: Mapping[str, Values]
     numbers: NDArray[np.float32]
     labels: Floats
     users: Ints
+    times: Ints
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: Ints) -> Examples:
         """Return some rows."""
-        return Examples(take(self.ids, rows), self.numbers[rows], self.labels[rows], self.users[rows])
+        return Examples(
+            take(self.ids, rows),
+            self.numbers[rows],
+            self.labels[rows],
+            self.users[rows],
+            self.times[rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -264,12 +272,13 @@ class Encoding:
             ids[name] = _known(values, known) if isinstance(values, tuple) else _number(values, known)
         numbers = [scale(single(columns, name)) for name, scale in self.scales.items()]
         labels = columns.get(config.label)
-        users = np.zeros(rows, np.int64) if config.user is None else single(columns, config.user)
+        nothing = np.zeros(rows, np.int64)
         return Examples(
             ids,
             np.stack(numbers, axis=1) if numbers else np.zeros((rows, 0), np.float32),
             np.full(rows, np.nan) if labels is None else np.asarray(labels, np.float64),
-            users,
+            single(columns, config.user) if config.user else nothing,
+            single(columns, config.time) if config.time else nothing,
         )
 
 

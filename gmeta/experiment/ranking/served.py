@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
-from gmeta.experiment.ranking.baselines import LEAST, Bilinear, Linear, Scorer
+from gmeta.experiment.ranking.baselines import Linear, Scorer
+from gmeta.experiment.ranking.bilinear import LEAST, Bilinear
 from gmeta.experiment.ranking.blend import Blended
+from gmeta.experiment.ranking.drift import NEAREST, Drift
 from gmeta.experiment.ranking.models import IDS, NUMBERS, ModelScorer
 from gmeta.experiment.ranking.rows import FARTHEST, GAP, Encoding, Scale
 from gmeta.experiment.ranking.runs import load_ranking
@@ -34,10 +36,12 @@ class Sent:
     Attributes:
       ids: Feature -> (rows,) the numbers of ids, or (rows, width) of a list; 0 is unknown or padding.
       numbers: (rows, columns) float32, scaled.
+      times: (rows,) int64.
     """
 
     ids: Mapping[str, tf.Tensor]
     numbers: tf.Tensor
+    times: tf.Tensor
 
 
 _Served = Callable[[Sent], tf.Tensor]
@@ -55,17 +59,50 @@ def in_tensorflow(scorer: Any) -> _Served:
 
 @in_tensorflow.register
 def _bilinear(scorer: Bilinear) -> _Served:
+    values = _values(scorer)
+    return (lambda sent: _logits(values(sent))) if scorer.binary else values
+
+
+def _values(scorer: Bilinear) -> _Served:
     bias, vectors, users = map(_held, (scorer.bias, scorer.vectors, scorer.users))
 
     def serve(sent: Sent) -> tf.Tensor:
         nothing = tf.zeros(tf.shape(sent.numbers)[:1], tf.int64)
         item, user = (nothing if name is None else sent.ids[name] for name in (scorer.item, scorer.user))
         found = scorer.mean + tf.gather(bias, item)
-        found += tf.reduce_sum(tf.gather(vectors, item) * tf.gather(users, user), axis=1)
-        if not scorer.binary:
-            return found
-        rate = tf.clip_by_value(found, LEAST, 1 - LEAST)
-        return tf.math.log(rate / (1 - rate))
+        return found + tf.reduce_sum(tf.gather(vectors, item) * tf.gather(users, user), axis=1)
+
+    return serve
+
+
+def _logits(values: tf.Tensor) -> tf.Tensor:
+    rate = tf.clip_by_value(values, LEAST, 1 - LEAST)
+    return tf.math.log(rate / (1 - rate))
+
+
+@in_tensorflow.register
+def _drift(scorer: Drift) -> _Served:
+    base, binary = _values(scorer.base), scorer.base.binary
+    clock, keys, splits, times = (
+        tf.Variable(each, trainable=False)
+        for each in (scorer.clock, scorer.keys, scorer.splits, scorer.times)
+    )
+    residuals, settings, last = _held(scorer.residuals), scorer.settings, len(scorer.times) - 1
+
+    def serve(sent: Sent) -> tf.Tensor:
+        user = sent.ids[scorer.user]
+        key = user * (len(scorer.clock) + 1)
+        key += tf.searchsorted(tf.convert_to_tensor(clock), sent.times, out_type=tf.int64)
+        at = tf.searchsorted(tf.convert_to_tensor(keys), key, out_type=tf.int64)
+        place = at[:, tf.newaxis] + tf.range(-NEAREST, NEAREST, dtype=tf.int64)
+        there = place >= tf.gather(splits, user)[:, tf.newaxis]
+        there &= place < tf.gather(splits, user + 1)[:, tf.newaxis]
+        place = tf.clip_by_value(place, 0, last)
+        away = tf.cast(tf.abs(tf.gather(times, place) - sent.times[:, tf.newaxis]), tf.float64)
+        near = tf.where(there, tf.cast(tf.exp(-away / settings.scale), tf.float32), 0.0)
+        total = tf.reduce_sum(near * tf.gather(residuals, place), axis=1)
+        found = base(sent) + total / (settings.damping + tf.reduce_sum(near, axis=1))
+        return _logits(found) if binary else found
 
     return serve
 
@@ -167,12 +204,15 @@ def export_ranking(
     }
     for name in config.numbers:
         inputs.setdefault(name, tf.TensorSpec([None], tf.float32))
+    parts = _parts(scorer)
+    if any(isinstance(each, Drift) for each in parts):
+        inputs.setdefault(config.time, tf.TensorSpec([None], tf.int64))
 
     def answer(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         scores = serve(encode(given))
         return {SCORE: tf.sigmoid(scores) if config.binary else scores}
 
-    held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer)]
+    held = [each.model for each in parts if isinstance(each, ModelScorer)]
     return export_model(_Held(held), folder, signatures={"predict": Signature(answer, inputs)})
 
 
@@ -190,6 +230,7 @@ def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:
         return Sent(
             {name: _number(given[name], ids) for name, ids in known.items()},
             tf.stack(numbers, axis=1) if numbers else tf.zeros([rows, 0]),
+            given.get(encoding.config.time, tf.zeros([rows], tf.int64)),
         )
 
     return encode

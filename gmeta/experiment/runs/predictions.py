@@ -291,7 +291,7 @@ def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predict
     about = {"run": str(run.path.resolve()), "method": name, "seed": seed, "validation": trained.validation}
     return Predictor(
         trained.label(name),
-        tuple(dict.fromkeys((*config.encoded, *config.numbers))),
+        tuple(dict.fromkeys((*config.encoded, *config.numbers, *([config.time] if config.time else [])))),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
         about,

@@ -56,7 +56,7 @@ class CrossLayers(tf.keras.layers.Layer):
         width = int(shape[-1])
         low = self.rank is not None and self.rank < width
         factors = [(width, self.rank), (self.rank, width)] if low else [(width, width)]
-        self._kernels = [
+        self.kernels = [
             [
                 self.add_weight(
                     f"{number}/kernel{place if low else ''}",
@@ -67,7 +67,7 @@ class CrossLayers(tf.keras.layers.Layer):
             ]
             for number in range(self.layers)
         ]
-        self._biases = [
+        self.biases = [
             self.add_weight(f"{number}/bias", [width], initializer="zeros") for number in range(self.layers)
         ]
         super().build(shape)
@@ -75,7 +75,7 @@ class CrossLayers(tf.keras.layers.Layer):
     def call(self, x: tf.Tensor) -> tf.Tensor:
         """Compute the last layer's output."""
         first = x
-        for kernels, bias in zip(self._kernels, self._biases, strict=True):
+        for kernels, bias in zip(self.kernels, self.biases, strict=True):
             turned = x
             for kernel in kernels:
                 turned = tf.tensordot(turned, kernel, 1)
@@ -129,7 +129,7 @@ class DCNNetwork(tf.keras.layers.Layer):
                 raise ConfigError(f"{name}: {setting} must be {' or '.join(map(repr, known))}, got {value!r}")
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"{name}: dropout must lie in [0, 1), got {dropout!r}")
-        self._settings: dict[str, Any] = {
+        self.settings: dict[str, Any] = {
             "features": list(features),
             "floats": list(floats),
             "cross": cross,
@@ -141,21 +141,21 @@ class DCNNetwork(tf.keras.layers.Layer):
             "outputs": outputs,
             "seed": seed,
         }
-        self._cross = CrossLayers(cross, rank=rank, seed=seed)
-        self._drop = tf.keras.layers.Dropout(dropout, seed=seed)
+        self.cross = CrossLayers(cross, rank=rank, seed=seed)
+        self.drop = tf.keras.layers.Dropout(dropout, seed=seed)
 
     def build(self, shapes: Mapping[str, Any]) -> None:
         """Make the weights for vectors of these widths."""
-        s = self._settings
+        s = self.settings
         width = sum(int(shapes[name][-1]) for name in s["features"]) + len(s["floats"])
         both = s["structure"] == "parallel"
         last = width + s["hidden"][-1] if both and s["hidden"] else (s["hidden"] or [width])[-1]
         sizes = [*zip([width, *s["hidden"]], s["hidden"], strict=False), (last, s["outputs"])]
-        self._dense = []
+        self.dense = []
         for number, size in enumerate(sizes):
             name = "head" if number == len(s["hidden"]) else f"deep{number + 1}"
             start = tf.keras.initializers.GlorotNormal(seed=1000 * s["seed"] + 500 + number)
-            self._dense.append(
+            self.dense.append(
                 (
                     self.add_weight(f"{name}/kernel", size, initializer=start),
                     self.add_weight(f"{name}/bias", [size[1]], initializer="zeros"),
@@ -165,25 +165,26 @@ class DCNNetwork(tf.keras.layers.Layer):
 
     def call(self, x: Mapping[str, tf.Tensor], training: bool | None = None) -> tf.Tensor:
         """Run the network on vectors and floats, by name."""
-        s = self._settings
+        s = self.settings
         parts = [x[name] for name in s["features"]]
         if s["floats"]:
             parts.append(tf.stack([x[name] for name in s["floats"]], axis=-1))
         joined = tf.concat(parts, axis=-1)
-        crossed = self._cross(joined)
+        crossed = self.cross(joined)
         deep = joined if s["structure"] == "parallel" else crossed
-        for kernel, bias in self._dense[:-1]:
-            deep = self._drop(tf.nn.relu(dense(deep, kernel, bias)), training=training)
+        for kernel, bias in self.dense[:-1]:
+            deep = self.drop(tf.nn.relu(dense(deep, kernel, bias)), training=training)
         if s["structure"] == "parallel":
             deep = tf.concat([crossed, deep], axis=-1) if s["hidden"] else crossed
-        outputs = dense(deep, *self._dense[-1])
+        outputs = dense(deep, *self.dense[-1])
         return tf.sigmoid(outputs) if s["head"] == "ctr" else outputs
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
-        return {**super().get_config(), **self._settings}
+        return {**super().get_config(), **self.settings}
 
 
+@tf.keras.saving.register_keras_serializable("gmeta")
 class DCN(Model):
     r"""DCN-v2: embeddings and floats side by side, crossed by `CrossLayers`, and a multilayer perceptron.
 
@@ -262,3 +263,22 @@ class DCN(Model):
         vectors = self.collection({name: inputs[name] for name in names})
         floats = {name: tf.cast(inputs[name], tf.float32) for name in self._floats}
         return self.network({**vectors, **floats}, training=training)
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Make the weights, as Keras does when it loads a model: from ids, where it would send floats."""
+        ids = {feature.name for feature in self.collection.features}
+        kinds = {name: tf.int64 if name in ids else tf.float32 for name in config["input_shape"]}
+        one = {name: [1, *(size or 1 for size in shape[1:])] for name, shape in config["input_shape"].items()}
+        self({name: tf.zeros(shape, kinds[name]) for name, shape in one.items()})
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments that recreate this model, in a form that JSON can hold."""
+        own = {name: value for name, value in self.network.settings.items() if name != "features"}
+        collection = tf.keras.saving.serialize_keras_object(self.collection)
+        return {"collection": collection, **own, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> DCN:
+        """Create the model that a config from `get_config` describes."""
+        collection = tf.keras.saving.deserialize_keras_object(config["collection"], custom_objects)
+        return cls(**{**config, "collection": collection})
