@@ -16,13 +16,18 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.baselines.task_rows import Rows, Tasks
 from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.baselines import LinearSettings, design
+from gmeta.experiment.ranking.bilinear import Bilinear
 from gmeta.experiment.ranking.blend import Blend
+from gmeta.experiment.ranking.drift import DriftSettings
 from gmeta.experiment.ranking.measured import calibration, evaluate_ranking
 from gmeta.experiment.ranking.plan import plan_ranking
-from gmeta.experiment.ranking.rows import Encoding, Scale, cut, row_keys
+from gmeta.experiment.ranking.rows import Encoding, Scale, cut, read_rows, row_keys
 from gmeta.experiment.ranking.runs import load_ranking
+from gmeta.experiment.runs.all_runs import choose_trained
 from gmeta.experiment.runs.predictions import predict_file
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
+from gmeta.ops import hash_text
+from gmeta.preprocess.columns import take
 
 USERS, ITEMS, ROWS = 40, 30, 3000
 SMALL = """
@@ -105,7 +110,15 @@ def test_training_prints_its_choices(folder):
 
 def test_the_table_has_all_methods_and_a_verdict(folder):
     shown, found = (folder / "shown.txt").read_text(), json.loads((folder / "table.json").read_text())
-    for label in ("blend of all", "DCN-v2", "FM", "factors (ALS)", "linear", "item mean"):
+    for label in (
+        "blend of all",
+        "DCN-v2",
+        "FM",
+        "factors (ALS)",
+        "factors with drift",
+        "linear",
+        "item mean",
+    ):
         assert label in shown
     assert found["headline"][0] in shown.replace("\n", " ")
     assert set(found["results"]["blend"][0]) == set(TABLE)
@@ -153,6 +166,7 @@ def test_what_is_served_is_what_the_run_predicts(folder, trained):
     found = served(
         user=tf.constant(scores["user"], tf.int64),
         item=tf.constant(new["item"], tf.int64),
+        ts=tf.constant(new["ts"], tf.int64),
         tags=tags,
         price=tf.constant(new["price"], tf.float32),
     )["score"].numpy()
@@ -215,6 +229,40 @@ def test_training_again_changes_nothing(folder, monkeypatch):
     assert (folder / "runs/default/chosen.json").read_bytes() == before
     error = gmeta("train", "--config", "small.toml", "--set", "seeds=[1]", code=2).stderr
     assert "begun with other settings" in error
+
+
+def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    methods = '{maml={label="MAML",description="two steps",epochs=1,inner={steps=2,learning_rate=0.3}}}'
+    run = tmp_path / "cold"
+    gmeta("train", "--data", "data", "--run", run, "--for", "cold-start", "--set", f"methods={methods}")
+    written = predict_file(RunFolder(run), ["new.parquet"], tmp_path / "out")
+    assert (written.rows, written.name) == (50, "MAML")
+    found = pq.read_table(tmp_path / "out").to_pydict()
+    _, _, model = choose_trained(RunFolder(run), None, None)
+    config, _ = RunFolder(run).load()
+    known = read_rows(folder / "data", ["user", "click", *config.columns])
+    row = 7  # of a user with training rows
+    rows = np.flatnonzero(known["user"] == found["user"][row])
+    assert len(rows) > 3
+
+    def samples(columns, chosen):
+        taken = take({name: columns[name] for name in config.columns}, np.asarray(chosen))
+        lists = {"tags": tf.RaggedTensor.from_row_splits(*taken["tags"])}
+        return {**taken, **lists}
+
+    new = pq.read_table("new.parquet").to_pydict()
+    asked = {name: np.asarray(new[name]) for name in ("item", "price")}
+    lengths = np.cumsum([0, *map(len, new["tags"])])
+    asked["tags"] = np.concatenate(new["tags"]).astype(np.int64), lengths
+    asked["sku"] = np.asarray([hash_text(each) for each in new["sku"]])
+    adapted = model.adapt(samples(known, rows), known["click"][rows])
+    want = model.adapter.predict(samples(asked, [row]), adapted)
+    assert found["score"][row] == pytest.approx(expit(want[0]), rel=1e-5)
+    before = model.adapter.predict(samples(asked, [row]), None)
+    assert abs(expit(before[0]) - found["score"][row]) > 1e-4
+    stranger = model.adapter.predict(samples(asked, [0]), None)  # "nobody"
+    assert found["score"][0] == pytest.approx(expit(stranger[0]), rel=1e-5)
 
 
 def test_rows_without_users_are_for_ranking(tmp_path, monkeypatch):
@@ -340,6 +388,28 @@ def test_bilinear_baselines_predict_as_those_of_cold_start(trained):
     assert factors.users[0].tolist() == [0.0] * factors.users.shape[1]
     scores = factors.scores(parts.test.take(np.arange(5)))
     np.testing.assert_allclose(expit(scores), np.clip(want, 0.01, 0.99))
+
+
+def test_drift_adds_the_residuals_about_a_rows_time():
+    """The formula, a row at a time."""
+    rng = np.random.default_rng(0)
+    config = RankingConfig("y", ("user", "item"), item="item", user="user", time="ts", binary=False)
+
+    def draw(rows):
+        user, item = rng.integers(0, 4, rows), rng.integers(0, 5, rows)
+        return {"user": user, "item": item, "ts": rng.integers(0, 500, rows), "y": rng.normal(size=rows)}
+
+    train, asked = draw(80), draw(30)
+    asked["user"][0] = 99
+    encoding = Encoding.of(config, train)
+    rows, new = encoding(train), encoding(asked)
+    base = Bilinear(None, "item", 0.1, rng.normal(size=6), np.zeros((6, 0)), np.zeros((1, 0)), binary=False)
+    found = DriftSettings(scale=30.0, damping=2.0).fit(rows, encoding, base).scores(new)
+    rest, want = train["y"] - base.scores(rows), base.scores(new)
+    for row in range(30):
+        near = np.exp(-np.abs(train["ts"] - asked["ts"][row]) / 30) * (train["user"] == asked["user"][row])
+        want[row] += near @ rest / (near.sum() + 2)
+    np.testing.assert_allclose(found, want)
 
 
 def test_posterior_means_make_the_predictions():

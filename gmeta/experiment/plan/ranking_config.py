@@ -15,7 +15,6 @@ Protocol = Literal["random", "time", "tasks"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 Network = Literal["dcn", "dlrm", "fm"]
 NETWORKS: tuple[str, ...] = get_args(Network)
-Schedule = Literal["constant", "one_cycle"]
 BLEND = "blend"
 """The method that weighs all models and baselines (`gmeta.experiment.ranking.blend`)."""
 
@@ -36,9 +35,7 @@ class RankingMethod:
       unknown: The share of ids that training takes for unknown ones, whose vectors are zero.
       bias_variance: The prior variance of an id's weight (`gmeta.optimizers.RowPrior`).
       variance: That of the components of its vector.
-      learning_rate: Adam's highest rate, of rows too.
-      schedule: ``"one_cycle"``: the rate rises and falls over all epochs (`gmeta.optimizers.OneCycle`).
-        ``"constant"``: it stays.
+      learning_rate: Adam's rate, of rows too.
       rows_per_batch: Rows in a step; None: an eightieth of all, from 256 to 8,192.
       epochs: The most passes over all rows.
       patience: After how many epochs without a better one in validation training ends.
@@ -54,11 +51,10 @@ class RankingMethod:
     unknown: float = 0.02
     bias_variance: float = 0.3
     variance: float = 0.01
-    learning_rate: float = 1e-2
-    schedule: Schedule = "one_cycle"
+    learning_rate: float = 5e-3
     rows_per_batch: int | None = None
-    epochs: int = 12
-    patience: int = 12
+    epochs: int = 30
+    patience: int = 3
 
     def __post_init__(self) -> None:
         if self.model not in NETWORKS:

@@ -25,7 +25,7 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
 from gmeta.models.zoo.dcn_model import DCNNetwork
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
-from gmeta.optimizers import Adam, OneCycle, RowPrior
+from gmeta.optimizers import Adam, RowPrior
 
 LOGGED = "val_loss"
 """What Keras logs and epochs are chosen by: the log loss, or the scaled squared error."""
@@ -191,14 +191,7 @@ def build(settings: RankingMethod, encoding: Encoding, samples: int, seed: int) 
         else tf.keras.losses.MeanSquaredError()
     )
     metrics = [tf.keras.metrics.AUC(name="auc", from_logits=True)] if encoding.config.binary else []
-    assert settings.rows_per_batch is not None  # `RankingMethod.complete` has decided it
-    steps = settings.epochs * -(-samples // settings.rows_per_batch)
-    rate = settings.learning_rate
-    model.compile(
-        tf.keras.optimizers.Adam(OneCycle(rate, steps) if settings.schedule == "one_cycle" else rate),
-        loss,
-        metrics=metrics,
-    )
+    model.compile(tf.keras.optimizers.Adam(settings.learning_rate), loss, metrics=metrics)
     nothing = Examples(
         {
             name: (np.zeros(0, np.int64), np.zeros(3, np.int64))

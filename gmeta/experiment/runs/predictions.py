@@ -103,7 +103,8 @@ def predict_file(
     A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps
     by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't
     apply, and the label may be absent. A part has the columns `ROW`, the task, the time and the item where
-    the input has them, as the data set stores them, and `SCORE`.
+    the input has them, as the data set stores them, and `SCORE`. A run for cold start adapts to a user's
+    rows in its data first; users without any get the shared weights.
 
     Args:
       run: A run for ranking or for cold start that is trained to the end.
@@ -298,5 +299,58 @@ def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predict
     )
 
 
-PREDICTORS: Mapping[str, Callable[[RunFolder, str | None, int | None], Predictor]] = {"ranking": _of_ranking}
+def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
+    import tensorflow as tf
+
+    from gmeta.experiment.ranking.rows import read_rows
+    from gmeta.experiment.runs.all_runs import choose_trained
+
+    config, data = run.load()
+    if not config.own_columns:
+        raise ConfigError(f"{run.path} was trained on MovieLens' own features, which no new file has")
+    method, seed, model = choose_trained(run, method, seed)
+    manifest = Manifest.load(data)
+    task = manifest.schema.task
+    known = read_rows(data, [task, config.label, *config.columns])
+    order = np.argsort(single(known, task), kind="stable")
+    tasks = single(known, task)[order]
+
+    def samples(columns: Columns, rows: Any) -> dict[str, Any]:
+        chosen = take({name: columns[name] for name in config.columns}, rows)
+        return {
+            name: tf.RaggedTensor.from_row_splits(each[0], each[1]) if isinstance(each, tuple) else each
+            for name, each in chosen.items()
+        }
+
+    def support(user: int) -> tuple[dict[str, Any], Floats] | None:
+        rows = order[slice(*np.searchsorted(tasks, [user, user + 1]))]
+        return (samples(known, rows), single(known, config.label)[rows]) if len(rows) else None
+
+    def predict(columns: Columns) -> Floats:
+        users, places = np.unique(single(columns, task), return_inverse=True)
+        found = np.zeros(len(places))
+        for begin in range(0, len(users), config.tasks_per_batch):
+            some = range(begin, min(begin + config.tasks_per_batch, len(users)))
+            own = {each: pair for each in some if (pair := support(int(users[each]))) is not None}
+            adapted = dict(zip(own, model.adapt_many([*own.values()]) if own else [], strict=True))
+            for each in some:
+                rows = np.flatnonzero(places == each)
+                found[rows] = model.adapter.predict(samples(columns, rows), adapted.get(each))
+        return found if config.loss == "mse" else 1 / (1 + np.exp(-found))
+
+    label = config.methods[method].label
+    kept = (task, manifest.roles.time, config.item)
+    return Predictor(
+        label,
+        (task, *config.columns),
+        tuple(dict.fromkeys(each for each in kept if each is not None)),
+        predict,
+        {"run": str(run.path.resolve()), "method": method, "seed": seed},
+    )
+
+
+PREDICTORS: Mapping[str, Callable[[RunFolder, str | None, int | None], Predictor]] = {
+    "ranking": _of_ranking,
+    "cold-start": _of_cold_start,
+}
 """Family of runs -> what makes the predictor of one."""
