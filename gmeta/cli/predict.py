@@ -58,7 +58,7 @@ def command(
     value. After an interruption the same command writes the files that are missing.
     """
     from gmeta.cli.prepare import PrepareProgress
-    from gmeta.experiment.runs.predictions import predict_file
+    from gmeta.experiment.ranking.predictions import predict_file
     from gmeta.experiment.runs.run_folder import RunFolder
 
     file_format, form = form_of(settings)

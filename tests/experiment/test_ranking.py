@@ -19,12 +19,12 @@ from gmeta.experiment.ranking.baselines import LinearSettings, design
 from gmeta.experiment.ranking.bilinear import Bilinear
 from gmeta.experiment.ranking.blend import Blend
 from gmeta.experiment.ranking.drift import DriftSettings
+from gmeta.experiment.ranking.examples import Encoding, Scale, cut, read_rows, row_keys
 from gmeta.experiment.ranking.measured import calibration, evaluate_ranking
 from gmeta.experiment.ranking.plan import plan_ranking
-from gmeta.experiment.ranking.rows import Encoding, Scale, cut, read_rows, row_keys
+from gmeta.experiment.ranking.predictions import predict_file
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.all_runs import choose_trained
-from gmeta.experiment.runs.predictions import predict_file
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.ops import hash_text
 from gmeta.preprocess.columns import take

@@ -48,7 +48,7 @@ class RankingMethod:
     cross: int = 2
     rank: int | None = None
     dropout: float = 0.0
-    unknown: float = 0.02
+    unknown: float = 0.01
     bias_variance: float = 0.3
     variance: float = 0.01
     learning_rate: float = 5e-3
@@ -89,8 +89,8 @@ def default_methods() -> dict[str, RankingMethod]:
     """Return DCN-v2, DLRM and a factorisation machine."""
     return {
         "dcn": RankingMethod("DCN-v2"),
-        "dlrm": RankingMethod("DLRM", "dlrm", dropout=0.1),
-        "fm": RankingMethod("FM", "fm", learning_rate=1e-2),
+        "dlrm": RankingMethod("DLRM", "dlrm", dropout=0.2),
+        "fm": RankingMethod("FM", "fm", variance=0.05, learning_rate=3e-3),
     }
 
 
@@ -105,7 +105,7 @@ class RankingConfig:
       item: The column of items, for baselines and groups; None: there is none.
       user: The column of users, for baselines, groups and GAUC; None: rows have no user.
       time: The column of times, for the baseline with drift; empty: times play no part.
-      protocol: Which rows are trained on (`gmeta.experiment.ranking.rows`).
+      protocol: Which rows are trained on (`gmeta.experiment.ranking.examples`).
       binary: Whether labels are 0 and 1.
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and row order.
       budget: About how long settings of methods are tried in validation, such as ``"2m"``; ``"0"``: not at

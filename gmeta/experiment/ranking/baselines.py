@@ -24,7 +24,7 @@ from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, 
 from gmeta.experiment.measurement.split import as_logits
 from gmeta.experiment.ranking.bilinear import Bilinear, numbers_of
 from gmeta.experiment.ranking.drift import DriftSettings
-from gmeta.experiment.ranking.rows import Encoding, Examples, Parts
+from gmeta.experiment.ranking.examples import Encoding, Examples, Parts
 
 MEAN, ITEM_MEAN, BIASES, KRIGING, FACTORS, DRIFT, LINEAR = (
     "mean",

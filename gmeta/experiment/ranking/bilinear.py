@@ -8,7 +8,7 @@ import numpy as np
 
 from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.measurement.split import as_logits
-from gmeta.experiment.ranking.rows import Examples
+from gmeta.experiment.ranking.examples import Examples
 
 LEAST = 0.01
 """The least probability that a bilinear form predicts."""

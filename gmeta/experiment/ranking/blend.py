@@ -11,7 +11,7 @@ from scipy import optimize
 
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.ranking.baselines import Scorer
-from gmeta.experiment.ranking.rows import Examples
+from gmeta.experiment.ranking.examples import Examples
 
 _PENALTY = 10.0  # in rows
 
@@ -81,7 +81,7 @@ class Blend:
     def weigh(self, scores: Mapping[str, Floats]) -> Floats:
         """Weigh scores, name -> (rows,)."""
         found: Any = self.intercept
-        for name, weight, mean, deviation in self.rows():
+        for name, weight, mean, deviation in self.terms():
             found = found + weight * (scores[name] - mean) / deviation
         return np.asarray(found, np.float64)
 
@@ -89,7 +89,7 @@ class Blend:
         """Return the blend of these scorers."""
         return Blended(self, {name: scorers[name] for name in self.names})
 
-    def rows(self) -> Iterator[tuple[str, float, float, float]]:
+    def terms(self) -> Iterator[tuple[str, float, float, float]]:
         """Yield each name with its weight, mean and deviation."""
         numbers = (each.tolist() for each in (self.weights, self.means, self.deviations))
         return zip(self.names, *numbers, strict=True)

@@ -23,7 +23,7 @@ import numpy as np
 from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.measurement.split import as_logits
 from gmeta.experiment.ranking.bilinear import LEAST, Bilinear
-from gmeta.experiment.ranking.rows import Encoding, Examples
+from gmeta.experiment.ranking.examples import Encoding, Examples
 
 NEAREST = 32
 _GAPS, _DAMPINGS = (8.0, 1.0, 64.0, 512.0), (1.0, 3.0, 10.0)

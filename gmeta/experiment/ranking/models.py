@@ -17,7 +17,7 @@ from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.core.errors import DataError
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.plan.ranking_config import RankingMethod
-from gmeta.experiment.ranking.rows import Encoding, Examples, Parts
+from gmeta.experiment.ranking.examples import Encoding, Examples, Parts
 from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
 from gmeta.initializers import Normal
 from gmeta.io.readers.epoch import count_epochs

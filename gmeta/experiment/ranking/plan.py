@@ -16,7 +16,7 @@ from gmeta.core.settings import from_mapping
 from gmeta.experiment.plan.experiment_config import budget_seconds
 from gmeta.experiment.plan.own_columns import Survey, likeliest_item, survey
 from gmeta.experiment.plan.ranking_config import RankingConfig
-from gmeta.experiment.ranking.rows import Parts, read_rows
+from gmeta.experiment.ranking.examples import Parts, read_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.preprocess.columns import Columns
 

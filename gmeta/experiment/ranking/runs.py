@@ -30,7 +30,7 @@ from gmeta.experiment.plan.ranking_config import BLEND, RankingConfig, RankingMe
 from gmeta.experiment.ranking import models
 from gmeta.experiment.ranking.baselines import LABELS, MEAN, Scorer, Tuned
 from gmeta.experiment.ranking.blend import Blend, Blended
-from gmeta.experiment.ranking.rows import Encoding, Parts
+from gmeta.experiment.ranking.examples import Encoding, Parts
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import read_logged
@@ -57,9 +57,10 @@ _MOVES: tuple[Move, ...] = (
     lambda method: replace(method, learning_rate=method.learning_rate / 2),
     lambda method: replace(method, dropout=0.2),
 )
-_START, _STEP, _VALUE = 5.0, 4e-3, 4e-7
+_START, _STEP, _VALUE = 5.0, 4e-3, 8e-8
 """Seconds to make a model, of a step, and of a value of a row, on two cores."""
 _EPOCHS = 12  # that a trial is expected to take
+_SHARE = 0.6  # of what is left of the budget, for a method that isn't the last
 
 
 def choose_settings(config: RankingConfig, parts: Parts, say: Callable[[str], None]) -> RankingConfig:
@@ -73,7 +74,7 @@ def choose_settings(config: RankingConfig, parts: Parts, say: Callable[[str], No
     budget = budget_seconds(config.budget)
     methods = dict(config.methods)
     for place, (name, method) in enumerate(config.methods.items()):
-        share = budget / (len(methods) - place)
+        share = budget if place == len(methods) - 1 else _SHARE * budget
         best, least, first, trials = method, np.inf, np.inf, 0
         for move in (lambda same: same, *_MOVES):
             tried = move(best)

@@ -17,8 +17,8 @@ from gmeta.experiment.ranking.baselines import Linear, Scorer
 from gmeta.experiment.ranking.bilinear import LEAST, Bilinear
 from gmeta.experiment.ranking.blend import Blended
 from gmeta.experiment.ranking.drift import NEAREST, Drift
+from gmeta.experiment.ranking.examples import FARTHEST, GAP, Encoding, Scale
 from gmeta.experiment.ranking.models import IDS, NUMBERS, ModelScorer
-from gmeta.experiment.ranking.rows import FARTHEST, GAP, Encoding, Scale
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.all_runs import next_version
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -153,7 +153,7 @@ def _blended(scorer: Blended) -> _Served:
 
     def serve(sent: Sent) -> tf.Tensor:
         found: Any = np.float32(blend.intercept)
-        for name, weight, mean, deviation in blend.rows():
+        for name, weight, mean, deviation in blend.terms():
             found += np.float32(weight / deviation) * (parts[name](sent) - np.float32(mean))
         return found
 

@@ -29,6 +29,7 @@ from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.baselines.task_rows import Floats
+from gmeta.experiment.ranking.examples import read_rows
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.preprocess.columns import Columns, join_rows, single, take
 from gmeta.preprocess.config import Progress
@@ -302,7 +303,6 @@ def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predict
 def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
     import tensorflow as tf
 
-    from gmeta.experiment.ranking.rows import read_rows
     from gmeta.experiment.runs.all_runs import choose_trained
 
     config, data = run.load()
