@@ -438,3 +438,5 @@ def test_calibration_compares_rates_in_parts():
     said, happened = calibration(scores, np.array([0.0, 1.0, 1.0, 1.0]), bins=2)
     np.testing.assert_allclose(said, [0.25, 0.75])
     assert happened.tolist() == [0.5, 1.0]
+    said, happened = calibration(np.zeros(4), np.array([0.0, 0.0, 1.0, 1.0]), bins=2)
+    assert happened.tolist() == [0.5, 0.5]  # ties

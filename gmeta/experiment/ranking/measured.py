@@ -27,6 +27,8 @@ _BLOCKS = 1000  # that stand for users in the bootstrap where rows have none
 def calibration(scores: Floats, labels: Floats, bins: int = BINS) -> tuple[Floats, Floats]:
     """Compare probabilities with what happened, in parts of equal size in the order of probabilities.
 
+    Rows of one probability share their rate, so that the order of rows has no influence.
+
     Args:
       scores: (rows,) logits.
       labels: (rows,) 0 or 1.
@@ -40,6 +42,8 @@ def calibration(scores: Floats, labels: Floats, bins: int = BINS) -> tuple[Float
       (array([0.5]), array([0.5]))
     """
     rates = 1 / (1 + np.exp(-scores))
+    _, place, count = np.unique(rates, return_inverse=True, return_counts=True)
+    labels = (np.bincount(place, weights=labels) / count)[place]
     parts = np.array_split(np.argsort(rates, kind="stable"), min(bins, len(rates)))
     means = [(rates[part].mean(), labels[part].mean()) for part in parts]
     said, happened = np.array(means).T

@@ -76,17 +76,15 @@ class RankingModel(Model):
         )
         self.unknown, self.seed = s.unknown, seed
         mean = encoding.mean
-        start = float(np.log(mean / (1 - mean))) if encoding.config.binary and 0 < mean < 1 else 0.0
-        self.bias = self.add_weight("bias", [], initializer=tf.keras.initializers.Constant(start))
+        logit = float(np.log(mean / (1 - mean))) if encoding.config.binary and 0 < mean < 1 else 0.0
+        self.bias = self.add_weight("bias", [], initializer=tf.keras.initializers.Constant(logit))
         self.drop = tf.keras.layers.Dropout(s.dropout if s.model == "dlrm" else 0.0, seed=seed)
         names, floats = self.layout.names, [f"{name}/number" for name in self.layout.numbers]
         if s.model == "fm":
             self.network = None
-            self.of_numbers = self.add_weight(
-                "numbers",
-                [len(floats), s.dim + 1],
-                initializer=tf.keras.initializers.RandomNormal(stddev=_START, seed=seed),
-            )
+            start = tf.keras.initializers.RandomNormal(stddev=_START, seed=seed)
+            if floats:
+                self.of_numbers = self.add_weight("numbers", [len(floats), s.dim + 1], initializer=start)
         elif s.model == "dlrm":
             self.network = DLRMNetwork(
                 names, s.dim, floats=floats, bottom=s.hidden[:1], top=s.hidden, head="rating", seed=seed
