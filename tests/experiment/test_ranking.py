@@ -233,9 +233,23 @@ def test_training_again_changes_nothing(folder, monkeypatch):
 
 def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
-    methods = '{maml={label="MAML",description="two steps",epochs=1,inner={steps=2,learning_rate=0.3}}}'
+    methods = (
+        '{maml={label="MAML",description="two steps",epochs=1,inner={steps=1,order=1,learning_rate=0.3}}}'
+    )
     run = tmp_path / "cold"
-    gmeta("train", "--data", "data", "--run", run, "--for", "cold-start", "--set", f"methods={methods}")
+    gmeta(
+        "train",
+        "--data",
+        "data",
+        "--run",
+        run,
+        "--for",
+        "cold-start",
+        "--set",
+        f"methods={methods}",
+        "--set",
+        "hidden=[4]",
+    )
     written = predict_file(RunFolder(run), ["new.parquet"], tmp_path / "out")
     assert (written.rows, written.name) == (50, "MAML")
     found = pq.read_table(tmp_path / "out").to_pydict()
