@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -295,7 +296,14 @@ def _open(
         return MeluSource(opened) if opened.layout is ML_1M_MELU else MovieLensSource(opened)
     table = TableSource(*movielens.as_table(paths, spec or TableSpec()), connection)
     if spec is None and table.spec.blocks:
-        raise ConfigError(f"{paths[0]}: name the column of the task, with --task COLUMN or --spec FILE")
+        known = table.spec.columns.items()
+        columns = [column.source or name for name, column in known if name != table.spec.task]
+        nameless = all(re.fullmatch(r"[-+.\d]+", name) for name in columns)
+        advice = "; if the first line has no names, give them with --no-header --columns A,B,C"
+        raise ConfigError(
+            f"{paths[0]}: name the column of the task, with --task COLUMN or --spec FILE; the columns are "
+            f"{', '.join(columns)}{advice if nameless else ''}"
+        )
     return table
 
 

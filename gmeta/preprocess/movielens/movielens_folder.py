@@ -34,6 +34,7 @@ from gmeta.preprocess.movielens.movielens_records import (
 from gmeta.preprocess.shape_spec import Join
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason
 from gmeta.preprocess.table_spec import GAPS, TableSpec
+from gmeta.preprocess.tables.recognition import open_text
 
 RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
 _MOST_NAMES = 12  # a message is one line
@@ -121,25 +122,50 @@ _TABLES = {
 
 
 def is_table(folder: Path) -> bool:
-    """Return whether a folder is of an edition that only `as_table` reads, such as MovieLens-10M or -32M."""
+    """Return whether `as_table` reads a folder: of MovieLens-10M, -32M or the like, or of RecBole."""
     is_new = (folder / "ratings.csv").is_file()
-    return is_new or ((folder / "ratings.dat").is_file() and not (folder / "users.dat").is_file())
+    is_old = (folder / "ratings.dat").is_file() and not (folder / "users.dat").is_file()
+    return is_new or is_old or _interactions(folder) is not None
 
 
 def as_table(
     data: Sequence[str | os.PathLike[str]], spec: TableSpec
 ) -> tuple[Sequence[str | os.PathLike[str]], TableSpec]:
-    """Return the ratings of a MovieLens folder as a table, with side tables joined; other data as they are.
+    """Return the rows of a folder as a table, with side tables joined; other data as they are.
 
-    Attributes that a movie or a user lacks become values of their own, unless the spec says otherwise.
+    Of MovieLens these are the ratings, of RecBole its ``.inter``. Attributes that an item or a user lacks
+    become values of their own, unless the spec says otherwise.
     """
     folder = Path(data[0])
-    ratings = next((name for name in _TABLES if (folder / name).is_file()), None)
-    if len(data) != 1 or ratings is None:
+    if len(data) != 1:
         return data, spec
-    joins = tuple(Join(str(folder / file), on) for file, on in _TABLES[ratings] if (folder / file).is_file())
+    if rows := next((folder / name for name in _TABLES if (folder / name).is_file()), None):
+        sides = [(folder / file, on) for file, on in _TABLES[rows.name]]
+    elif rows := _interactions(folder):
+        sides = [(rows.with_suffix(ending), _first_name(rows.with_suffix(ending))) for ending in _SIDES]
+    else:
+        return data, spec
+    joins = tuple(Join(str(file), on) for file, on in sides if file.is_file())
     shape = replace(spec.shape, joins=(*joins, *spec.shape.joins))
-    return [folder / ratings], replace(spec, shape=shape, defaults=spec.defaults or (GAPS,))
+    return [rows], replace(spec, shape=shape, defaults=spec.defaults or (GAPS,))
+
+
+_SIDES = (".item", ".user")
+"""The side tables of RecBole's atomic files, whose first column is the key."""
+
+
+def _interactions(folder: Path) -> Path | None:
+    """Return the interactions of a folder of RecBole's atomic files; None if it has none, or several."""
+    found = sorted(folder.glob("*.inter")) if folder.is_dir() else []
+    return found[0] if len(found) == 1 else None
+
+
+def _first_name(file: Path) -> str:
+    """Return the name of the first column of one of RecBole's atomic files, without its type."""
+    if not file.is_file():
+        return ""
+    with open_text(file) as stream:
+        return stream.readline().split("\t")[0].partition(":")[0].strip()
 
 
 def detect(folder: Path) -> Layout:
