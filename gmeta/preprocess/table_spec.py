@@ -300,10 +300,14 @@ class TableSpec:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that rows are sorted by: task, time, then all others in the schema's order."""
+        """The columns that rows are sorted by: task, time, all others in the schema's order, and the label.
+
+        The label is last, so that which rows of a task come last doesn't depend on labels: experiments
+        measure these rows.
+        """
         first = (self.task, self.time) if self.time else (self.task,)
-        others = [column.name for column in self.schema if column.name not in (*first, self.batch)]
-        return (*first, *others)
+        others = [column.name for column in self.schema if column.name not in (*first, self.batch, self.label)]
+        return (*first, *others, *([self.label] if self.label and self.label not in first else []))
 
     @property
     def presort(self) -> tuple[str, ...]:

@@ -53,6 +53,24 @@ def test_everything_is_decided_by_the_data_set(clicks):
     assert plan_experiment({}, clicks) == planned  # the same each time, or a run couldn't be resumed
 
 
+def test_rows_without_times_are_measured_whatever_their_labels(tmp_path):
+    """A task's last rows would be those with the highest labels, or the highest ids."""
+    labels = np.tile([0.0, 1.0, 1.0, 0.0, 1.0], 12)
+    orders = []
+    for name, given in (("one", labels), ("other", 1 - labels)):
+        table = pa.table({"user": np.repeat(np.arange(12), 5), "item": np.arange(60) % 15, "click": given})
+        spec = TableSpec(task="user", label="click")
+        (tmp_path / name).mkdir()
+        data = prepared(tmp_path / name, table, spec)
+        planned = plan_experiment({"held_out": 2, "features": ["item"]}, data)
+        assert planned.config.rows == "random" and "there are no times" in "".join(planned.notes)
+        batches = list(measured_tasks(planned.config, data, HELD_OUT))
+        orders.append(
+            [batch["features"]["item"].numpy()[batch["query"]["index"]].tolist() for batch in batches]
+        )
+    assert orders[0] == orders[1]
+
+
 def test_what_is_given_counts_more(clicks):
     given = {
         "features": {"tags": {"dim": 8, "combiner": "sum"}, "item_id": {}},
