@@ -306,8 +306,9 @@ class TableSpec:
         measure these rows.
         """
         first = (self.task, self.time) if self.time else (self.task,)
-        others = [column.name for column in self.schema if column.name not in (*first, self.batch, self.label)]
-        return (*first, *others, *([self.label] if self.label and self.label not in first else []))
+        last = (self.label,) if self.label and self.label not in first else ()
+        named = {*first, *last, self.batch}
+        return (*first, *(column.name for column in self.schema if column.name not in named), *last)
 
     @property
     def presort(self) -> tuple[str, ...]:
