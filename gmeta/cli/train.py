@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gmeta.cli.options import DATA, on_bad_option, run_option
+from gmeta.cli.options import FAMILY, find_data, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError
 from gmeta.core.extras import MissingExtraError
-from gmeta.core.json_values import FILE_NAME as MANIFEST
 from gmeta.core.schema import OnBad
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--for",
     "family",
-    type=click.Choice(["cold-start", "next-item"]),
+    type=FAMILY,
     help="What to learn: the label of a new user's rows, or the next item of a user's history.  [default: "
     "next-item for data that were prepared without a label; else cold-start]",
 )
@@ -102,7 +101,7 @@ def command(
     if budget is not None:
         settings["budget"] = budget
     check_agreement({name: repr(value) for name, value in settings.items()})
-    data = data or _prepare(RunFolder(run_path).data)
+    data = data or find_data(RunFolder(run_path).data)
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
     run = RunFolder(run_path)
     if choose_family(family, settings, data) == "next-item":
@@ -166,15 +165,3 @@ def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) ->
         say(f"settings: the usual ones, because their choice needs a package: {error}")
         return config
     return choose_settings(config, data, say=say, on_bad=on_bad)
-
-
-def _prepare(own: Path) -> Path:
-    """Find the run's own data set, or else the default one of `gmeta prepare`."""
-    for folder in (own, DATA):
-        if (folder / MANIFEST).exists():
-            return folder
-    raise DataError(
-        f"no prepared data set, neither here nor in {DATA}",
-        path=own,
-        advice="run `gmeta prepare` first, or name one with --data",
-    )

@@ -108,6 +108,47 @@ def train(
     return before
 
 
+def measure_epochs(
+    config: NextItemConfig,
+    method: str,
+    seed: int,
+    *,
+    cuts: Cuts,
+    report: Callable[[int, float], None],
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+) -> float:
+    """Train a method as `train` does, but save nothing, and return the best epoch's NDCG in validation.
+
+    Args:
+      config: The experiment.
+      method: One of its methods.
+      seed: The seed of weights and of the order of users.
+      cuts: The data.
+      report: Takes the number of epochs done and the NDCG then, while training goes on; it may raise an error
+        that ends training.
+      callbacks: Keras callbacks.
+    """
+    settings = config.methods[method]
+    model = build(config, method, seed, cuts)
+    found: list[float] = []
+
+    def watch(epoch: int, logs: Mapping[str, float]) -> None:
+        found.append(float(logs[_by(config)]))
+        if _is_over(found, settings.patience):
+            model.stop_training = True
+        elif len(found) < settings.epochs:
+            report(epoch + 1, found[-1])
+
+    model.fit(
+        training_batches(cuts.train, settings, seed, 0),
+        epochs=settings.epochs,
+        validation_data=validation_batches(cuts.validation),
+        callbacks=[*callbacks, tf.keras.callbacks.LambdaCallback(on_epoch_end=watch)],
+        verbose=0,
+    )
+    return max(found)
+
+
 class _KeepBest(tf.keras.callbacks.Callback):
     """Keeps the best epoch's weights, and ends training after ``patience`` epochs without a better one."""
 
