@@ -67,16 +67,18 @@ def command(
 
     The first trial of a method has the present settings. Trials train on training data and are measured on
     validation data, never on test data. They are kept in RUN/tune: the same command goes on from there, after
-    Ctrl-C too, and a second process with the same command joins in. Needs `pip install 'gmeta[tune]'`.
+    Ctrl-C too, and a second process with the same command joins in. Needs `pip install 'gmeta[tune,report]'`.
     """
-    # Imported here, so that `gmeta tune --help` doesn't wait for TensorFlow.
+    # Imported here, so that `gmeta tune --help` doesn't wait for TensorFlow; first what names its own extra.
+    from gmeta.experiment.search.study import search_settings
+
+    # isort: split
     from rich.console import Console
 
     from gmeta.core.files import explain_write_errors, write_atomically
     from gmeta.core.settings import override, read_toml
     from gmeta.experiment.plan.experiment_config import budget_seconds
     from gmeta.experiment.runs.run_folder import RunFolder, choose_family
-    from gmeta.experiment.search.study import search_settings
     from gmeta.experiment.search.tunables import FAMILIES
 
     seconds = budget_seconds(budget)

@@ -11,12 +11,13 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.errors import DataError
+from gmeta.core.settings import read_toml
 from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
 from gmeta.experiment.next_item.plan import plan_next_item, read_cuts
 from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_next_item
-from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.runs.trainer import read_logged
 
 USERS, ITEMS, EVENTS = 60, 25, 12
@@ -163,6 +164,25 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     whole, cut = (read_logged(tmp_path / name, "val_ndcg@3") for name in ("whole", "cut"))
     assert len(whole) == 3
     assert cut == whole
+
+
+def test_tuning_goes_on_from_the_run_and_writes_what_train_takes(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    done = gmeta("tune", "--trials", 1, "--out", tmp_path / "tuned.toml")
+    assert "begins: 1800 s, 1800 s a method, are about 1 of HSTU (" in done.stderr
+    assert "now `gmeta train --run runs/default-tuned --data " in done.stdout
+    settings = read_toml(tmp_path / "tuned.toml")
+    data = folder / "data"
+    assert choose_family(None, settings, data) == "next-item"
+    assert settings.keys() == {"ks", "methods"}
+    config, _ = RunFolder(folder / "runs" / "default").load()
+    assert plan_next_item(settings, data).config == config  # with one trial, settings are as before
+    # The first trial is the run's own training.
+    value = max(read_logged(folder / "runs" / "default" / "hstu" / "seed-0", "val_ndcg@3"))
+    assert f"# NDCG@3 in validation: {value:.4f} before" in (tmp_path / "tuned.toml").read_text()
+    again = gmeta("tune", "--budget", "0.01s", "--out", tmp_path / "tuned.toml")
+    assert "goes on after 1 trials" in again.stderr
+    assert "give a time above 0" in gmeta("tune", "--budget", "0", code=2).stderr
 
 
 def test_other_families_options_and_runs_that_are_not_over_are_refused(folder, tmp_path):
