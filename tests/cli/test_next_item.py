@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -19,8 +18,8 @@ from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_next_item
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.runs.trainer import read_logged
+from support.next_item import ITEMS, USERS, write_events
 
-USERS, ITEMS, EVENTS = 60, 25, 12
 SMALL = """
 for = "next-item"
 ks = [3, 5]
@@ -36,20 +35,6 @@ def gmeta(*arguments, code=0):
     result = CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == code, result.output + result.stderr
     return result
-
-
-def write_events(path):
-    """Walks along a ring of items, with some jumps: rules can learn them."""
-    rng = np.random.default_rng(0)
-    item = rng.integers(0, ITEMS, USERS)
-    columns = {"user": [], "ts": [], "item": [], "place": []}
-    for event in range(EVENTS):
-        item = np.where(rng.random(USERS) < 0.2, rng.integers(0, ITEMS, USERS), (item + 1) % ITEMS)
-        columns["user"].append(np.arange(USERS) + 1000)
-        columns["ts"].append(1_600_000_000 + event * 60 + rng.integers(0, 9, USERS))
-        columns["item"].append(item * 7 + 100)
-        columns["place"].append(np.arange(USERS) % 3)
-    pq.write_table(pa.table({name: np.concatenate(parts) for name, parts in columns.items()}), path)
 
 
 @pytest.fixture(scope="module")
