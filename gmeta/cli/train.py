@@ -158,9 +158,7 @@ def _train_next_item(
     if here.size == 1:
         _point_to_evaluate(run.path)
     elif here.rank == 0 and not finish:
-        click.echo(
-            f"trained on {here.size} ranks: {run.path}; now the same command on one, for the baselines"
-        )
+        click.echo(f"trained on {here.size} ranks: {run.path}; now the same command in one process")
 
 
 def _finish_next_item(run_path: Path, on_bad: OnBad) -> None:
