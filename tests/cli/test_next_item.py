@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -11,15 +10,16 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.errors import DataError
+from gmeta.core.settings import read_toml
 from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
 from gmeta.experiment.next_item.plan import plan_next_item, read_cuts
 from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_next_item
-from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.runs.trainer import read_logged
+from support.next_item import ITEMS, USERS, write_events
 
-USERS, ITEMS, EVENTS = 60, 25, 12
 SMALL = """
 for = "next-item"
 ks = [3, 5]
@@ -35,20 +35,6 @@ def gmeta(*arguments, code=0):
     result = CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == code, result.output + result.stderr
     return result
-
-
-def write_events(path):
-    """Walks along a ring of items, with some jumps: rules can learn them."""
-    rng = np.random.default_rng(0)
-    item = rng.integers(0, ITEMS, USERS)
-    columns = {"user": [], "ts": [], "item": [], "place": []}
-    for event in range(EVENTS):
-        item = np.where(rng.random(USERS) < 0.2, rng.integers(0, ITEMS, USERS), (item + 1) % ITEMS)
-        columns["user"].append(np.arange(USERS) + 1000)
-        columns["ts"].append(1_600_000_000 + event * 60 + rng.integers(0, 9, USERS))
-        columns["item"].append(item * 7 + 100)
-        columns["place"].append(np.arange(USERS) % 3)
-    pq.write_table(pa.table({name: np.concatenate(parts) for name, parts in columns.items()}), path)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +149,25 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     whole, cut = (read_logged(tmp_path / name, "val_ndcg@3") for name in ("whole", "cut"))
     assert len(whole) == 3
     assert cut == whole
+
+
+def test_tuning_goes_on_from_the_run_and_writes_what_train_takes(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    done = gmeta("tune", "--trials", 1, "--out", tmp_path / "tuned.toml")
+    assert "begins: 1800 s, 1800 s a method, are about 1 of HSTU (" in done.stderr
+    assert "now `gmeta train --run runs/default-tuned --data " in done.stdout
+    settings = read_toml(tmp_path / "tuned.toml")
+    data = folder / "data"
+    assert choose_family(None, settings, data) == "next-item"
+    assert settings.keys() == {"ks", "methods"}
+    config, _ = RunFolder(folder / "runs" / "default").load()
+    assert plan_next_item(settings, data).config == config  # with one trial, settings are as before
+    # The first trial is the run's own training.
+    value = max(read_logged(folder / "runs" / "default" / "hstu" / "seed-0", "val_ndcg@3"))
+    assert f"# NDCG@3 in validation: {value:.4f} before" in (tmp_path / "tuned.toml").read_text()
+    again = gmeta("tune", "--budget", "0.01s", "--out", tmp_path / "tuned.toml")
+    assert "goes on after 1 trials" in again.stderr
+    assert "give a time above 0" in gmeta("tune", "--budget", "0", code=2).stderr
 
 
 def test_other_families_options_and_runs_that_are_not_over_are_refused(folder, tmp_path):
