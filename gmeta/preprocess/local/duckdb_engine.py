@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.errors import GmetaError
 from gmeta.core.settings import parse_size
 from gmeta.preprocess.columns import Columns, Ints, from_arrow, row_count, single, to_arrow
 from gmeta.preprocess.config import PlanConfig, Progress
@@ -62,10 +62,7 @@ def parse_bytes(text: str) -> int:
     Raises:
       ConfigError: The text isn't a size, or the size is too small.
     """
-    size = parse_size(text, "memory limit")
-    if size < LEAST:
-        raise ConfigError(f"memory limit must be at least {LEAST >> 20}MiB, got {text!r}")
-    return size
+    return parse_size(text, "memory limit", LEAST)
 
 
 def share(limit: int, part: float) -> int:
