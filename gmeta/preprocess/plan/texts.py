@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gmeta.core.data_manifest import TextFile
-from gmeta.core.texts import FOLDER, TEXT, VALUE, file_name
+from gmeta.core.texts import FOLDER, TEXT, TITLE, VALUE, file_name
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.plan.normalisation import Normalised, lists_of
 from gmeta.preprocess.table_spec import RESERVED, TEXTS_LIMIT, ColumnSpec, TableSpec
@@ -26,7 +26,6 @@ from gmeta.preprocess.table_spec import RESERVED, TEXTS_LIMIT, ColumnSpec, Table
 _PAIRS = pa.schema([(VALUE, pa.int64()), (TEXT, pa.string())])
 _PENDING = 4 << 20  # bytes that are held before repeated texts are dropped
 _COLUMN, _KIND = "column", "kind"
-_HASHED, _TITLE = "hashed", "title"
 _NAMED = re.compile(r"(?:(.+?)[ _-]?)?(?:title|name)", re.IGNORECASE)
 _ITEMS = ("item", "item_id", "itemid", "movie", "movie_id", "movieid")
 
@@ -159,7 +158,7 @@ class TextCollector:
             pairs.add(np.fromiter(titles, np.int64, len(titles)), texts, by_text=False)
 
     def _pairs(self) -> Iterator[tuple[str, str, _Pairs]]:
-        for kind, own in ((_HASHED, self._hashed), (_TITLE, self._titled)):
+        for kind, own in ((TEXT, self._hashed), (TITLE, self._titled)):
             for name, pairs in own.items():
                 yield kind, name, pairs
 
@@ -221,16 +220,16 @@ class TextCollector:
                 notes.append(
                     f"{name} has more than {self._limit:,} bytes of texts: they aren't kept (--texts-limit)"
                 )
-            if len(titles):
-                if self._found_titles and name in self.titles:
-                    notes.append(f"{self.titles[name]!r} is taken to name {name} in reports")
-                rest = pc.invert(pc.is_in(own[VALUE], titles[VALUE]))
-                own = pa.concat_tables([titles, own.filter(rest)])
-            if len(own):
+            if len(titles) and self._found_titles and name in self.titles:
+                notes.append(f"{self.titles[name]!r} is taken to name {name} in reports")
+            whole = own if len(own) else titles.rename_columns([VALUE, TITLE])
+            if len(own) and len(titles):
+                whole = own.join(titles.rename_columns([VALUE, TITLE]), VALUE, join_type="full outer")
+            if len(whole):
                 path = folder / file_name(name)
                 path.parent.mkdir(exist_ok=True)
-                own = own.sort_by(VALUE).combine_chunks().replace_schema_metadata({_COLUMN: name})
-                pq.write_table(own, path, compression="zstd", row_group_size=1 << 16)
+                whole = whole.sort_by(VALUE).combine_chunks().replace_schema_metadata({_COLUMN: name})
+                pq.write_table(whole, path, compression="zstd", row_group_size=1 << 16)
         return notes
 
 
@@ -303,7 +302,7 @@ def _without_null(values: Ints, texts: pa.Array) -> tuple[Ints, pa.Array]:
 
 
 def _first_texts(pairs: pa.Table) -> tuple[pa.Table, int]:
-    """Return the first text in order of each value, and how many values have several."""
+    """Return the first text in order of each value, ascending, and how many values have several."""
     ordered = pairs.sort_by([(VALUE, "ascending"), (TEXT, "ascending")]).combine_chunks()
     values = ordered[VALUE].to_numpy()
     first = np.append(True, values[1:] != values[:-1])[: len(values)]
