@@ -144,9 +144,9 @@ def write_recommendations(
                         of_user: ids,
                         f"{of_user}_{TEXT}": texts.find(of_user, ids, TEXT),
                     }
-                    for name, flat in lists.items():
-                        values = pa.array(flat, kinds[name].value_type)
-                        columns[name] = pa.ListArray.from_arrays(splits, values)
+                    for kind, flat in lists.items():
+                        values = pa.array(flat, kinds[kind].value_type)
+                        columns[kind] = pa.ListArray.from_arrays(splits, values)
                     file.write_table(pa.table([columns[name] for name in schema.names], schema=schema))
                     count += len(ids)
             unfinished.replace(out)

@@ -247,8 +247,9 @@ def text_files(folder: Path) -> dict[str, TextFile]:
 def find_titles(spec: TableSpec, sides: Sequence[tuple[str, Collection[str]]] = ()) -> dict[str, str]:
     """Find columns of titles by their names: column of ids -> the table's column of its titles.
 
-    A column of text whose name is or ends in ``title`` or ``name`` names the key of the side table that it is
-    from. Without a side table, ``book_title`` names ``book`` or ``book_id``, and ``title`` an item.
+    A column of text whose name is or ends in ``title`` or ``name`` names the key of the side table that
+    it is from. Without one, ``book_title`` names ``book`` or ``book_id``, and ``title`` an item. Of several
+    columns, the first is taken, and ``title`` or ``name`` itself before all others.
 
     Args:
       spec: The columns, as `TableSpec.resolve` decided them.
@@ -256,6 +257,7 @@ def find_titles(spec: TableSpec, sides: Sequence[tuple[str, Collection[str]]] = 
     """
     single = {column.source or name: name for name, column in spec.columns.items() if not column.is_list}
     texts = [source for source, name in single.items() if spec.columns[name].hash]
+    texts.sort(key=lambda source: source.lower() not in ("title", "name"))
     by_lower = {source.lower(): source for source in single}
     found: dict[str, str] = {}
     for source in texts:
