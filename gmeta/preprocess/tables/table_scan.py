@@ -410,9 +410,13 @@ class CsvScan(Scan):
             message = _FIELDS.sub(r"\1 fields expected, got \2", one_line(message).rstrip("."))
             if "Invalid unicode" in message:
                 message = "not UTF-8: name the encoding with --encoding, such as latin-1"
-            shown = repr((text or "").strip("\r\n").split("\n")[0][:60])
+            shown = (text or "").strip("\r\n").split("\n")[0]
             reason = _REASONS.get(str(kind), Reason.MALFORMED)
-            self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown}"))
+            escaped = f"{self._form.escape or ''}{self._form.quote}"
+            if self._form.escape and reason is Reason.MISSING_FIELD and escaped in shown:
+                ends = f"{self._form.escape}{escaped}"
+                message += f", where {escaped} is a quote inside a field ({ends} ends one)"
+            self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown[:60]!r}"))
         for table in ("reject_errors", "reject_scans"):
             cursor.execute(f"DROP TABLE {table}")
 
