@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from gmeta.core.data_manifest import TextFile
 from gmeta.core.texts import FOLDER, TEXT, TITLE, VALUE, file_name
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.plan.normalisation import Normalised, lists_of
-from gmeta.preprocess.table_spec import RESERVED, TEXTS_LIMIT, ColumnSpec, TableSpec
+from gmeta.preprocess.table_spec import RESERVED, ColumnSpec, TableSpec
 
 _PAIRS = pa.schema([(VALUE, pa.int64()), (TEXT, pa.string())])
 _PENDING = 4 << 20  # bytes that are held before repeated texts are dropped
@@ -101,22 +102,26 @@ class TextCollector:
       >>> collector.write(folder)  # doctest: +SKIP
     """
 
-    def __init__(self, spec: TableSpec | None = None, titles: Mapping[str, str] | None = None) -> None:
-        limit = TEXTS_LIMIT if spec is None else int(spec.texts_limit)
-        self._limit, self._found_titles = limit, spec is None or spec.titles is None
+    def __init__(self, spec: TableSpec, titles: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._limit = limit = int(spec.texts_limit)
+        self._found_titles = spec.titles is None
         self._columns: dict[str, ColumnSpec] = {}
         self.titles: Mapping[str, str] = {}
-        if spec is not None and limit:
+        if limit:
             self._columns = {name: column for name, column in spec.columns.items() if column.hash}
-            self.titles = (titles or {}) if spec.titles is None else spec.titles
+            self.titles = titles if spec.titles is None else spec.titles
         self._hashed = {name: _Pairs(limit) for name in self._columns}
         self._titled = {name: _Pairs(limit) for name in self.titles}
 
     @property
     def sources(self) -> dict[str, ColumnSpec]:
-        """The table's columns whose texts are wanted, and how they are read."""
-        own = {column.source or name: column for name, column in self._columns.items()}
-        return {**{source: ColumnSpec(hash=True, is_list=False) for source in self.titles.values()}, **own}
+        """The table's columns whose texts are still wanted, and how they are read."""
+        titles = [source for name, source in self.titles.items() if not self._titled[name].is_over]
+        return dict.fromkeys(titles, ColumnSpec(hash=True, is_list=False)) | {
+            column.source or name: column
+            for name, column in self._columns.items()
+            if not self._hashed[name].is_over
+        }
 
     def add(self, batch: pa.RecordBatch, found: Normalised) -> None:
         """Add the texts of some records.
