@@ -8,6 +8,7 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
+from gmeta.experiment.next_item.plan import plan_next_item
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
@@ -70,6 +71,26 @@ def test_rows_without_times_are_measured_whatever_their_labels(tmp_path):
             [batch["features"]["item"].numpy()[batch["query"]["index"]].tolist() for batch in batches]
         )
     assert orders[0] == orders[1]
+
+
+def test_of_rows_without_users_an_id_is_the_item_and_no_count(tmp_path):
+    """As Criteo's: counts vary more than any id, and each row is in a block by a hash of its values."""
+    rng = np.random.default_rng(0)
+    rows = 3000
+    table = pa.table(
+        {
+            "label": rng.integers(0, 2, rows),
+            "count": rng.integers(0, 500, rows),
+            "small": [f"{value:08x}" for value in rng.integers(0, 9, rows)],
+            "large": [f"{value:08x}" for value in rng.integers(0, 150, rows)],
+        }
+    )
+    data = prepared(tmp_path, table, TableSpec(label="label"))
+    config = plan_experiment({}, data).config
+    assert config.item == "large"
+    assert set(config.features) == {"count", "small", "large"}
+    with pytest.raises(ConfigError, match="was prepared without users, so no item follows another"):
+        plan_next_item({}, data)
 
 
 def test_what_is_given_counts_more(clicks):

@@ -8,7 +8,7 @@ items are small and are read completely into an `AttributeTable`; ratings remain
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,6 +102,7 @@ class MovieLens:
       items: Attributes by item id: ``year`` and the list ``genre``.
       users_path: The file that ``users`` was read from, for messages.
       ratings: The ratings file.
+      titles: Item id -> its title.
       digests: File name -> SHA-256, of every file that was read.
     """
 
@@ -110,6 +111,7 @@ class MovieLens:
     items: AttributeTable
     users_path: Path
     ratings: RawFile
+    titles: Mapping[int, str]
     digests: Mapping[str, str]
 
 
@@ -248,12 +250,14 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
             partial(melu_records.user_row, vocabularies=known),
             partial(melu_records.item_row, vocabularies=known),
         )
+    table = _table(items, layout.items, names[1], item_row, bad)
     return MovieLens(
         layout,
         users=_table(users, layout.users, names[0], user_row, bad),
-        items=_table(items, layout.items, names[1], item_row, bad),
+        items=table,
         users_path=users.path,
         ratings=ratings,
+        titles=_titles(items, layout.items, table.id_set()),
         digests={file.path.name: file.sha256 for file in files},
     )
 
@@ -263,6 +267,19 @@ def _whole_rows(file: RawFile, form: FileForm) -> Iterator[list[bytes]]:
     for _, line in file.lines():
         with suppress(BadRecord):
             yield split_fields(line, form.separator, form.fields)
+
+
+def _titles(file: RawFile, form: FileForm, ids: Container[int]) -> dict[int, str]:
+    """Return the titles of items that have one; they are UTF-8, or ISO 8859-1 as published."""
+    found: dict[int, str] = {}
+    for number, title, *_ in _whole_rows(file, form):
+        if title.strip() and number.isdigit() and int(number) in ids:
+            try:
+                text = title.decode()
+            except UnicodeDecodeError:
+                text = title.decode("latin-1")
+            found.setdefault(int(number), text.strip())
+    return found
 
 
 def _number(lines: Iterable[bytes]) -> dict[bytes, int]:
