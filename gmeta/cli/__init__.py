@@ -23,6 +23,7 @@ COMMANDS = {
     "prepare": "Turn tables of events, or MovieLens files, into a prepared data set.",
     "history": "Keep users' histories in a store, and show them.",
     "train": "Train on a prepared data set; resume where a run stopped.",
+    "tune": "Search for better settings of a run's methods, within a budget of time.",
     "launch": "Run a program of yours on several ranks.",
     "workers": "Read data for processes that train, here or on other machines.",
     "evaluate": "Measure what a run has learned, and write the report.",

@@ -9,7 +9,8 @@ from typing import TypeVar
 import click
 from click.core import ParameterSource
 
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.json_values import FILE_NAME as MANIFEST
 from gmeta.core.schema import ON_BAD
 from gmeta.preprocess.config import ENGINES
 
@@ -20,6 +21,9 @@ DATA = Path("data")
 
 RUN = Path("runs/default")
 """The default folder of a run."""
+
+FAMILY = click.Choice(["cold-start", "next-item", "ranking"])
+"""The values of ``--for``."""
 
 run_option = click.option(
     "--run",
@@ -43,6 +47,22 @@ seen_option = click.option(
     default=None,
     help="For next-item, whether items of a history may be shown again.  [default: as the run was measured]",
 )
+
+
+def find_data(own: Path) -> Path:
+    """Find the data set of a run: its own folder, or else the default one of `gmeta prepare`.
+
+    Raises:
+      DataError: Neither is there.
+    """
+    for folder in (own, DATA):
+        if (folder / MANIFEST).exists():
+            return folder
+    raise DataError(
+        f"no prepared data set, neither here nor in {DATA}",
+        path=own,
+        advice="run `gmeta prepare` first, or name one with --data",
+    )
 
 
 def refuse_options(context: click.Context, of_family: Mapping[str, Sequence[str]], family: str) -> None:

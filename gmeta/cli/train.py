@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gmeta.cli.options import DATA, on_bad_option, run_option
+from gmeta.cli.options import FAMILY, find_data, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError
 from gmeta.core.extras import MissingExtraError
-from gmeta.core.json_values import FILE_NAME as MANIFEST
+from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--for",
     "family",
-    type=click.Choice(["cold-start", "next-item", "ranking"]),
+    type=FAMILY,
     help="What to learn: the label of a new user's rows, the next item of a user's history, or the label of "
     "any row.  [default: next-item for data that were prepared without a label; ranking for data without "
     "users; else cold-start]",
@@ -92,6 +92,7 @@ def command(
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
     """
     if start_ranks(size, elastic=elastic_of(size, elastic, min_np, script)):
+        _finish_next_item(run_path, on_bad)
         return
     # Imported here, so that `gmeta train --help` doesn't wait for TensorFlow.
     from rich.console import Console
@@ -106,7 +107,7 @@ def command(
     if budget is not None:
         settings["budget"] = budget
     check_agreement({name: repr(value) for name, value in settings.items()})
-    data = data or _prepare(RunFolder(run_path).data)
+    data = data or find_data(RunFolder(run_path).data)
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
     run = RunFolder(run_path)
     named = family or settings.get("for")
@@ -116,7 +117,10 @@ def command(
             raise ConfigError(f"--checkpoint-every: training for {chosen} saves after each epoch alone")
         if budget is not None and chosen == "next-item":
             raise ConfigError("--budget isn't for next-item, where validation ends each training")
-        _TRAIN[chosen](settings, run, data, where, on_bad)
+        if chosen == "ranking":
+            _train_ranking(settings, run, data, where, on_bad)
+        else:
+            _train_next_item(settings, run, data, where, on_bad, finish=size is not None)
         return
     if named is None and world().rank == 0 and Manifest.load(data).config.get("table"):
         click.echo("learns to predict for new users; --for ranking learns from all rows", err=True)
@@ -140,22 +144,49 @@ def command(
     if first:
         if waiting.elements:
             click.echo(str(waiting), err=True)
-        click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
+        _point_to_evaluate(run.path)
 
 
 def _train_next_item(
-    settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad
+    settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad, finish: bool
 ) -> None:
+    """Train; ``finish`` says that the process that has started the ranks finishes the run."""
+    from rich.console import Console
+
+    from gmeta.core.collectives import check_agreement, world
+    from gmeta.core.settings import to_mapping
     from gmeta.experiment.next_item.plan import plan_next_item
     from gmeta.experiment.next_item.runs import train_next_item
     from gmeta.experiment.runs.all_runs import TrainingProgress
 
+    here = world()
     planned = plan_next_item(settings, data, where, on_bad)
-    for note in planned.notes:
+    check_agreement({name: repr(value) for name, value in to_mapping(planned.config).items()})
+    for note in planned.notes if here.rank == 0 else ():
         click.echo(note, err=True)
-    with TrainingProgress() as progress:
+    with TrainingProgress(Console(quiet=True) if here.rank else None) as progress:
         train_next_item(planned.config, run, data, progress=progress, on_bad=on_bad)
-    click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
+    if here.size == 1:
+        _point_to_evaluate(run.path)
+    elif here.rank == 0 and not finish:
+        click.echo(f"trained on {here.size} ranks: {run.path}; now the same command in one process")
+
+
+def _finish_next_item(run_path: Path, on_bad: OnBad) -> None:
+    """Do what one process does after the ranks that it has started: choose the baselines, fit the blend."""
+    if parse_json((run_path / "config.json").read_text()).get("for") != "next-item":
+        return
+    from gmeta.experiment.next_item.runs import finish_next_item
+    from gmeta.experiment.runs.all_runs import TrainingProgress
+    from gmeta.experiment.runs.run_folder import RunFolder
+
+    with TrainingProgress() as progress:
+        finish_next_item(RunFolder(run_path), say=progress.say, on_bad=on_bad)
+    _point_to_evaluate(run_path)
+
+
+def _point_to_evaluate(run_path: Path) -> None:
+    click.echo(f"trained: {run_path}; now `gmeta evaluate --run {run_path}`")
 
 
 def _train_ranking(
@@ -170,11 +201,7 @@ def _train_ranking(
         click.echo(note, err=True)
     with TrainingProgress() as progress:
         train_ranking(planned.config, run, data, planned.parts, progress=progress)
-    click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
-
-
-_TRAIN = {"next-item": _train_next_item, "ranking": _train_ranking}
-"""Family of runs -> what trains one, besides cold start."""
+    _point_to_evaluate(run.path)
 
 
 def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) -> ExperimentConfig:
@@ -193,15 +220,3 @@ def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) ->
         say(f"settings: the usual ones, because their choice needs a package: {error}")
         return config
     return choose_settings(config, data, say=say, on_bad=on_bad)
-
-
-def _prepare(own: Path) -> Path:
-    """Find the run's own data set, or else the default one of `gmeta prepare`."""
-    for folder in (own, DATA):
-        if (folder / MANIFEST).exists():
-            return folder
-    raise DataError(
-        f"no prepared data set, neither here nor in {DATA}",
-        path=own,
-        advice="run `gmeta prepare` first, or name one with --data",
-    )

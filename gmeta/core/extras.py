@@ -23,6 +23,7 @@ EXTRAS = {
     "matplotlib": "report",
     "jinja2": "report",
     "cloudpickle": "workers",
+    "optuna": "tune",
 }
 """Package -> the extra that installs it."""
 

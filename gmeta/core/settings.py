@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -196,3 +198,106 @@ def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and isinstance(old.get(key), Mapping)
     }
     return {**old, **new, **both}
+
+
+# The way back: settings as a TOML file that states only what differs from the defaults.
+
+
+def without_defaults(value: Any) -> dict[str, Any]:
+    """Convert a dataclass to nested mappings of those settings that differ from its class' defaults.
+
+    Example:
+      >>> @dataclass
+      ... class Training:
+      ...     epochs: int = 10
+      ...     rate: float = 0.1
+      >>> without_defaults(Training(epochs=3))
+      {'epochs': 3}
+    """
+    found = {}
+    for each in fields(value):
+        now = getattr(value, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if now is not None and (now != default or type(now) is not type(default)):
+            found[each.name] = without_defaults(now) if is_dataclass(now) else to_mapping(now)
+    whole = {key: each for key, each in to_mapping(value).items() if each is not None}
+    # Without all its keys, a value of several possible types may be taken for another type's.
+    return found if from_mapping(type(value), found) == value else whole
+
+
+def to_toml(settings: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
+    """Return settings as TOML.
+
+    Args:
+      settings: Nested mappings of JSON values; None among them is left out.
+      comments: Name of a table, such as ``"methods.maml"`` -> a line above it.
+
+    Example:
+      >>> print(to_toml({"seeds": [0], "methods": {"maml": {"epochs": 3, "inner": {"steps": 2}}}}), end="")
+      seeds = [0]
+      <BLANKLINE>
+      [methods.maml]
+      epochs = 3
+      inner = { steps = 2 }
+    """
+    blocks: list[str] = []
+
+    def write(table: Mapping[str, Any], path: tuple[str, ...]) -> None:
+        given = {key: each for key, each in table.items() if each is not None}
+        nested = {key: each for key, each in given.items() if isinstance(each, Mapping) and len(path) < 2}
+        lines = [f"{_key(key)} = {_toml(each)}" for key, each in given.items() if key not in nested]
+        if path and (lines or not nested):
+            lines.insert(0, f"[{'.'.join(map(_key, path))}]")
+            lines[:0] = [f"# {line}" for line in (comments or {}).get(".".join(path), "").splitlines()]
+        blocks.extend(["\n".join(lines)] if lines else [])
+        for key, each in nested.items():
+            write(each, (*path, key))
+
+    write(settings, ())
+    return "\n\n".join(blocks) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    """Return a value as it stands behind a key."""
+    if isinstance(value, Mapping):
+        inner = [f"{_key(key)} = {_toml(each)}" for key, each in value.items() if each is not None]
+        return f"{{ {', '.join(inner)} }}" if inner else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):  # JSON's escapes are TOML's, but for one character
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+# Sizes.
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+def parse_size(text: str, what: str, least: int = 0) -> int:
+    """Parse a size such as ``"2GB"``, ``"512 MiB"`` or ``"1000000000"``, and return it in bytes.
+
+    Args:
+      text: The size.
+      what: What errors call it.
+      least: The smallest size allowed, in bytes.
+
+    Raises:
+      ConfigError: The text isn't a size, or the size is smaller, or 4 EiB or more.
+
+    Example:
+      >>> parse_size("64MB", "the limit")
+      64000000
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"{what} must be a size such as 2GB or 512MiB, got {text!r}")
+    size = float(match[1]) * {**_UNITS, **_BINARY}[(match[2] or "").capitalize()]
+    if not least <= size < 1 << 62:
+        raise ConfigError(f"{what} must be at least {least >> 20}MiB and below 4EiB, got {text!r}")
+    return int(size)

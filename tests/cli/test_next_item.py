@@ -11,15 +11,17 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.errors import DataError
+from gmeta.core.settings import read_toml
 from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
 from gmeta.experiment.next_item.plan import plan_next_item, read_cuts
 from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_next_item
-from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.runs.trainer import read_logged
+from gmeta.preprocess.plan.column_values import hash_text
+from support.next_item import ITEMS, USERS, write_events
 
-USERS, ITEMS, EVENTS = 60, 25, 12
 SMALL = """
 for = "next-item"
 ks = [3, 5]
@@ -35,20 +37,6 @@ def gmeta(*arguments, code=0):
     result = CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == code, result.output + result.stderr
     return result
-
-
-def write_events(path):
-    """Walks along a ring of items, with some jumps: rules can learn them."""
-    rng = np.random.default_rng(0)
-    item = rng.integers(0, ITEMS, USERS)
-    columns = {"user": [], "ts": [], "item": [], "place": []}
-    for event in range(EVENTS):
-        item = np.where(rng.random(USERS) < 0.2, rng.integers(0, ITEMS, USERS), (item + 1) % ITEMS)
-        columns["user"].append(np.arange(USERS) + 1000)
-        columns["ts"].append(1_600_000_000 + event * 60 + rng.integers(0, 9, USERS))
-        columns["item"].append(item * 7 + 100)
-        columns["place"].append(np.arange(USERS) % 3)
-    pq.write_table(pa.table({name: np.concatenate(parts) for name, parts in columns.items()}), path)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +134,53 @@ def test_users_of_a_file_come_in_its_order_and_strangers_get_what_is_popular(fol
     assert "no ids of users" in said
 
 
+def test_people_read_titles_and_programs_send_texts(tmp_path, monkeypatch):
+    """Users and items are text, and a side table has titles of all items but one."""
+    monkeypatch.chdir(tmp_path)
+    write_events(tmp_path / "numbers.parquet")
+    events = pq.read_table("numbers.parquet").to_pydict()
+    users, items = [f"ü {user}" for user in events["user"]], [f"B{item}" for item in events["item"]]
+    pq.write_table(pa.table({"user": users, "ts": events["ts"], "item": items}), "events.parquet")
+    titles = {item: f"Film <{item}>" for item in set(items) - {"B107"}}
+    pq.write_table(pa.table({"item": [*titles], "title": [*titles.values()]}), "films.parquet")
+    (tmp_path / "none.toml").write_text('for = "next-item"\nks = [3]\n[methods]\n')
+    side = ["--join", "films.parquet", "--on", "item", "--default", "own"]
+    gmeta("prepare", "--data", "events.parquet", "--task", "user", "--time", "ts", *side)
+    gmeta("train", "--config", "none.toml")
+    gmeta("evaluate")
+    page = (tmp_path / "runs" / "default" / "report.html").read_text()
+    assert "<tr><td>ü 10" in page
+    assert "Film &lt;B1" in page
+    assert "B107" in page
+    whole = hash_text("ü 1003"), hash_text("ü 1004")
+    (tmp_path / "users.txt").write_text(f"ü 1003\n{whole[1]}\n a stranger\n")
+    pq.write_table(pa.table({"u": ["ü 1003", "ü 1004"]}), "users.parquet")
+    found = {}
+    for name in ("users.txt", "users.parquet"):
+        gmeta("recommend", "-k", 3, "--method", "ease", "--users", name, "--seen")
+        found[name] = pq.read_table("top.parquet").to_pydict()
+    assert found["users.txt"]["user"] == [*whole, hash_text("a stranger")]
+    assert found["users.txt"]["user_text"] == ["ü 1003", "ü 1004", None]
+    top = found["users.parquet"]
+    assert top["user"] == [*whole]
+    assert top["items"] == found["users.txt"]["items"][:2]
+    assert top["items"] == [[hash_text(text) for text in texts] for texts in top["texts"]]
+    assert top["titles"] == [[titles.get(text) for text in texts] for texts in top["texts"]]
+    gmeta("export", "-k", 25, "--method", "ease", "--seen")
+    served = tf.saved_model.load(str(tmp_path / "serving" / "1")).signatures["recommend"]
+    answer = served(item=tf.constant([["B100", "B107", ""], ["unknown", "", ""]]))
+    texts = [[text.decode() for text in row] for row in answer["texts"].numpy()]
+    assert sorted(texts[0]) == sorted(set(items))
+    assert answer["items"].numpy().tolist() == [[hash_text(text) for text in row] for row in texts]
+    assert answer["titles"].numpy().tolist() == [
+        [titles.get(text, "").encode() for text in row] for row in texts
+    ]
+    trained = load_next_item(RunFolder(tmp_path / "runs" / "default"))
+    numbers = np.searchsorted(trained.cuts.ids, [hash_text("B100"), hash_text("B107")])
+    scores = trained.baselines["ease"].scores(Histories(np.array([0]), np.array([0, 2]), numbers))
+    np.testing.assert_allclose(answer["scores"][0], np.sort(scores[0])[::-1], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow  # Quick: tests/experiment/test_trainer.py, of the same checkpoints
 def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     given = {"ks": [3], "methods": {"sasrec": {"label": "SASRec", "dim": 8, "epochs": 3}}}
@@ -163,6 +198,25 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     whole, cut = (read_logged(tmp_path / name, "val_ndcg@3") for name in ("whole", "cut"))
     assert len(whole) == 3
     assert cut == whole
+
+
+def test_tuning_goes_on_from_the_run_and_writes_what_train_takes(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    done = gmeta("tune", "--trials", 1, "--out", tmp_path / "tuned.toml")
+    assert "begins: 1800 s, 1800 s a method, are about 1 of HSTU (" in done.stderr
+    assert "now `gmeta train --run runs/default-tuned --data " in done.stdout
+    settings = read_toml(tmp_path / "tuned.toml")
+    data = folder / "data"
+    assert choose_family(None, settings, data) == "next-item"
+    assert settings.keys() == {"ks", "methods"}
+    config, _ = RunFolder(folder / "runs" / "default").load()
+    assert plan_next_item(settings, data).config == config  # with one trial, settings are as before
+    # The first trial is the run's own training.
+    value = max(read_logged(folder / "runs" / "default" / "hstu" / "seed-0", "val_ndcg@3"))
+    assert f"# NDCG@3 in validation: {value:.4f} before" in (tmp_path / "tuned.toml").read_text()
+    again = gmeta("tune", "--budget", "0.01s", "--out", tmp_path / "tuned.toml")
+    assert "goes on after 1 trials" in again.stderr
+    assert "give a time above 0" in gmeta("tune", "--budget", "0", code=2).stderr
 
 
 def test_other_families_options_and_runs_that_are_not_over_are_refused(folder, tmp_path):

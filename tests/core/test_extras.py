@@ -59,6 +59,7 @@ def test_a_rank_that_trains_needs_no_extra() -> None:
     [
         (["prepare", "--data", "log.csv", "--task", "user", "--out", "out"], "duckdb"),
         (["semantic-ids", "vectors.npy", "ids"], "sklearn"),
+        (["tune", "--run", "run"], "optuna"),
     ],
 )
 def test_a_command_names_the_extra_in_one_line(tmp_path: Path, words: list[str], package: str) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ import pytest
 
 from gmeta.core.settings import load_toml
 from gmeta.core.shares import SHARES
+from gmeta.experiment.next_item import models
+from gmeta.experiment.next_item.runs import load_next_item
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
-from gmeta.experiment.runs.trainer import restore
+from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.trainer import read_logged, restore
 from gmeta.models import MetaModel
+from gmeta.preprocess import TableSpec, prepare
 from gmeta.testing.small_experiment import small_data, small_toml
 from support import warm
+from support.next_item import write_events
 from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
@@ -198,3 +204,41 @@ def test_one_rank_goes_on_with_a_run_of_two(runs: Path) -> None:
         assert went_on.returncode == 0, went_on.stderr
         assert "resumed after epoch 2, which had 2 ranks; on 1 a step has 1/2 times as many" in went_on.stderr
     assert_same_curves(runs, "fewer", "expected")
+
+
+NEXT_ITEM = """
+for = "next-item"
+ks = [3]
+[methods.sasrec]
+label = "SASRec"
+dim = 8
+epochs = 2
+dropout = 0.0
+users_per_batch = 25
+"""
+
+
+def test_two_ranks_train_for_the_next_item_what_one_does(tmp_path: Path) -> None:
+    # Steps of 25 users, the last of 10: the ranks have 13 and 12 of them.
+    write_events(tmp_path / "events.parquet")
+    data = tmp_path / "data"
+    prepare(tmp_path / "events.parquet", data, spec=TableSpec(task="user", time="ts"))
+    (tmp_path / "small.toml").write_text(NEXT_ITEM)
+    words = ("--run", tmp_path / "run", "--data", data, "--config", tmp_path / "small.toml")
+    said = train("--np", "2", *words)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.count("trained: ") == 1
+    assert said.stderr.count("predicts the next item") == 1
+    run = RunFolder(tmp_path / "run")
+    trained = load_next_item(run)  # the process that has started the ranks has fitted the blend
+    assert "blend" in trained.validation
+    # One process goes on where two ranks ended, as one that has trained from the start.
+    method = replace(trained.config.methods["sasrec"], epochs=4)
+    config = replace(trained.config, methods={"sasrec": method})
+    folders = (run.training("sasrec", 0), tmp_path / "alone")
+    before = [models.train(config, "sasrec", 0, cuts=trained.cuts, folder=folder) for folder in folders]
+    assert before == [2, 0]
+    for name in ("loss", "val_ndcg@3"):
+        mine, alone = (read_logged(folder, name) for folder in folders)
+        assert len(mine) == 4
+        np.testing.assert_allclose(mine, alone, rtol=1e-3)

@@ -13,6 +13,7 @@ from scipy.special import expit
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.terminal import Interrupts
 from gmeta.experiment.baselines.task_rows import Rows, Tasks
 from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.baselines import LinearSettings, design
@@ -26,6 +27,7 @@ from gmeta.experiment.ranking.predictions import predict_file
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.all_runs import choose_trained
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
+from gmeta.experiment.search.tunables import FAMILIES
 from gmeta.ops import hash_text
 from gmeta.preprocess.columns import take
 
@@ -277,6 +279,17 @@ def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monk
     assert abs(expit(before[0]) - found["score"][row]) > 1e-4
     stranger = model.adapter.predict(samples(asked, [0]), None)  # "nobody"
     assert found["score"][0] == pytest.approx(expit(stranger[0]), rel=1e-5)
+
+
+def test_a_trial_of_gmeta_tune_reports_its_epochs(folder):
+    config, data = RunFolder(folder / "runs/default").load()
+    searched = FAMILIES["ranking"].search(config, data, "raise")
+    dcn, _ = searched.tunables
+    reported = []
+    found = dcn.evaluate(dcn.starts[0], lambda *each: reported.append(each), Interrupts())
+    assert [epoch for epoch, _ in reported] == [1]
+    assert 0.3 < found.value <= reported[0][1]
+    assert (searched.measure, searched.maximize) == ("log loss", False)
 
 
 def test_rows_without_users_are_for_ranking(tmp_path, monkeypatch):

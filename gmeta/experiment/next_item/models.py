@@ -14,6 +14,7 @@ import tensorflow as tf
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.dense_weights import read_dense, write_dense
 from gmeta.checkpoint.store import CheckpointStore, step_of
+from gmeta.core import collectives
 from gmeta.core.errors import DataError
 from gmeta.experiment.next_item.counting import Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories
@@ -88,6 +89,10 @@ def train(
     The best epoch by validation is kept beside the last one. The order of users in an epoch is a function of
     (seed, epoch), so that a resumed run reads the data in the order of an uninterrupted one.
 
+    All ranks of a job call it together. A step's ``users_per_batch`` users are divided among them, so the
+    number of ranks changes neither the steps nor, but for rounding and dropout, what is learned; a job may
+    resume what another number of ranks began.
+
     Returns:
       How many epochs earlier calls had done.
     """
@@ -108,6 +113,47 @@ def train(
     return before
 
 
+def measure_epochs(
+    config: NextItemConfig,
+    method: str,
+    seed: int,
+    *,
+    cuts: Cuts,
+    report: Callable[[int, float], None],
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+) -> float:
+    """Train a method as `train` does, but save nothing, and return the best epoch's NDCG in validation.
+
+    Args:
+      config: The experiment.
+      method: One of its methods.
+      seed: The seed of weights and of the order of users.
+      cuts: The data.
+      report: Takes the number of epochs done and the NDCG then, while training goes on; it may raise an error
+        that ends training.
+      callbacks: Keras callbacks.
+    """
+    settings = config.methods[method]
+    model = build(config, method, seed, cuts)
+    found: list[float] = []
+
+    def watch(epoch: int, logs: Mapping[str, float]) -> None:
+        found.append(float(logs[_by(config)]))
+        if _is_over(found, settings.patience):
+            model.stop_training = True
+        elif len(found) < settings.epochs:
+            report(epoch + 1, found[-1])
+
+    model.fit(
+        training_batches(cuts.train, settings, seed, 0),
+        epochs=settings.epochs,
+        validation_data=validation_batches(cuts.validation),
+        callbacks=[*callbacks, tf.keras.callbacks.LambdaCallback(on_epoch_end=watch)],
+        verbose=0,
+    )
+    return max(found)
+
+
 class _KeepBest(tf.keras.callbacks.Callback):
     """Keeps the best epoch's weights, and ends training after ``patience`` epochs without a better one."""
 
@@ -119,7 +165,7 @@ class _KeepBest(tf.keras.callbacks.Callback):
         found = [*self._checkpoints.logged(self._by)[:epoch], float((logs or {})[self._by])]
         if int(np.argmax(found)) == epoch:
             store = CheckpointStore(self._folder, keep=1, max_increments=0)
-            latest = store.latest()
+            latest = store.agree_on_latest()
             if latest is not None and step_of(latest) > epoch:  # saved by an epoch that an interruption undid
                 store.delete()
                 store = CheckpointStore(self._folder, keep=1, max_increments=0)
@@ -164,7 +210,10 @@ def _is_over(values: Sequence[float], patience: int) -> bool:
 
 
 def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoch: int) -> tf.data.Dataset:
-    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
+    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones.
+
+    On several ranks, a batch has this rank's part of the step's users.
+    """
     # A token without a successor teaches nothing.
     ragged = _ragged(train.choose(train.sizes > 1))
     users = int(ragged["item"].nrows())
@@ -176,11 +225,19 @@ def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoc
         drawn = tf.random.experimental.stateless_shuffle(rows, seed=key)
         return tf.data.Dataset.from_tensor_slices(drawn)
 
+    shares = collectives.world().shares
+
     def read(chosen: tf.Tensor) -> dict[str, tf.RaggedTensor]:
+        if shares.count < shares.total:
+            share = tf.range(tf.size(chosen)) % shares.total
+            chosen = chosen[(share >= shares.first) & (share < shares.first + shares.count)]
         return {name: tf.gather(column, chosen) for name, column in ragged.items()}
 
     batches = count_epochs(epoch).flat_map(order).batch(settings.users_per_batch).map(read).prefetch(2)
-    return batches.apply(tf.data.experimental.assert_cardinality(-(-users // settings.users_per_batch)))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    steps = -(-users // settings.users_per_batch)
+    return batches.apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)
 
 
 def validation_batches(asked: Asked) -> tf.data.Dataset:

@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.errors import DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
-from gmeta.core.schema import OnBad
+from gmeta.core.schema import OnBad, Schema
+from gmeta.core.texts import Texts
 from gmeta.experiment.next_item import counting, models
 from gmeta.experiment.next_item.blend import Blend
 from gmeta.experiment.next_item.counting import Scorer
@@ -41,23 +44,28 @@ _TUNED_USERS = 2000
 def train_next_item(
     config: NextItemConfig, run: RunFolder, data: Path, *, progress: TrainingProgress, on_bad: OnBad = "raise"
 ) -> None:
-    """Train every method with every seed, choose the baselines' settings, and fit the blends.
+    """Train every method with every seed; in a process of its own, also choose what `finish_next_item` does.
 
-    Training that was interrupted is resumed; what is done is skipped.
+    Training that was interrupted is resumed, also by another number of ranks; what is done is skipped. In a
+    job of several ranks, all ranks call it together, and `finish_next_item` is left to a process of its own:
+    it needs all rows of the models, and several times their memory for the baselines.
 
     Raises:
-      ConfigError: The folder holds other settings, another job trains in it, or there are several ranks.
+      ConfigError: The folder holds other settings, or another job trains in it.
       DataError: The data set or a checkpoint can't be read.
     """
-    if collectives.world().size > 1:
-        raise ConfigError(
-            "gmeta train --for next-item trains in one process: leave --np out; models.NextItemModel itself "
-            "trains on any number of ranks"
-        )
+    here = collectives.world()
     lock = run.lock
-    lock.take()
+    with Ranks.of().together():
+        if here.rank == 0:
+            lock.take()
     try:
-        run.begin(config, data)
+        with Ranks.of().together():
+            if here.rank == 0:
+                run.begin(config, data)
+        collectives.check_agreement(
+            {"data": Manifest.load(data).digest}, advice="give every rank the same prepared data set"
+        )
         cuts = read_cuts(config, data, on_bad)
         for method, settings in config.methods.items():
             for seed in config.seeds:
@@ -72,12 +80,34 @@ def train_next_item(
                 )
                 if done:
                     progress.say(f"{label}: resumed after epoch {done}")
-        if not (run.path / CHOSEN).exists():
-            chosen = _choose(config, run, cuts, progress.say)
-            with explain_write_errors(run.path / CHOSEN):
-                write_atomically(run.path / CHOSEN, json.dumps(chosen, indent=1) + "\n")
+        if here.size == 1:
+            _finish(config, run, cuts, progress.say)
     finally:
         lock.release()
+
+
+def finish_next_item(run: RunFolder, *, say: Callable[[str], None], on_bad: OnBad = "raise") -> None:
+    """Choose the baselines' settings and fit the blends, after several ranks have trained the models.
+
+    Raises:
+      ConfigError: Another job trains in the folder.
+      DataError: The data set or a checkpoint can't be read, or the models aren't trained to the end.
+    """
+    config, data = run.load()
+    lock = run.lock
+    lock.take()
+    try:
+        _finish(config, run, read_cuts(config, data, on_bad), say)
+    finally:
+        lock.release()
+
+
+def _finish(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> None:
+    file = run.path / CHOSEN
+    if not file.exists():
+        chosen = _choose(config, run, cuts, say)
+        with explain_write_errors(file):
+            write_atomically(file, json.dumps(chosen, indent=1) + "\n")
 
 
 def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> dict[str, Any]:
@@ -145,6 +175,8 @@ class Trained:
       methods: Method -> seed -> its scorer; the blend is among them.
       validation: Method or baseline -> NDCG at the first k in validation, by which the best are named. The
         blend's few weights are fitted to the same users.
+      schema: The columns of its data set.
+      texts: What the numbers of these columns stand for.
     """
 
     config: NextItemConfig
@@ -153,6 +185,8 @@ class Trained:
     described: Mapping[str, str]
     methods: Mapping[str, Mapping[int, Scorer]]
     validation: Mapping[str, float]
+    schema: Schema
+    texts: Texts
 
     @property
     def best(self) -> str:
@@ -200,7 +234,9 @@ def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
             methods.setdefault(BLEND, {})[seed] = blends[seed].of({**own, **baselines})
     described = {name: each.describe() for name, each in settings.items()}
     described |= {BLEND: "; ".join(each.describe() for each in blends.values())} if blends else {}
-    return Trained(config, cuts, baselines, described, methods, validation)
+    manifest = Manifest.load(data)
+    texts = Texts(data, manifest.texts)
+    return Trained(config, cuts, baselines, described, methods, validation, manifest.schema, texts)
 
 
 @dataclass(frozen=True)

@@ -316,4 +316,4 @@ _BOUNDS = {
     "support_sizes": (1, 2**31 - 1),
     "support_steps": (0, MAX_STEPS),
 }
-_TAKEN = ("data", "figures", "config.json", "evaluation.json", "report.html")
+_TAKEN = ("data", "tune", "figures", "config.json", "evaluation.json", "report.html")

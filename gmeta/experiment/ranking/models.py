@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,6 +271,45 @@ def train(
             verbose=0,
         )
     return before
+
+
+def measure_epochs(
+    settings: RankingMethod,
+    seed: int,
+    *,
+    parts: Parts,
+    report: Callable[[int, float], None] = lambda epoch, loss: None,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+) -> float:
+    """Train a method as `train` does, but save nothing, and return the best epoch's loss in validation.
+
+    Args:
+      settings: The method.
+      seed: The seed of weights and of the order of rows.
+      parts: The data.
+      report: Takes the number of epochs done and the loss then, while training goes on; it may raise an error
+        that ends training.
+      callbacks: Keras callbacks.
+    """
+    model = build(settings, parts.encoding, len(parts.train), seed)
+    found: list[float] = []
+
+    def watch(epoch: int, logs: Mapping[str, float]) -> None:
+        found.append(float(logs[LOGGED]))
+        if _is_over(found, settings.patience):
+            model.stop_training = True
+        elif len(found) < settings.epochs:
+            report(epoch + 1, found[-1])
+
+    assert settings.rows_per_batch is not None  # `RankingMethod.complete` has decided it
+    model.fit(
+        batches(model, parts.train, parts.encoding, settings.rows_per_batch, (seed, 0)),
+        epochs=settings.epochs,
+        validation_data=batches(model, parts.validation, parts.encoding, _ASKED),
+        callbacks=[*callbacks, tf.keras.callbacks.LambdaCallback(on_epoch_end=watch)],
+        verbose=0,
+    )
+    return min(found)
 
 
 class _KeepBest(tf.keras.callbacks.Callback):

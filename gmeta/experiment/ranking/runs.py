@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,6 @@ from gmeta.experiment.ranking.blend import Blend, Blended
 from gmeta.experiment.ranking.examples import Encoding, Parts
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.trainer import read_logged
 
 CHOSEN = "chosen.json"
 LEAST_GAIN = 1e-3
@@ -78,13 +76,13 @@ def choose_settings(config: RankingConfig, parts: Parts, say: Callable[[str], No
         best, least, first, trials = method, np.inf, np.inf, 0
         for move in (lambda same: same, *_MOVES):
             tried = move(best)
-            cost = _seconds(tried, parts)
+            cost = trial_seconds(tried, parts)
             if cost > share or (trials and tried == best):
                 continue
             if not trials and 2 * cost > share:
                 break
             share, budget, trials = share - cost, budget - cost, trials + 1
-            loss = _trial(tried, config.seeds[0], parts)
+            loss = models.measure_epochs(tried, config.seeds[0], parts=parts)
             first = loss if trials == 1 else first
             if loss < least * (1 - LEAST_GAIN):
                 best, least = tried, loss
@@ -96,17 +94,11 @@ def choose_settings(config: RankingConfig, parts: Parts, say: Callable[[str], No
     return replace(config, methods=methods)
 
 
-def _seconds(method: RankingMethod, parts: Parts) -> float:
+def trial_seconds(method: RankingMethod, parts: Parts) -> float:
+    """Estimate the duration of a method's training on two cores."""
     rows, size = len(parts.train), method.rows_per_batch or 1
     values = len(parts.encoding.config.features) * (method.dim + 4)
     return _START + _EPOCHS * (rows / size * _STEP + rows * values * _VALUE)
-
-
-def _trial(method: RankingMethod, seed: int, parts: Parts) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        models.train(method, seed, parts=parts, folder=Path(folder))
-        found = read_logged(Path(folder), models.LOGGED)
-    return float(np.nanmin(found))
 
 
 def _changes(before: RankingMethod, now: RankingMethod) -> str:

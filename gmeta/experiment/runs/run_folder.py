@@ -5,6 +5,8 @@
   RUN/data/                      the prepared data set (gmeta prepare)
   RUN/config.json                the settings; a run is resumed only with the same
   RUN/maml/seed-0/               one training run: checkpoints and history.json
+  RUN/tune/study.db              trials of settings, and what they have found (gmeta tune)
+  RUN/tuned.toml
   RUN/evaluation.json            (gmeta evaluate)
   RUN/report.html, RUN/figures/
 """

@@ -246,7 +246,7 @@ def train(
                 callbacks=[
                     *callbacks,
                     *_schedule(config, method, model, training, done, checkpoints),
-                    _EndWhenInterrupted(interrupts),
+                    EndWhenInterrupted(interrupts),
                 ],
                 verbose=0,
             )
@@ -255,12 +255,19 @@ def train(
     return Outcome(checkpoints.run, done, left_out, checkpoints.ranks_before, steps, time.read())
 
 
-class _EndWhenInterrupted(StepCallback):
+class EndWhenInterrupted(StepCallback):
+    """Raises an interrupt that C++ has cleared, before the next step."""
+
     def __init__(self, interrupts: Interrupts) -> None:
         super().__init__()
         self._interrupts = interrupts
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Raise it.
+
+        Raises:
+          KeyboardInterrupt: There was an interrupt.
+        """
         self._interrupts.raise_again()
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from gmeta import io
 from gmeta.core import collectives
+from gmeta.core.errors import NotFiniteError
 from gmeta.core.schedules import OneCycle
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping, to_mapping
@@ -147,25 +148,37 @@ class Trials:
 
     def loss(self, name: str, method: MethodConfig) -> tuple[float, MethodConfig]:
         """Train a method and measure it; return the loss, and the settings with the best number of epochs."""
+        parts = [method.epochs]
+        if method.schedule == "constant":
+            parts = sorted({max(method.epochs // 4, 1), max(method.epochs // 2, 1), method.epochs})
+        try:
+            found = zip(self.losses(name, method, parts), parts, strict=True)
+            loss, epochs = min(found, key=lambda each: each[0])
+        except NotFiniteError:  # it diverges
+            return math.inf, method
+        return loss, replace(method, epochs=epochs)
+
+    def losses(
+        self,
+        name: str,
+        method: MethodConfig,
+        parts: Sequence[int],
+        callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+    ) -> Iterator[float]:
+        """Train a method, and yield its loss after each of these numbers of epochs; the last ends a cycle."""
         config, seed = replace(self.config, methods={name: method}), self.config.seeds[0]
         model = build_model(config, name, seed)
         options = io.ReadOptions(seed=seed, on_bad=self.on_bad)
         tasks = training_tasks(config, self.data, 0, options, method.query, choice=self.trained)
-        cycles = method.schedule == "one_cycle"
-        parts = [method.epochs]
-        if not cycles:
-            parts = sorted({max(method.epochs // 4, 1), max(method.epochs // 2, 1), method.epochs})
-        found, done = [], 0
+        if method.schedule == "one_cycle":
+            callbacks = [*callbacks, _one_cycle(max(int(tasks.cardinality()) * parts[-1], 1))]
+        done = 0
         for epochs in parts:
-            steps = max(int(tasks.cardinality()) * epochs, 1)
-            callbacks = [_one_cycle(steps)] if cycles else []
             # The dataset counts its epochs; to Keras, all of them are one, which costs less.
-            model.fit(tasks.repeat(epochs - done), epochs=1, verbose=0, callbacks=callbacks)
+            model.fit(tasks.repeat(epochs - done), epochs=1, verbose=0, callbacks=[*callbacks])
             done = epochs
             after = predict_after(model, self.asked, config.evaluation_steps)
-            losses = [self._loss(predictions) for predictions in after.values()]
-            found.append((min(losses), replace(method, epochs=epochs)))
-        return min(found, key=lambda each: each[0])
+            yield min(self._loss(predictions) for predictions in after.values())
 
     def _loss(self, predictions: Floats) -> float:
         labels = query_rows(self.asked).labels
@@ -234,7 +247,7 @@ def choose_settings(
             f"of which {trials.tasks:,} stand for new ones (--budget 0 takes the usual settings)"
         )
         methods, left = dict(config.methods), budget
-        estimated = _with_estimates(config, data, on_bad)
+        estimated = with_estimates(config, data, on_bad)
         for place, (name, method) in enumerate(config.methods.items()):
             share = left * (0.6 if method.model == FACTORS else 1 / (len(methods) - place))
             first = estimated[name]
@@ -284,7 +297,7 @@ def _search(
     return Chosen(best, len(losses) - 1, losses[1], min(losses)), spent
 
 
-def _with_estimates(config: ExperimentConfig, data: Path, on_bad: OnBad) -> dict[str, list[MethodConfig]]:
+def with_estimates(config: ExperimentConfig, data: Path, on_bad: OnBad) -> dict[str, list[MethodConfig]]:
     """Return each method's further settings to begin with: priors that are estimated, and a higher rate.
 
     Training finds the most probable rows and doesn't average over all others, so factors may overfit under
@@ -332,14 +345,14 @@ def _describe(
             f"budget, {share:.0f} s (an estimate: {least:.0f} s)"
         )
     loss = "squared error" if config.loss == "mse" else "log loss"
-    changes = ", ".join(_changes(to_mapping(before), to_mapping(found.method))) or "the usual settings"
+    changes = ", ".join(list_changes(to_mapping(before), to_mapping(found.method))) or "the usual settings"
     return f"{before.label}: {found.trials} trials, {loss} {found.before:.4f} to {found.after:.4f}: {changes}"
 
 
-def _changes(before: Any, now: Any, name: str = "") -> list[str]:
+def list_changes(before: Any, now: Any, name: str = "") -> list[str]:
     """List the settings that differ, ``"factors.user = 0.1"``."""
     if isinstance(before, dict) and isinstance(now, dict):
-        pairs = [_changes(before[key], now[key], f"{name}.{key}" if name else key) for key in before]
+        pairs = [list_changes(before[key], now[key], f"{name}.{key}" if name else key) for key in before]
         return [change for each in pairs for change in each]
     return [] if before == now else [f"{name} = {now:.3g}" if isinstance(now, float) else f"{name} = {now}"]
 

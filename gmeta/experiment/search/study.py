@@ -1,0 +1,377 @@
+"""A search for settings by Optuna, which `gmeta tune` runs for minutes or hours and goes on with later.
+
+A family of experiments gives a `Search`: a `Tunable` for each method, which has the settings to begin with,
+the space, and a function that trains with some settings and measures them on validation data. The file
+``study.db`` has one study for each method. Trials run one after the other, and the next one is of the method
+that trials have taken the least time for, so methods get equal shares of any budget, also over several calls
+and in several processes.
+
+The file is SQLite's, whose transactions leave a whole study behind if a process is killed or the disk is
+full; a line that a journal writes in part would make it unreadable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from gmeta.core.errors import GmetaError, NotFiniteError
+from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.core.terminal import Interrupts, remember_interrupts
+from gmeta.experiment.plan.search_space import Choice, Space, get_setting, put_setting
+from gmeta.experiment.search.trials import LEAST_GAIN, list_changes
+
+FILE_NAME = "study.db"
+_BEAT = 15  # seconds between the signs of life of a trial; twice that without one, and it counts as killed
+_START, _ITSELF, _METHOD = "start", "itself", "method"
+_RANDOM = 8  # trials of a study, among them those to begin with, before the sampler models the others
+
+
+# What a family of experiments gives.
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a trial has measured on validation data.
+
+    Attributes:
+      value: The value of ``method``.
+      method: The settings with the best number of epochs.
+      itself: The value of the settings as the trial got them.
+    """
+
+    value: float
+    method: Any
+    itself: float
+
+
+Report = Callable[[int, float], None]
+"""Takes the step of a trial, the same in all trials of a method, and the value then; may end the trial."""
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """A method whose settings are searched for.
+
+    Attributes:
+      name: The method's name.
+      label: Its name in tables.
+      starts: The settings of the first trials: the present ones, and others that may be better.
+      space: The settings that are searched over.
+      evaluate: Trains with some settings and measures them. It calls the `Report` before it goes on after a
+        part of the epochs, and the callback of the interrupts in each step.
+      seconds: An estimate of the duration of a trial.
+      warm_up: A trial isn't ended for its values up to this step.
+    """
+
+    name: str
+    label: str
+    starts: Sequence[Any]
+    space: Space
+    evaluate: Callable[[Any, Report, Interrupts], Measured]
+    seconds: float
+    warm_up: int = 0
+
+
+@dataclass(frozen=True)
+class Search:
+    """The methods of an experiment whose settings are searched for.
+
+    Attributes:
+      tunables: The methods.
+      measure: What a trial's value is, such as ``"log loss"``.
+      maximize: Whether higher values are better.
+      begun: What trials depend on besides a method's settings, as JSON values: the data, and other settings.
+    """
+
+    tunables: Sequence[Tunable]
+    measure: str
+    maximize: bool
+    begun: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the search has found for a method.
+
+    Attributes:
+      tunable: The method.
+      method: The settings: the best ones if they are better by `LEAST_GAIN`, else the present ones.
+      before: The value of the present settings; None: their trial hasn't ended.
+      after: The best value of all trials; None: no trial has ended.
+      trials: The number of trials that have ended, in all calls.
+      pruned: How many further ones were ended early.
+    """
+
+    tunable: Tunable
+    method: Any
+    before: float | None
+    after: float | None
+    trials: int
+    pruned: int
+
+    @property
+    def changes(self) -> list[str]:
+        """The settings that differ from the present ones, ``"epochs = 12"``."""
+        return list_changes(to_mapping(self.tunable.starts[0]), to_mapping(self.method))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What `search_settings` has found.
+
+    Attributes:
+      methods: A `Tuned` for each method.
+      interrupted: Whether an interrupt has ended the search.
+    """
+
+    methods: Sequence[Tuned]
+    interrupted: bool
+
+
+# One method's study.
+
+
+@dataclass
+class _Study:
+    """The study of a method, and what this call adds to it."""
+
+    tunable: Tunable
+    search: Search
+    study: optuna.Study
+    own: int = 0  # trials of this call
+
+    @classmethod
+    def open(cls, tunable: Tunable, search: Search, storage: Any) -> _Study:
+        # Trials of other data, or beside other settings, aren't comparable, and have a study of their own.
+        begun = {
+            **search.begun,
+            "starts": to_mapping(tunable.starts[0]),
+            "space": list(map(repr, tunable.space)),
+        }
+        digest = hashlib.sha256(json.dumps(begun, sort_keys=True).encode()).hexdigest()
+        study = optuna.create_study(
+            storage=storage,
+            study_name=f"{tunable.name}-{digest[:12]}",
+            direction="maximize" if search.maximize else "minimize",
+            load_if_exists=True,
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=tunable.warm_up),
+        )
+        # A seed of its own for each call, or a resumed study would draw the same settings again.
+        study.sampler = optuna.samplers.TPESampler(
+            n_startup_trials=_RANDOM, multivariate=True, constant_liar=True, seed=len(study.trials)
+        )
+        return cls(tunable, search, study)
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states or None)
+
+    def seconds(self) -> float:
+        """Return how long the trials of all calls took."""
+        ended = self.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return sum(each.duration.total_seconds() for each in ended if each.duration)
+
+    def of_trial(self) -> tuple[float, bool]:
+        """Return how long a trial takes, and whether this was measured."""
+        ended = [each.duration.total_seconds() for each in self.trials(TrialState.COMPLETE) if each.duration]
+        return (float(np.median(ended)), True) if ended else (self.tunable.seconds, False)
+
+    def run(self, deadline: float, interrupts: Interrupts, say: Callable[[str], None]) -> None:
+        """Run the next trial; it is ended at the deadline."""
+        self._begin_with_starts()
+        self.own += 1
+
+        begun: list[int] = []
+
+        def evaluate(trial: Trial) -> float:
+            begun.append(trial.number)
+            method = self._ask(trial)
+
+            def report(step: int, value: float) -> None:
+                trial.report(value, step)
+                interrupts.raise_again()
+                if time.monotonic() > deadline or trial.should_prune():
+                    raise optuna.TrialPruned
+
+            try:
+                found = self.tunable.evaluate(method, report, interrupts)
+            except NotFiniteError as error:
+                say(f"{self.tunable.label}, trial {trial.number + 1}: diverges: {error}")
+                worst = -math.inf if self.search.maximize else math.inf
+                found = Measured(worst, method, worst)
+            trial.set_user_attr(_METHOD, to_mapping(found.method))
+            trial.set_user_attr(_ITSELF, found.itself)
+            return found.value
+
+        self.study.optimize(evaluate, n_trials=1)
+        gc.collect()  # a model's tables
+        say(self._describe(self.study.trials[begun[0]]))
+
+    def _begin_with_starts(self) -> None:
+        """Enqueue the settings to begin with, unless their trials have ended, wait, or run elsewhere."""
+        optuna.storages.fail_stale_trials(self.study)
+        of = {each.user_attrs.get(_START) for each in self.trials() if each.state != TrialState.FAIL}
+        for number, method in enumerate(self.tunable.starts):
+            if number not in of:
+                values = {each.key: get_setting(method, each.key) for each in self.tunable.space}
+                self.study.enqueue_trial(values, user_attrs={_START: number})
+
+    def _ask(self, trial: Trial) -> Any:
+        method = self.tunable.starts[trial.user_attrs.get(_START, 0)]
+        for each in self.tunable.space:
+            if isinstance(each, Choice):
+                value = trial.suggest_categorical(each.key, each.values)
+            elif each.whole:
+                value = trial.suggest_int(each.key, int(each.least), int(each.most), log=each.log)
+            else:
+                value = trial.suggest_float(each.key, each.least, each.most, log=each.log)
+            if _START not in trial.user_attrs:
+                method = put_setting(method, each.key, each.round(value))
+        return method
+
+    def _describe(self, last: FrozenTrial) -> str:
+        took = last.duration.total_seconds() if last.duration else 0.0
+        what = f"{self.tunable.label}, trial {last.number + 1}, {took:.0f} s"
+        if last.state != TrialState.COMPLETE:
+            return f"{what}: ended early"
+        best = self.best()
+        assert best is not None
+        values = f"{self.search.measure} {last.value:.4f}, best {best.value:.4f}"
+        return f"{what}: {values}: {', '.join(self._changes(last)) or 'the present settings'}"
+
+    def _changes(self, trial: FrozenTrial) -> list[str]:
+        return list_changes(to_mapping(self.tunable.starts[0]), dict(trial.user_attrs[_METHOD]))
+
+    def best(self) -> FrozenTrial | None:
+        """Return the best of the trials that have ended."""
+        ended = self.trials(TrialState.COMPLETE)
+        sign = -1 if self.search.maximize else 1
+        return min(ended, key=lambda each: sign * each.value, default=None)
+
+    def result(self) -> Tuned:
+        ended = self.trials(TrialState.COMPLETE)
+        first = next((each for each in ended if each.user_attrs.get(_START) == 0), None)
+        best, before = self.best(), None if first is None else float(first.user_attrs[_ITSELF])
+        method = present = self.tunable.starts[0]
+        if best is not None and before is not None and self._is_better(best.value, before):
+            # Not the present settings themselves, or the same with fewer epochs.
+            method = from_mapping(type(present), best.user_attrs[_METHOD], where=f"trial {best.number + 1}")
+        pruned = len(self.trials(TrialState.PRUNED))
+        return Tuned(self.tunable, method, before, best and best.value, len(ended), pruned)
+
+    def _is_better(self, value: float, before: float) -> bool:
+        if self.search.maximize:
+            return value > before * (1 + LEAST_GAIN)
+        return value < before * (1 - LEAST_GAIN)
+
+
+# The search over all methods.
+
+
+def search_settings(
+    search: Search,
+    folder: Path,
+    *,
+    seconds: float,
+    trials: int | None = None,
+    say: Callable[[str], None],
+) -> Found:
+    """Search for better settings of all methods, and add to what earlier calls have found.
+
+    Args:
+      search: The methods. With other data or present settings, the file gets other studies.
+      folder: The folder of ``study.db``. Several processes may search in it at once.
+      seconds: When to end; a trial that runs then is ended after a part of its epochs.
+      trials: The most trials of a method in this call.
+      say: Takes the sentences that describe the plan and each trial.
+
+    Raises:
+      DataError: A record is bad.
+      GmetaError: The file can't be read or written.
+    """
+    file = folder / FILE_NAME
+    deadline = time.monotonic() + seconds
+    with _explain_errors(file):
+        folder.mkdir(parents=True, exist_ok=True)
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{file.resolve()}",
+            engine_kwargs={"connect_args": {"timeout": 60}},  # while another process writes
+            heartbeat_interval=_BEAT,
+        )
+        studies = [_Study.open(tunable, search, storage) for tunable in search.tunables]
+        others = len(storage.get_all_studies()) > len(studies)
+        say(_plan(studies, seconds, trials, others))
+        interrupted = _run_all(studies, deadline, trials, say)
+        return Found([each.result() for each in studies], interrupted)
+
+
+def _plan(studies: Sequence[_Study], seconds: float, trials: int | None, others: bool) -> str:
+    """Return what the budget buys."""
+    share = seconds / max(len(studies), 1)
+    parts, before = [], 0
+    for each in studies:
+        of_trial, measured = each.of_trial()
+        count = share / max(of_trial, 1e-3)
+        count = min(int(count), trials or int(count))
+        how = "as before" if measured else "estimated"
+        parts.append(f"{count or 'less than one'} of {each.tunable.label} ({of_trial:.0f} s each, {how})")
+        before += len(each.trials(TrialState.COMPLETE, TrialState.PRUNED))
+    went = "begins; earlier trials were of other data or settings" if others else "begins"
+    went = f"goes on after {before} trials" if before else went
+    return f"{went}: {seconds:.0f} s, {share:.0f} s a method, are about {', '.join(parts)} trials"
+
+
+def _run_all(
+    studies: Sequence[_Study], deadline: float, trials: int | None, say: Callable[[str], None]
+) -> bool:
+    """Run trials until the deadline; return whether an interrupt has come before."""
+    with remember_interrupts() as interrupts:
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                # A trial that takes longer than what is left is begun only where nothing is known yet.
+                fitting = [
+                    each
+                    for each in studies
+                    if (trials is None or each.own < trials)
+                    and left > (each.of_trial()[0] if each.of_trial()[1] else 0)
+                ]
+                if not fitting:
+                    return False
+                min(fitting, key=_Study.seconds).run(deadline, interrupts, say)
+                interrupts.raise_again()
+        except BaseException:
+            if not interrupts.came:  # C++ may have made another error of it
+                raise
+            return True
+
+
+@contextlib.contextmanager
+def _explain_errors(file: Path) -> Iterator[None]:
+    """Turn errors of the file into one line; the studies in it stay whole."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause = error if isinstance(error, SQLAlchemyError) else error.__cause__ or error
+        reason = getattr(cause, "orig", None) or cause
+        raise GmetaError(
+            f"{file}: {reason}; make room or mend the file: the trials in it are kept, and the same command "
+            "goes on from there"
+        ) from error

@@ -1,0 +1,182 @@
+"""What `gmeta tune` needs of each family of experiments: how settings are planned, and a trial.
+
+A trial trains on training data and measures on validation data, as the choice in `gmeta train` does: for cold
+start, a third of the training tasks stands for new ones (`gmeta.experiment.search.trials`); for the next
+item and for ranking, the validation part by which epochs are chosen. Test data take no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.errors import ConfigError
+from gmeta.core.schema import OnBad
+from gmeta.core.settings import to_mapping
+from gmeta.core.terminal import Interrupts
+from gmeta.experiment.next_item.models import measure_epochs
+from gmeta.experiment.next_item.plan import plan_next_item, read_cuts
+from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.method_config import MethodConfig
+from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.plan.own_plan import plan_experiment
+from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
+from gmeta.experiment.plan.search_space import cold_start_space, next_item_space, ranking_space
+from gmeta.experiment.ranking import models as ranking_models
+from gmeta.experiment.ranking.examples import Parts
+from gmeta.experiment.ranking.plan import plan_ranking
+from gmeta.experiment.ranking.runs import trial_seconds
+from gmeta.experiment.runs.trainer import EndWhenInterrupted
+from gmeta.experiment.search.study import Measured, Report, Search, Tunable
+from gmeta.experiment.search.trials import Trials, with_estimates
+from gmeta.io.reader_stats import data_errors
+
+
+@dataclass(frozen=True)
+class Family:
+    """How methods of a family are tuned.
+
+    Attributes:
+      plan: (settings, data set, name of the settings, on_bad) -> the experiment, as ``config``, and sentences
+        that describe it, ``notes``.
+      search: (experiment, data set, on_bad) -> its methods as a `Search`.
+    """
+
+    plan: Callable[[Mapping[str, Any], Path, str, OnBad], Any]
+    search: Callable[[Any, Path, OnBad], Search]
+
+
+def _begun(config: Any, data: Path) -> dict[str, Any]:
+    """Return what trials of any method depend on; a study adds its own method's settings."""
+    settings = {key: value for key, value in to_mapping(config).items() if key not in ("methods", "budget")}
+    return {"data": Manifest.load(data).digest, "experiment": settings}
+
+
+# Cold start.
+
+_PARTS = 4
+
+
+def _plan_cold_start(given: Mapping[str, Any], data: Path, where: str, on_bad: OnBad) -> Any:
+    return plan_experiment({key: value for key, value in given.items() if key != "budget"}, data, where)
+
+
+def _search_cold_start(config: ExperimentConfig, data: Path, on_bad: OnBad) -> Search:
+    with data_errors():
+        trials = Trials.of(config, data, on_bad)
+        if trials is None:
+            raise ConfigError(f"{data}: there are too few training tasks to choose settings by")
+        estimated = with_estimates(config, data, on_bad)
+    tunables = []
+    for name, method in config.methods.items():
+        starts = [method, *estimated[name]]
+        start, of_epoch = trials.seconds(method)
+        tunables.append(
+            Tunable(
+                name,
+                method.label,
+                starts,
+                cold_start_space(starts),
+                partial(_measure_tasks, trials, name),
+                start + of_epoch * method.epochs,
+            )
+        )
+    measure = "squared error" if config.loss == "mse" else "log loss"
+    return Search(tunables, measure, maximize=False, begun=_begun(config, data))
+
+
+def _measure_tasks(
+    trials: Trials, name: str, method: MethodConfig, report: Report, interrupts: Interrupts
+) -> Measured:
+    """Train a method, and measure it after each quarter of its epochs; its value is that of the best.
+
+    A rate that falls to 0 has its value at the end.
+    """
+    parts = sorted({max(round(method.epochs * part / _PARTS), 1) for part in range(1, _PARTS + 1)})
+    found: list[float] = []
+    with data_errors():
+        losses = trials.losses(name, method, parts, [EndWhenInterrupted(interrupts)])
+        for epochs, loss in zip(parts, losses, strict=True):
+            found.append(loss)
+            if epochs < method.epochs:
+                report(round(100 * epochs / method.epochs), loss)
+    best = len(parts) - 1 if method.schedule == "one_cycle" else int(np.argmin(found))
+    return Measured(found[best], replace(method, epochs=parts[best]), found[-1])
+
+
+# The next item.
+
+_USUAL_EPOCHS = 30  # until validation ends training
+_START, _OF_TOKEN = 8.0, 1.5e-4  # seconds on two cores: to make a model; of a token and a block at 64 numbers
+
+
+def _search_next_item(config: NextItemConfig, data: Path, on_bad: OnBad) -> Search:
+    cuts = read_cuts(config, data, on_bad)
+    tokens = len(cuts.train.items)
+
+    def evaluate(name: str, method: NextItemMethod, report: Report, interrupts: Interrupts) -> Measured:
+        tried = replace(config, methods={name: method})
+        stop = EndWhenInterrupted(interrupts)
+        value = measure_epochs(tried, name, config.seeds[0], cuts=cuts, report=report, callbacks=[stop])
+        return Measured(value, method, value)
+
+    tunables = [
+        Tunable(
+            name,
+            method.label,
+            [method],
+            next_item_space([method]),
+            partial(evaluate, name),
+            _START + min(method.epochs, _USUAL_EPOCHS) * tokens * method.blocks * method.dim / 64 * _OF_TOKEN,
+            warm_up=min(method.patience, 5),
+        )
+        for name, method in config.methods.items()
+    ]
+    return Search(tunables, f"NDCG@{config.ks[0]}", maximize=True, begun=_begun(config, data))
+
+
+# Ranking.
+
+
+def _plan_ranking(given: Mapping[str, Any], data: Path, where: str, on_bad: OnBad) -> Any:
+    return plan_ranking({key: value for key, value in given.items() if key != "budget"}, data, where, on_bad)
+
+
+def _search_ranking(config: RankingConfig, data: Path, on_bad: OnBad) -> Search:
+    parts = Parts.read(config, data, on_bad)
+
+    def evaluate(method: RankingMethod, report: Report, interrupts: Interrupts) -> Measured:
+        stop = EndWhenInterrupted(interrupts)
+        value = ranking_models.measure_epochs(
+            method, config.seeds[0], parts=parts, report=report, callbacks=[stop]
+        )
+        return Measured(value, method, value)
+
+    tunables = [
+        Tunable(
+            name,
+            method.label,
+            [method],
+            ranking_space([method]),
+            evaluate,
+            trial_seconds(method, parts),
+            warm_up=min(method.patience, 5),
+        )
+        for name, method in config.methods.items()
+    ]
+    measure = "log loss" if config.binary else "squared error"
+    return Search(tunables, measure, maximize=False, begun=_begun(config, data))
+
+
+FAMILIES: Mapping[str, Family] = {
+    "cold-start": Family(_plan_cold_start, _search_cold_start),
+    "next-item": Family(plan_next_item, _search_next_item),
+    "ranking": Family(_plan_ranking, _search_ranking),
+}
+"""What `gmeta tune --for` names -> how it is tuned."""
