@@ -166,7 +166,7 @@ def test_what_is_served_is_what_the_run_predicts(folder, trained):
     new = pq.read_table(folder / "new.parquet").to_pydict()
     tags = tf.ragged.constant(new["tags"], dtype=tf.int64).to_tensor(-1)
     found = served(
-        user=tf.constant(scores["user"], tf.int64),
+        user=tf.constant(new["user"]),
         item=tf.constant(new["item"], tf.int64),
         ts=tf.constant(new["ts"], tf.int64),
         tags=tags,
@@ -307,6 +307,19 @@ def test_rows_without_users_are_for_ranking(tmp_path, monkeypatch):
     results = evaluate_ranking(RunFolder(tmp_path / "runs/default"))
     assert set(results.metrics["blend"][0]) == {"logloss", "auc", "ece", "ratio"}
     assert [*results.trained.baselines] == ["mean", "linear"]
+
+
+def test_new_users_have_baselines_of_items_alone(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    run = tmp_path / "tasks"
+    settings = ("--set", 'protocol="tasks"', "--set", "methods={}")
+    gmeta("train", "--data", "data", "--run", run, "--for", "ranking", *settings)
+    results = evaluate_ranking(RunFolder(run))
+    parts = results.trained.parts
+    assert "user" not in results.trained.config.features
+    assert not set(parts.train.users) & set(parts.test.users)
+    assert [*results.trained.baselines] == ["mean", "item_mean", "linear"]
+    assert results.metrics["linear"][0]["auc"] > 0.53
 
 
 def test_numbers_as_labels_are_regressed(tmp_path, monkeypatch):

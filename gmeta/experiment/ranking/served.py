@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.ranking.baselines import Linear, Scorer
@@ -24,6 +25,7 @@ from gmeta.experiment.runs.all_runs import next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
 from gmeta.export.signature import Signature
+from gmeta.ops import hash_text
 
 SCORE = "score"
 """The answer: a probability, or a value."""
@@ -178,9 +180,10 @@ def export_ranking(
 ) -> Exported:
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
-    Its one signature, ``predict``, takes the columns of rows as the data set stores them: (rows,) int64 ids,
-    (rows, width) int64 of a list, padded with -1, and (rows,) float32 numbers. It returns ``score`` (rows,):
-    a probability, or a value. An id that training didn't have is unknown.
+    Its one signature, ``predict``, takes the columns of rows: (rows,) int64 ids, (rows, width) int64 of a
+    list, padded with -1, and (rows,) float32 numbers. Of columns that `gmeta prepare` has hashed it takes
+    texts, lists padded with ``""``. It returns ``score`` (rows,): a probability, or a value. An id that
+    training didn't have is unknown.
 
     Args:
       run: A run that is trained to the end.
@@ -198,8 +201,11 @@ def export_ranking(
     folder = out / str(next_version(out) if version is None else version)
     encoding, config = trained.parts.encoding, trained.config
     serve, encode = in_tensorflow(scorer), _encoder(encoding)
+    hashed = Manifest.load(run.load()[1]).roles.hashed
     inputs: dict[str, tf.TypeSpec] = {
-        name: tf.TensorSpec([None, None] if name in encoding.lists else [None], tf.int64)
+        name: tf.TensorSpec(
+            [None, None] if name in encoding.lists else [None], tf.string if name in hashed else tf.int64
+        )
         for name in config.encoded
     }
     for name in config.numbers:
@@ -237,7 +243,10 @@ def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:
 
 
 def _number(sent: tf.Tensor, known: tf.Variable) -> tf.Tensor:
-    """Number ids from 1; 0 is an unknown one."""
+    """Number ids, or texts by their hashes, from 1; 0 is an unknown one, or the padding of a list."""
+    if sent.dtype == tf.string:
+        numbers = _number(hash_text(sent), known)
+        return numbers if sent.shape.rank == 1 else tf.where(sent == "", tf.zeros_like(numbers), numbers)
     ids: Ints | tf.Tensor = tf.convert_to_tensor(known)
     if not ids.shape[0]:
         return tf.zeros_like(sent)
