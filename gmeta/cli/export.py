@@ -79,13 +79,13 @@ def command(
 ) -> None:
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
-    The SavedModel has TensorFlow's own ops only. Of a run for next-item it has one signature, `recommend`: it
-    takes histories, a matrix of ids padded with -1, and returns the likeliest next items and their scores. Of
-    a run for cold start it has three: `predict` takes the features of
-    samples and predicts with the shared weights; `adapt` takes a new task's samples with their labels and
-    returns the adapted weights, as bytes to keep; `predict_with` takes features and those bytes. Clients send
-    a feature with several ids per sample as a matrix, its rows padded with -1. OUT/VERSION appears whole or
-    not at all.
+    The SavedModel has TensorFlow's own ops only. Of a run for next-item it has one signature, `recommend`:
+    it takes histories, a matrix of ids padded with -1, or of the texts that gmeta prepare hashed, and
+    returns the likeliest next items with their scores, texts and titles. Of a run for cold start it has
+    three: `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a new
+    task's samples with their labels and returns the adapted weights, as bytes to keep; `predict_with` takes
+    features and those bytes. Clients send a feature with several ids per sample as a matrix, its rows
+    padded with -1. OUT/VERSION appears whole or not at all.
     """
     from gmeta.experiment.runs.all_runs import export_run
     from gmeta.experiment.runs.run_folder import RunFolder

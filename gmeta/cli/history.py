@@ -386,16 +386,29 @@ def verify(store: Path, generation: int | None) -> None:
 @click.option("--user", required=True, help="The user.")
 @click.option("--until", type=int, help="Show only events before this time.")
 @click.option("--longest", default=20, show_default=True, help="Most events, the newest.")
+@click.option(
+    "--texts",
+    "data",
+    type=click.Path(path_type=Path),
+    help="A prepared data set with columns of the same names, whose texts and titles are shown for numbers.",
+)
 @generation_option
-def show(store: Path, user: str, until: int | None, longest: int, generation: int | None) -> None:
-    """Print a user's history, oldest event first, as a store or one of its generations has it."""
+def show(
+    store: Path, user: str, until: int | None, longest: int, data: Path | None, generation: int | None
+) -> None:
+    """Print a user's history, oldest event first, as a store or one of its generations has it.
+
+    A store keeps hashes of text, and no text; --texts takes texts from the data set of the same events.
+    """
     from gmeta.core.history_manifest import BIRTH
+    from gmeta.core.texts import Texts
     from gmeta.preprocess import HistorySpec
     from gmeta.preprocess.history.export import read_histories
     from gmeta.preprocess.history.generation import Generation, settle_or_warn
 
     settle_or_warn(store)
     opened = Generation(store)
+    texts = None if data is None else Texts.of(data)
     if longest < 0:
         raise ConfigError(f"--longest must be 0 or more, got {longest}")
     number = HistorySpec.from_json(opened.manifest.spec).user_number(user)
@@ -406,7 +419,10 @@ def show(store: Path, user: str, until: int | None, longest: int, generation: in
         found = read_histories(
             opened, [number], names, until=until, generation=generation, longest=longest
         ).columns
-        rows = zip(*(found[name] for name in names), strict=True)
+        shown = [
+            texts.name(name, found[name]) if texts and texts.kinds(name) else found[name] for name in names
+        ]
+        rows = zip(*shown, strict=True)
         click.echo(f"{group}: {len(found[BIRTH]):,} events")
         for row in [names, *rows]:
             click.echo("  ".join(f"{value!s:>12}" for value in row))

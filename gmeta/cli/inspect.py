@@ -1,30 +1,52 @@
-"""``gmeta inspect``: lists what a sharded checkpoint holds."""
+"""``gmeta inspect``: lists what a sharded checkpoint, or a prepared data set, holds."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gmeta.checkpoint.contents import CheckpointSummary, TableSummary, find_checkpoint, format_size, summarize
+from gmeta.core.data_manifest import FORMAT
+from gmeta.core.json_values import FILE_NAME, parse_json
+
+if TYPE_CHECKING:
+    from gmeta.preprocess.shards.data_summary import DataSummary
 
 
 @click.command("inspect")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
-    "--top", default=5, show_default=True, type=click.IntRange(min=0), help="Largest norms to list; 0: none."
+    "--top",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Largest norms, or texts, to list; 0: none.",
 )
 @click.option("--verify", is_flag=True, help="Read everything and compare the checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(folder: Path, top: int, verify: bool, as_json: bool) -> None:
-    """List a checkpoint's tables: rows, sizes, steps, optimizers, increments, admission, largest norms.
+    """List what a checkpoint or a prepared data set holds.
 
-    FOLDER is a checkpoint, or a folder of checkpoints, whose latest one is listed. With --top 0 and without
-    --verify, the command reads neither rows nor admission filters.
+    Of a checkpoint, or of the latest one in a folder of checkpoints, these are its tables: rows, sizes,
+    steps, optimizers, increments, admission, largest norms. Of a data set, these are its splits, and its
+    columns with their roles, ranges, texts and titles. With --top 0 and without --verify, the command reads
+    neither rows nor admission filters.
     """
+    if _is_data(folder):
+        from gmeta.preprocess.shards.data_summary import summarize_data
+
+        data = summarize_data(folder, top, verify=verify)
+        if as_json:
+            click.echo(json.dumps(asdict(data), indent=1, default=str, ensure_ascii=False))
+            return
+        click.echo("\n".join(_data_lines(data)))
+        if verify:
+            click.echo("every checksum agrees")
+        return
     summary = summarize(find_checkpoint(folder), top, verify=verify)
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=1, default=str))
@@ -32,6 +54,48 @@ def command(folder: Path, top: int, verify: bool, as_json: bool) -> None:
     click.echo("\n".join(_lines(summary)))
     if verify:
         click.echo("every checksum agrees")
+
+
+def _is_data(folder: Path) -> bool:
+    """Return whether a folder has the manifest of a prepared data set."""
+    try:
+        value = parse_json((folder / FILE_NAME).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(value, dict) and value.get("format") == FORMAT
+
+
+_SHOWN = 50  # characters of a text
+
+
+def _data_lines(data: DataSummary) -> list[str]:
+    lines = [f"{data.folder}: a data set{f' of {data.source}' if data.source else ''}, layout {data.layout}"]
+    lines += [
+        f"split {name}: {_count(split['rows'], 'row')} in {_count(split['groups'], 'group')}, "
+        f"{_count(split['shards'], 'shard')}, {format_size(split['bytes'])}"
+        for name, split in data.splits.items()
+    ]
+    for column in data.columns:
+        kind = f"lists of {column.dtype}" if column.is_list else column.dtype
+        words = [kind, *column.roles]
+        if column.least is not None and "hashed text" not in column.roles:
+            words.append(
+                f"{column.least:,} to {column.most:,}"
+                if isinstance(column.least, int)
+                else f"{column.least:.6g} to {column.most:.6g}"
+            )
+        lines.append(f"column {column.name}: {', '.join(words)}")
+        if column.examples:
+            lines.append(f"  texts of {_count(column.texts, 'value')}:")
+        lines += [
+            f"    {value}  " + ", ".join(_shown(text) for text in texts if text is not None)
+            for value, *texts in column.examples
+        ]
+    return lines
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
 def _lines(summary: CheckpointSummary) -> list[str]:

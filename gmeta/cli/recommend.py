@@ -16,8 +16,8 @@ from gmeta.core.errors import ConfigError
     "--users",
     "users_path",
     type=click.Path(path_type=Path),
-    help="A text file with an id in each line, or a Parquet file whose first column has the ids.  [default: "
-    "all users of the data set]",
+    help="A text file with a user in each line, or a Parquet file whose first column has the users: ids, or "
+    "the texts that gmeta prepare hashed.  [default: all users of the data set]",
 )
 @click.option("-k", "k", type=click.IntRange(1), default=20, show_default=True, help="Items of each user.")
 @click.option("--method", help="Which method or baseline of the run.  [default: the best in validation]")
@@ -42,7 +42,8 @@ def command(
     """Write the likeliest next items of users, by all that the data set knows of them.
 
     The Parquet file has a row for each user: its id, under the data set's name of users; items, a list of
-    ids, the likeliest first; and scores. It appears whole or not at all.
+    ids, the likeliest first; and scores. If the data set keeps texts, the user's text and the items' texts
+    and titles follow. It appears whole or not at all.
     """
     from gmeta.experiment.next_item.recommendations import write_recommendations
     from gmeta.experiment.runs.run_folder import RunFolder

@@ -12,7 +12,7 @@ import click
 
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess.shape_spec import Explode, Join, Shape
-from gmeta.preprocess.table_spec import FORMATS, GAPS, ColumnSpec, CsvForm, TableSpec
+from gmeta.preprocess.table_spec import FORMATS, GAPS, TEXTS_LIMIT, ColumnSpec, CsvForm, TableSpec
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -89,6 +89,25 @@ _OPTIONS = (
     click.option(
         "--session-gap", help="Cut a task into sessions where a time such as 30m passes; they are the tasks."
     ),
+    click.option(
+        "--title",
+        "titles",
+        multiple=True,
+        metavar="COLUMN=TITLE",
+        help="The column that names a column's ids, such as movieId=title; may be repeated.  [default: by "
+        "the columns' names]",
+    ),
+    click.option(
+        "--texts/--no-texts",
+        default=None,
+        help="Whether to keep the texts behind hashes, and titles, for reports and exports.  [default: "
+        "texts]",
+    ),
+    click.option(
+        "--texts-limit",
+        metavar="SIZE",
+        help="The most texts of a column, such as 200MB; a column with more keeps none.  [default: 64MB]",
+    ),
 )
 
 
@@ -142,6 +161,18 @@ def spec_of(settings: dict[str, Any]) -> TableSpec | None:
     merged = {name: _merge(spec.columns.get(name, ColumnSpec()), column) for name, column in columns.items()}
     rest = spec.is_open and not stored
     shape = _shape(spec.shape, given)
+    if given.get("texts") is False and "texts_limit" in given:
+        raise ConfigError(
+            "--no-texts keeps no text, and --texts-limit is of those that are kept: leave one out"
+        )
+    if given.get("texts") is False:
+        spec = replace(spec, texts_limit=0)
+    elif "texts_limit" in given:
+        spec = replace(spec, texts_limit=given["texts_limit"])
+    elif given.get("texts"):
+        spec = replace(spec, texts_limit=spec.texts_limit or TEXTS_LIMIT)
+    if "titles" in given:
+        spec = replace(spec, titles={**(spec.titles or {}), **_titles(given["titles"])})
     return replace(
         spec,
         columns={**spec.columns, **merged},
@@ -149,6 +180,17 @@ def spec_of(settings: dict[str, Any]) -> TableSpec | None:
         defaults=general or spec.defaults,
         shape=shape,
     )
+
+
+def _titles(texts: Sequence[str]) -> dict[str, str]:
+    """Return column -> the column of its titles, of texts ``COLUMN=TITLE``."""
+    found = {}
+    for text in texts:
+        name, equals, source = text.partition("=")
+        if not (name.strip() and equals and source.strip()):
+            raise ConfigError(f"--title {text!r}: write it as COLUMN=TITLE, such as movieId=title")
+        found[name.strip()] = source.strip()
+    return found
 
 
 def _merge(before: ColumnSpec, own: ColumnSpec) -> ColumnSpec:

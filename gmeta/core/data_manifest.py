@@ -14,9 +14,11 @@ from gmeta.core.json_values import (
     MOST,
     SealedManifest,
     folder_name,
+    inner_path,
     items,
     load_manifest_file,
     mapping,
+    text,
     whole,
 )
 from gmeta.core.schema import Roles, Schema
@@ -75,6 +77,33 @@ class Split:
 
 
 @dataclass(frozen=True)
+class TextFile:
+    """The texts of a column (`gmeta.core.texts`).
+
+    Attributes:
+      name: The path of the file inside the data set's folder.
+      texts: How many values it has texts of.
+      bytes: Its size.
+      sha256: Its digest.
+    """
+
+    name: str
+    texts: int
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TextFile:
+        """Read a file from what `dataclasses.asdict` returns; raise ValueError, KeyError or TypeError."""
+        file = cls(**mapping(value, "a file of texts"))
+        inner_path(file.name, "a file of texts")
+        text(file.sha256, "sha256")
+        for name in ("texts", "bytes"):
+            whole(getattr(file, name), f"{file.name!r}: {name}", 1)
+        return file
+
+
+@dataclass(frozen=True)
 class Manifest(SealedManifest):
     """What a prepared data set holds and how it was made.
 
@@ -87,6 +116,7 @@ class Manifest(SealedManifest):
         ``tf.train.Example`` per row.
       seed: The seed that the order of the groups was drawn from.
       versions: Name -> version of a part that decides which bytes are written: ``plan`` and ``layout``.
+      texts: Column -> the file of its texts.
     """
 
     schema: Schema
@@ -96,6 +126,7 @@ class Manifest(SealedManifest):
     layout: Layout = "columnar"
     seed: int = 0
     versions: Mapping[str, int] = field(default_factory=dict)
+    texts: Mapping[str, TextFile] = field(default_factory=dict)
 
     def _body(self) -> dict[str, Any]:
         return {
@@ -115,6 +146,7 @@ class Manifest(SealedManifest):
                 }
                 for name, split in self.splits.items()
             },
+            **({"texts": {name: asdict(one) for name, one in self.texts.items()}} if self.texts else {}),
         }
 
     @property
@@ -159,6 +191,10 @@ class Manifest(SealedManifest):
                 value["layout"],
                 whole(value["seed"], "seed", -MOST),
                 counts("versions"),
+                {
+                    name: TextFile.from_json(one)
+                    for name, one in mapping(value.get("texts", {}), "texts").items()
+                },
             )
             digest = manifest.digest
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -168,13 +204,15 @@ class Manifest(SealedManifest):
             raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
         for split in splits.values():
             for shard in split.shards if check_shards else ():
-                manifest._check(folder / shard.name, shard, advice)
+                _check_size("shard", folder / shard.name, shard.bytes, advice)
+        for file in manifest.texts.values() if check_shards else ():
+            _check_size("file of texts", folder / file.name, file.bytes, advice)
         return manifest
 
-    @staticmethod
-    def _check(path: ReadablePath, shard: Shard, advice: str) -> None:
-        if not path.exists():
-            raise DataError("the manifest names this shard, but it is missing", path=path, advice=advice)
-        size = path.stat().st_size
-        if size != shard.bytes:
-            raise DataError(f"{size} bytes, the manifest says {shard.bytes}", path=path, advice=advice)
+
+def _check_size(what: str, path: ReadablePath, expected: int, advice: str) -> None:
+    if not path.exists():
+        raise DataError(f"the manifest names this {what}, but it is missing", path=path, advice=advice)
+    size = path.stat().st_size
+    if size != expected:
+        raise DataError(f"{size} bytes, the manifest says {expected}", path=path, advice=advice)

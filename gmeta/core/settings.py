@@ -271,3 +271,33 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):  # JSON's escapes are TOML's, but for one character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+# Sizes.
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+
+
+def parse_size(text: str, what: str, least: int = 0) -> int:
+    """Parse a size such as ``"2GB"``, ``"512 MiB"`` or ``"1000000000"``, and return it in bytes.
+
+    Args:
+      text: The size.
+      what: What errors call it.
+      least: The smallest size allowed, in bytes.
+
+    Raises:
+      ConfigError: The text isn't a size, or the size is smaller, or 4 EiB or more.
+
+    Example:
+      >>> parse_size("64MB", "the limit")
+      64000000
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text, re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"{what} must be a size such as 2GB or 512MiB, got {text!r}")
+    size = float(match[1]) * {**_UNITS, **_BINARY}[(match[2] or "").capitalize()]
+    if not least <= size < 1 << 62:
+        raise ConfigError(f"{what} must be at least {least >> 20}MiB and below 4EiB, got {text!r}")
+    return int(size)

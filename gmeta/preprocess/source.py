@@ -169,6 +169,9 @@ class Source(Named, Protocol):
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield parts of some ten thousand rows: the spec's columns, without the batch, and `NUMBER`."""
 
+    def write_texts(self, folder: Path) -> Sequence[str]:
+        """Write the texts of the rows that `chunks` has yielded; return notes (`TextCollector.write`)."""
+
     def where(self, number: int) -> tuple[Path, int | None, str]:
         """Return a record's file, its line in a text file, and words for its place if it has no line."""
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Column, DType, Schema
-from gmeta.core.settings import load_toml
+from gmeta.core.settings import load_toml, parse_size
 from gmeta.preprocess.shape_spec import Shape
 
 _EXACT = 2.0**53
@@ -28,6 +28,8 @@ FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 BLOCK = "block"
 """The column that stands for the task where rows have none."""
 BLOCKS = 1024
+TEXTS_LIMIT = 64_000_000
+"""The default of `TableSpec.texts_limit`."""
 RESERVED = "_gmeta_"
 """The prefix of the names of columns that engines add to rows."""
 
@@ -212,6 +214,10 @@ class TableSpec:
         sets `ColumnSpec.gaps`.
       shape: What makes rows of the files' rows: side tables, exploded lists, filters.
       blocks: The number of blocks that stand for tasks; 0: the rows have tasks.
+      titles: Column of ids -> the table's column that names them, such as ``{"movieId": "title"}``. None:
+        names of columns decide (`gmeta.preprocess.plan.texts.find_titles`).
+      texts_limit: The most texts that are kept of a column (`gmeta.core.texts.Texts`), such as ``"64MB"``:
+        the bytes of all, and 8 for each. A column with more keeps none; 0: no column keeps any.
       unused: The table's columns that aren't stored; `resolve` finds them.
       notes: What was decided by the values and may surprise the user, each in a sentence.
 
@@ -232,6 +238,8 @@ class TableSpec:
     defaults: tuple[int | float | str, ...] = ()
     shape: Shape = field(default_factory=Shape)
     blocks: int = 0
+    titles: Mapping[str, str] | None = None
+    texts_limit: int | str = TEXTS_LIMIT
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -239,6 +247,7 @@ class TableSpec:
         if not self.task:
             object.__setattr__(self, "task", BLOCK)
             object.__setattr__(self, "blocks", self.blocks or BLOCKS)
+        object.__setattr__(self, "texts_limit", parse_size(str(self.texts_limit), "texts_limit"))
         if self.batch in self.columns or self.batch in self.roles:
             raise ConfigError(f"column {self.batch!r} is made by the plan: give batch another name")
         for name in {self.task, self.time, self.label, *self.unique} & set(self.columns):
@@ -300,10 +309,15 @@ class TableSpec:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that rows are sorted by: task, time, then all others in the schema's order."""
+        """The columns that rows are sorted by: task, time, all others in the schema's order, and the label.
+
+        The label is last, so that which rows of a task come last doesn't depend on labels: experiments
+        measure these rows.
+        """
         first = (self.task, self.time) if self.time else (self.task,)
-        others = [column.name for column in self.schema if column.name not in (*first, self.batch)]
-        return (*first, *others)
+        last = (self.label,) if self.label and self.label not in first else ()
+        named = {*first, *last, self.batch}
+        return (*first, *(column.name for column in self.schema if column.name not in named), *last)
 
     @property
     def presort(self) -> tuple[str, ...]:
@@ -352,6 +366,11 @@ class TableSpec:
         check_names([*names, self.batch], "the spec stores")
         types = {column.name: column.type for column in table}
         columns = {name: self._resolve(name, given.get(name, ColumnSpec()), types) for name in names}
+        for name, source in (self.titles or {}).items():
+            if name not in columns or columns[name].is_list or source not in types:
+                raise ConfigError(
+                    f"title {name}={source}: name a stored column of ids, and a column of the table"
+                )
         used = {column.source for column in columns.values()}
         return replace(self, columns=columns, unused=tuple(n for n in table.names if n not in used))
 
@@ -428,6 +447,8 @@ class TableSpec:
             "columns": {name: column.to_json() for name, column in self.columns.items()},
             **({"shape": self.shape.to_json()} if self.shape != Shape() else {}),
             **({"blocks": self.blocks} if self.blocks else {}),
+            **({"titles": dict(self.titles)} if self.titles is not None else {}),
+            **({"texts_limit": self.texts_limit} if self.texts_limit != TEXTS_LIMIT else {}),
         }
 
 

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import tensorflow as tf
 from tf_keras.src.engine import data_adapter
@@ -212,7 +212,8 @@ class RunsOnRanks:
         of_fit = kwargs.get("_use_cached_eval_dataset")  # fit has prepared the data
         if of_fit:
             # Keras would make two iterators for its one epoch; tf.data takes a tenth of a second for each.
-            cast(Any, self)._eval_data_handler._adapter.should_recreate_iterator = lambda: False
+            adapter = self._eval_data_handler._adapter  # type: ignore[attr-defined]
+            adapter.should_recreate_iterator = lambda: False
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
         own = _arguments(tf.keras.Model.evaluate, self, args, kwargs)
         refuse_keras_3("evaluate", own["callbacks"])

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -18,6 +19,7 @@ from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_next_item
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.runs.trainer import read_logged
+from gmeta.preprocess.plan.column_values import hash_text
 from support.next_item import ITEMS, USERS, write_events
 
 SMALL = """
@@ -130,6 +132,53 @@ def test_users_of_a_file_come_in_its_order_and_strangers_get_what_is_popular(fol
     said = gmeta("recommend", "--run", run, "--users", tmp_path / "users.txt", code=2).stderr
     assert "users.txt" in said
     assert "no ids of users" in said
+
+
+def test_people_read_titles_and_programs_send_texts(tmp_path, monkeypatch):
+    """Users and items are text, and a side table has titles of all items but one."""
+    monkeypatch.chdir(tmp_path)
+    write_events(tmp_path / "numbers.parquet")
+    events = pq.read_table("numbers.parquet").to_pydict()
+    users, items = [f"ü {user}" for user in events["user"]], [f"B{item}" for item in events["item"]]
+    pq.write_table(pa.table({"user": users, "ts": events["ts"], "item": items}), "events.parquet")
+    titles = {item: f"Film <{item}>" for item in set(items) - {"B107"}}
+    pq.write_table(pa.table({"item": [*titles], "title": [*titles.values()]}), "films.parquet")
+    (tmp_path / "none.toml").write_text('for = "next-item"\nks = [3]\n[methods]\n')
+    side = ["--join", "films.parquet", "--on", "item", "--default", "own"]
+    gmeta("prepare", "--data", "events.parquet", "--task", "user", "--time", "ts", *side)
+    gmeta("train", "--config", "none.toml")
+    gmeta("evaluate")
+    page = (tmp_path / "runs" / "default" / "report.html").read_text()
+    assert "<tr><td>ü 10" in page
+    assert "Film &lt;B1" in page
+    assert "B107" in page
+    whole = hash_text("ü 1003"), hash_text("ü 1004")
+    (tmp_path / "users.txt").write_text(f"ü 1003\n{whole[1]}\n a stranger\n")
+    pq.write_table(pa.table({"u": ["ü 1003", "ü 1004"]}), "users.parquet")
+    found = {}
+    for name in ("users.txt", "users.parquet"):
+        gmeta("recommend", "-k", 3, "--method", "ease", "--users", name, "--seen")
+        found[name] = pq.read_table("top.parquet").to_pydict()
+    assert found["users.txt"]["user"] == [*whole, hash_text("a stranger")]
+    assert found["users.txt"]["user_text"] == ["ü 1003", "ü 1004", None]
+    top = found["users.parquet"]
+    assert top["user"] == [*whole]
+    assert top["items"] == found["users.txt"]["items"][:2]
+    assert top["items"] == [[hash_text(text) for text in texts] for texts in top["texts"]]
+    assert top["titles"] == [[titles.get(text) for text in texts] for texts in top["texts"]]
+    gmeta("export", "-k", 25, "--method", "ease", "--seen")
+    served = tf.saved_model.load(str(tmp_path / "serving" / "1")).signatures["recommend"]
+    answer = served(item=tf.constant([["B100", "B107", ""], ["unknown", "", ""]]))
+    texts = [[text.decode() for text in row] for row in answer["texts"].numpy()]
+    assert sorted(texts[0]) == sorted(set(items))
+    assert answer["items"].numpy().tolist() == [[hash_text(text) for text in row] for row in texts]
+    assert answer["titles"].numpy().tolist() == [
+        [titles.get(text, "").encode() for text in row] for row in texts
+    ]
+    trained = load_next_item(RunFolder(tmp_path / "runs" / "default"))
+    numbers = np.searchsorted(trained.cuts.ids, [hash_text("B100"), hash_text("B107")])
+    scores = trained.baselines["ease"].scores(Histories(np.array([0]), np.array([0, 2]), numbers))
+    np.testing.assert_allclose(answer["scores"][0], np.sort(scores[0])[::-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow  # Quick: tests/experiment/test_trainer.py, of the same checkpoints

@@ -96,6 +96,18 @@ def times(text):
             ("--task", "item_id"),
             {"item_id": [1, 2], "genre": [[hash_text("a"), hash_text("b")], hash_text("b")]},
         ),
+        # Ids that no int64 holds are text, in each form the same.
+        *(
+            (
+                {name: content},
+                ("--task", "user"),
+                {"user": [1, 2], "id": [hash_text("18446744073709551615"), hash_text("5")]},
+            )
+            for name, content in (
+                ("data.csv", "user,id\n1,18446744073709551615\n2,5\n"),
+                ("data.jsonl", '{"user": 1, "id": 18446744073709551615}\n{"user": 2, "id": 5}\n'),
+            )
+        ),
         ({"data.txt": "0 7 8\n1 9\n"}, (), {"user": [0, 0, 1], "position": [0, 1, 0], "item": [7, 8, 9]}),
         # Text.
         (
@@ -340,6 +352,11 @@ def test_a_file_of_this_kind_becomes_these_rows(tmp_path, files, options, right)
             "such as --label 'COLUMN: this=1",
         ),
         (
+            {"data.txt": "7\t5\t0.5\n7\t6\t1\n"},
+            (),
+            "the columns are 7, 5, 0.5; if the first line has no names, give them with --no-header --columns",
+        ),
+        (
             {"data.csv": EVENTS},
             ("--task", "user", "--label", "event: buy=1"),
             "data.csv:2: unknown code: event must be one of buy, got 'view'",
@@ -399,6 +416,32 @@ def test_a_folder_of_movielens_needs_no_option(tmp_path):
     assert found["rating"] == [3.5, 4.0]
     assert found["title"] == [GAP_TEXT, hash_text("A, The")]
     assert [list(one) for one in found["genres"]] == [[], [hash_text("Drama"), hash_text("War")]]
+
+
+def test_a_folder_of_recbole_needs_no_option(tmp_path):
+    folder = tmp_path / "files" / "data"
+    folder.mkdir(parents=True)
+    (folder / "a.inter").write_text(
+        "user_id:token\titem_id:token\trating:float\ttimestamp:float\n1\t5\t4\t9\n"
+    )
+    (folder / "a.item").write_text("item_id:token\tname:token_seq\tyear:token\n5\t7.5 Years\t1999\n")
+    (folder / "a.user").write_text("user_id:token\tage:token\n1\t24\n")
+    result = run(folder.parent, tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    found = rows_of(tmp_path / "out")
+    assert (found["rating"], found["year"], found["age"]) == ([4.0], [1999], [24])
+    assert [list(one) for one in found["name"]] == [[hash_text("7.5"), hash_text("Years")]]
+
+
+def test_notes_of_a_kind_become_one(tmp_path):
+    (tmp_path / "files").mkdir()
+    names = [f"c{number}" for number in range(5)]
+    (tmp_path / "files" / "data.csv").write_text(
+        "\n".join([",".join(["user", *names]), "1" + ",007" * 5, "2" + ",7" * 5])
+    )
+    result = run(tmp_path / "files", tmp_path / "out", "--task", "user")
+    assert "columns 'c0', 'c1', 'c2' and 2 more are text; 'c0' because of '007'" in result.output
+    assert result.output.count("note:") == 1
 
 
 @pytest.mark.parametrize(

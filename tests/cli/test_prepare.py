@@ -200,8 +200,12 @@ def test_kill_minus_nine_and_resume(table, tmp_path):
         pytest.skip("it was done before it could be killed")
     result = run(*arguments, "--out", tmp_path / "out", "--resume")
     assert result.exit_code == 0, result.output
-    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    found = {
+        folder: sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        for folder in (tmp_path / "whole", tmp_path / "out")
+    }
+    names = found[tmp_path / "whole"]
+    assert found[tmp_path / "out"] == names
     for name in names:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -8,6 +8,7 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
+from gmeta.experiment.next_item.plan import plan_next_item
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
@@ -51,6 +52,45 @@ def test_everything_is_decided_by_the_data_set(clicks):
     for words in ("predicts whether click", "tags (sqrtn)", "numbers: price", "item_id", "(held-out)"):
         assert words in said
     assert plan_experiment({}, clicks) == planned  # the same each time, or a run couldn't be resumed
+
+
+def test_rows_without_times_are_measured_whatever_their_labels(tmp_path):
+    """A task's last rows would be those with the highest labels, or the highest ids."""
+    labels = np.tile([0.0, 1.0, 1.0, 0.0, 1.0], 12)
+    orders = []
+    for name, given in (("one", labels), ("other", 1 - labels)):
+        table = pa.table({"user": np.repeat(np.arange(12), 5), "item": np.arange(60) % 15, "click": given})
+        spec = TableSpec(task="user", label="click")
+        (tmp_path / name).mkdir()
+        data = prepared(tmp_path / name, table, spec)
+        planned = plan_experiment({"held_out": 2, "features": ["item"]}, data)
+        assert planned.config.rows == "random"
+        assert "there are no times" in "".join(planned.notes)
+        batches = list(measured_tasks(planned.config, data, HELD_OUT))
+        orders.append(
+            [batch["features"]["item"].numpy()[batch["query"]["index"]].tolist() for batch in batches]
+        )
+    assert orders[0] == orders[1]
+
+
+def test_of_rows_without_users_an_id_is_the_item_and_no_count(tmp_path):
+    """As Criteo's: counts vary more than any id, and each row is in a block by a hash of its values."""
+    rng = np.random.default_rng(0)
+    rows = 3000
+    table = pa.table(
+        {
+            "label": rng.integers(0, 2, rows),
+            "count": rng.integers(0, 500, rows),
+            "small": [f"{value:08x}" for value in rng.integers(0, 9, rows)],
+            "large": [f"{value:08x}" for value in rng.integers(0, 150, rows)],
+        }
+    )
+    data = prepared(tmp_path, table, TableSpec(label="label"))
+    config = plan_experiment({}, data).config
+    assert config.item == "large"
+    assert set(config.features) == {"count", "small", "large"}
+    with pytest.raises(ConfigError, match="was prepared without users, so no item follows another"):
+        plan_next_item({}, data)
 
 
 def test_what_is_given_counts_more(clicks):

@@ -340,19 +340,24 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def _users(results: Results, name: str) -> list[tuple[Any, ...]]:
-    """Return ten users: id, their last items, what followed, and what is shown with whether it followed."""
-    cuts = results.measured.trained.cuts
+    """Return ten users: name, their last items, what followed, and what is shown with whether it followed."""
+    trained = results.measured.trained
+    cuts, texts, item = trained.cuts, trained.texts, trained.config.item
     ranked = results.measured.test[results.seen][name][0]
     chosen = np.linspace(0, len(cuts.test) - 1, min(_USERS, len(cuts.test))).astype(int)
     found = []
     for user in chosen:
         one = cuts.test.choose(np.array([user]))
-        did = cuts.ids[one.histories.items[::-1][:_ITEMS]].tolist()
-        followed = [int(cuts.ids[each]) if each >= 0 else "new" for each in one.targets.items[:_ITEMS]]
-        shown = [int(cuts.ids[each]) for each in ranked.shown[user][: results.k] if each >= 0]
-        found.append(
-            (int(one.histories.users[0]), did, followed, [(item, item in followed) for item in shown])
-        )
+        did = cuts.ids[one.histories.items[::-1][:_ITEMS]]
+        after = one.targets.items[:_ITEMS]
+        names = texts.name(item, cuts.ids[np.maximum(after, 0)])
+        followed = [name if each >= 0 else "new" for name, each in zip(names, after, strict=True)]
+        best = ranked.shown[user][: results.k]
+        best = best[best >= 0]
+        hits = np.isin(best, after).tolist()
+        shown = [*zip(texts.name(item, cuts.ids[best]), hits, strict=True)]
+        (name,) = texts.name(trained.schema.task, one.histories.users[:1])
+        found.append((name, texts.name(item, did), followed, shown))
     return found
 
 

@@ -54,6 +54,10 @@ def plan_next_item(
       DataError: The data set can't be read, or nothing is left of it.
     """
     manifest = Manifest.load(data)
+    if (manifest.config.get("table") or {}).get("blocks"):
+        raise ConfigError(
+            f"{data} was prepared without users, so no item follows another: prepare it with --task COLUMN"
+        )
     names = [column.name for column in manifest.schema]
     item = given.get("item")
     if item is None:

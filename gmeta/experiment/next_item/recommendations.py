@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors
+from gmeta.core.texts import TEXT
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.ranked import top, without_seen
 from gmeta.experiment.next_item.runs import Trained, load_next_item
 from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.preprocess.plan.column_values import hash_text, is_text
 
 _USERS = 256  # at once
 
@@ -92,9 +96,11 @@ def write_recommendations(
 
     Args:
       run: A run that is trained to the end.
-      out: The file: a column of users' ids, ``items`` and ``scores``.
-      users: A text file with an id in each line, or a Parquet file whose first column has the ids; None: all
-        users of the data set.
+      out: The file: a column of users' ids, ``items`` and ``scores``. Where the data set keeps them
+        (`gmeta.core.texts`), the users' texts follow, in a column such as ``user_text``, and lists of the
+        items' ``texts`` and ``titles``, with null for an item that has none.
+      users: A text file with a user in each line, or a Parquet file whose first column has the users; None:
+        all users of the data set. If `gmeta prepare` has hashed the users, a user is its text, or the hash.
       k: The number of items.
       method: As in `choose_method`.
       seed: As in `choose_method`.
@@ -111,12 +117,18 @@ def write_recommendations(
     import pyarrow as pa
     from pyarrow import parquet
 
-    asked = None if users is None else _read_users(users)
     trained = load_next_item(run)
+    of_user, item, texts = trained.schema.task, trained.config.item, trained.texts
+    asked = None
+    if users is not None:
+        hashed = of_user in Manifest.load(run.load()[1]).roles.hashed
+        asked = _read_users(users, trained.cuts.whole.users if hashed else None)
     name, scorer = choose_method(trained, method, seed)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
-    of_user = Manifest.load(run.load()[1]).schema.task
     kinds = {of_user: pa.int64(), "items": pa.list_(pa.int64()), "scores": pa.list_(pa.float32())}
+    if TEXT in texts.kinds(of_user):
+        kinds[f"{of_user}_{TEXT}"] = pa.string()
+    kinds |= {f"{kind}s": pa.list_(pa.string()) for kind in texts.kinds(item)}
     schema, count = pa.schema([*kinds.items()]), 0
     unfinished = out.with_name(f".{out.name}.unfinished")
     with explain_write_errors(out):
@@ -125,14 +137,17 @@ def write_recommendations(
             with parquet.ParquetWriter(unfinished, schema) as file:
                 for ids, items, scores in recommend(trained, scorer, asked, k, leave_out_seen=leave_out_seen):
                     left = items >= 0
-                    columns = [
-                        ids,
-                        *(
-                            [row[here].tolist() for row, here in zip(part, left, strict=True)]
-                            for part in (items, scores)
-                        ),
-                    ]
-                    file.write_table(pa.table(columns, schema=schema))
+                    lists = {"items": items[left], "scores": scores[left]}
+                    lists |= {f"{kind}s": texts.find(item, items[left], kind) for kind in texts.kinds(item)}
+                    splits = pa.array(np.concatenate([[0], np.cumsum(left.sum(axis=1))]), pa.int32())
+                    columns: dict[str, Any] = {
+                        of_user: ids,
+                        f"{of_user}_{TEXT}": texts.find(of_user, ids, TEXT),
+                    }
+                    for kind, flat in lists.items():
+                        values = pa.array(flat, kinds[kind].value_type)
+                        columns[kind] = pa.ListArray.from_arrays(splits, values)
+                    file.write_table(pa.table([columns[name] for name in schema.names], schema=schema))
                     count += len(ids)
             unfinished.replace(out)
         finally:
@@ -140,19 +155,35 @@ def write_recommendations(
     return trained.label(name), count
 
 
-def _read_users(path: Path) -> Ints:
+def _read_users(path: Path, hashed: Ints | None) -> Ints:
+    """Read the users of a file as numbers; ``hashed`` has the known users if they are hashes of texts."""
     from pyarrow import lib, parquet
 
     try:
         with path.open("rb") as file:
             columnar = file.read(4) == b"PAR1"
         if columnar:
-            return np.asarray(parquet.read_table(path).column(0).to_numpy(), np.int64)
-        return np.array([int(line) for line in path.read_text().split()], np.int64)
-    except (OSError, ValueError, TypeError, lib.ArrowException) as error:
+            given = parquet.read_table(path).column(0)
+            if hashed is None or not is_text(given.type):
+                return np.asarray(given.to_numpy(), np.int64)
+            lines = given.drop_null().to_pylist()
+        elif hashed is None:
+            return np.array([int(line) for line in path.read_text().split()], np.int64)
+        else:
+            lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, ValueError, TypeError, OverflowError, lib.ArrowException) as error:
+        what = "a whole number" if hashed is None else "a user"
         raise DataError(
             f"no ids of users: {error}",
             path=path,
-            advice="give a text file with a whole number in each line, or a Parquet file whose first column "
-            "has them; of text ids, the numbers that gmeta prepare stores (gmeta.ops.hash_text)",
+            advice=f"give a text file with {what} in each line, or a Parquet file whose first column has "
+            "them",
         ) from error
+    known = set(hashed.tolist())
+
+    def number(line: str) -> int:
+        own = hash_text(line)
+        is_hash = own not in known and re.fullmatch("-?[0-9]+", line) and int(line) in known
+        return int(line) if is_hash else own
+
+    return np.array([number(line) for line in lines], np.int64)

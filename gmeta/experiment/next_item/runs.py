@@ -24,7 +24,8 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
-from gmeta.core.schema import OnBad
+from gmeta.core.schema import OnBad, Schema
+from gmeta.core.texts import Texts
 from gmeta.experiment.next_item import counting, models
 from gmeta.experiment.next_item.blend import Blend
 from gmeta.experiment.next_item.counting import Scorer
@@ -174,6 +175,8 @@ class Trained:
       methods: Method -> seed -> its scorer; the blend is among them.
       validation: Method or baseline -> NDCG at the first k in validation, by which the best are named. The
         blend's few weights are fitted to the same users.
+      schema: The columns of its data set.
+      texts: What the numbers of these columns stand for.
     """
 
     config: NextItemConfig
@@ -182,6 +185,8 @@ class Trained:
     described: Mapping[str, str]
     methods: Mapping[str, Mapping[int, Scorer]]
     validation: Mapping[str, float]
+    schema: Schema
+    texts: Texts
 
     @property
     def best(self) -> str:
@@ -229,7 +234,9 @@ def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
             methods.setdefault(BLEND, {})[seed] = blends[seed].of({**own, **baselines})
     described = {name: each.describe() for name, each in settings.items()}
     described |= {BLEND: "; ".join(each.describe() for each in blends.values())} if blends else {}
-    return Trained(config, cuts, baselines, described, methods, validation)
+    manifest = Manifest.load(data)
+    texts = Texts(data, manifest.texts)
+    return Trained(config, cuts, baselines, described, methods, validation, manifest.schema, texts)
 
 
 @dataclass(frozen=True)

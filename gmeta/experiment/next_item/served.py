@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import sparse
 
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
@@ -21,7 +22,8 @@ from gmeta.experiment.next_item.runs import load_next_item
 from gmeta.experiment.runs.all_runs import next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
-from gmeta.export.signature import Signature
+from gmeta.export.signature import PADDING, TEXT_PADDING, Signature
+from gmeta.ops import hash_text
 
 
 @dataclass(frozen=True)
@@ -179,9 +181,12 @@ def export_next_item(
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
     Its one signature, ``recommend``, takes histories: the item's column, (users, width) int64 ids in the
-    order of time, padded with -1, and ``time`` of the same shape if a model reads times. It returns ``items``
-    (users, k) ids, the likeliest first, and ``scores`` (users, k). Items of a history that the catalogue
-    lacks are passed over. Where fewer than k items are left, the item is -1.
+    order of time, padded with -1, and ``time`` of the same shape if a model reads times. If `gmeta prepare`
+    has hashed the items, the column takes their texts instead, padded with ``""``. It returns ``items``
+    (users, k) ids, the likeliest first, and ``scores`` (users, k), and where the data set keeps them
+    (`gmeta.core.texts`), ``texts`` and ``titles`` (users, k) of the items, ``""`` for an item without one.
+    Items of a history that the catalogue lacks are passed over. Where fewer than k items are left, the item
+    is -1.
 
     Args:
       run: A run that is trained to the end.
@@ -208,12 +213,20 @@ def export_next_item(
     timed = any(model.time is not None for model in held)
     serve = in_tensorflow(scorer, cuts.items)
     ids = tf.Variable(cuts.ids, trainable=False)
-    inputs: dict[str, tf.TypeSpec] = {item: tf.TensorSpec([None, None], tf.int64)}
+    hashed = item in Manifest.load(run.load()[1]).roles.hashed
+    inputs: dict[str, tf.TypeSpec] = {item: tf.TensorSpec([None, None], tf.string if hashed else tf.int64)}
+    with tf.device("CPU:0"):  # no other device holds strings
+        texts = {
+            f"{kind}s": tf.Variable([text or "" for text in trained.texts.find(item, cuts.ids, kind)])
+            for kind in trained.texts.kinds(item)
+        }
     if timed:
         inputs["time"] = tf.TensorSpec([None, None], tf.int64)
 
     def answer(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         sent, known = given[item], tf.convert_to_tensor(ids)
+        if hashed:
+            sent = tf.where(sent == TEXT_PADDING, tf.constant(PADDING, tf.int64), hash_text(sent))
         place = tf.minimum(tf.searchsorted(known, tf.reshape(sent, [-1]), out_type=tf.int64), cuts.items - 1)
         place = tf.reshape(place, tf.shape(sent))
         asked = Padded(tf.where(tf.gather(known, place) == sent, place, -1), given.get("time"))
@@ -221,8 +234,11 @@ def export_next_item(
         if leave_out_seen:
             scores = tf.where(asked.seen(cuts.items), -np.inf, scores)
         best, chosen = tf.math.top_k(scores, k)
-        items = tf.where(tf.math.is_inf(best), tf.constant(-1, tf.int64), tf.gather(known, chosen))
-        return {"items": items, "scores": best}
+        none = tf.math.is_inf(best)
+        items = tf.where(none, tf.constant(-1, tf.int64), tf.gather(known, chosen))
+        with tf.device("CPU:0"):
+            named = {name: tf.where(none, "", tf.gather(own, chosen)) for name, own in texts.items()}
+        return {"items": items, "scores": best, **named}
 
     return export_model(_Ranker(held), folder, signatures={"recommend": Signature(answer, inputs)})
 

@@ -267,7 +267,11 @@ class ColumnPlan:
         if item is not None:
             self.check("item", [item], lists=False, dtype="int64")
             return str(item)
-        item = likeliest_item(found, [name for name in features if name in found.ids])
+        names = [name for name in features if name in found.ids]
+        if self.table.get("blocks"):  # of rows without users, whole numbers may be counts that vary much
+            own = self.table.get("columns") or {}
+            names = [name for name in names if (own.get(name) or {}).get("hash")] or names
+        item = likeliest_item(found, names)
         self.notes.append(
             f"item, whose mean is a baseline: {item}"
             if item

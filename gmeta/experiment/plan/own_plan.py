@@ -14,7 +14,7 @@ by 5 and who have 13 to 100 ratings are measured, and all others train. For othe
   on, and the other splits are measured.
 * Settings of methods are chosen by trials on training tasks (`gmeta.experiment.search`), within two minutes.
 * A fifth of a task's rows are its query set: another random draw in each epoch of training, the latest rows
-  when the task is measured.
+  when the task is measured, or, without times, a random draw that is the same for all methods.
 """
 
 from __future__ import annotations
@@ -98,8 +98,10 @@ class _Plan(ColumnPlan):
     def make(self) -> Planned:
         """Decide all settings of the experiment."""
         label = self._label()
+        timed = self.table.get("time") or "timestamp" in self.schema  # which MovieLens folders have
         settings = {
             "query": 0.2,
+            "rows": "latest" if timed else "random",
             "resample": True,
             "seeds": [0],
             "budget": "0" if "methods" in self.given else BUDGET,
@@ -122,6 +124,8 @@ class _Plan(ColumnPlan):
         config = from_mapping(ExperimentConfig, settings, self.where)
         tasks, note = _count_tasks(config, self.data)
         self.notes.append(note)
+        if config.rows == "random" and "rows" not in self.given:
+            self.notes.append("there are no times: measures rows that are drawn at random from each task")
         if "methods" not in self.given:
             config = replace(config, methods=own_methods(-(-tasks // config.tasks_per_batch)))
         if config.needs_labels and "task_columns" not in self.given:

@@ -2,7 +2,8 @@
 
 ::
 
-    pass 1   records ──normalise──> rows, on disk; tally of bad records; sample ──> bounds of the ranges
+    pass 1   records ──normalise──> rows, on disk; tally of bad records; sample ──> bounds of the ranges;
+                                    texts, in the staging folder
     pass 2   rows ──by range──> sort, number ──> on disk; counts ──> prefix sum over the ranges
     pass 3   rows ──batch, order_key──> by shard, sort ──native writer──> shards
 
@@ -146,6 +147,7 @@ def spark_errors() -> Iterator[None]:
         raise GmetaError(f"Spark: {said}") from error
 
 
+_COLLECTED = "collected"  # the folder of the workers' texts, in the staging folder
 RANGE_ROWS = 500_000
 """The number of rows in a range: each Python worker holds one range in memory."""
 
@@ -216,7 +218,9 @@ def _run(
 ) -> PrepareSummary:
     from pyspark import StorageLevel
 
-    rows = table.mapInArrow(partial(work.read, job, files), work.READ).persist(StorageLevel.DISK_ONLY)
+    collected = folder / _COLLECTED
+    read = partial(work.read, job, files, collected)
+    rows = table.mapInArrow(read, work.READ).persist(StorageLevel.DISK_ONLY)
     kept = [rows]
     try:
         tally, samples = _survey(rows)
@@ -240,7 +244,9 @@ def _run(
             frame.unpersist()
     shards = collect(folder, job.spec.schema, job.config, census.of_splits())
     progress("write", census.rows, census.rows)
-    return job.finish(folder, shards, census, tally)
+    summary = job.finish(folder, shards, census, tally, collected)
+    shutil.rmtree(collected, ignore_errors=True)
+    return summary
 
 
 def _survey(rows: DataFrame) -> tuple[Tally, list[tuple[int, Columns]]]:

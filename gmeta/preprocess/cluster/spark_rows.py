@@ -53,6 +53,7 @@ from gmeta.preprocess.plan.ranges import (
     range_of,
     runs,
 )
+from gmeta.preprocess.plan.texts import TextCollector
 from gmeta.preprocess.source import NUMBER
 
 # The records of a partition: from pieces of files that workers read by themselves, or as Spark reads them.
@@ -159,7 +160,11 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def good_rows_of(
-    job: TableInput, splits: Sequence[FileSplit], batches: Batches, tally: Tally
+    job: TableInput,
+    splits: Sequence[FileSplit],
+    batches: Batches,
+    tally: Tally,
+    texts: TextCollector | None = None,
 ) -> Iterator[tuple[int, Columns]]:
     """Yield (file's number, good rows) of a partition, and count its bad records.
 
@@ -170,13 +175,14 @@ def good_rows_of(
       splits: The splits of the files that workers read themselves; empty if Spark reads the files.
       batches: The numbers of splits; or records, or lines, and their files.
       tally: Counts all records.
+      texts: Collects the texts of good rows.
     """
     for file, given in _split_parts(job, splits, batches) if splits else _parts(job, batches):
         form = job.files[file].form
         pieces = [(given, [])] if form is None else parse_lines(given, form, job.spec)
         for records, refused in pieces:
             tally.add_refused(file, refused)
-            if (rows := good_rows(records, job.spec, file, tally)) is not None:
+            if (rows := good_rows(records, job.spec, file, tally, texts)) is not None:
                 yield file, rows
         if tally.bad and job.on_bad == "raise":
             for _ in batches:  # Spark requires that all batches are consumed
@@ -230,16 +236,17 @@ _PARCEL_BYTES = 4 << 20
 _HELD_ROWS = 1 << 18  # rows that are cut into parcels together
 
 
-def read(job: TableJob, splits: Sequence[FileSplit], batches: Batches) -> Batches:
-    """Yield the good rows of a partition, then its tally and a sample."""
-    tally, sampler = Tally(), Sampler()
-    for file, rows in good_rows_of(job, splits, batches, tally):
+def read(job: TableJob, splits: Sequence[FileSplit], collected: Path, batches: Batches) -> Batches:
+    """Yield the good rows of a partition, then its tally and a sample; save its texts in ``collected``."""
+    tally, sampler, texts = Tally(), Sampler(), job.texts()
+    for file, rows in good_rows_of(job, splits, batches, tally, texts):
         sampler.add(rows)
         found: dict[str, Values] = {**rows}
         if job.spec.unique:
             found[NUMBER] = np.full(row_count(rows), file)
         for parcel in pack(found):
             yield cells(READ, None, None, None, parcel)
+    texts.save(collected)
     kept = sampler.rows()
     yield cells(READ, tally.to_json(), sampler.stride, kept and next(pack(kept, row_count(kept))), None)
 

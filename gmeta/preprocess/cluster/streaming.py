@@ -14,7 +14,8 @@ from gmeta.core.errors import DataError, GmetaError
 from gmeta.preprocess.cluster.table_input import TableInput, Tally
 from gmeta.preprocess.source import BadRecords
 
-COUNTS, SHARDS, TALLY_FILE, BOUNDS = "counts", "shards", "tally.json", "bounds.tsv"
+COUNTS, SHARDS, COLLECTED = "counts", "shards", "collected"
+TALLY_FILE, BOUNDS = "tally.json", "bounds.tsv"
 """File and folder names in the job's folder (`gmeta.preprocess.cluster.table_job`)."""
 
 J = TypeVar("J", bound=TableInput)

@@ -25,7 +25,7 @@ from gmeta.core.errors import DataError
 from gmeta.core.settings import from_mapping
 from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.row_text import parse_lines
-from gmeta.preprocess.cluster.streaming import BOUNDS, COUNTS, Task, count, count_bad, run
+from gmeta.preprocess.cluster.streaming import BOUNDS, COLLECTED, COUNTS, Task, count, count_bad, run
 from gmeta.preprocess.cluster.table_input import Tally, good_rows
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.columns import Columns, Values, row_count, single
@@ -42,6 +42,7 @@ from gmeta.preprocess.plan.ranges import (
     range_of,
     runs,
 )
+from gmeta.preprocess.plan.texts import TextCollector
 from gmeta.preprocess.source import NUMBER
 
 
@@ -58,6 +59,8 @@ def sample(task: Task[TableJob]) -> None:
 def rows(task: Task[TableJob]) -> None:
     """Write all good rows, and the tally of the bad records as a line among them, so that it is counted once.
 
+    The texts go to a file of the job's folder.
+
     Raises:
       DataError: A record is bad, and the rule is ``"raise"``.
     """
@@ -65,7 +68,8 @@ def rows(task: Task[TableJob]) -> None:
     bounds = read_bounds(task)
     order = range_order(task)
     added = (NUMBER,) if job.spec.unique else ()
-    for part in good_rows_of(task, tally):
+    texts = job.texts()
+    for part in good_rows_of(task, tally, texts):
         task.refuse_bad(tally)
         number = range_of(part, bounds, order)
         found: dict[str, Values] = {**part}
@@ -74,6 +78,7 @@ def rows(task: Task[TableJob]) -> None:
         key = row_text.keys(number, [comparable(single(part, name)) for name in job.spec.presort])
         row_text.write_rows(task.sink, key, found, job.columns(*added))
     task.refuse_bad(tally)
+    texts.save(task.folder / COLLECTED)
     row_text.write_tally(task.sink, tally.to_json())
     count("rows read", tally.rows_read)
     count_bad(tally)
@@ -125,7 +130,7 @@ def read_bounds(task: Task[TableJob]) -> Columns | None:
     return row_text.read_rows(text, task.job.columns())[1] if text else None
 
 
-def good_rows_of(task: Task[Any], tally: Tally) -> Iterator[Columns]:
+def good_rows_of(task: Task[Any], tally: Tally, texts: TextCollector | None = None) -> Iterator[Columns]:
     """Yield the good rows of a mapper's lines, and count its bad records.
 
     Raises:
@@ -140,7 +145,7 @@ def good_rows_of(task: Task[Any], tally: Tally) -> Iterator[Columns]:
     for block in row_text.blocks(task.source):
         for batch, refused in parse_lines(block, form, job.spec):
             tally.add_refused(file, refused)
-            if (found := good_rows(batch, job.spec, file, tally)) is not None:
+            if (found := good_rows(batch, job.spec, file, tally, texts)) is not None:
                 yield found
             task.refuse_bad(tally)
 

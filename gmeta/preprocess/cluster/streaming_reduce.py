@@ -31,6 +31,7 @@ from gmeta.preprocess.cluster import row_text
 from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
 from gmeta.preprocess.cluster.streaming import (
     BOUNDS,
+    COLLECTED,
     COUNTS,
     SHARDS,
     TALLY_FILE,
@@ -53,13 +54,14 @@ _SPLIT = 1 << 20  # bytes parsed at once: a reducer holds a range in memory, and
 
 
 def bounds(task: Task[TableJob]) -> None:
-    """Choose the ranges, and delete the counts of an earlier run: they belong to other ranges."""
+    """Choose the ranges, and delete what an earlier run counted and collected: it may be of other input."""
     samples = []
     for block in row_text.blocks(task.source):
         samples += [*runs(*row_text.read_rows(block, task.job.columns()))]
     found = bounds_of(samples, range_order(task), task.job.ranges)
     (task.folder / COUNTS).mkdir(exist_ok=True)
-    for path in [task.folder / TALLY_FILE, *(task.folder / COUNTS).glob("*.json")]:
+    collected = (task.folder / COLLECTED).glob("*")
+    for path in [task.folder / TALLY_FILE, *(task.folder / COUNTS).glob("*.json"), *collected]:
         path.unlink(missing_ok=True)
     if found is not None:
         number = np.arange(1, row_count(found) + 1)
@@ -159,7 +161,7 @@ def finish(task: Task[TableJob]) -> None:
     folder = task.folder / SHARDS
     folder.mkdir(exist_ok=True)
     found = collect(folder, job.spec.schema, job.config, census.of_splits())
-    summary = job.finish(folder, found, census, tally)
+    summary = job.finish(folder, found, census, tally, task.folder / COLLECTED)
     put_in_place(folder, Path(os.path.realpath(job.out)))
     task.sink.write(f"{summary.rows} rows of {summary.tasks} tasks: {job.out}\n".encode())
 

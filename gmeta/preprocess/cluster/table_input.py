@@ -24,6 +24,7 @@ from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan.normalisation import normalise
 from gmeta.preprocess.plan.outcome import describe_repeated
+from gmeta.preprocess.plan.texts import TextCollector, find_titles
 from gmeta.preprocess.shape_spec import Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason
 from gmeta.preprocess.table_spec import CsvForm, TableSpec
@@ -121,7 +122,9 @@ class Tally:
                 bad.add(BadRecord(reason, message, of_table=True), path_of(file), None, 1 + rest)
 
 
-def good_rows(batch: pa.RecordBatch, spec: TableSpec, file: int, tally: Tally) -> Columns | None:
+def good_rows(
+    batch: pa.RecordBatch, spec: TableSpec, file: int, tally: Tally, texts: TextCollector | None = None
+) -> Columns | None:
     """Return the good rows of some records, or None if there are none, and count the bad records.
 
     Args:
@@ -129,11 +132,14 @@ def good_rows(batch: pa.RecordBatch, spec: TableSpec, file: int, tally: Tally) -
       spec: The columns, as `TableSpec.resolve` decided them.
       file: The number of the records' file.
       tally: Counts all records.
+      texts: Collects the texts of the good rows.
     """
     tally.rows_read += batch.num_rows
     if not batch.num_rows:
         return None
     found = normalise(batch, spec)
+    if texts is not None:
+        texts.add(batch, found)
     for fault in found.faults:
         messages = {fault.describe(row) for row in fault.rows[:_DESCRIBED].tolist()}
         tally.add(file, fault.reason, messages, len(fault.rows))
@@ -167,6 +173,10 @@ class TableInput:
     spec: TableSpec
     on_bad: OnBad
     files: tuple[InputFile, ...]
+
+    def texts(self) -> TextCollector:
+        """Return a collector of the table's texts."""
+        return TextCollector(self.spec, find_titles(self.spec))
 
     def columns(self, *added: str) -> list[Column]:
         """Return the columns of rows that move between workers, followed by the added ones."""
@@ -276,8 +286,14 @@ def refuse_shape(spec: TableSpec) -> None:
     """Refuse what one machine alone does.
 
     Raises:
-      ConfigError: The spec has a shape.
+      ConfigError: The spec has a shape, or titles in a column that it doesn't store.
     """
+    stored = {column.source or name for name, column in spec.columns.items()} | {*spec.roles}
+    if unread := [] if spec.is_open else [one for one in (spec.titles or {}).values() if one not in stored]:
+        raise ConfigError(
+            f"title {unread[0]!r}: Spark and Hadoop Streaming read only columns that are stored: store it "
+            "too, or use --engine duckdb"
+        )
     if spec.shape != Shape():
         raise ConfigError(
             f"{', '.join(spec.shape.to_json())}: Spark and Hadoop Streaming don't join, explode or "

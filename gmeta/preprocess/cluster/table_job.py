@@ -7,6 +7,7 @@ job.json      the input and the settings; written first
 bounds.tsv    the first rows of the ranges (`gmeta.preprocess.plan.ranges`)
 tally.json    how many records were read, and which were bad
 counts/       one file per range: how many rows its tasks have
+collected/    what mappers collected of the texts (`gmeta.preprocess.plan.texts`)
 shards/       the shards and their indexes; they are moved to the data set's folder at the end
 ============  ==========================================================================================
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,20 +113,29 @@ class TableJob(TableInput):
         return False
 
     def finish(
-        self, folder: Path, shards: Mapping[str, Sequence[Shard]], census: Census, tally: Tally
+        self,
+        folder: Path,
+        shards: Mapping[str, Sequence[Shard]],
+        census: Census,
+        tally: Tally,
+        collected: Path,
     ) -> PrepareSummary:
-        """Write the summary and, last, the manifest.
+        """Write the texts, the summary and, last, the manifest.
 
         Args:
           folder: The folder of the shards.
           shards: Split -> its shards (`attempts.collect`).
           census: The census of all good rows.
           tally: The tally of all records, repeated keys included.
+          collected: The folder of the texts that workers collected.
         """
+        texts = self.texts()
+        texts.load(collected)
+        spec = replace(self.spec, notes=(*self.spec.notes, *texts.write(folder)))
         bad = BadRecords(self.on_bad)
         tally.report(bad, self.path_of)
         result = census.result(shards, tally.rows_read)
-        summary = summarise(Path(self.out), _Named(self.name), self.spec, self.config, result, bad)
+        summary = summarise(Path(self.out), _Named(self.name), spec, self.config, result, bad)
         save_manifest(folder, self.spec.schema, shards, self.config, self.plan, summary)
         return summary
 

@@ -186,6 +186,10 @@ class ExposureSource:
                 self.empty += int(np.count_nonzero(pointers[LENGTH] == 0))
             yield {**chunk, **pointers}
 
+    def write_texts(self, folder: Path) -> Sequence[str]:
+        """Write the texts of the table's rows."""
+        return self._table.write_texts(folder)
+
     def where(self, number: int) -> tuple[Path, int | None, str]:
         """Return the file that a record is from, and its line or row."""
         return self._table.where(number)

@@ -116,7 +116,9 @@ class HistorySpec:
         grouped = {
             name: self.columns.get(name, ColumnSpec()) for names in self.groups.values() for name in names
         }
-        return TableSpec(self.user, time=self.time, columns={**grouped, **self.columns}, csv=self.csv)
+        return TableSpec(
+            self.user, time=self.time, columns={**grouped, **self.columns}, csv=self.csv, texts_limit=0
+        )
 
     def resolve(self, table: TableSpec) -> HistorySpec:
         """Return the spec with every column and group named.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.errors import GmetaError
+from gmeta.core.settings import parse_size
 from gmeta.preprocess.columns import Columns, Ints, from_arrow, row_count, single, to_arrow
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.local.group_sorter import GroupSorter
@@ -53,8 +53,6 @@ DUCKDB_SHARE, RUN_SHARE, MERGE_SHARE = 0.6, 0.1, 0.3
 Rows in transit and copies of the data being written take the rest.
 """
 
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-_BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -64,14 +62,7 @@ def parse_bytes(text: str) -> int:
     Raises:
       ConfigError: The text isn't a size, or the size is too small.
     """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text, re.IGNORECASE)
-    if not match:
-        raise ConfigError(f"memory limit must be a size such as 2GB or 512MiB, got {text!r}")
-    unit = (match[2] or "").capitalize()
-    size = float(match[1]) * {**_UNITS, **_BINARY}[unit]
-    if not LEAST <= size < 1 << 62:
-        raise ConfigError(f"memory limit must be at least {LEAST >> 20}MiB and below 4EiB, got {text!r}")
-    return int(size)
+    return parse_size(text, "memory limit", LEAST)
 
 
 def share(limit: int, part: float) -> int:

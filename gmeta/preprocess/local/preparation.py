@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ from gmeta.preprocess.source import BadRecords, Named, Source
 from gmeta.preprocess.summary import BadKind, LeftOut, PrepareSummary, SplitCount
 from gmeta.preprocess.synthetic import ratings as synthetic
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
-from gmeta.preprocess.table_spec import TableSpec
+from gmeta.preprocess.table_spec import TEXTS_LIMIT, TableSpec
 from gmeta.preprocess.tables.duckdb_text import sql_text
 from gmeta.preprocess.tables.table_source import TableSource
 
@@ -278,11 +279,14 @@ def _open(
     bad: BadRecords,
     connection: duckdb.DuckDBPyConnection,
 ) -> Source:
+    table_spec = spec or TableSpec()
+    limit = table_spec.texts_limit
+    is_bare = replace(table_spec, texts_limit=TEXTS_LIMIT) == TableSpec()  # it describes no column
     if isinstance(data, SyntheticConfig):
-        if spec is not None:
+        if not is_bare:
             raise ConfigError("a spec describes the columns of a table, and synthetic data have their own")
         folder = movielens.load(ML_100K, lambda file: RawFile(out / RAW_FOLDER / file, raw[file]), bad)
-        return MovieLensSource(folder, "synthetic")
+        return MovieLensSource(folder, "synthetic", texts_limit=limit)
     paths = [data] if isinstance(data, str | os.PathLike) else list(data or ())
     if not paths:
         raise ConfigError(
@@ -290,12 +294,20 @@ def _open(
             "SyntheticConfig() generates ratings"
         )
     first = Path(paths[0])
-    if spec is None and len(paths) == 1 and first.is_dir() and not movielens.is_table(first):
+    if is_bare and len(paths) == 1 and first.is_dir() and not movielens.is_table(first):
         opened = movielens.open_folder(first, bad)
-        return MeluSource(opened) if opened.layout is ML_1M_MELU else MovieLensSource(opened)
-    table = TableSource(*movielens.as_table(paths, spec or TableSpec()), connection)
-    if spec is None and table.spec.blocks:
-        raise ConfigError(f"{paths[0]}: name the column of the task, with --task COLUMN or --spec FILE")
+        kind = MeluSource if opened.layout is ML_1M_MELU else MovieLensSource
+        return kind(opened, texts_limit=limit)
+    table = TableSource(*movielens.as_table(paths, table_spec), connection)
+    if is_bare and table.spec.blocks:
+        known = table.spec.columns.items()
+        columns = [column.source or name for name, column in known if name != table.spec.task]
+        nameless = all(re.fullmatch(r"[-+.\d]+", name) for name in columns)
+        advice = "; if the first line has no names, give them with --no-header --columns A,B,C"
+        raise ConfigError(
+            f"{paths[0]}: name the column of the task, with --task COLUMN or --spec FILE; the columns are "
+            f"{', '.join(columns)}{advice if nameless else ''}"
+        )
     return table
 
 
@@ -308,7 +320,7 @@ def _sort(
     connection: duckdb.DuckDBPyConnection,
     memory_limit: int,
 ) -> None:
-    """Write sorted runs of batches, and a preliminary summary, into the staging folder."""
+    """Write sorted runs of batches, texts, and a preliminary summary, into the staging folder."""
     for name in (_RUNS, _TEMPORARY):
         (staging / name).mkdir()
     connection.execute(f"SET temp_directory = {sql_text(str(staging / _TEMPORARY))}")
@@ -321,7 +333,8 @@ def _sort(
             part, own, bad, stages.of(number), connection, staging / _RUNS, memory_limit
         )
         results.append(EngineResult.of(nothing, part, own, tasks, sizes))
-    summarise(staging, source, source.spec, config, EngineResult.together(results), bad).save(staging)
+    spec = replace(source.spec, notes=(*source.spec.notes, *source.write_texts(staging)))
+    summarise(staging, source, spec, config, EngineResult.together(results), bad).save(staging)
 
 
 def _merge(

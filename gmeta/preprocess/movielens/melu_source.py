@@ -20,7 +20,7 @@ from gmeta.preprocess.movielens.movielens_folder import MovieLens
 from gmeta.preprocess.movielens.movielens_records import split_fields
 from gmeta.preprocess.movielens.movielens_source import MovieLensSource
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason, Source
-from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+from gmeta.preprocess.table_spec import TEXTS_LIMIT, ColumnSpec, TableSpec
 
 _LISTS = ("genre", "director", "actor", "writer")
 SPEC = TableSpec(
@@ -50,12 +50,20 @@ class MeluSource(MovieLensSource):
       folder: The folder.
       partition: The number of the partition whose rows this source has.
       whole: The source that this one is a part of; it reads the lines once for all parts.
+      texts_limit: As in `TableSpec`.
     """
 
     spec, defaults = SPEC, DEFAULTS
 
-    def __init__(self, folder: MovieLens, partition: int = 0, whole: MeluSource | None = None) -> None:
-        super().__init__(folder)
+    def __init__(
+        self,
+        folder: MovieLens,
+        partition: int = 0,
+        whole: MeluSource | None = None,
+        *,
+        texts_limit: int | str = TEXTS_LIMIT,
+    ) -> None:
+        super().__init__(folder, texts_limit=texts_limit)
         self._partition, self._whole = partition, whole or self
         self._ratings: _Ratings | None = None
         self._bad_lines = 0

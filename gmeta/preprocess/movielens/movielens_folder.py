@@ -8,7 +8,7 @@ items are small and are read completely into an `AttributeTable`; ratings remain
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +34,7 @@ from gmeta.preprocess.movielens.movielens_records import (
 from gmeta.preprocess.shape_spec import Join
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason
 from gmeta.preprocess.table_spec import GAPS, TableSpec
+from gmeta.preprocess.tables.recognition import open_text
 
 RATING_FIELDS = 4  # user, item, rating, timestamp: the same in both layouts
 _MOST_NAMES = 12  # a message is one line
@@ -101,6 +102,7 @@ class MovieLens:
       items: Attributes by item id: ``year`` and the list ``genre``.
       users_path: The file that ``users`` was read from, for messages.
       ratings: The ratings file.
+      titles: Item id -> its title.
       digests: File name -> SHA-256, of every file that was read.
     """
 
@@ -109,6 +111,7 @@ class MovieLens:
     items: AttributeTable
     users_path: Path
     ratings: RawFile
+    titles: Mapping[int, str]
     digests: Mapping[str, str]
 
 
@@ -121,25 +124,50 @@ _TABLES = {
 
 
 def is_table(folder: Path) -> bool:
-    """Return whether a folder is of an edition that only `as_table` reads, such as MovieLens-10M or -32M."""
+    """Return whether `as_table` reads a folder: of MovieLens-10M, -32M or the like, or of RecBole."""
     is_new = (folder / "ratings.csv").is_file()
-    return is_new or ((folder / "ratings.dat").is_file() and not (folder / "users.dat").is_file())
+    is_old = (folder / "ratings.dat").is_file() and not (folder / "users.dat").is_file()
+    return is_new or is_old or _interactions(folder) is not None
 
 
 def as_table(
     data: Sequence[str | os.PathLike[str]], spec: TableSpec
 ) -> tuple[Sequence[str | os.PathLike[str]], TableSpec]:
-    """Return the ratings of a MovieLens folder as a table, with side tables joined; other data as they are.
+    """Return the rows of a folder as a table, with side tables joined; other data as they are.
 
-    Attributes that a movie or a user lacks become values of their own, unless the spec says otherwise.
+    Of MovieLens these are the ratings, of RecBole its ``.inter``. Attributes that an item or a user lacks
+    become values of their own, unless the spec says otherwise.
     """
     folder = Path(data[0])
-    ratings = next((name for name in _TABLES if (folder / name).is_file()), None)
-    if len(data) != 1 or ratings is None:
+    if len(data) != 1:
         return data, spec
-    joins = tuple(Join(str(folder / file), on) for file, on in _TABLES[ratings] if (folder / file).is_file())
+    if rows := next((folder / name for name in _TABLES if (folder / name).is_file()), None):
+        sides = [(folder / file, on) for file, on in _TABLES[rows.name]]
+    elif rows := _interactions(folder):
+        sides = [(rows.with_suffix(ending), _first_name(rows.with_suffix(ending))) for ending in _SIDES]
+    else:
+        return data, spec
+    joins = tuple(Join(str(file), on) for file, on in sides if file.is_file())
     shape = replace(spec.shape, joins=(*joins, *spec.shape.joins))
-    return [folder / ratings], replace(spec, shape=shape, defaults=spec.defaults or (GAPS,))
+    return [rows], replace(spec, shape=shape, defaults=spec.defaults or (GAPS,))
+
+
+_SIDES = (".item", ".user")
+"""The side tables of RecBole's atomic files, whose first column is the key."""
+
+
+def _interactions(folder: Path) -> Path | None:
+    """Return the interactions of a folder of RecBole's atomic files; None if it has none, or several."""
+    found = sorted(folder.glob("*.inter")) if folder.is_dir() else []
+    return found[0] if len(found) == 1 else None
+
+
+def _first_name(file: Path) -> str:
+    """Return the name of the first column of one of RecBole's atomic files, without its type."""
+    if not file.is_file():
+        return ""
+    with open_text(file) as stream:
+        return stream.readline().split("\t")[0].partition(":")[0].strip()
 
 
 def detect(folder: Path) -> Layout:
@@ -222,12 +250,14 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
             partial(melu_records.user_row, vocabularies=known),
             partial(melu_records.item_row, vocabularies=known),
         )
+    table = _table(items, layout.items, names[1], item_row, bad)
     return MovieLens(
         layout,
         users=_table(users, layout.users, names[0], user_row, bad),
-        items=_table(items, layout.items, names[1], item_row, bad),
+        items=table,
         users_path=users.path,
         ratings=ratings,
+        titles=_titles(items, layout.items, table.id_set()),
         digests={file.path.name: file.sha256 for file in files},
     )
 
@@ -237,6 +267,19 @@ def _whole_rows(file: RawFile, form: FileForm) -> Iterator[list[bytes]]:
     for _, line in file.lines():
         with suppress(BadRecord):
             yield split_fields(line, form.separator, form.fields)
+
+
+def _titles(file: RawFile, form: FileForm, ids: Container[int]) -> dict[int, str]:
+    """Return the titles of items that have one; they are UTF-8, or ISO 8859-1 as published."""
+    found: dict[int, str] = {}
+    for number, title, *_ in _whole_rows(file, form):
+        if title.strip() and number.isdigit() and int(number) in ids:
+            try:
+                text = title.decode()
+            except UnicodeDecodeError:
+                text = title.decode("latin-1")
+            found.setdefault(int(number), text.strip())
+    return found
 
 
 def _number(lines: Iterable[bytes]) -> dict[bytes, int]:

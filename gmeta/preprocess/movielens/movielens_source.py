@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,9 @@ from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.movielens.movielens_folder import FileForm, MovieLens
 from gmeta.preprocess.movielens.movielens_records import parse_integer, parse_rating, show, split_fields
+from gmeta.preprocess.plan.texts import TextCollector
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
-from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
+from gmeta.preprocess.table_spec import TEXTS_LIMIT, ColumnSpec, TableSpec
 
 _INT, _FLOAT = ColumnSpec(dtype="int64", is_list=False), ColumnSpec(dtype="float32", is_list=False)
 SPEC = TableSpec(
@@ -82,12 +84,17 @@ class MovieLensSource:
     Args:
       folder: The folder.
       name: The source's name; None: that of its edition.
+      texts_limit: As in `TableSpec`; texts are the items' titles.
     """
 
     spec, defaults = SPEC, DEFAULTS
 
-    def __init__(self, folder: MovieLens, name: str | None = None) -> None:
+    def __init__(
+        self, folder: MovieLens, name: str | None = None, *, texts_limit: int | str = TEXTS_LIMIT
+    ) -> None:
         self._folder = folder
+        self._texts = TextCollector(replace(self.spec, texts_limit=texts_limit))
+        self._texts.add_titles("item", folder.titles)
         self.name = name or folder.layout.name
         self.path = folder.ratings.path
         self.rows_read = 0
@@ -138,6 +145,10 @@ class MovieLensSource:
             **stored,
         }
         return {**{name: joined[name] for name in self.spec.columns}, NUMBER: stored["line"]}
+
+    def write_texts(self, folder: Path) -> Sequence[str]:
+        """Write the items' titles."""
+        return self._texts.write(folder)
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
         """Return the line of the ratings file."""

@@ -9,7 +9,8 @@ int64    whole numbers, also with a decimal point in text (``7.0``), and boolean
 float32  numbers of which some have a fraction; columns of a floating-point type, unless all values are whole
          and some are ids that float32 would round
 times    dates and times, which become microseconds since 1970, UTC
-text     anything else: ids, which are hashed; also whole numbers of which some begin with a zero (``007``)
+text     anything else: ids, which are hashed; also whole numbers of which some begin with a zero (``007``),
+         or are so large that no int64 holds them
 none     no value at all, but words such as ``-`` and ``NULL`` (`column_values.MISSING`)
 =======  ===================================================================================================
 
@@ -197,6 +198,8 @@ def _feature(found: Findings, role: Role) -> pa.DataType | Doubt:
             advice = 'set in --spec dtype = "float32", which rounds them, or hash = true for ids'
             return _doubt(advice, *some, found=found)
         return pa.float64()
+    if Seen.BIG in numbers and not numbers & ~(Seen.WHOLE | Seen.BIG) and Seen.POINT not in plain:
+        return pa.string()
     if numbers & (Seen.BIG | Seen.INEXACT):
         big = ("whole numbers that an int64 can't hold", Seen.BIG)
         rounded = ("whole numbers that a floating-point number may have rounded", Seen.INEXACT)

@@ -144,7 +144,7 @@ def _column(
     if not column.is_list:
         parsed = numbers(given, column, hashed, role)
         return parsed.values, parsed.faults
-    lists = _lists(given, column)
+    lists = lists_of(given, column)
     if lists is None:
         wrong = np.ones(len(given), np.bool_)
         empty: Ragged = (np.zeros(0, column.dtype), np.zeros(len(given) + 1, np.int64))
@@ -160,7 +160,7 @@ def _column(
     return (parsed.values, splits), faults
 
 
-def _lists(given: pa.Array, column: ColumnSpec) -> tuple[pa.Array, Ints] | None:
+def lists_of(given: pa.Array, column: ColumnSpec) -> tuple[pa.Array, Ints] | None:
     """Return values and row splits of an array of lists, or of texts to split; None for any other type."""
     if pa.types.is_null(given.type):
         return pa.nulls(0, pa.int64()), np.zeros(len(given) + 1, np.int64)

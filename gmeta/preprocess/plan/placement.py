@@ -36,7 +36,7 @@ from gmeta.core.shares import range_of, splitmix64
 from gmeta.preprocess.columns import Columns, Ints, Values
 from gmeta.preprocess.config import PlanConfig
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """The version of the plan, increased whenever the same input and settings would give other bytes."""
 
 

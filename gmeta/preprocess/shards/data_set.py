@@ -12,6 +12,7 @@ from gmeta.core.schema import Schema
 from gmeta.preprocess.columns import Columns
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan.placement import PLAN_VERSION, splits
+from gmeta.preprocess.plan.texts import text_files
 from gmeta.preprocess.shards.record_writer import RecordWriter
 from gmeta.preprocess.summary import PrepareSummary
 
@@ -66,7 +67,7 @@ def save_manifest(
     """Write the summary and then the manifest, which completes the data set.
 
     Args:
-      folder: The folder with the shards and their indexes.
+      folder: The folder with the shards, their indexes, and the texts (`TextCollector.write`).
       schema: The columns of the rows.
       shards: Split -> its shards in order, for each of `plan.splits`.
       config: The settings.
@@ -81,6 +82,7 @@ def save_manifest(
         layout=config.layout,
         seed=config.seed,
         versions={"plan": PLAN_VERSION, "layout": LAYOUT_VERSION},
+        texts=text_files(folder),
     )
     summary.save(folder)
     manifest.save(folder)

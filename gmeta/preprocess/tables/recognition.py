@@ -67,7 +67,12 @@ LAYOUTS = {
 ROLES = (
     *(
         (names, dict(zip(("task", "label", "time"), (names[0], *names[2:]), strict=True)))
-        for names in (_RATING, ("userId", "movieId", *_RATING[2:]), ("user_id", "item_id", *_RATING[2:]))
+        for names in (
+            _RATING,
+            ("userId", "movieId", *_RATING[2:]),
+            ("user_id", "item_id", *_RATING[2:]),
+            ("user_id", "movie_id", *_RATING[2:]),
+        )
     ),
     (("user_id", "item_id", "timestamp"), {"task": "user_id", "time": "timestamp"}),
     (("user_id", "item_id", "rating"), {"task": "user_id", "label": "rating"}),
@@ -258,8 +263,9 @@ def _separated(path: Path, text: str, kind: FormatName, spec: TableSpec) -> Tabl
         typed = [_TYPED.fullmatch(name) for name in names]
         if all(typed):
             for found in filter(None, typed):
-                if found[2].endswith("_seq"):
-                    columns[found[1]] = ColumnSpec(is_list=True, separator=" ")
+                if found[2].endswith("_seq"):  # words of a title may look like numbers
+                    hashed = found[2] == "token_seq"
+                    columns[found[1]] = ColumnSpec(is_list=True, separator=" ", hash=hashed)
             names = tuple(found[1] for found in typed if found)
         elif names == ("movieId", "title", "genres"):
             columns["genres"] = ColumnSpec(is_list=True)

@@ -308,9 +308,11 @@ class Shaping:
             )
             self._sql.unregister(f"{RESERVED}batch")
         if scan.rejects:
+            place = scan.rejects[0].place
             raise DataError(
                 scan.rejects[0].message,
                 path=scan.file.path,
+                line=scan.lines((), [place])[1].get(place),
                 advice="mend the side table, all of whose rows count",
             )
         left, right = self._typed(rows, own), self._typed(side, other)

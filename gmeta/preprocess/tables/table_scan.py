@@ -15,12 +15,14 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess.plan.column_types import NUMBERS, Example, Findings, Seen
+from gmeta.preprocess.plan.texts import text_column
 from gmeta.preprocess.source import Reason
 from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec
 from gmeta.preprocess.tables.duckdb_text import (
@@ -174,12 +176,16 @@ class Scan(ABC):
             self.rejects.clear()
             cursor.close()
 
-    def batches(self, spec: TableSpec, *, skip: bool) -> Generator[pa.RecordBatch, None, None]:
+    def batches(
+        self, spec: TableSpec, *, skip: bool, texts: Mapping[str, ColumnSpec] = MappingProxyType({})
+    ) -> Generator[pa.RecordBatch, None, None]:
         """Yield the records, with the columns that the spec names as sources and the file has.
 
         Args:
           spec: The columns, as `TableSpec.resolve` decided them.
           skip: Whether records that can't be parsed are left out.
+          texts: Columns of the table that are read as text besides -> how; where the spec doesn't read such a
+            column as text anyway, the records have it under the name `text_column`.
 
         Raises:
           DataError: The file can't be read to its end, or not all its records were read.
@@ -191,6 +197,11 @@ class Scan(ABC):
             if self.has(source)
         }
         lists = {source: bool(spec.columns[name].is_list) for name, source in spec.sources.items()}
+        read = {source for name, source in spec.sources.items() if name not in hashed}
+        for source, column in texts.items():
+            if source not in read and self.has(source):
+                values[text_column(source)] = self._column(source, column, hashed=False)
+                lists.setdefault(source, bool(column.is_list))
         yield from self._read(values, lists, skip=skip)
 
     def raw_batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -399,9 +410,13 @@ class CsvScan(Scan):
             message = _FIELDS.sub(r"\1 fields expected, got \2", one_line(message).rstrip("."))
             if "Invalid unicode" in message:
                 message = "not UTF-8: name the encoding with --encoding, such as latin-1"
-            shown = repr((text or "").strip("\r\n").split("\n")[0][:60])
+            shown = (text or "").strip("\r\n").split("\n")[0]
             reason = _REASONS.get(str(kind), Reason.MALFORMED)
-            self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown}"))
+            escaped = f"{self._form.escape or ''}{self._form.quote}"
+            if self._form.escape and reason is Reason.MISSING_FIELD and escaped in shown:
+                ends = f"{self._form.escape}{escaped}"
+                message += f", where {escaped} is a quote inside a field ({ends} ends one)"
+            self.rejects.append(Reject(reason, int(line) - 1, f"{message}: {shown[:60]!r}"))
         for table in ("reject_errors", "reject_scans"):
             cursor.execute(f"DROP TABLE {table}")
 

@@ -18,6 +18,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan.normalisation import Fault, Normalised, normalise
+from gmeta.preprocess.plan.texts import TextCollector, find_titles
 from gmeta.preprocess.shape_spec import SESSION, Join, Shape
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import GAPS, CsvForm, TableSpec
@@ -75,6 +76,9 @@ class TableSource:
             self.spec = replace(self.spec, notes=(*_notes(spec), *notes, *self.spec.notes))
         except ConfigError as error:
             raise ConfigError(f"{self.files[0].path}: {error}") from error
+        keys = [join.keys[0] for join in spec.shape.joins]
+        names = [raw_names([_SCANS[own[0].format](own[0], connection)]) for own in sides]
+        self._texts = TextCollector(self.spec, find_titles(self.spec, [*zip(keys, names, strict=True)]))
         self._starts: list[int] = []  # the number of each file's first record
         self._digests = FileDigests([file.path for files in (self.files, *sides) for file in files])
 
@@ -123,9 +127,10 @@ class TableSource:
             first = self._rows
             self._starts.append(first)
             examples: list[_Example] = []
-            with closing(scan.batches(self.spec, skip=skip)) as batches:
+            with closing(scan.batches(self.spec, skip=skip, texts=self._texts.sources)) as batches:
                 for batch in batches:
                     found = self._normalise(batch, scan, hashed)
+                    self._texts.add(batch, found)
                     for fault in _tell_apart(found.faults, batch, scan.file):
                         _note(examples, fault, self._rows - first, bad.EXAMPLES)
                     if examples and not skip:
@@ -175,6 +180,10 @@ class TableSource:
             found.sort(key=lambda one: one[2] or 0)
         for reason, path, line, message, count in found:
             bad.add(BadRecord(reason, message, of_table=True), path, line, count)
+
+    def write_texts(self, folder: Path) -> Sequence[str]:
+        """Write the texts of the rows that `chunks` has yielded."""
+        return self._texts.write(folder)
 
     def where(self, number: int) -> tuple[Path, int | None, str]:
         """Return the file that a record is from, and its line or row."""

@@ -199,7 +199,7 @@ def decide_spec(
     Raises:
       ConfigError: The spec doesn't fit, or values don't decide the type of a column.
     """
-    types, doubts, notes = dict(known), list[str](), list[str]()
+    types, doubts, decided = dict(known), list[str](), list[_Note]()
     there = set(names.all)
     for one in wanted:
         if one.source not in there:
@@ -211,9 +211,10 @@ def decide_spec(
             continue
         types[one.source] = kind
         if one.role in ("feature", "task"):
-            notes += _notes(one, own, kind, one.name in spec.columns, show)
+            decided += _notes(one, own, kind, one.name in spec.columns, show)
     if doubts:
         raise ConfigError("; ".join(doubts))
+    notes = _together(decided)
     if spec.is_open:
         named = {*spec.roles, *spec.sources.values()}
         numbered = [name for name in names.all if _NUMBERED.fullmatch(name) and name not in named]
@@ -254,17 +255,49 @@ def _describe(one: Wanted, doubt: Doubt, show: Show) -> str:
     return f"column {one.name!r}{role} holds {words}: {doubt.advice}"
 
 
-def _notes(one: Wanted, found: Findings, kind: pa.DataType, named: bool, show: Show) -> Iterator[str]:
-    """Yield notes for the user on a type that the values have decided."""
+class _Note(NamedTuple):
+    """A note for the user on a type that the values have decided.
 
+    Attributes:
+      column: The column.
+      what: What it is, in words that notes on other columns have too.
+      why: The value that decided it.
+    """
+
+    column: str
+    what: str
+    why: str = ""
+
+
+def _notes(one: Wanted, found: Findings, kind: pa.DataType, named: bool, show: Show) -> Iterator[_Note]:
     def example(kinds: Seen) -> str:
         return show(one.source, one.role, one.column, Example("", kinds)) or ""
 
-    plain = found.plain
+    plain, text = found.plain, Seen.TEXT | Seen.PADDED
     if pa.types.is_null(kind) and not named:
-        yield f"column {one.name!r} has no value: left out"
-    elif pa.types.is_string(kind) and plain & Seen.WHOLE and plain & (Seen.TEXT | Seen.PADDED):
-        text = example(Seen.TEXT | Seen.PADDED)
-        yield f"column {one.name!r} is text, because of {text} among whole numbers"
+        yield _Note(one.name, "no value: left out")
+    elif pa.types.is_string(kind) and plain & (Seen.WHOLE | Seen.BIG) and plain & text:
+        yield _Note(one.name, "text", f", because of {example(text)} among whole numbers")
+    elif pa.types.is_string(kind) and Seen.BIG in plain:
+        yield _Note(one.name, "text", f", because no int64 holds {example(Seen.BIG)}")
     elif pa.types.is_integer(kind) and Seen.ROUND in plain:
-        yield f"column {one.name!r} holds whole numbers such as {example(Seen.ROUND)}: stored as int64"
+        yield _Note(one.name, "whole numbers", f" such as {example(Seen.ROUND)}: stored as int64")
+
+
+_MOST_NOTES = 3
+"""So many notes of a kind stand alone; more of them become one."""
+
+
+def _together(notes: Sequence[_Note]) -> list[str]:
+    """Return the notes as sentences, of which one may be on many columns."""
+    verbs = {"no value: left out": ("has", "have"), "text": ("is", "are"), "whole numbers": ("holds", "hold")}
+    found = []
+    for what in dict.fromkeys(note.what for note in notes):
+        own, (one, many) = [note for note in notes if note.what == what], verbs[what]
+        if len(own) <= _MOST_NOTES:
+            found += [f"column {note.column!r} {one} {what}{note.why}" for note in own]
+            continue
+        names = ", ".join(repr(note.column) for note in own[:_MOST_NOTES])
+        example = f"; {own[0].column!r}{own[0].why.replace(', because', ' because', 1)}" if own[0].why else ""
+        found.append(f"columns {names} and {len(own) - _MOST_NOTES} more {many} {what}{example}")
+    return found

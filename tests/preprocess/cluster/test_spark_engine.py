@@ -49,9 +49,8 @@ WHOLE = {name: ColumnSpec(dtype="int64") for name in ("user", "ts")}
 
 def contents(folder):
     """All files but the summary, whose examples name lines where an engine knows them."""
-    found = {
-        path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".tfrecord", ".gidx")
-    }
+    kept = (".tfrecord", ".gidx", ".parquet")
+    found = {path.name: path.read_bytes() for path in folder.rglob("*") if path.suffix in kept}
     return {**found, "manifest": json.loads((folder / "manifest.json").read_text())}
 
 
@@ -95,7 +94,8 @@ def test_all_engines_write_the_same_bytes(spark, tmp_path):
     assert done.exit_code == 0, done.output
 
     expected = contents(tmp_path / "duckdb")
-    assert len(expected) == 9
+    assert len(expected) == 10
+    assert Manifest.load(tmp_path / "spark").texts.keys() == {"item"}
     assert contents(tmp_path / "streaming") == expected
     assert contents(tmp_path / "spark") == expected
     digests = {Manifest.load(tmp_path / name).digest for name in ("duckdb", "streaming", "spark")}

@@ -32,7 +32,8 @@ UNIQUE = replace(SPEC, unique=("item",))
 
 def contents(folder):
     """All files but the summary, whose examples name lines where an engine knows them."""
-    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "summary.json"}
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "summary.json"]
+    found = {path.name: path.read_bytes() for path in files}
     return {**found, "manifest.json": json.loads(found["manifest.json"])}
 
 

@@ -220,6 +220,6 @@ def test_runs_are_not_part_of_the_data_set(data, tmp_path):
     prepare(data, tmp_path / "out", CONFIG, spec=SPEC)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     shards = {name for name in names if "tfrecord" in name}
-    assert names - shards == {"manifest.json", "summary.json"}
+    assert names - shards == {"manifest.json", "summary.json", "texts"}
     assert len(shards) == 24
     assert np.sum([name.endswith(".gidx") for name in shards]) == 12

@@ -9,8 +9,10 @@ import pytest
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.texts import Texts
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
 from gmeta.preprocess.local import duckdb_engine
+from gmeta.preprocess.shape_spec import Join, Shape
 from gmeta.preprocess.tables import table_scan
 from support.data_files import read_split, write_table
 
@@ -62,6 +64,22 @@ def assert_counted(data, out, reason, count=1, spec=SPEC):
     assert len(read_split(out, "train")) == summary.rows
     assert sum(Manifest.load(out).dropped.values()) == count
     return summary.bad[0].examples
+
+
+def test_a_field_that_ends_in_a_backslash_where_backslashes_escape_quotes(tmp_path):
+    """As in Book-Crossing's books; the advice that is given makes the line a record."""
+    (tmp_path / "r.csv").write_text("u;i;y\n1;a;0\n1;b;1\n")
+    text = '"i";"title";"by"\n"a";"A \\"very\\" good one";"X"\n"b";"Level 4\\";C. W"\n'
+    (tmp_path / "books.csv").write_text(text)
+    (tmp_path / "mended.csv").write_text(text.replace('4\\"', '4\\\\"'))
+    said = r'3 fields expected, got 2, where \\" is a quote inside a field \(\\\\" ends one\): '
+    with pytest.raises(DataError, match=r"books\.csv:3: missing field: " + said):
+        prepare(tmp_path / "books.csv", tmp_path / "out", spec=TableSpec("i"))
+    spec = TableSpec("u", shape=Shape(joins=(Join(str(tmp_path / "books.csv"), "i"),)))
+    with pytest.raises(DataError, match=r"books\.csv:3: " + said + ".*mend the side table"):
+        prepare(tmp_path / "r.csv", tmp_path / "out", spec=spec)
+    assert prepare(tmp_path / "mended.csv", tmp_path / "out", spec=TableSpec("i")).rows == 2
+    assert "Level 4\\" in Texts.of(tmp_path / "out").table("title")["text"].to_pylist()
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])

@@ -44,10 +44,10 @@ def sort_key(row):
     return (
         row["user"],
         row["ts"],
-        float(row["click"]),
         hash_text(row["item"]),
         price,
         (len(row["tags"]), row["tags"]),
+        float(row["click"]),
     )
 
 
