@@ -31,6 +31,7 @@ from gmeta.experiment.runs.trainer import EndWhenInterrupted
 from gmeta.experiment.search.study import Measured, Report, Search, Tunable
 from gmeta.experiment.search.trials import Trials, with_estimates
 from gmeta.io.reader_stats import data_errors
+from gmeta.models.zoo.factor_model import FactorSettings
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def _search_cold_start(config: ExperimentConfig, data: Path, on_bad: OnBad) -> S
         estimated = with_estimates(config, data, on_bad)
     tunables = []
     for name, method in config.methods.items():
-        starts = [method, *estimated[name]]
+        # Estimated priors are for settings that neither the user nor `gmeta train` has chosen.
+        starts = [method, *(estimated[name] if method.factors == FactorSettings() else [])]
         start, of_epoch = trials.seconds(method)
         tunables.append(
             Tunable(
