@@ -35,7 +35,8 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
     """Measure what a run has learned, and write the report.
 
     Of a run for the next item, the command ranks the whole catalogue for each user of the test, with and
-    without the items that the user has seen, beside baselines.
+    without the items that the user has seen, beside baselines. Of a run for ranking, it measures the rows of
+    the test: log loss, AUC, GAUC and calibration, or errors of numbers.
 
     Of a run for cold start, it measures the tasks of every test split before adaptation and after several
     inner steps, over all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence
@@ -54,11 +55,12 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
 
     run, *others = map(RunFolder, run_paths)
     families = [each.family for each in (run, *others)]
-    if "next-item" in families:
-        if others:
-            raise ConfigError("several --run are folds of cold start: name one run for next-item")
-        _evaluate_next_item(run, json_path, on_bad)
-        return
+    for family, evaluate_family in _EVALUATE.items():
+        if family in families:
+            if others:
+                raise ConfigError(f"several --run are folds of cold start: name one run for {family}")
+            evaluate_family(run, json_path, on_bad)
+            return
     evaluation = evaluate(run, *others, on_bad=on_bad)
     if world().rank > 0:
         return
@@ -88,3 +90,25 @@ def _evaluate_next_item(run: RunFolder, json_path: Path | None, on_bad: OnBad) -
         write_atomically(json_path, json.dumps(to_json(results), indent=1) + "\n")
         click.echo(f"table as data: {json_path}")
     click.echo(f"report: {write_report(results, run.path)}")
+
+
+def _evaluate_ranking(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
+    import json
+
+    from rich.console import Console
+
+    from gmeta.experiment.ranking.measured import evaluate_ranking
+    from gmeta.experiment.ranking.page import headline, rich_table, to_json, write_report
+
+    results = evaluate_ranking(run, on_bad)
+    Console().print(rich_table(results))
+    for sentence in headline(results):
+        click.echo(sentence)
+    if json_path:
+        write_atomically(json_path, json.dumps(to_json(results), indent=1) + "\n")
+        click.echo(f"table as data: {json_path}")
+    click.echo(f"report: {write_report(results, run.path)}")
+
+
+_EVALUATE = {"next-item": _evaluate_next_item, "ranking": _evaluate_ranking}
+"""Family of runs -> what evaluates one, besides cold start."""

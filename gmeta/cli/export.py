@@ -22,8 +22,8 @@ from gmeta.cli.options import refuse_options, run_option, seen_option
 )
 @click.option(
     "--method",
-    help="Which method of the run; of a run for next-item, a baseline too.  [default: the first; for "
-    "next-item the best in validation]",
+    help="Which method of the run; of a run for next-item or ranking, a baseline too.  [default: the first; "
+    "for next-item and ranking the best in validation]",
 )
 @click.option("--seed", type=int, help="Which of its seeds.  [default: the first]")
 @click.option(
@@ -81,9 +81,10 @@ def command(
 
     The SavedModel has TensorFlow's own ops only. Of a run for next-item it has one signature, `recommend`:
     it takes histories, a matrix of ids padded with -1, or of the texts that gmeta prepare hashed, and
-    returns the likeliest next items with their scores, texts and titles. Of a run for cold start it has
-    three: `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a new
-    task's samples with their labels and returns the adapted weights, as bytes to keep; `predict_with` takes
+    returns the likeliest next items with their scores, texts and titles. Of a run for ranking it has one,
+    `predict`: it takes the columns of rows and returns their scores. Of a run for cold start it has three:
+    `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a new task's
+    samples with their labels and returns the adapted weights, as bytes to keep; `predict_with` takes
     features and those bytes. Clients send a feature with several ids per sample as a matrix, its rows
     padded with -1. OUT/VERSION appears whole or not at all.
     """
@@ -93,7 +94,11 @@ def command(
     run = RunFolder(run_path)
     family = run.family
     refuse_options(context, _OF_FAMILY, family)
-    if family == "next-item":
+    if family == "ranking":
+        from gmeta.experiment.ranking.served import export_ranking
+
+        exported = export_ranking(run, out, method=method, seed=seed, version=model_version)
+    elif family == "next-item":
         from gmeta.experiment.next_item.served import export_next_item
 
         exported = export_next_item(

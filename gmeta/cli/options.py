@@ -22,7 +22,7 @@ DATA = Path("data")
 RUN = Path("runs/default")
 """The default folder of a run."""
 
-FAMILY = click.Choice(["cold-start", "next-item"])
+FAMILY = click.Choice(["cold-start", "next-item", "ranking"])
 """The values of ``--for``."""
 
 run_option = click.option(

@@ -12,7 +12,15 @@ import click
 
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess.shape_spec import Explode, Join, Shape
-from gmeta.preprocess.table_spec import FORMATS, GAPS, TEXTS_LIMIT, ColumnSpec, CsvForm, TableSpec
+from gmeta.preprocess.table_spec import (
+    FORMATS,
+    GAPS,
+    TEXTS_LIMIT,
+    ColumnSpec,
+    CsvForm,
+    FormatName,
+    TableSpec,
+)
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -116,6 +124,31 @@ def spec_options(command: F) -> F:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+_FORM = ("file_format", "delimiter", "header", "columns", "encoding", "quote", "escape", "null")
+
+
+def form_options(command: F) -> F:
+    """Add the options that describe the form of files alone."""
+    for option in reversed(_OPTIONS):
+        own = click.command("spec")(option(lambda: None)).params[0]
+        if own.name in _FORM:
+            command = option(command)
+    return command
+
+
+def form_of(settings: dict[str, Any]) -> tuple[FormatName | None, CsvForm]:
+    """Return what the options of `form_options` say, which leave ``settings``: the format and the form.
+
+    Raises:
+      ConfigError: Options contradict each other.
+    """
+    given = {name: settings.pop(name) for name in _FORM}
+    given = {name: value for name, value in given.items() if value not in (None, (), "")}
+    if "columns" in given and given.get("header") is not False:
+        raise ConfigError("--columns names the columns of a file without them: add --no-header")
+    return given.get("file_format"), _form(CsvForm(), given)
 
 
 _NAMES = [each.name or "" for each in click.command("spec")(spec_options(lambda: None)).params]

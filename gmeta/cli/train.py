@@ -10,6 +10,7 @@ import click
 
 from gmeta.cli.options import FAMILY, find_data, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.extras import MissingExtraError
 from gmeta.core.json_values import parse_json
@@ -44,8 +45,9 @@ if TYPE_CHECKING:
     "--for",
     "family",
     type=FAMILY,
-    help="What to learn: the label of a new user's rows, or the next item of a user's history.  [default: "
-    "next-item for data that were prepared without a label; else cold-start]",
+    help="What to learn: the label of a new user's rows, the next item of a user's history, or the label of "
+    "any row.  [default: next-item for data that were prepared without a label; ranking for data without "
+    "users; else cold-start]",
 )
 @click.option(
     "--budget",
@@ -82,6 +84,8 @@ def command(
     columns, and prints its choices; --config and --set override them. Settings of methods are chosen by
     trials on training tasks. Without a label, or with --for next-item, it learns which item comes next in a
     user's history: SASRec and HSTU beside sequential rules, item neighbours, EASE and implicit ALS, and a
+    blend of all of them. With --for ranking, or without users, it learns the label from the ids and numbers
+    of a row: DCN-v2, DLRM and a factorisation machine beside linear models and matrix factorisation, and a
     blend of all of them.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
@@ -106,13 +110,20 @@ def command(
     data = data or find_data(RunFolder(run_path).data)
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
     run = RunFolder(run_path)
-    if choose_family(family, settings, data) == "next-item":
+    named = family or settings.get("for")
+    chosen = choose_family(family, settings, data)
+    if chosen != "cold-start":
         if checkpoint_every is not None:
-            raise ConfigError("--checkpoint-every: training for next-item saves after each epoch alone")
-        if budget is not None:
-            raise ConfigError("--budget is of cold start; for next-item, validation ends each training")
-        _train_next_item(settings, run, data, where, on_bad, finish=size is not None)
+            raise ConfigError(f"--checkpoint-every: training for {chosen} saves after each epoch alone")
+        if budget is not None and chosen == "next-item":
+            raise ConfigError("--budget isn't for next-item, where validation ends each training")
+        if chosen == "ranking":
+            _train_ranking(settings, run, data, where, on_bad)
+        else:
+            _train_next_item(settings, run, data, where, on_bad, finish=size is not None)
         return
+    if named is None and world().rank == 0 and Manifest.load(data).config.get("table"):
+        click.echo("learns to predict for new users; --for ranking learns from all rows", err=True)
     planned = plan_experiment(settings, data, where)
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
@@ -176,6 +187,21 @@ def _finish_next_item(run_path: Path, on_bad: OnBad) -> None:
 
 def _point_to_evaluate(run_path: Path) -> None:
     click.echo(f"trained: {run_path}; now `gmeta evaluate --run {run_path}`")
+
+
+def _train_ranking(
+    settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad
+) -> None:
+    from gmeta.experiment.ranking.plan import plan_ranking
+    from gmeta.experiment.ranking.runs import train_ranking
+    from gmeta.experiment.runs.all_runs import TrainingProgress
+
+    planned = plan_ranking(settings, data, where, on_bad)
+    for note in planned.notes:
+        click.echo(note, err=True)
+    with TrainingProgress() as progress:
+        train_ranking(planned.config, run, data, planned.parts, progress=progress)
+    _point_to_evaluate(run.path)
 
 
 def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) -> ExperimentConfig:

@@ -16,6 +16,7 @@ from gmeta.models.sequence.grm_model import GRM
 from gmeta.models.sequence.meta_grm import MetaGRM
 from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.models.zoo.cbml_model import CBML
+from gmeta.models.zoo.dcn_model import DCN
 from gmeta.models.zoo.dlrm_model import dlrm
 from gmeta.models.zoo.factor_model import factor_ridge
 from gmeta.models.zoo.melu_model import melu
@@ -37,6 +38,7 @@ _MOVED = {
 
 __all__ = [
     "CBML",
+    "DCN",
     "GRM",
     "FlatRetriever",
     "GenerativeRetriever",

@@ -17,7 +17,14 @@ from gmeta.core.terminal import Interrupts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.method_config import MethodConfig, default_methods, own_methods
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
-from gmeta.experiment.plan.search_space import Choice, cold_start_space, get_setting, next_item_space
+from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
+from gmeta.experiment.plan.search_space import (
+    Choice,
+    cold_start_space,
+    get_setting,
+    next_item_space,
+    ranking_space,
+)
 from gmeta.experiment.plan.search_space import put_setting as put
 from gmeta.experiment.search import study as studies
 from gmeta.experiment.search.study import FILE_NAME, Measured, Search, Tunable, search_settings
@@ -213,7 +220,8 @@ OF_NEXT_ITEM = [NextItemMethod("SASRec"), NextItemMethod('an "odd" name\x7f\n', 
 @pytest.mark.parametrize(
     ("method", "space"),
     [(each, cold_start_space([each])) for each in METHODS]
-    + [(each, next_item_space([each])) for each in OF_NEXT_ITEM],
+    + [(each, next_item_space([each])) for each in OF_NEXT_ITEM]
+    + [(each, ranking_space([each])) for each in ranking_methods().values()],
 )
 def test_a_space_contains_the_present_settings_and_only_settings_that_a_method_takes(method, space):
     for each in space:

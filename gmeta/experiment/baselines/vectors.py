@@ -61,9 +61,18 @@ class ItemVectors:
         """Predict the query rows, (rows,)."""
         found = []
         for part, support in self._parts(tasks):
-            means = np.linalg.solve(*self._normal(support))[..., 0]
+            means = self._means(support)
             found.append(np.einsum("rk,rk->r", self._of(part.query), means[part.query.task]))
         return self.mean + self.bias[tasks.query.items] + np.concatenate([np.zeros(0), *found])
+
+    def posterior_means(self, support: Rows) -> Floats:
+        r"""Compute :math:`\bar u` of each task, (tasks, width)."""
+        parts = [self._means(part) for _, part in self._parts(Tasks(support, support))]
+        return np.concatenate([np.zeros((0, self.vectors.shape[1])), *parts])
+
+    def _means(self, support: Rows) -> Floats:
+        found: Floats = np.linalg.solve(*self._normal(support))[..., 0]
+        return found
 
     def variance(self, tasks: Tasks) -> Floats:
         """Compute the variance of the query rows' labels, (rows,), noise included."""

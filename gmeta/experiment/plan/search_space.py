@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.experiment.plan.next_item_config import NextItemMethod
+from gmeta.experiment.plan.ranking_config import RankingMethod
 
 M = TypeVar("M")
 
@@ -113,6 +114,20 @@ def next_item_space(starts: Sequence[NextItemMethod]) -> Space:
         _within(starts, "dropout", 0.0, 0.7, log=False),
         _within(starts, "blocks", 1, 3, log=False, whole=True),
         Choice("dim", tuple(sorted(widths | {each.dim for each in starts}))),
+    ]
+
+
+def ranking_space(starts: Sequence[RankingMethod]) -> Space:
+    """Return the settings of a model of rows that are searched over; validation ends its epochs."""
+    first = starts[0]
+    return [
+        _around(starts, "learning_rate", 10.0),
+        _around(starts, "variance", 30.0),
+        _around(starts, "bias_variance", 10.0),
+        _within(starts, "dim", 2, 64, whole=True),
+        _within(starts, "unknown", 0.0, 0.3, log=False),
+        *([] if first.model == "fm" else [_within(starts, "dropout", 0.0, 0.6, log=False)]),
+        *([_within(starts, "cross", 1, 4, log=False, whole=True)] if first.model == "dcn" else []),
     ]
 
 

@@ -204,6 +204,27 @@ def load_trained(
     return model, checkpoints.run
 
 
+def choose_trained(run: RunFolder, method: str | None, seed: int | None) -> tuple[str, int, MetaModel]:
+    """Load a trained model of a run: by default, of its first method and its first seed.
+
+    Returns:
+      The method, the seed and the model.
+
+    Raises:
+      ConfigError: The run has no such method or seed.
+      DataError: The model isn't trained to the end.
+    """
+    config, _ = run.load()
+    method = next(iter(config.methods)) if method is None else method
+    if method not in config.methods:
+        raise ConfigError(f"{run.path} has no method {method!r}; it has {', '.join(config.methods)}")
+    seed = config.seeds[0] if seed is None else seed
+    if seed not in config.seeds:
+        raise ConfigError(f"{run.path} has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
+    model, _ = load_trained(config, run, method, seed)
+    return method, seed, model
+
+
 # Export of a trained model from a run's folder to a version of a served model.
 
 
@@ -237,13 +258,7 @@ def export_run(
       DataError: The model isn't trained to the end.
     """
     config, _ = run.load()
-    method = next(iter(config.methods)) if method is None else method
-    if method not in config.methods:
-        raise ConfigError(f"{run.path} has no method {method!r}; it has {', '.join(config.methods)}")
-    seed = config.seeds[0] if seed is None else seed
-    if seed not in config.seeds:
-        raise ConfigError(f"{run.path} has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
-    model, _ = load_trained(config, run, method, seed)
+    _, _, model = choose_trained(run, method, seed)
     folder = out / str(next_version(out) if version is None else version)
     signatures = meta_signatures(
         model, steps=steps, dtype=dtype, stale=stale, answer=config.label, of_logits=config.loss != "mse"

@@ -27,9 +27,14 @@ from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
 from gmeta.experiment.plan.next_item_config import NextItemConfig
+from gmeta.experiment.plan.ranking_config import RankingConfig
 
-Config = ExperimentConfig | NextItemConfig
-FAMILIES: Mapping[str, type[Config]] = {"cold-start": ExperimentConfig, "next-item": NextItemConfig}
+Config = ExperimentConfig | NextItemConfig | RankingConfig
+FAMILIES: Mapping[str, type[Config]] = {
+    "cold-start": ExperimentConfig,
+    "next-item": NextItemConfig,
+    "ranking": RankingConfig,
+}
 """What `gmeta train --for` names -> the settings of such an experiment."""
 
 
@@ -38,7 +43,8 @@ def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> st
 
     Args:
       given: A key of `FAMILIES`, which the settings mustn't contradict; None: that of the settings, or else
-        what the data set suggests: one that was prepared without a label is for the next item.
+        what the data set suggests: one that was prepared without a label is for the next item, and one
+        without users is for ranking.
       settings: The settings; their key ``for`` is removed.
       data: A prepared data set.
 
@@ -52,8 +58,10 @@ def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> st
         raise ConfigError(f"--for {given}, but the settings have for = {named!r}: leave one of them out")
     if given or named:
         return str(given or named)
-    table = Manifest.load(data).config.get("table")
-    return "next-item" if table and not table.get("label") and "label" not in settings else "cold-start"
+    table = Manifest.load(data).config.get("table") or {}
+    if table and not table.get("label") and "label" not in settings:
+        return "next-item"
+    return "ranking" if table.get("blocks") else "cold-start"
 
 
 @dataclass(frozen=True)

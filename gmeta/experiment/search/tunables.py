@@ -2,7 +2,7 @@
 
 A trial trains on training data and measures on validation data, as the choice in `gmeta train` does: for cold
 start, a third of the training tasks stands for new ones (`gmeta.experiment.search.trials`); for the next
-item, the validation part by which epochs are chosen. Test data take no part.
+item and for ranking, the validation part by which epochs are chosen. Test data take no part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
 from gmeta.experiment.plan.own_plan import plan_experiment
-from gmeta.experiment.plan.search_space import cold_start_space, next_item_space
+from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
+from gmeta.experiment.plan.search_space import cold_start_space, next_item_space, ranking_space
+from gmeta.experiment.ranking import models as ranking_models
+from gmeta.experiment.ranking.examples import Parts
+from gmeta.experiment.ranking.plan import plan_ranking
+from gmeta.experiment.ranking.runs import trial_seconds
 from gmeta.experiment.runs.trainer import EndWhenInterrupted
 from gmeta.experiment.search.study import Measured, Report, Search, Tunable
 from gmeta.experiment.search.trials import Trials, with_estimates
@@ -138,8 +143,42 @@ def _search_next_item(config: NextItemConfig, data: Path, on_bad: OnBad) -> Sear
     return Search(tunables, f"NDCG@{config.ks[0]}", maximize=True, begun=_begun(config, data))
 
 
+# Ranking.
+
+
+def _plan_ranking(given: Mapping[str, Any], data: Path, where: str, on_bad: OnBad) -> Any:
+    return plan_ranking({key: value for key, value in given.items() if key != "budget"}, data, where, on_bad)
+
+
+def _search_ranking(config: RankingConfig, data: Path, on_bad: OnBad) -> Search:
+    parts = Parts.read(config, data, on_bad)
+
+    def evaluate(method: RankingMethod, report: Report, interrupts: Interrupts) -> Measured:
+        stop = EndWhenInterrupted(interrupts)
+        value = ranking_models.measure_epochs(
+            method, config.seeds[0], parts=parts, report=report, callbacks=[stop]
+        )
+        return Measured(value, method, value)
+
+    tunables = [
+        Tunable(
+            name,
+            method.label,
+            [method],
+            ranking_space([method]),
+            evaluate,
+            trial_seconds(method, parts),
+            warm_up=min(method.patience, 5),
+        )
+        for name, method in config.methods.items()
+    ]
+    measure = "log loss" if config.binary else "squared error"
+    return Search(tunables, measure, maximize=False, begun=_begun(config, data))
+
+
 FAMILIES: Mapping[str, Family] = {
     "cold-start": Family(_plan_cold_start, _search_cold_start),
     "next-item": Family(plan_next_item, _search_next_item),
+    "ranking": Family(_plan_ranking, _search_ranking),
 }
 """What `gmeta tune --for` names -> how it is tuned."""

@@ -1,0 +1,81 @@
+"""``gmeta predict``: scores the rows of new files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gmeta.cli.options import on_bad_option, run_option
+from gmeta.cli.table_options import form_of, form_options
+from gmeta.core.schema import OnBad
+
+
+@click.command("predict")
+@run_option
+@click.option(
+    "--data",
+    multiple=True,
+    required=True,
+    help="CSV, Parquet or JSON: a file, a folder or a pattern; may be repeated.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("scores"),
+    show_default=True,
+    help="Folder of the Parquet files to write.",
+)
+@click.option(
+    "--method", help="Which method or baseline of the run.  [default: for ranking the best in validation]"
+)
+@click.option("--seed", type=int, help="Which of its seeds.  [default: the first]")
+@click.option(
+    "--rows-per-part",
+    type=click.IntRange(1),
+    default=1 << 20,
+    show_default=True,
+    help="Records of the input in a file of OUT.",
+)
+@form_options
+@on_bad_option
+def command(
+    run_path: Path,
+    data: tuple[str, ...],
+    out: Path,
+    method: str | None,
+    seed: int | None,
+    rows_per_part: int,
+    on_bad: OnBad,
+    **settings: Any,
+) -> None:
+    """Score the rows of new files with a trained run.
+
+    A file is read as the run's data were prepared: the same columns, texts by the same hash; the label may be
+    absent. OUT gets a Parquet file for each --rows-per-part records, with the record's number in the
+    input, the task, the time and the item as the data set stores them, and the score: a probability, or a
+    value. After an interruption the same command writes the files that are missing.
+    """
+    from gmeta.cli.prepare import PrepareProgress
+    from gmeta.experiment.ranking.predictions import predict_file
+    from gmeta.experiment.runs.run_folder import RunFolder
+
+    file_format, form = form_of(settings)
+    with PrepareProgress() as progress:
+        written = predict_file(
+            RunFolder(run_path),
+            data,
+            out,
+            method=method,
+            seed=seed,
+            file_format=file_format,
+            form=form,
+            rows_per_part=rows_per_part,
+            on_bad=on_bad,
+            progress=progress,
+        )
+    for (file, reason), count in written.left_out.items():
+        click.echo(f"left out: {count:,} rows of {file}: {reason}", err=True)
+    before = f", {written.before:,} were there before" if written.before else ""
+    click.echo(f"{written.rows:,} rows, by {written.name}: {out}, {written.parts:,} files{before}")

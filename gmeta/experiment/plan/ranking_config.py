@@ -1,0 +1,160 @@
+"""The settings of an experiment on rows: a data set, a protocol, several methods and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from gmeta.core.errors import ConfigError
+from gmeta.experiment.plan.experiment_config import budget_seconds
+
+Protocol = Literal["random", "time", "tasks"]
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+Network = Literal["dcn", "dlrm", "fm"]
+NETWORKS: tuple[str, ...] = get_args(Network)
+BLEND = "blend"
+"""The method that weighs all models and baselines (`gmeta.experiment.ranking.blend`)."""
+
+
+@dataclass(frozen=True)
+class RankingMethod:
+    """A network on embeddings of ids and on numbers, and how it is trained.
+
+    Attributes:
+      label: Its name in tables and figures.
+      model: ``"dcn"`` (`gmeta.models.DCN`'s network), ``"dlrm"`` (that of `gmeta.models.dlrm`) or ``"fm"``, a
+        factorisation machine. Each has a weight of its own for each id, as linear models have, besides.
+      dim: The width of ids' vectors.
+      hidden: The units of the perceptron's layers.
+      cross: Of DCN, the number of cross layers.
+      rank: Of DCN, the rank of their matrices; None: full.
+      dropout: The share of vectors, of DLRM, or of units, of DCN, that are dropped.
+      unknown: The share of ids that training takes for unknown ones, whose vectors are zero.
+      bias_variance: The prior variance of an id's weight (`gmeta.optimizers.RowPrior`).
+      variance: That of the components of its vector.
+      learning_rate: Adam's rate, of rows too.
+      rows_per_batch: Rows in a step; None: an eightieth of all, from 256 to 8,192.
+      epochs: The most passes over all rows.
+      patience: After how many epochs without a better one in validation training ends.
+    """
+
+    label: str
+    model: Network = "dcn"
+    dim: int = 8
+    hidden: tuple[int, ...] = (64, 32)
+    cross: int = 2
+    rank: int | None = None
+    dropout: float = 0.0
+    unknown: float = 0.01
+    bias_variance: float = 0.3
+    variance: float = 0.01
+    learning_rate: float = 5e-3
+    rows_per_batch: int | None = None
+    epochs: int = 30
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        if self.model not in NETWORKS:
+            raise ConfigError(
+                f"method {self.label!r}: model must be one of {', '.join(NETWORKS)}, got {self.model!r}"
+            )
+        counts = ("dim", "cross", "rank", "rows_per_batch", "epochs", "patience")
+        for name, value in [(name, getattr(self, name)) for name in counts]:
+            if value is not None and value < 1:
+                raise ConfigError(f"method {self.label!r}: {name} must be at least 1, got {value}")
+        if not all(units >= 1 for units in self.hidden):
+            raise ConfigError(
+                f"method {self.label!r}: hidden must be numbers of units, got {list(self.hidden)}"
+            )
+        for name in ("learning_rate", "bias_variance", "variance"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"method {self.label!r}: {name} must be above 0, got {getattr(self, name)}")
+        for name in ("dropout", "unknown"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(
+                    f"method {self.label!r}: {name} must lie in [0, 1), got {getattr(self, name)}"
+                )
+
+    def complete(self, rows: int) -> RankingMethod:
+        """Decide what is left open from the number of rows in training."""
+        if self.rows_per_batch is not None:
+            return self
+        return replace(self, rows_per_batch=int(np.clip(rows // 80, 256, 8192)))
+
+
+def default_methods() -> dict[str, RankingMethod]:
+    """Return DCN-v2, DLRM and a factorisation machine."""
+    return {
+        "dcn": RankingMethod("DCN-v2"),
+        "dlrm": RankingMethod("DLRM", "dlrm", dropout=0.2),
+        "fm": RankingMethod("FM", "fm", variance=0.05, learning_rate=3e-3),
+    }
+
+
+@dataclass(frozen=True)
+class RankingConfig:
+    """An experiment on rows with all settings decided.
+
+    Attributes:
+      label: The column to predict: 0 and 1, or any numbers.
+      features: Columns of ids, the task among them, and of lists of ids.
+      numbers: Columns of numbers, of floats or of whole numbers.
+      item: The column of items, for baselines and groups; None: there is none.
+      user: The column of users, for baselines, groups and GAUC; None: rows have no user.
+      time: The column of times, for the baseline with drift; empty: times play no part.
+      protocol: Which rows are trained on (`gmeta.experiment.ranking.examples`).
+      binary: Whether labels are 0 and 1.
+      seeds: Each method trains once per seed. The seed sets initial weights, initial rows and row order.
+      budget: About how long settings of methods are tried in validation, such as ``"2m"``; ``"0"``: not at
+        all.
+      blend: Whether to fit the blend of all models and baselines too.
+      methods: Method name -> how it is trained.
+
+    Example:
+      A TOML file gives only what differs from what the data set suggests::
+
+        for = "ranking"
+        protocol = "random"
+        [methods.dcn]
+        label = "DCN-v2"
+        cross = 3
+    """
+
+    label: str
+    features: tuple[str, ...]
+    numbers: tuple[str, ...] = ()
+    item: str | None = None
+    user: str | None = None
+    time: str = ""
+    protocol: Protocol = "random"
+    binary: bool = True
+    seeds: tuple[int, ...] = (0,)
+    budget: str = "0"
+    blend: bool = True
+    methods: Mapping[str, RankingMethod] = field(default_factory=default_methods)
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
+        if not self.features:
+            raise ConfigError("features must name a column of ids at least")
+        for key in ("features", "numbers"):
+            named = [*getattr(self, key), self.label]
+            if twice := sorted({name for name in named if named.count(name) > 1}):
+                raise ConfigError(f"{key} names {', '.join(twice)} twice, or the label")
+        if not self.methods and not self.blend:
+            raise ConfigError("an experiment needs at least one method, or blend = true")
+        if BLEND in self.methods:
+            raise ConfigError(f"a method can't be called {BLEND!r}: this is the blend of all of them")
+        budget_seconds(self.budget)
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """The columns whose ids are numbered: the features, the user and the item."""
+        others = (name for name in (self.user, self.item) if name is not None)
+        return tuple(dict.fromkeys((*self.features, *others)))

@@ -1,0 +1,336 @@
+"""Baselines of an experiment on rows, whose settings validation chooses.
+
+Each is fitted to the training rows and is then a `Scorer`: a `Bilinear` form of a row's user and item, one
+with `Drift`, or a `Linear` form of all columns. The item mean, biases, kriging and factors are those of cold
+start (`gmeta.experiment.baselines`), for users whose rows of training are known. The linear one is ridge
+regression or, for labels 0 and 1, logistic regression on all ids and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import optimize, sparse
+
+from gmeta.core.settings import from_mapping
+from gmeta.experiment.baselines.biases import Biases, ItemMean
+from gmeta.experiment.baselines.pseudo_cold import Fold, within
+from gmeta.experiment.baselines.task_rows import Floats, Rows, Tasks
+from gmeta.experiment.baselines.tuning import one_thread
+from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Kriging, Start, squared_errors
+from gmeta.experiment.measurement.split import as_logits
+from gmeta.experiment.ranking.bilinear import Bilinear, numbers_of
+from gmeta.experiment.ranking.drift import DriftSettings
+from gmeta.experiment.ranking.examples import Encoding, Examples, Parts
+
+MEAN, ITEM_MEAN, BIASES, KRIGING, FACTORS, DRIFT, LINEAR = (
+    "mean",
+    "item_mean",
+    "biases",
+    "kriging",
+    "factors",
+    "drift",
+    "linear",
+)
+LABELS: Mapping[str, str] = {
+    MEAN: "mean",
+    ITEM_MEAN: "item mean",
+    BIASES: "biases",
+    KRIGING: "kriging",
+    FACTORS: "factors (ALS)",
+    DRIFT: "factors with drift",
+    LINEAR: "linear",
+}
+PENALTIES = (10.0, 1.0, 3.0, 30.0, 100.0)
+"""The penalties of the linear baseline, in rows."""
+MOST_ROWS = 2_000_000
+"""Settings are chosen by a random part of the users, or of the rows, if there are more rows in training."""
+
+_TURNS = 200  # of L-BFGS
+
+
+class Scorer(Protocol):
+    """Something fitted that predicts rows."""
+
+    def scores(self, asked: Examples) -> Floats:
+        """Predict rows: (rows,) logits of labels 0 and 1, or labels."""
+        ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A weight for each id and each number.
+
+    Attributes:
+      intercept: The intercept.
+      ids: Feature -> (ids + 1,); the first is of unknown ids, and 0. A list's weights are summed and divided
+        by the square root of its length.
+      numbers: (columns,).
+    """
+
+    intercept: float
+    ids: Mapping[str, Floats]
+    numbers: Floats
+
+    def scores(self, asked: Examples) -> Floats:
+        """Sum the weights of each row."""
+        found = self.intercept + asked.numbers.astype(np.float64) @ self.numbers
+        for name, weights in self.ids.items():
+            values = asked.ids[name]
+            if isinstance(values, tuple):
+                sizes = np.diff(values[1])
+                owner = np.repeat(np.arange(len(sizes)), sizes)
+                sums = np.bincount(owner, weights[values[0]], minlength=len(sizes))
+                found = found + sums / np.sqrt(np.maximum(sizes, 1))
+            else:
+                found = found + weights[values]
+        return np.asarray(found, np.float64)
+
+
+@dataclass(frozen=True)
+class LinearSettings:
+    r"""The settings of the linear baseline.
+
+    .. math:: \min_w \sum_r \ell(y_r, w_0 + x_r^T w) + \frac{\lambda}{2} |w|^2
+
+    Attributes:
+      penalty: :math:`\lambda`; of squared errors, in units of the labels' variance.
+    """
+
+    penalty: float
+
+    def fit(self, train: Examples, encoding: Encoding, start: Linear | None = None) -> Linear:
+        """Fit the weights to training rows by L-BFGS, from the weights of other settings."""
+        matrix, sizes = design(train, encoding)
+        binary = encoding.config.binary
+        targets = train.labels if binary else (train.labels - encoding.mean) / encoding.deviation
+        rows = len(targets)
+
+        def loss(weights: Floats) -> tuple[float, Floats]:
+            found = weights[0] + matrix @ weights[1:]
+            if binary:
+                value = np.logaddexp(0.0, np.where(targets > 0, -found, found)).sum()
+                slope = 1 / (1 + np.exp(-found)) - targets
+            else:
+                slope = found - targets
+                value = 0.5 * float(slope @ slope)
+            value += 0.5 * self.penalty * float(weights[1:] @ weights[1:])
+            down = np.concatenate([[slope.sum()], matrix.T @ slope + self.penalty * weights[1:]])
+            return value / rows, down / rows
+
+        begin = np.zeros(1 + matrix.shape[1])
+        if start is not None:
+            begin = np.concatenate(
+                [[start.intercept], *(each[1:] for each in start.ids.values()), start.numbers]
+            )
+            if not binary:
+                begin[0] -= encoding.mean
+                begin /= encoding.deviation
+        elif binary:
+            begin[0] = float(as_logits(np.array(encoding.mean)))
+        best = optimize.minimize(loss, begin, jac=True, method="L-BFGS-B", options={"maxiter": _TURNS}).x
+        if not binary:
+            best = best * encoding.deviation
+            best[0] += encoding.mean
+        ends = np.cumsum([1, *sizes.values()])
+        ids = {
+            name: np.concatenate([[0.0], best[begin : begin + size]])
+            for (name, size), begin in zip(sizes.items(), ends, strict=False)
+        }
+        return Linear(float(best[0]), ids, best[ends[-1] :])
+
+
+def design(asked: Examples, encoding: Encoding) -> tuple[sparse.csr_matrix, dict[str, int]]:
+    """Return rows as a matrix with a column for each id and number, and each feature's number of columns."""
+    parts, sizes = [], {}
+    for name in encoding.config.features:
+        values, size = asked.ids[name], encoding.sizes[name] - 1
+        sizes[name] = size
+        if isinstance(values, tuple):
+            flat, splits = values
+            counts = np.diff(splits)
+            entries = np.repeat(1 / np.sqrt(np.maximum(counts, 1)), counts)
+        else:
+            flat, splits = values[values > 0], np.concatenate([[0], np.cumsum(values > 0)])
+            entries = np.ones(len(flat))
+        parts.append(sparse.csr_matrix((entries, flat - 1, splits), shape=(len(asked), size)))
+    parts.append(sparse.csr_matrix(asked.numbers.astype(np.float64)))
+    return sparse.csr_matrix(sparse.hstack(parts)), sizes
+
+
+# The settings of all baselines, chosen by the loss in validation.
+
+Measure = Callable[[Scorer], float]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The settings of the baselines; None where a baseline doesn't suit the data.
+
+    Attributes:
+      mean: Those of the item mean.
+      biases: Those of the biases, on which kriging and factors build.
+      kriging: Those of kriging.
+      factors: Those of factors.
+      drift: Those of drift on top of factors.
+      linear: Those of the linear baseline.
+    """
+
+    linear: LinearSettings
+    mean: ItemMean | None = None
+    biases: Biases | None = None
+    kriging: Kriging | None = None
+    factors: Factors | None = None
+    drift: DriftSettings | None = None
+
+    @classmethod
+    def tune(cls, parts: Parts, measure: Measure) -> Tuned:
+        """Choose the settings: of the linear one by ``measure``, of the others by squared errors.
+
+        Args:
+          parts: The data.
+          measure: Returns the loss of a scorer in validation.
+        """
+        with one_thread():
+            best, found, linear = np.inf, None, LinearSettings(PENALTIES[0])
+            train = _some(parts.train)
+            for penalty in sorted(PENALTIES, reverse=True):
+                found = LinearSettings(penalty).fit(train, parts.encoding, found)
+                if (loss := measure(found)) < best:
+                    best, linear = loss, LinearSettings(penalty)
+            config = parts.encoding.config
+            if config.item is None:
+                return cls(linear)
+            fold, items = _fold(parts), parts.encoding.sizes[config.item] - 1
+            mean = ItemMean.tune([fold], items)
+            if config.user not in config.features:
+                return cls(linear, mean)
+            biases = Biases.tune([fold], items)
+            fitted = biases.fit(fold.warm, items)
+            pairs = CoRatings.of(fold.warm, fitted)
+            grid = Kriging.grid()
+            kriging = grid[int(np.argmin(squared_errors(grid, fitted, pairs, fold.cold)))]
+            start = Start.of(pairs, max(each.rank for each in grid))
+            factors = Factors.tune([(fold, fitted, start)], biases)
+            tuned = cls(linear, mean, biases, kriging, factors)
+            if not config.time:
+                return tuned
+            base = dict(tuned._fit(parts, parts.encoding, config.user, config.item))[FACTORS]
+            assert isinstance(base, Bilinear)
+            drifts = DriftSettings.grid(parts.train, config.user)
+            losses = [measure(each.fit(parts.train, parts.encoding, base)) for each in drifts]
+            return replace(tuned, drift=drifts[int(np.argmin(losses))])
+
+    def fit(self, parts: Parts) -> dict[str, Scorer]:
+        """Fit all baselines to the training rows, from the simplest on."""
+        config, encoding = parts.encoding.config, parts.encoding
+        with one_thread():
+            return dict(self._fit(parts, encoding, config.user, config.item))
+
+    def _fit(
+        self, parts: Parts, encoding: Encoding, user: str | None, item: str | None
+    ) -> Iterator[tuple[str, Scorer]]:
+        binary, nothing = encoding.config.binary, np.zeros((1, 0))
+        yield MEAN, Bilinear(None, None, encoding.mean, np.zeros(1), nothing, nothing, binary)
+        if self.mean is not None:
+            assert item is not None
+            items = encoding.sizes[item] - 1
+            rows = by_user(parts.train, encoding)
+
+            def form(mean: float, bias: Floats, vectors: Floats, users: Floats) -> Bilinear:
+                # The baselines number items from 0, and the unknown one comes last.
+                return Bilinear(
+                    user, item, mean, np.roll(bias, 1), np.roll(vectors, 1, axis=0), users, binary
+                )
+
+            means = self.mean.fit(rows, items).means
+            yield (
+                ITEM_MEAN,
+                Bilinear(None, item, 0.0, np.roll(means, 1), np.zeros((items + 1, 0)), nothing, binary),
+            )
+        if self.biases is not None:
+            fitted = self.biases.fit(rows, items)
+            own = fitted.tasks(rows)[:, np.newaxis]
+            yield BIASES, form(fitted.mean, fitted.item, np.ones((items + 1, 1)), own)
+            pairs = CoRatings.of(rows, fitted)
+
+            def of_vectors(found: ItemVectors) -> Bilinear:
+                users = found.posterior_means(rows)
+                return form(found.mean, found.bias, found.vectors[found.slots], users)
+
+            if self.kriging is not None:
+                yield KRIGING, of_vectors(self.kriging.fit(fitted, pairs))
+            if self.factors is not None:
+                start = Start.of(pairs, self.factors.rank)
+                base = of_vectors(self.factors.fit(rows, self.biases, fitted, start))
+                yield FACTORS, base
+                if self.drift is not None:
+                    yield DRIFT, self.drift.fit(parts.train, encoding, base)
+        yield LINEAR, self.linear.fit(parts.train, encoding)
+
+    def describe(self) -> dict[str, str]:
+        """Return the settings of each baseline as part of a sentence."""
+        found = {LINEAR: f"on all ids and numbers, penalty {self.linear.penalty:g}"}
+        if self.mean is not None:
+            found[ITEM_MEAN] = f"damped by {self.mean.damping:g} rows"
+        if self.biases is not None:
+            found[BIASES] = (
+                f"damped by {self.biases.item_damping:g} rows of an item and {self.biases.task_damping:g} of "
+                "a user"
+            )
+        if self.kriging is not None:
+            found[KRIGING] = (
+                f"rank {self.kriging.rank}, shrunk by {self.kriging.shrinkage:g} pairs, "
+                f"{self.kriging.noise:.0%} noise"
+            )
+        if self.factors is not None:
+            found[FACTORS] = f"{self.factors.rank} factors, penalty {self.factors.penalty:g}"
+        if self.drift is not None:
+            found[DRIFT] = (
+                f"{found[FACTORS]}, and the user's residuals within about {self.drift.scale:g} of a row's "
+                f"time, damped by {self.drift.damping:g} rows"
+            )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Tuned:
+        """Return the settings that `to_json` described."""
+        return from_mapping(cls, values, "baselines")
+
+
+def _some(train: Examples) -> Examples:
+    if len(train) <= MOST_ROWS:
+        return train
+    return train.take(np.sort(np.random.default_rng(0).permutation(len(train))[:MOST_ROWS]))
+
+
+def by_user(asked: Examples, encoding: Encoding) -> Rows:
+    """Return rows user after user; the first one is unknown, and so are all if rows have no user.
+
+    Items are numbered from 0, and an unknown one has the number after the last.
+    """
+    config = encoding.config
+    assert config.item is not None
+    item, user = numbers_of(asked, config.item) - 1, numbers_of(asked, config.user)
+    size = 1 if config.user is None else encoding.sizes[config.user]
+    order = np.argsort(user, kind="stable")
+    splits = np.concatenate([[0], np.cumsum(np.bincount(user, minlength=size))])
+    unknown = encoding.sizes[config.item] - 1
+    return Rows(np.where(item < 0, unknown, item)[order], asked.labels[order], splits.astype(np.int64))
+
+
+def _fold(parts: Parts) -> Fold:
+    """Return the training rows, and users of validation whose support is their training rows."""
+    warm, asked = (by_user(each, parts.encoding) for each in (parts.train, parts.validation))
+    if len(warm.items) > MOST_ROWS:
+        order = np.random.default_rng(0).permutation(len(warm.sizes) - 1) + 1
+        users = np.sort(within(order, warm.sizes, MOST_ROWS))
+        warm, asked = warm.choose(users), asked.choose(users)
+    return Fold(warm, Tasks(warm, asked))

@@ -1,0 +1,346 @@
+"""Rows of a prepared data set, cut by a protocol, with ids as numbers.
+
+A protocol decides which rows are trained on:
+
+* ``"random"``: eight of ten rows are trained on, one is for validation and one for the test, by a hash of a
+  row's values.
+* ``"time"``: the last tenth of the rows is the test, the tenth before it validation.
+* ``"tasks"``: the rows of a tenth of the tasks are the test, those of another tenth validation, by a hash of
+  a task's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gmeta import io
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.errors import DataError
+from gmeta.core.schema import OnBad
+from gmeta.core.shares import splitmix64
+from gmeta.experiment.baselines.task_rows import Floats, Ints
+from gmeta.experiment.plan.ranking_config import Protocol, RankingConfig
+from gmeta.io.reader_stats import data_errors
+from gmeta.io.readers.read_options import OneEpoch
+from gmeta.preprocess.columns import Columns, Ragged, Values, join_rows, row_count, single, take
+
+SHARE = 10
+"""One in so many rows, or tasks, is for the test, and as many for validation."""
+GAP = -(2.0**53)
+"""What `gmeta prepare` stores for a gap in a column of whole numbers."""
+FARTHEST = 5.0
+"""Scaled numbers are clipped at so many deviations."""
+
+_GROUPS = 256  # per element
+_WIDE = 100.0  # a largest number that is so many times the median is put on a logarithmic scale
+
+
+def read_rows(data: Path, names: Sequence[str], on_bad: OnBad = "raise") -> dict[str, Values]:
+    """Read columns of all rows of a prepared data set, whatever its splits.
+
+    Args:
+      data: The data set.
+      names: The columns.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+
+    Raises:
+      DataError: The data set can't be read, or has no rows.
+    """
+    manifest = Manifest.load(data)
+    task, parts = manifest.schema.task, list[Columns]()
+    for split in manifest.splits:
+        options = io.ReadOptions(shuffle=False, shard=(0, 1), on_bad=on_bad)
+        with data_errors():
+            for element in io.groups(
+                data / split, groups_per_element=_GROUPS, start=OneEpoch(), options=options
+            ):
+                sizes = np.diff(element["row_splits"].numpy())
+                found: dict[str, Values] = {}
+                for name in names:
+                    if name == task:
+                        found[name] = np.repeat(element["task"].numpy(), sizes)
+                    else:
+                        found[name] = _values(element["columns"][name])
+                parts.append(found)
+    if not parts:
+        raise DataError("no rows", path=data, advice="prepare a data set with rows")
+    return join_rows(parts)
+
+
+def _values(column: Any) -> Values:
+    if hasattr(column, "row_splits"):
+        return column.flat_values.numpy(), column.row_splits.numpy().astype(np.int64)
+    found: NDArray[Any] = column.numpy()
+    return found
+
+
+def cut(columns: Columns, protocol: Protocol, *, task: str | None, time: str | None) -> list[Ints]:
+    """Divide rows by a protocol.
+
+    Args:
+      columns: Column -> values.
+      protocol: The protocol.
+      task: The column of tasks, for the protocol ``"tasks"``.
+      time: The column of times, for the protocol ``"time"``.
+
+    Returns:
+      The places of the rows in training, in validation and in the test, each ascending.
+
+    Raises:
+      DataError: A part is empty.
+    """
+    if protocol == "time":
+        assert time is not None  # the plan has checked it
+        times = single(columns, time)
+        begin, end = np.quantile(times, [1 - 2 / SHARE, 1 - 1 / SHARE], method="higher")
+        part = (times >= begin).astype(np.int64) + (times >= end)
+    else:
+        if protocol == "tasks":
+            assert task is not None
+            key = splitmix64(single(columns, task).astype(np.uint64))
+        else:
+            key = row_keys(columns)
+        share = (key >> np.uint64(11)).astype(np.float64) * 2.0**-53 * SHARE
+        part = np.clip(np.floor(share).astype(np.int64) - (SHARE - 3), 0, 2)
+    found = [np.flatnonzero(part == each) for each in range(3)]
+    if not all(map(len, found)):
+        train, validation, test = map(len, found)
+        raise DataError(
+            f"protocol {protocol!r} leaves {train:,} rows to train on, {validation:,} for validation and "
+            f"{test:,} for the test",
+            advice="give more data, or another protocol",
+        )
+    return found
+
+
+def row_keys(columns: Columns) -> NDArray[np.uint64]:
+    """Return a hash of each row's values, (rows,); equal rows are counted, and get different ones.
+
+    Neither the order of rows nor that of columns has an influence. Of lists, their lengths count.
+    """
+    key = np.zeros(row_count(columns), np.uint64)
+    for name in sorted(columns):
+        values = columns[name]
+        if isinstance(values, tuple):
+            bits = np.diff(values[1]).astype(np.uint64)
+        elif values.dtype == np.float32:
+            bits = values.view(np.uint32).astype(np.uint64)
+        else:
+            bits = values.astype(np.uint64)
+        key = splitmix64(key + splitmix64(bits))
+    order = np.argsort(key, kind="stable")
+    ranked = key[order]
+    first = np.concatenate([[True], ranked[1:] != ranked[:-1]])
+    begin = np.flatnonzero(first)
+    again = np.arange(len(key)) - np.repeat(begin, np.diff(np.append(begin, len(key))))
+    found = np.empty_like(key)
+    found[order] = splitmix64(ranked + again.astype(np.uint64))
+    return found
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a column of numbers is brought to one scale.
+
+    Attributes:
+      mean: The mean in training, of logarithms if ``log``.
+      deviation: The deviation in training.
+      log: Whether the logarithm of 1 + the absolute value is taken first, with the sign.
+    """
+
+    mean: float
+    deviation: float
+    log: bool
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Scale:
+        """Choose the scale of training values; NaN doesn't count."""
+        found = values.astype(np.float64)
+        found = found[np.isfinite(found) & (found > GAP)]
+        size = np.abs(found)
+        log = bool(len(found)) and size.max() > _WIDE * max(float(np.median(size)), 1.0)
+        found = _log(found) if log else found
+        deviation = float(found.std()) if len(found) else 0.0
+        return cls(float(found.mean()) if len(found) else 0.0, deviation or 1.0, log)
+
+    def __call__(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Scale values; a missing one becomes the mean."""
+        found = values.astype(np.float64)
+        missing = ~np.isfinite(found) | (found <= GAP)
+        found = _log(found) if self.log else found
+        scaled = np.where(missing, 0.0, (found - self.mean) / self.deviation)
+        return np.clip(scaled, -FARTHEST, FARTHEST).astype(np.float32)
+
+
+def _log(values: Floats) -> Floats:
+    return np.sign(values) * np.log1p(np.abs(values))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows as models and baselines take them.
+
+    Attributes:
+      ids: Feature -> the numbers of its ids, from 1; 0 is an id that training doesn't have. A list has the
+        numbers of the ids that training has.
+      numbers: (rows, columns) float32, scaled.
+      labels: (rows,) float64; NaN where it isn't known.
+      users: (rows,) ids; all 0 without users.
+      times: (rows,); all 0 without times.
+    """
+
+    ids: Mapping[str, Values]
+    numbers: NDArray[np.float32]
+    labels: Floats
+    users: Ints
+    times: Ints
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Ints) -> Examples:
+        """Return some rows."""
+        return Examples(
+            take(self.ids, rows),
+            self.numbers[rows],
+            self.labels[rows],
+            self.users[rows],
+            self.times[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The ids and the scales that training rows have.
+
+    Attributes:
+      config: Which columns are what.
+      ids: Feature -> its ids, ascending; the first has the number 1.
+      lists: The features that are lists.
+      scales: Column of numbers -> its scale.
+      mean: The mean label in training.
+      deviation: The labels' deviation in training; 1 for 0 and 1.
+
+    Example:
+      >>> config = RankingConfig("click", ("user",))
+      >>> found = Encoding.of(config, {"user": np.array([7, 9]), "click": np.array([0.0, 1.0])})
+      >>> found({"user": np.array([9, 8, 7])}).ids["user"]
+      array([2, 0, 1])
+    """
+
+    config: RankingConfig
+    ids: Mapping[str, Ints]
+    lists: tuple[str, ...]
+    scales: Mapping[str, Scale]
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, config: RankingConfig, columns: Columns) -> Encoding:
+        """Take the ids and scales of training rows."""
+        ids = {}
+        for name in config.encoded:
+            values = columns[name]
+            ids[name] = np.unique(values[0] if isinstance(values, tuple) else values)
+        labels = single(columns, config.label).astype(np.float64)
+        return cls(
+            config,
+            ids,
+            tuple(name for name in ids if isinstance(columns[name], tuple)),
+            {name: Scale.of(single(columns, name)) for name in config.numbers},
+            float(labels.mean()),
+            1.0 if config.binary else max(float(labels.std()), 1e-9),
+        )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Feature -> one more than its ids' largest number."""
+        return {name: len(known) + 1 for name, known in self.ids.items()}
+
+    def __call__(self, columns: Columns) -> Examples:
+        """Encode rows; the label may be absent."""
+        config, rows = self.config, row_count(columns)
+        ids: dict[str, Values] = {}
+        for name, known in self.ids.items():
+            values = columns[name]
+            ids[name] = _known(values, known) if isinstance(values, tuple) else _number(values, known)
+        numbers = [scale(single(columns, name)) for name, scale in self.scales.items()]
+        labels = columns.get(config.label)
+        nothing = np.zeros(rows, np.int64)
+        return Examples(
+            ids,
+            np.stack(numbers, axis=1) if numbers else np.zeros((rows, 0), np.float32),
+            np.full(rows, np.nan) if labels is None else np.asarray(labels, np.float64),
+            single(columns, config.user) if config.user else nothing,
+            single(columns, config.time) if config.time else nothing,
+        )
+
+
+def _number(values: Ints, known: Ints) -> Ints:
+    if not len(known):
+        return np.zeros(len(values), np.int64)
+    place = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.where(known[place] == values, place + 1, 0).astype(np.int64)
+
+
+def _known(values: Ragged, known: Ints) -> Ragged:
+    """Number the elements of lists, and leave out those that aren't known."""
+    flat, splits = values
+    found = _number(flat, known)
+    before = np.concatenate([[0], np.cumsum(found > 0)])
+    return found[found > 0], before[splits].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The three parts of a data set, by a protocol.
+
+    Attributes:
+      encoding: That of the training rows.
+      train: What models and baselines are fitted to.
+      validation: What settings, epochs and weights are chosen by.
+      test: What is reported.
+    """
+
+    encoding: Encoding
+    train: Examples
+    validation: Examples
+    test: Examples
+
+    @classmethod
+    def read(cls, config: RankingConfig, data: Path, on_bad: OnBad = "raise") -> Parts:
+        """Read the data set of an experiment, cut and encode it.
+
+        Raises:
+          DataError: The data set can't be read, a part is empty, or a label isn't finite, or not 0 or 1.
+        """
+        manifest = Manifest.load(data)
+        roles = manifest.roles
+        # All columns, so that the protocol "random" cuts the same rows whatever the features are.
+        names = [column.name for column in manifest.schema if column.name != manifest.schema.batch]
+        columns = read_rows(data, names, on_bad)
+        labels = single(columns, config.label).astype(np.float64)
+        bad = ~(np.isin(labels, (0.0, 1.0)) if config.binary else np.isfinite(labels))
+        if bad.any():
+            wanted = "0 or 1" if config.binary else "finite"
+            raise DataError(
+                f"row {int(np.argmax(bad)):,}: the label {config.label!r} is {labels[bad][0]:g}, and must be "
+                f"{wanted}",
+                path=data,
+                advice="prepare the data set again, with --label 'COLUMN >= NUMBER' for 0 and 1",
+            )
+        own = {name: values for name, values in columns.items() if name != config.label}
+        rows = cut(own, config.protocol, task=roles.task, time=roles.time)
+        encoding = Encoding.of(config, take(columns, rows[0]))
+        whole = encoding(columns)
+        return cls(encoding, *(whole.take(part) for part in rows))
+
+    def under(self, config: RankingConfig) -> Parts:
+        """Return the parts with other settings of methods."""
+        return replace(self, encoding=replace(self.encoding, config=config))

@@ -1,0 +1,356 @@
+"""Predictions for new rows: a table is read as its run's data were prepared, and scored part by part.
+
+::
+
+  OUT/_predict.json              what was asked; another request is refused
+  OUT/part-00000.parquet         the rows of the first part of the input
+
+Each part is a fixed range of the input's records. It appears whole or not at all, and a second call makes the
+missing ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import explain_write_errors, write_atomically
+from gmeta.core.json_values import parse_json
+from gmeta.core.schema import OnBad
+from gmeta.core.settings import from_mapping
+from gmeta.experiment.baselines.task_rows import Floats
+from gmeta.experiment.ranking.examples import read_rows
+from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.preprocess.columns import Columns, join_rows, single, take
+from gmeta.preprocess.config import Progress
+from gmeta.preprocess.local.duckdb_engine import connect, default_limit
+from gmeta.preprocess.shape_spec import Shape
+from gmeta.preprocess.source import NUMBER, BadRecords
+from gmeta.preprocess.table_spec import CsvForm, FormatName, TableSpec
+from gmeta.preprocess.tables.table_files import find_files
+from gmeta.preprocess.tables.table_source import TableSource
+
+ROWS = 1 << 20
+"""Records of the input in a part."""
+SCORE, ROW = "score", "row"
+"""The columns of a prediction, and of the number of its record in the input, from 0."""
+
+_ASKED = "_predict.json"  # readers of a folder of Parquet files pass over such names
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What predicts rows.
+
+    Attributes:
+      name: Its name in tables.
+      needed: The columns that it reads.
+      kept: The columns that are written beside the score, where the input has them.
+      predict: Columns -> (rows,) probabilities, or values.
+      about: JSON values that change when the predictions do.
+    """
+
+    name: str
+    needed: Sequence[str]
+    kept: Sequence[str]
+    predict: Callable[[Columns], Floats]
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a call has done.
+
+    Attributes:
+      name: The name of what has predicted.
+      rows: The number of rows that this call has predicted.
+      parts: The number of parts that it has written.
+      before: The number of parts that were there before.
+      left_out: (file name, reason) -> bad records left out.
+    """
+
+    name: str
+    rows: int
+    parts: int
+    before: int
+    left_out: Mapping[tuple[str, str], int]
+
+
+def predict_file(
+    run: RunFolder,
+    data: Sequence[str],
+    out: Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    file_format: FormatName | None = None,
+    form: CsvForm | None = None,
+    rows_per_part: int = ROWS,
+    on_bad: OnBad = "raise",
+    progress: Progress = lambda stage, done, total: None,
+) -> Written:
+    """Score the rows of new files, and write Parquet files of the same rows in the same order.
+
+    A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps
+    by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't
+    apply, and the label may be absent. A part has the columns `ROW`, the task, the time and the item where
+    the input has them, as the data set stores them, and `SCORE`. A run for cold start adapts to a user's
+    rows in its data first; users without any get the shared weights.
+
+    Args:
+      run: A run for ranking or for cold start that is trained to the end.
+      data: Files, folders and patterns, as `gmeta prepare` takes them.
+      out: The folder of the parts.
+      method: Which method; None: of ranking the best in validation, of cold start the first.
+      seed: Which of its seeds; None: the first.
+      file_format: The files' format; None: by content.
+      form: The form of text files; None: by content.
+      rows_per_part: The number of records in a part.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      progress: As in `gmeta.preprocess.prepare`.
+
+    Raises:
+      ConfigError: The run can't predict rows, a column is missing, or the folder has parts of another
+        request.
+      DataError: A file can't be read, or the run isn't trained to the end.
+      GmetaError: A part can't be written.
+    """
+    if run.family not in PREDICTORS:
+        raise ConfigError(
+            f"{run.path} is a run of {run.family}: gmeta predict takes runs of {' and '.join(PREDICTORS)}"
+        )
+    if rows_per_part < 1:
+        raise ConfigError(f"rows_per_part must be at least 1, got {rows_per_part}")
+    manifest = Manifest.load(run.load()[1])
+    predictor = PREDICTORS[run.family](run, method, seed)
+    bad = BadRecords(on_bad)
+    with closing(connect(default_limit())) as connection:
+        spec = table_spec(manifest, predictor, data, file_format, form or CsvForm())
+        source = TableSource(data, spec, connection)
+        _agree(out, {**predictor.about, "inputs": source.stamps(), "rows_per_part": rows_per_part})
+        total = -(-source.count() // rows_per_part)
+        done = {number for number in range(total) if _part(out, number).exists()}
+        rows = 0
+        if len(done) < total:
+            for number, columns in _ranges(source.chunks(bad, progress), rows_per_part, total):
+                if number not in done:
+                    rows += _write(_part(out, number), columns, predictor)
+    left_out = {(file, reason.value): count for (file, reason), count in bad.counts.items()}
+    return Written(predictor.name, rows, total - len(done), len(done), left_out)
+
+
+def table_spec(
+    manifest: Manifest,
+    predictor: Predictor,
+    data: Sequence[str],
+    file_format: FormatName | None,
+    form: CsvForm,
+) -> TableSpec:
+    """Return how new files are read: as the manifest's data, with the columns that are needed or kept.
+
+    Raises:
+      ConfigError: The data weren't prepared from a table, or a column is missing from the files.
+    """
+    table = manifest.config.get("table")
+    if not table:
+        raise ConfigError(
+            "the run's data weren't prepared from a table, so nothing describes the columns of new files: "
+            "prepare them with --task COLUMN or --label RULE"
+        )
+    held = from_mapping(
+        TableSpec,
+        {name: value for name, value in table.items() if name not in ("label", "unique")},
+        "the run's data",
+    )
+    shape = replace(held.shape, where=None, distinct=(), core={}, session_gap=None)
+    files = find_files(data, TableSpec(csv=form, format=file_format))
+    names = {name for file in files for name in _names(file)}
+    own = {} if held.shape.explode is None else dict.fromkeys(held.shape.explode.names)
+    wanted = [
+        name
+        for name in dict.fromkeys((*predictor.needed, *predictor.kept))
+        if name in held.columns and not (held.blocks and name == held.task)
+    ]
+    there = {name for name in wanted if held.columns[name].source in {*names, *own}}
+    lacking = [name for name in predictor.needed if name in wanted and name not in there]
+    if not lacking or not shape.joins:
+        shape = replace(shape, joins=())
+        if lacking:
+            raise ConfigError(
+                f"{data[0]} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}, by which the "
+                f"run predicts; it has {', '.join(sorted(names))}"
+            )
+    columns = {name: held.columns[name] for name in wanted if name in there or name in lacking}
+    task = held.task if held.task in columns else ""
+    return TableSpec(
+        task,
+        time=held.time if held.time in columns else None,
+        columns=columns,
+        format=file_format,
+        csv=form,
+        shape=shape if shape.explode or shape.joins else Shape(),
+        defaults=held.defaults,
+    )
+
+
+def _names(file: Any) -> Sequence[str]:
+    if file.format == "parquet":
+        return parquet.read_schema(file.read).names
+    if file.names:
+        return file.names
+    with file.read.open(encoding="utf-8") as lines:
+        found: dict[str, None] = {}
+        for _, line in zip(range(100), lines, strict=False):
+            found |= dict.fromkeys(json.loads(line)) if line.strip() else {}
+        return [*found]
+
+
+def _agree(out: Path, asked: Mapping[str, Any]) -> None:
+    """Record what is asked, or check that the folder has parts of the same request."""
+    file, wanted = out / _ASKED, parse_json(json.dumps(asked))
+    if file.exists():
+        try:
+            held = parse_json(file.read_text())
+        except ValueError as error:
+            raise DataError(f"not JSON: {error}", path=file, advice="delete the folder") from error
+        if held != wanted:
+            differing = sorted(name for name in {*wanted, *held} if wanted.get(name) != held.get(name))
+            raise ConfigError(
+                f"{out} has predictions of another request, with other {', '.join(differing)}: name another "
+                "--out, or delete the folder"
+            )
+        return
+    with explain_write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(wanted, indent=1) + "\n")
+
+
+def _part(out: Path, number: int) -> Path:
+    return out / f"part-{number:05d}.parquet"
+
+
+def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[int, Columns]]:
+    """Yield the rows of each range of records, in order; a range without a good record has no rows."""
+    held: list[Columns] = []
+    current = 0
+    nothing: Columns | None = None
+    for chunk in chunks:
+        nothing = take(chunk, np.zeros(0, np.int64)) if nothing is None else nothing
+        number = single(chunk, NUMBER) // size
+        for part in np.unique(number):
+            while current < part:
+                yield current, join_rows(held or [nothing])
+                held, current = [], current + 1
+            held.append(take(chunk, np.flatnonzero(number == part)))
+    if nothing is not None:
+        while current < total:
+            yield current, join_rows(held or [nothing])
+            held, current = [], current + 1
+
+
+def _write(path: Path, columns: Columns, predictor: Predictor) -> int:
+    """Predict a part's rows and write them; return their number."""
+    rows = single(columns, NUMBER)
+    scores = predictor.predict(columns) if len(rows) else np.zeros(0)
+    kept = {name: columns[name] for name in predictor.kept if name in columns}
+    table = pa.table({ROW: rows, **kept, SCORE: np.asarray(scores, np.float32)})
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with explain_write_errors(path):
+        try:
+            parquet.write_table(table, unfinished)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return len(rows)
+
+
+# What predicts, by the family of the run.
+
+
+def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
+    from gmeta.experiment.ranking.runs import load_ranking
+
+    trained = load_ranking(run)
+    config, encoding = trained.config, trained.parts.encoding
+    name, scorer = trained.choose(method, seed)
+    roles = Manifest.load(run.load()[1]).roles
+
+    def predict(columns: Columns) -> Floats:
+        scores = scorer.scores(encoding(columns))
+        return 1 / (1 + np.exp(-scores)) if config.binary else scores
+
+    kept = (config.user, roles.time, config.item)
+    about = {"run": str(run.path.resolve()), "method": name, "seed": seed, "validation": trained.validation}
+    return Predictor(
+        trained.label(name),
+        tuple(dict.fromkeys((*config.encoded, *config.numbers, *([config.time] if config.time else [])))),
+        tuple(dict.fromkeys(each for each in kept if each is not None)),
+        predict,
+        about,
+    )
+
+
+def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
+    import tensorflow as tf
+
+    from gmeta.experiment.runs.all_runs import choose_trained
+
+    config, data = run.load()
+    if not config.own_columns:
+        raise ConfigError(f"{run.path} was trained on MovieLens' own features, which no new file has")
+    method, seed, model = choose_trained(run, method, seed)
+    manifest = Manifest.load(data)
+    task = manifest.schema.task
+    known = read_rows(data, [task, config.label, *config.columns])
+    order = np.argsort(single(known, task), kind="stable")
+    tasks = single(known, task)[order]
+
+    def samples(columns: Columns, rows: Any) -> dict[str, Any]:
+        chosen = take({name: columns[name] for name in config.columns}, rows)
+        return {
+            name: tf.RaggedTensor.from_row_splits(each[0], each[1]) if isinstance(each, tuple) else each
+            for name, each in chosen.items()
+        }
+
+    def support(user: int) -> tuple[dict[str, Any], Floats] | None:
+        rows = order[slice(*np.searchsorted(tasks, [user, user + 1]))]
+        return (samples(known, rows), single(known, config.label)[rows]) if len(rows) else None
+
+    def predict(columns: Columns) -> Floats:
+        users, places = np.unique(single(columns, task), return_inverse=True)
+        found = np.zeros(len(places))
+        for begin in range(0, len(users), config.tasks_per_batch):
+            some = range(begin, min(begin + config.tasks_per_batch, len(users)))
+            own = {each: pair for each in some if (pair := support(int(users[each]))) is not None}
+            adapted = dict(zip(own, model.adapt_many([*own.values()]) if own else [], strict=True))
+            for each in some:
+                rows = np.flatnonzero(places == each)
+                found[rows] = model.adapter.predict(samples(columns, rows), adapted.get(each))
+        return found if config.loss == "mse" else 1 / (1 + np.exp(-found))
+
+    label = config.methods[method].label
+    kept = (task, manifest.roles.time, config.item)
+    return Predictor(
+        label,
+        (task, *config.columns),
+        tuple(dict.fromkeys(each for each in kept if each is not None)),
+        predict,
+        {"run": str(run.path.resolve()), "method": method, "seed": seed},
+    )
+
+
+PREDICTORS: Mapping[str, Callable[[RunFolder, str | None, int | None], Predictor]] = {
+    "ranking": _of_ranking,
+    "cold-start": _of_cold_start,
+}
+"""Family of runs -> what makes the predictor of one."""

@@ -1,0 +1,317 @@
+"""A run of an experiment on rows: training, the choice of settings, calibrations and the blend.
+
+::
+
+  RUN/config.json                settings (`gmeta.experiment.runs.run_folder`)
+  RUN/dcn/seed-0/                checkpoints of the last epoch, its curves, and best/, the best epoch
+  RUN/chosen.json                baselines' settings, calibrations and weights of the blends
+  RUN/evaluation.json, RUN/report.html, RUN/figures/
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.files import explain_write_errors, write_atomically
+from gmeta.core.json_values import parse_json
+from gmeta.core.schema import OnBad
+from gmeta.experiment.baselines.task_rows import Floats
+from gmeta.experiment.plan.experiment_config import budget_seconds
+from gmeta.experiment.plan.ranking_config import BLEND, RankingConfig, RankingMethod
+from gmeta.experiment.ranking import models
+from gmeta.experiment.ranking.baselines import LABELS, MEAN, Scorer, Tuned
+from gmeta.experiment.ranking.blend import Blend, Blended
+from gmeta.experiment.ranking.examples import Encoding, Parts
+from gmeta.experiment.runs.all_runs import TrainingProgress
+from gmeta.experiment.runs.run_folder import RunFolder
+
+CHOSEN = "chosen.json"
+LEAST_GAIN = 1e-3
+"""The least share of the loss by which other settings of a method must lower it."""
+
+
+def losses(scores: Floats, labels: Floats, encoding: Encoding) -> Floats:
+    """Compute each row's log loss or, in units of the labels' deviation, squared error."""
+    if encoding.config.binary:
+        return np.asarray(np.logaddexp(0.0, np.where(labels > 0, -scores, scores)))
+    return np.square((scores - labels) / encoding.deviation)
+
+
+# The choice of methods' settings by trials in validation, within a budget of time.
+
+Move = Callable[[RankingMethod], RankingMethod]
+_MOVES: tuple[Move, ...] = (
+    lambda method: replace(method, variance=method.variance / 3),
+    lambda method: replace(method, variance=method.variance * 3),
+    lambda method: replace(method, dim=2 * method.dim),
+    lambda method: replace(method, learning_rate=method.learning_rate / 2),
+    lambda method: replace(method, dropout=0.2),
+)
+_START, _STEP, _VALUE = 5.0, 4e-3, 8e-8
+"""Seconds to make a model, of a step, and of a value of a row, on two cores."""
+_EPOCHS = 12  # that a trial is expected to take
+_SHARE = 0.6  # of what is left of the budget, for a method that isn't the last
+
+
+def choose_settings(config: RankingConfig, parts: Parts, say: Callable[[str], None]) -> RankingConfig:
+    """Choose the settings of all methods by trials, as many as fit in the budget by an estimate.
+
+    A trial trains a method on the training rows and measures it in validation, at its best epoch. Trials
+    follow a list of moves, each of which changes the best settings so far and is kept if it lowers the loss
+    by `LEAST_GAIN` of it. Their duration is estimated from the size of the data, not measured: the choice is
+    a function of the data, the settings and the budget.
+    """
+    budget = budget_seconds(config.budget)
+    methods = dict(config.methods)
+    for place, (name, method) in enumerate(config.methods.items()):
+        share = budget if place == len(methods) - 1 else _SHARE * budget
+        best, least, first, trials = method, np.inf, np.inf, 0
+        for move in (lambda same: same, *_MOVES):
+            tried = move(best)
+            cost = trial_seconds(tried, parts)
+            if cost > share or (trials and tried == best):
+                continue
+            if not trials and 2 * cost > share:
+                break
+            share, budget, trials = share - cost, budget - cost, trials + 1
+            loss = models.measure_epochs(tried, config.seeds[0], parts=parts)
+            first = loss if trials == 1 else first
+            if loss < least * (1 - LEAST_GAIN):
+                best, least = tried, loss
+        methods[name] = best
+        if trials:
+            say(f"{method.label}: {trials} trials, loss {first:.4f} to {least:.4f}: {_changes(method, best)}")
+        else:
+            say(f"{method.label}: the usual settings, because two trials take longer than {share:.0f} s")
+    return replace(config, methods=methods)
+
+
+def trial_seconds(method: RankingMethod, parts: Parts) -> float:
+    """Estimate the duration of a method's training on two cores."""
+    rows, size = len(parts.train), method.rows_per_batch or 1
+    values = len(parts.encoding.config.features) * (method.dim + 4)
+    return _START + _EPOCHS * (rows / size * _STEP + rows * values * _VALUE)
+
+
+def _changes(before: RankingMethod, now: RankingMethod) -> str:
+    changed = [name for name in vars(now) if getattr(now, name) != getattr(before, name)]
+    return ", ".join(f"{name} = {getattr(now, name):.3g}" for name in changed) or "the usual settings"
+
+
+# Training.
+
+
+def train_ranking(
+    config: RankingConfig, run: RunFolder, data: Path, parts: Parts, *, progress: TrainingProgress
+) -> None:
+    """Train every method with every seed, choose the baselines' settings, calibrate, and fit the blends.
+
+    Training that was interrupted is resumed; what is done is skipped.
+
+    Raises:
+      ConfigError: The folder holds other settings, another job trains in it, or there are several ranks.
+      DataError: A checkpoint can't be read.
+    """
+    if collectives.world().size > 1:
+        raise ConfigError(
+            "gmeta train --for ranking trains in one process: leave --np out; gmeta.models.DCN itself trains "
+            "on any number of ranks"
+        )
+    lock = run.lock
+    lock.take()
+    try:
+        begun = _begun(config, run)
+        if begun is None and budget_seconds(config.budget):
+            begun = choose_settings(config, parts, progress.say)
+        config = begun or config
+        run.begin(config, data)
+        parts = parts.under(config)
+        for method, settings in config.methods.items():
+            for seed in config.seeds:
+                label = f"{settings.label}, seed {seed}"
+                done = models.train(
+                    settings,
+                    seed,
+                    parts=parts,
+                    folder=run.training(method, seed),
+                    callbacks=[progress.track(label, settings.epochs)],
+                )
+                if done:
+                    progress.say(f"{label}: resumed after epoch {done}")
+        if not (run.path / CHOSEN).exists():
+            chosen = _choose(config, run, parts, progress.say)
+            with explain_write_errors(run.path / CHOSEN):
+                write_atomically(run.path / CHOSEN, json.dumps(chosen, indent=1) + "\n")
+    finally:
+        lock.release()
+
+
+def _begun(config: RankingConfig, run: RunFolder) -> RankingConfig | None:
+    """Return the experiment with the settings of methods that an earlier call chose within the budget."""
+    if not (run.path / "config.json").exists():
+        return None
+    held, _ = run.load()
+    if not isinstance(held, RankingConfig):
+        raise ConfigError(f"{run.path} was begun for {run.family}: name another --run")
+    chose = budget_seconds(config.budget) and held.budget == config.budget
+    return replace(config, methods=held.methods) if chose else config
+
+
+def _choose(
+    config: RankingConfig, run: RunFolder, parts: Parts, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Choose the settings of all baselines, calibrate all scores, and fit the blend of each seed."""
+    asked, encoding = parts.validation, parts.encoding
+
+    def loss(scores: Floats) -> float:
+        return float(losses(scores, asked.labels, encoding).mean())
+
+    def calibrated(scores: Mapping[str, Floats]) -> tuple[Blend, float]:
+        blend = Blend.fit(scores, asked.labels, binary=config.binary)
+        return blend, loss(blend.weigh(scores))
+
+    tuned = Tuned.tune(parts, lambda scorer: loss(scorer.scores(asked)))
+    fitted = {name: scorer.scores(asked) for name, scorer in tuned.fit(parts).items()}
+    calibrations: dict[str, Any] = {}
+    found: dict[str, list[float]] = {}
+    for name, scores in fitted.items():
+        blend, value = calibrated({name: scores})
+        calibrations[name], found[name] = blend.to_json(), [value]
+        say(f"{LABELS[name]}: loss {value:.4f} in validation")
+    blends = {}
+    for seed in config.seeds:
+        own = {name: scorer.scores(asked) for name, scorer in _models(config, run, parts, seed).items()}
+        for name, scores in own.items():
+            blend, value = calibrated({name: scores})
+            calibrations[f"{name}, seed {seed}"] = blend.to_json()
+            found.setdefault(name, []).append(value)
+        if config.blend:
+            weighed = {name: scores for name, scores in fitted.items() if name != MEAN}
+            blend, value = calibrated({**own, **weighed})
+            say(f"blend, seed {seed}: {blend.describe()}")
+            blends[str(seed)] = blend.to_json()
+            found.setdefault(BLEND, []).append(value)
+    return {
+        "baselines": tuned.to_json(),
+        "calibrations": calibrations,
+        "blends": blends,
+        "validation": {name: float(np.mean(values)) for name, values in found.items()},
+    }
+
+
+def _models(config: RankingConfig, run: RunFolder, parts: Parts, seed: int) -> dict[str, Scorer]:
+    return {
+        method: models.ModelScorer(
+            models.load_best(method, settings, seed, parts=parts, folder=run.training(method, seed)),
+            parts.encoding,
+        )
+        for method, settings in config.methods.items()
+    }
+
+
+# A trained run.
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained run, ready to predict.
+
+    Attributes:
+      config: Its settings.
+      parts: Its data, cut.
+      baselines: Name -> the fitted and calibrated baseline.
+      described: Name of a baseline or of the blend -> its settings as part of a sentence.
+      methods: Method -> seed -> its calibrated scorer; the blend is among them.
+      validation: Method or baseline -> the loss in validation, by which the best are named. Calibrations and
+        the blend's few weights are fitted to the same rows.
+    """
+
+    config: RankingConfig
+    parts: Parts
+    baselines: Mapping[str, Scorer]
+    described: Mapping[str, str]
+    methods: Mapping[str, Mapping[int, Scorer]]
+    validation: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """The method or baseline that is best in validation."""
+        return min(self.validation, key=self.validation.__getitem__)
+
+    def label(self, name: str) -> str:
+        """Return what tables call a method or a baseline."""
+        if name == BLEND:
+            return "blend of all"
+        own = self.config.methods.get(name)
+        return own.label if own else LABELS[name]
+
+    def choose(self, name: str | None, seed: int | None) -> tuple[str, Scorer]:
+        """Return a method or a baseline, and its name.
+
+        Args:
+          name: Which one; None: the best in validation, be it a method or a baseline.
+          seed: Which of its seeds; None: the first. Baselines have none.
+
+        Raises:
+          ConfigError: There is no such method or seed.
+        """
+        known = [*self.methods, *self.baselines]
+        name = self.best if name is None else name
+        if name not in known:
+            raise ConfigError(f"the run has no method {name!r}; it has {', '.join(known)}")
+        if name in self.baselines:
+            if seed is not None:
+                raise ConfigError(f"{name} is a baseline, which has no seed: leave seed {seed} out")
+            return name, self.baselines[name]
+        seeds = self.methods[name]
+        seed = next(iter(seeds)) if seed is None else seed
+        if seed not in seeds:
+            raise ConfigError(f"the run has no seed {seed}; it has {', '.join(map(str, seeds))}")
+        return name, seeds[seed]
+
+
+def load_ranking(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
+    """Load a trained run: its models at their best epochs, and the baselines with the settings chosen.
+
+    Raises:
+      DataError: The run isn't trained to the end.
+    """
+    config, data = run.load()
+    assert isinstance(config, RankingConfig)
+    file = run.path / CHOSEN
+    try:
+        chosen = parse_json(file.read_text())
+        tuned = Tuned.from_json(chosen["baselines"])
+        calibrations = {name: Blend.from_json(values) for name, values in chosen["calibrations"].items()}
+        blends = {int(seed): Blend.from_json(values) for seed, values in chosen["blends"].items()}
+        validation = {str(name): float(value) for name, value in chosen["validation"].items()}
+    except FileNotFoundError as error:
+        raise DataError(
+            "training isn't over", path=run.path, advice="run `gmeta train` again to finish"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"not what gmeta writes: {error}", path=file, advice="delete it, and run `gmeta train` again"
+        ) from error
+    parts = Parts.read(config, data, on_bad)
+    fitted = tuned.fit(parts)
+    baselines = {name: calibrations[name].of({name: scorer}) for name, scorer in fitted.items()}
+    methods: dict[str, dict[int, Scorer]] = {}
+    for seed in config.seeds:
+        own = _models(config, run, parts, seed)
+        for name, scorer in own.items():
+            calibration: Blended = calibrations[f"{name}, seed {seed}"].of({name: scorer})
+            methods.setdefault(name, {})[seed] = calibration
+        if seed in blends:
+            methods.setdefault(BLEND, {})[seed] = blends[seed].of({**own, **fitted})
+    described = tuned.describe()
+    described |= {BLEND: "; ".join(each.describe() for each in blends.values())} if blends else {}
+    return Trained(config, parts, baselines, described, methods, validation)
