@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure what a run has learned, and write the report.
 
-    Of a run for the next item, the command ranks the whole catalogue for each user of the test, with and
-    without the items that the user has seen, beside baselines.
+    Of a run for the next item or retrieval, the command ranks the whole catalogue for each user of the test,
+    with and without the items that the user has seen, beside baselines.
 
     Of a run for cold start, it measures the tasks of every test split before adaptation and after several
     inner steps, over all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence
@@ -54,10 +54,12 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
 
     run, *others = map(RunFolder, run_paths)
     families = [each.family for each in (run, *others)]
-    if "next-item" in families:
+    if {"next-item", "retrieval"} & {*families}:
         if others:
-            raise ConfigError("several --run are folds of cold start: name one run for next-item")
-        _evaluate_next_item(run, json_path, on_bad)
+            raise ConfigError(
+                "several --run are folds of cold start: name one run for next-item or retrieval"
+            )
+        _evaluate_catalogue(run, json_path, on_bad)
         return
     evaluation = evaluate(run, *others, on_bad=on_bad)
     if world().rank > 0:
@@ -72,7 +74,7 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
     click.echo(f"report: {write_report(evaluation, run.path)}")
 
 
-def _evaluate_next_item(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
+def _evaluate_catalogue(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
     import json
 
     from rich.console import Console

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 @click.option(
     "--for",
     "family",
-    type=click.Choice(["cold-start", "next-item"]),
-    help="What to learn: the label of a new user's rows, or the next item of a user's history.  [default: "
-    "next-item for data that were prepared without a label; else cold-start]",
+    type=click.Choice(["cold-start", "next-item", "retrieval"]),
+    help="What to learn: the label of a new user's rows, the next item of a user's history, or which items a "
+    "user takes in any order.  [default: next-item for data that were prepared without a label; else "
+    "cold-start]",
 )
 @click.option(
     "--budget",
@@ -82,7 +83,8 @@ def command(
     columns, and prints its choices; --config and --set override them. Settings of methods are chosen by
     trials on training tasks. Without a label, or with --for next-item, it learns which item comes next in a
     user's history: SASRec and HSTU beside sequential rules, item neighbours, EASE and implicit ALS, and a
-    blend of all of them.
+    blend of all of them. With --for retrieval, it learns which items belong to a user, whatever their order:
+    a two-tower model beside item neighbours, RP3beta, EASE and implicit ALS, and a blend; it needs no times.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
@@ -105,12 +107,13 @@ def command(
     data = data or _prepare(RunFolder(run_path).data)
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
     run = RunFolder(run_path)
-    if choose_family(family, settings, data) == "next-item":
+    chosen = choose_family(family, settings, data)
+    if chosen in ("next-item", "retrieval"):
         if checkpoint_every is not None:
-            raise ConfigError("--checkpoint-every: training for next-item saves after each epoch alone")
+            raise ConfigError(f"--checkpoint-every: training for {chosen} saves after each epoch alone")
         if budget is not None:
-            raise ConfigError("--budget is of cold start; for next-item, validation ends each training")
-        _train_next_item(settings, run, data, where, on_bad)
+            raise ConfigError(f"--budget is of cold start; for {chosen}, validation ends each training")
+        _train_catalogue(chosen, settings, run, data, where, on_bad)
         return
     planned = plan_experiment(settings, data, where)
     config = planned.config
@@ -135,18 +138,20 @@ def command(
         click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
 
 
-def _train_next_item(
-    settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad
+def _train_catalogue(
+    family: str, settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad
 ) -> None:
-    from gmeta.experiment.next_item.plan import plan_next_item
-    from gmeta.experiment.next_item.runs import train_next_item
+    from gmeta.experiment.next_item.plan import plan_catalogue
+    from gmeta.experiment.next_item.runs import train_catalogue
     from gmeta.experiment.runs.all_runs import TrainingProgress
+    from gmeta.experiment.runs.run_folder import FAMILIES
 
-    planned = plan_next_item(settings, data, where, on_bad)
+    kind: Any = FAMILIES[family]
+    planned = plan_catalogue(settings, data, where, on_bad, kind)
     for note in planned.notes:
         click.echo(note, err=True)
     with TrainingProgress() as progress:
-        train_next_item(planned.config, run, data, progress=progress, on_bad=on_bad)
+        train_catalogue(planned.config, run, data, progress=progress, on_bad=on_bad)
     click.echo(f"trained: {run.path}; now `gmeta evaluate --run {run.path}`")
 
 

@@ -13,9 +13,9 @@ from gmeta.cli import main
 from gmeta.core.errors import DataError
 from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
-from gmeta.experiment.next_item.plan import plan_next_item, read_cuts
+from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.next_item.recommendations import choose_method
-from gmeta.experiment.next_item.runs import load_next_item
+from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import read_logged
 
@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
 
 def test_training_prints_its_choices(folder):
     said = (folder / "said.txt").read_text()
-    assert f"predicts the next item of user: {USERS} users, {ITEMS} items" in said
+    assert f"The next item for user: {USERS} users, {ITEMS} items" in said
     assert "HSTU, seed 0: " in said
     assert "sequential rules: NDCG@3" in said
     assert "blend, seed 0: " in said
@@ -94,7 +94,7 @@ def test_the_table_has_all_methods_and_rules_find_the_ring(folder):
 def test_the_export_answers_what_recommend_writes(folder):
     top = pq.read_table(folder / "top.parquet").to_pydict()
     assert top["user"] == list(range(1000, 1000 + USERS))
-    trained = load_next_item(RunFolder(folder / "runs" / "default"))
+    trained = load_catalogue(RunFolder(folder / "runs" / "default"))
     whole = trained.cuts.whole
     histories = [
         trained.cuts.ids[whole.items[a:b]]
@@ -120,7 +120,7 @@ def test_the_export_answers_what_recommend_writes(folder):
 def test_each_part_is_served_with_its_own_scores(folder, method):
     from gmeta.experiment.next_item.served import Padded, in_tensorflow
 
-    trained = load_next_item(RunFolder(folder / "runs" / "default"))
+    trained = load_catalogue(RunFolder(folder / "runs" / "default"))
     asked = trained.cuts.test.histories
     numbers = tf.RaggedTensor.from_row_splits(asked.items, asked.row_splits).to_tensor(-1)
     times = tf.RaggedTensor.from_row_splits(asked.times, asked.row_splits).to_tensor(0)
@@ -138,7 +138,7 @@ def test_users_of_a_file_come_in_its_order_and_strangers_get_what_is_popular(fol
     found = pq.read_table(tmp_path / "a.parquet").to_pydict()
     assert found["user"] == [1007, 5, 1003]
     assert all(len(items) == 3 for items in found["items"])
-    trained = load_next_item(RunFolder(run))
+    trained = load_catalogue(RunFolder(run))
     assert choose_method(trained, None, None)[0] == trained.best == "rules"
     (tmp_path / "users.txt").write_text("anna\n")
     said = gmeta("recommend", "--run", run, "--users", tmp_path / "users.txt", code=2).stderr
@@ -149,7 +149,7 @@ def test_users_of_a_file_come_in_its_order_and_strangers_get_what_is_popular(fol
 @pytest.mark.slow  # Quick: tests/experiment/test_trainer.py, of the same checkpoints
 def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     given = {"ks": [3], "methods": {"sasrec": {"label": "SASRec", "dim": 8, "epochs": 3}}}
-    config = plan_next_item(given, folder / "data").config
+    config = plan_catalogue(given, folder / "data").config
     cuts = read_cuts(config, folder / "data")
 
     class Stop(tf.keras.callbacks.Callback):
@@ -180,9 +180,9 @@ def test_other_families_options_and_runs_that_are_not_over_are_refused(folder, t
     gmeta("prepare", "--data", folder / "events.parquet", "--task", "user", "--out", tmp_path / "timeless")
     assert "without times" in gmeta("train", "--data", tmp_path / "timeless", code=2).stderr
     begun = RunFolder(tmp_path / "begun")
-    begun.begin(plan_next_item({}, folder / "data").config, folder / "data")
+    begun.begin(plan_catalogue({}, folder / "data").config, folder / "data")
     with pytest.raises(DataError, match="gmeta train"):
-        load_next_item(begun)
+        load_catalogue(begun)
     assert begun.family == "next-item"
     assert "isn't there" in gmeta("train", "--data", folder / "data", "--set", 'item="nope"', code=2).stderr
     assert isinstance(read_cuts(begun.load()[0], folder / "data").whole, Histories)

@@ -1,4 +1,4 @@
-"""The likeliest next items of users, by all that the data set knows of them."""
+"""The likeliest items of users, by all that the data set knows of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gmeta.core.files import explain_write_errors
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.ranked import top, without_seen
-from gmeta.experiment.next_item.runs import Trained, load_next_item
+from gmeta.experiment.next_item.runs import Trained, load_catalogue
 from gmeta.experiment.runs.run_folder import RunFolder
 
 _USERS = 256  # at once
@@ -49,7 +49,7 @@ def choose_method(trained: Trained, name: str | None, seed: int | None) -> tuple
 def recommend(
     trained: Trained, scorer: Scorer, users: Ints | None, k: int, *, leave_out_seen: bool
 ) -> Iterator[tuple[Ints, Ints, Scores]]:
-    """Find the k likeliest next items of users, by all that the data set knows of them.
+    """Find the k likeliest items of users, by all that the data set knows of them.
 
     Args:
       trained: The run.
@@ -112,7 +112,7 @@ def write_recommendations(
     from pyarrow import parquet
 
     asked = None if users is None else _read_users(users)
-    trained = load_next_item(run)
+    trained = load_catalogue(run)
     name, scorer = choose_method(trained, method, seed)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
     of_user = Manifest.load(run.load()[1]).schema.task

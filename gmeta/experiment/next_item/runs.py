@@ -1,4 +1,4 @@
-"""A run of an experiment on the next item: training, the choice of baselines' settings, the blend, the test.
+"""A run of an experiment that ranks a catalogue: training, choosing baselines' settings, the blend, the test.
 
 ::
 
@@ -29,7 +29,7 @@ from gmeta.experiment.next_item.counting import Scorer
 from gmeta.experiment.next_item.histories import Cuts
 from gmeta.experiment.next_item.plan import read_cuts
 from gmeta.experiment.next_item.ranked import Ranked, rank
-from gmeta.experiment.plan.next_item_config import BLEND, NextItemConfig
+from gmeta.experiment.plan.next_item_config import BLEND, CatalogueConfig
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
 
@@ -38,8 +38,13 @@ _TUNED_USERS = 2000
 """Settings of baselines are chosen by so many users of validation at most."""
 
 
-def train_next_item(
-    config: NextItemConfig, run: RunFolder, data: Path, *, progress: TrainingProgress, on_bad: OnBad = "raise"
+def train_catalogue(
+    config: CatalogueConfig,
+    run: RunFolder,
+    data: Path,
+    *,
+    progress: TrainingProgress,
+    on_bad: OnBad = "raise",
 ) -> None:
     """Train every method with every seed, choose the baselines' settings, and fit the blends.
 
@@ -51,8 +56,8 @@ def train_next_item(
     """
     if collectives.world().size > 1:
         raise ConfigError(
-            "gmeta train --for next-item trains in one process: leave --np out; models.NextItemModel itself "
-            "trains on any number of ranks"
+            "gmeta train --for next-item and --for retrieval train in one process: leave --np out; "
+            "models.NextItemModel and models.TwoTower themselves train on any number of ranks"
         )
     lock = run.lock
     lock.take()
@@ -80,7 +85,9 @@ def train_next_item(
         lock.release()
 
 
-def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> dict[str, Any]:
+def _choose(
+    config: CatalogueConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Choose the settings of all baselines, and fit the blend of each seed."""
     asked = cuts.validation
     if len(asked) > _TUNED_USERS:
@@ -95,7 +102,8 @@ def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
         ranked = rank(scorer, asked, cuts.items, seen=bool(config.seen), shown=k)
         return float(ranked.of_users(k)["ndcg"].mean())
 
-    for name, grid in counting.grids(cuts.items, cuts.train.times is not None).items():
+    timed = cuts.train.times is not None
+    for name, grid in counting.grids(cuts.items, times=timed, ordered=config.ordered).items():
         best = -1.0
         known: counting.Known = {}
         for settings in grid:
@@ -124,7 +132,7 @@ def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
     }
 
 
-def _models(config: NextItemConfig, run: RunFolder, cuts: Cuts, seed: int) -> dict[str, Scorer]:
+def _models(config: CatalogueConfig, run: RunFolder, cuts: Cuts, seed: int) -> dict[str, Scorer]:
     return {
         method: models.ModelScorer(
             models.load_best(config, method, seed, cuts=cuts, folder=run.training(method, seed))
@@ -147,7 +155,7 @@ class Trained:
         blend's few weights are fitted to the same users.
     """
 
-    config: NextItemConfig
+    config: CatalogueConfig
     cuts: Cuts
     baselines: Mapping[str, Scorer]
     described: Mapping[str, str]
@@ -167,14 +175,14 @@ class Trained:
         return own.label if own else counting.LABELS[name]
 
 
-def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
+def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     """Load a trained run: its models at their best epochs, and the baselines with the settings chosen.
 
     Raises:
       DataError: The run isn't trained to the end.
     """
     config, data = run.load()
-    assert isinstance(config, NextItemConfig)
+    assert isinstance(config, CatalogueConfig)
     cuts = read_cuts(config, data, on_bad)
     file = run.path / CHOSEN
     try:

@@ -17,7 +17,7 @@ from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
 from gmeta.experiment.next_item.models import ModelScorer
 from gmeta.experiment.next_item.recommendations import choose_method
-from gmeta.experiment.next_item.runs import load_next_item
+from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.runs.all_runs import next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
@@ -166,7 +166,7 @@ class _Ranker(tf.keras.Model):
         self.held = list(models)
 
 
-def export_next_item(
+def export_catalogue(
     run: RunFolder,
     out: Path,
     *,
@@ -197,7 +197,7 @@ def export_next_item(
         items.
       DataError: The run isn't trained to the end.
     """
-    trained = load_next_item(run)
+    trained = load_catalogue(run)
     _, scorer = choose_method(trained, method, seed)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
     folder = out / str(next_version(out) if version is None else version)

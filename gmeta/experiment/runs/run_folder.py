@@ -25,10 +25,20 @@ from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
 from gmeta.experiment.plan.next_item_config import NextItemConfig
+from gmeta.experiment.plan.retrieval_config import RetrievalConfig
 
-Config = ExperimentConfig | NextItemConfig
-FAMILIES: Mapping[str, type[Config]] = {"cold-start": ExperimentConfig, "next-item": NextItemConfig}
+Config = ExperimentConfig | NextItemConfig | RetrievalConfig
+FAMILIES: Mapping[str, type[Config]] = {
+    "cold-start": ExperimentConfig,
+    "next-item": NextItemConfig,
+    "retrieval": RetrievalConfig,
+}
 """What `gmeta train --for` names -> the settings of such an experiment."""
+
+
+def family_of(config: Config) -> str:
+    """Return the key of `FAMILIES` of an experiment."""
+    return next(name for name, kind in FAMILIES.items() if isinstance(config, kind))
 
 
 def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> str:
@@ -83,7 +93,7 @@ class RunFolder:
         """
         file = self.path / "config.json"
         begun = {
-            "for": next(name for name, kind in FAMILIES.items() if isinstance(config, kind)),
+            "for": family_of(config),
             "data": str(data.resolve()),
             "data_digest": Manifest.load(data).digest,
             "experiment": to_mapping(config),
@@ -139,7 +149,7 @@ class RunFolder:
         Raises:
           DataError: No run was begun here.
         """
-        return next(name for name, kind in FAMILIES.items() if isinstance(self.load()[0], kind))
+        return family_of(self.load()[0])
 
     @staticmethod
     def _read(file: Path) -> dict[str, Any]:
