@@ -1,4 +1,7 @@
-"""The models of an experiment on the next item: how they are made, trained and asked for scores."""
+"""The models of an experiment that ranks a catalogue: how they are made, trained and asked for scores.
+
+`towers` has what is particular to two-tower models; the rest is of models over sequences, and of both.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.dense_weights import read_dense, write_dense
 from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.core.errors import DataError
-from gmeta.experiment.next_item.counting import Scores
+from gmeta.experiment.next_item import towers
+from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories
-from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
+from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
 from gmeta.initializers import Normal
 from gmeta.io.readers.epoch import count_epochs
@@ -33,9 +38,20 @@ _TIMED = ("hstu", "fuxi")
 _BEST = "best"
 
 
-def build(config: NextItemConfig, method: str, seed: int, cuts: Cuts) -> NextItemModel:
+def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts) -> Any:
     """Build and compile the model of a method, at its initial weights."""
     s = config.methods[method]
+    model = (
+        towers.build(config, s, seed, cuts)
+        if isinstance(s, TwoTowerMethod)
+        else _build(config, s, seed, cuts)
+    )
+    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) -> NextItemModel:
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
     timed = s.model in _TIMED and cuts.train.times is not None
@@ -69,13 +85,11 @@ def build(config: NextItemConfig, method: str, seed: int, cuts: Cuts) -> NextIte
         ks=config.ks,
     )
     model.compile(tf.keras.optimizers.Adam(s.learning_rate, beta_2=_BETA_2))
-    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
-    model.optimizer.build(model.trainable_variables)
     return model
 
 
 def train(
-    config: NextItemConfig,
+    config: CatalogueConfig,
     method: str,
     seed: int,
     *,
@@ -92,6 +106,12 @@ def train(
       How many epochs earlier calls had done.
     """
     settings = config.methods[method]
+    of_towers = isinstance(settings, TwoTowerMethod)
+    training, validation = (
+        (towers.training_batches, towers.validation_batches)
+        if of_towers
+        else (training_batches, validation_batches)
+    )
     model = build(config, method, seed, cuts)
     checkpoints = EpochCheckpoints(folder)
     before = checkpoints.restore(model)
@@ -99,9 +119,9 @@ def train(
     if before < settings.epochs and not _is_over(checkpoints.logged(_by(config)), settings.patience):
         checkpoints.fit(
             model,
-            lambda epoch: training_batches(cuts.train, settings, seed, epoch),
+            lambda epoch: training(cuts.train, settings, seed, epoch),
             epochs=settings.epochs,
-            validation_data=validation_batches(cuts.validation),
+            validation_data=validation(cuts.validation),
             callbacks=[*callbacks, chooser],
             verbose=0,
         )
@@ -130,8 +150,8 @@ class _KeepBest(tf.keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def load_best(config: NextItemConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> NextItemModel:
-    """Load the best epoch of a method.
+def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> Scorer:
+    """Load the best epoch of a method, as what gives scores.
 
     Raises:
       DataError: The method isn't trained to the end.
@@ -150,10 +170,10 @@ def load_best(config: NextItemConfig, method: str, seed: int, *, cuts: Cuts, fol
     best = store.latest()
     assert best is not None  # or `load` has raised
     read_dense(model, best)
-    return model
+    return towers.TowerScorer(model) if isinstance(settings, TwoTowerMethod) else ModelScorer(model)
 
 
-def _by(config: NextItemConfig) -> str:
+def _by(config: CatalogueConfig) -> str:
     """Return what Keras logs and epochs are chosen by."""
     return f"val_ndcg@{config.ks[0]}"
 

@@ -134,9 +134,7 @@ def _choose(
 
 def _models(config: CatalogueConfig, run: RunFolder, cuts: Cuts, seed: int) -> dict[str, Scorer]:
     return {
-        method: models.ModelScorer(
-            models.load_best(config, method, seed, cuts=cuts, folder=run.training(method, seed))
-        )
+        method: models.load_best(config, method, seed, cuts=cuts, folder=run.training(method, seed))
         for method in config.methods
     }
 

@@ -22,10 +22,10 @@ class TwoTowerMethod:
       model: The kind of model.
       user_id: Whether the user tower reads the user's id.
       history: Whether the user tower reads the user's other items.
-      columns: Whether the towers read the columns that describe users and items.
       dim: The width of vectors.
       hidden: The widths of each tower's hidden layers.
-      dropout: The share of a history's items, and of the towers' units, that are dropped in training.
+      item_dropout: The share of a history that the user tower doesn't read in training.
+      dropout: The share of the user vector's numbers that are dropped in training.
       learning_rate: Adam's rate, of rows too.
       weight_decay: AdamW's decay of rows.
       users_per_batch: Users in a step; None: a thirtieth of all, from 32 to 128.
@@ -39,11 +39,11 @@ class TwoTowerMethod:
     model: Literal["two-tower"] = "two-tower"
     user_id: bool = True
     history: bool = True
-    columns: bool = True
     dim: int = 64
     hidden: tuple[int, ...] = ()
+    item_dropout: float = 0.5
     dropout: float = 0.5
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     weight_decay: float = 0.0
     users_per_batch: int | None = None
     negatives: int | None = None
@@ -56,10 +56,15 @@ class TwoTowerMethod:
         for name, value in (counts | {"patience": self.patience}).items():
             if value is not None and value < 1:
                 raise ConfigError(f"method {self.label!r}: {name} must be at least 1, got {value}")
-        if not (self.learning_rate > 0 and 0 <= self.dropout < 1 and self.weight_decay >= 0):
+        if not (self.learning_rate > 0 and self.weight_decay >= 0):
             raise ConfigError(
-                f"method {self.label!r}: learning_rate must be above 0, dropout in [0, 1) and weight_decay "
-                f"from 0 on, got {self.learning_rate}, {self.dropout} and {self.weight_decay}"
+                f"method {self.label!r}: learning_rate must be above 0 and weight_decay from 0 on, got "
+                f"{self.learning_rate} and {self.weight_decay}"
+            )
+        if not (0 <= self.item_dropout < 1 and 0 <= self.dropout < 1):
+            raise ConfigError(
+                f"method {self.label!r}: item_dropout and dropout must be at least 0 and below 1, got "
+                f"{self.item_dropout} and {self.dropout}"
             )
         if not (self.user_id or self.history):
             raise ConfigError(

@@ -24,10 +24,10 @@ from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
-from gmeta.experiment.plan.next_item_config import NextItemConfig
+from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig
 from gmeta.experiment.plan.retrieval_config import RetrievalConfig
 
-Config = ExperimentConfig | NextItemConfig | RetrievalConfig
+Config = ExperimentConfig | CatalogueConfig
 FAMILIES: Mapping[str, type[Config]] = {
     "cold-start": ExperimentConfig,
     "next-item": NextItemConfig,
