@@ -12,7 +12,7 @@ from gmeta.experiment.next_item.counting import Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories
 from gmeta.experiment.plan.next_item_config import CatalogueConfig
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
-from gmeta.initializers import Normal
+from gmeta.initializers import Normal, Zeros
 from gmeta.io.readers.epoch import count_epochs
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import TwoTower
@@ -33,16 +33,20 @@ def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cu
         FeatureConfig(name, TableConfig(name, settings.dim, initializer=initializer), hash=name == USER)
         for name in names
     ]
+    features.append(FeatureConfig("bias", TableConfig("bias", 1, initializer=Zeros())))
     optimizer = AdamW(settings.learning_rate, weight_decay=settings.weight_decay)
     counts = np.bincount(cuts.train.items, minlength=cuts.items)
     model = TwoTower(
         EmbeddingCollection(features, optimizer=optimizer, seed=seed),
         items=cuts.items,
         history="history" if settings.history else None,
+        bias="bias",
         law=settings.law,
         negatives=settings.negatives,
         popularity=None if settings.law == "uniform" else counts,
         hidden=settings.hidden,
+        normalize=settings.temperature is not None,
+        temperature=settings.temperature or 1.0,
         item_dropout=settings.item_dropout,
         dropout=settings.dropout,
         seed=seed,

@@ -51,7 +51,7 @@ class TwoTower(HistoryModel):
     .. math::
        q_u &= f\Big(e_u,\; |H_u|^{-p} \sum_{i \in H_u} h_i,\; \text{columns of } u\Big), \quad
        x_i = g(e_i,\; \text{columns of } i) \\
-       s_{ui} &= \langle q_u, x_i \rangle / \tau
+       s_{ui} &= \langle q_u, x_i \rangle / \tau + b_i
 
     :math:`H_u` is the set of a user's items; their order doesn't matter. Without ``hidden`` layers, a tower
     adds up its inputs, so a model of user ids and item ids alone is a matrix factorization. With them, it
@@ -78,6 +78,8 @@ class TwoTower(HistoryModel):
         user tower doesn't read the history.
       item_columns: Feature -> a column of the catalogue in the order of ``items``: (V,) ids, or ragged (V,
         None) for a feature with a combiner. All other features are columns of users, read from the batch.
+      bias: The feature, of width 1, that embeds a number of each item that is added to its scores. None:
+        there is none. Vectors then have a number more, so that a score is their product as before.
       law: One law of negatives, or several.
       negatives: m, how many negatives are drawn in a step for each drawn law. None: 8,192, or, if the
         catalogue has at most as many items and the law is ``"uniform"``, each item once.
@@ -123,6 +125,7 @@ class TwoTower(HistoryModel):
         item: str = "item",
         history: str | None = None,
         item_columns: Mapping[str, Any] | None = None,
+        bias: str | None = None,
         law: Law | Sequence[Law] = "uniform",
         negatives: int | None = None,
         popularity: Any = None,
@@ -141,19 +144,24 @@ class TwoTower(HistoryModel):
         self.collection = collection
         features = {feature.name: feature for feature in collection.features}
         columns = {} if item_columns is None else dict(item_columns)
-        missing = [each for each in (item, history, *columns) if each is not None and each not in features]
+        missing = [
+            each for each in (item, history, bias, *columns) if each is not None and each not in features
+        ]
         if missing:
             raise ConfigError(
                 f"{name}: the collection lacks {', '.join(missing)}; it has {', '.join(features)}"
             )
-        for each in (item, history):
+        for each in (item, history, bias):
             if each is not None and features[each].combiner is not None:
                 raise ConfigError(
                     f"{name}: feature {each!r} has a combiner, and is read by item: leave it out"
                 )
         self.feature, self.dim = features[item], features[item].width
         self.item, self.time, self.pooled = item, None, history  # Keras has an attribute history
-        self.user_columns = [each for each in features if each not in (item, history, *columns)]
+        self.bias = bias
+        if bias is not None and features[bias].width != 1:
+            raise ConfigError(f"{name}: bias={bias!r} must have width 1, got {features[bias].width}")
+        self.user_columns = [each for each in features if each not in (item, history, bias, *columns)]
         if not self.user_columns and history is None:
             raise ConfigError(f"{name}: the user tower reads nothing: give history=, or a feature of users")
         self.catalogue = Catalogue(items, name, self.feature)
@@ -177,7 +185,7 @@ class TwoTower(HistoryModel):
         self.user_tower, self.item_tower = (self._tower(of) for of in ("user_tower", "item_tower"))
         self.ranking = Retrieval(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
-        if not self.hidden and len({features[each].width for each in features}) > 1:
+        if not self.hidden and len({features[each].width for each in features if each != bias}) > 1:
             raise ConfigError(
                 f"{name}: without hidden layers a tower adds up its inputs, and the features have the widths "
                 f"{', '.join(f'{each} {features[each].width}' for each in features)}: make them alike"
@@ -270,7 +278,10 @@ class TwoTower(HistoryModel):
         self.catalogue.count(batch.right.values)
         vectors = self.collection(self._wanted(x, batch), training=True)
         queries = self._user_vectors(vectors, batch.kept, training=True)
-        scores = tf.matmul(queries, self._item_vectors(vectors), transpose_b=True) / self.temperature
+        scores = (
+            tf.matmul(queries, self._item_vectors(vectors, training=True), transpose_b=True)
+            / self.temperature
+        )
         losses = set_softmax(
             scores,
             _holds(batch.known, batch.candidates),
@@ -361,7 +372,8 @@ class TwoTower(HistoryModel):
     def _of_items(self, numbers: tf.Tensor) -> dict[str, Any]:
         """Return the inputs of the item tower's features."""
         columns = {name: tf.gather(column, numbers) for name, column in self.item_columns.items()}
-        return {self.item: self.catalogue.keys(numbers), **columns}
+        keys = self.catalogue.keys(numbers)
+        return {self.item: keys, **columns, **({} if self.bias is None else {self.bias: keys})}
 
     def _of_user(self, x: Mapping[str, Any], kept: Jagged) -> dict[str, Any]:
         """Return the inputs of the user tower's features."""
@@ -395,11 +407,17 @@ class TwoTower(HistoryModel):
         if training and self.dropout:
             seeds = tf.stack([tf.constant(self.seed + 1, tf.int64), tf.cast(self.step_number, tf.int64)])
             found = tf.nn.experimental.stateless_dropout(found, self.dropout, seeds)
-        return found
+        if self.bias is None:
+            return found
+        return tf.concat([found, tf.fill([tf.shape(found)[0], 1], self.temperature)], axis=1)
 
-    def _item_vectors(self, vectors: Mapping[str, tf.Tensor], training: bool = True) -> tf.Tensor:
-        return self._join(
-            [vectors[name] for name in (self.item, *self.item_columns)], self.item_tower, training
+    def _item_vectors(self, vectors: Mapping[str, tf.Tensor], training: bool) -> tf.Tensor:
+        inputs = [vectors[name] for name in (self.item, *self.item_columns)]
+        found = self._join(inputs, self.item_tower, training)
+        return (
+            found
+            if self.bias is None
+            else tf.concat([found, tf.cast(vectors[self.bias], tf.float32)], axis=1)
         )
 
     def _join(self, inputs: Sequence[tf.Tensor], tower: Any, training: bool) -> tf.Tensor:
@@ -409,16 +427,7 @@ class TwoTower(HistoryModel):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this model, in a form that JSON can hold."""
-        names = (
-            "item",
-            "negatives",
-            "hidden",
-            "pooling",
-            "item_dropout",
-            "dropout",
-            "temperature",
-            "normalize",
-        )
+        names = ("item", "bias", "negatives", "hidden", "pooling", "item_dropout", "dropout", "temperature")
         return {
             "collection": tf.keras.saving.serialize_keras_object(self.collection),
             "items": self.catalogue.config,
@@ -431,7 +440,7 @@ class TwoTower(HistoryModel):
             "popularity": None if self.popularity is None else self.popularity.numpy().tolist(),
             "max_length": self.read_length,
             "ks": self.ranking.ks,
-            **{name: getattr(self, name) for name in (*names, "seed", "name")},
+            **{name: getattr(self, name) for name in (*names, "normalize", "seed", "name")},
         }
 
     @classmethod
