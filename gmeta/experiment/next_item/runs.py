@@ -121,7 +121,7 @@ def _choose(
         for name, scorer in own.items():
             found.setdefault(name, []).append(measured(scorer))
         if config.blend:
-            blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed)
+            blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed, sets=config.SETS)
             say(f"blend, seed {seed}: {blend.describe()}")
             blends[str(seed)] = blend.to_json()
             found.setdefault(BLEND, []).append(measured(blend.of({**own, **fitted})))

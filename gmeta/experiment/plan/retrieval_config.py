@@ -44,7 +44,7 @@ class TwoTowerMethod:
     temperature: float | None = 0.2
     hidden: tuple[int, ...] = ()
     item_dropout: float = 0.5
-    dropout: float = 0.5
+    dropout: float = 0.3
     learning_rate: float = 3e-3
     weight_decay: float = 0.0
     users_per_batch: int | None = None
