@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.ops import Jagged, jagged
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -35,7 +34,7 @@ class Retrieval(tf.keras.metrics.Metric):
 
     Example:
       >>> metric = Retrieval(ks=[2])
-      >>> metric.update_state(Jagged(tf.constant([1, 5, 9, 3]), tf.constant([0, 3, 4], tf.int64)))
+      >>> metric.update_state(tf.ragged.constant([[1, 5, 9], [3]]))
       >>> {name: round(float(value), 3) for name, value in metric.result().items()}
       {'hr@2': 0.5, 'recall@2': 0.167, 'ndcg@2': 0.307}
     """
@@ -53,15 +52,15 @@ class Retrieval(tf.keras.metrics.Metric):
         self.users = self.add_weight(name="users", initializer="zeros")
 
     @tf.autograph.experimental.do_not_convert
-    def update_state(self, ranks: Jagged) -> None:
+    def update_state(self, ranks: tf.RaggedTensor) -> None:
         """Add users.
 
         Args:
-          ranks: By user, the ranks of its right items, integers from 1 on; 0 for what isn't finite, which
-            makes all results nan until the next reset.
+          ranks: (users, None) the ranks of each user's right items, integers from 1 on; 0 for what isn't
+            finite, which makes all results nan until the next reset.
         """
-        users = tf.size(jagged.lengths(ranks))
-        owner, count = jagged.row_ids(ranks), tf.cast(jagged.lengths(ranks), tf.float64)
+        users, owner = ranks.nrows(), ranks.value_rowids()
+        count = tf.cast(ranks.row_lengths(), tf.float64)
         rank = tf.cast(ranks.values, tf.float64)[:, tf.newaxis]
         rank = tf.where(rank >= 1, rank, float("nan"))
         ks = tf.constant(self.ks, tf.float64)

@@ -215,7 +215,8 @@ class Measured:
 
     Attributes:
       trained: The run.
-      test: Whether items seen are ranked -> name -> seeds -> the ranks; a baseline has one.
+      test: Whether items seen are ranked (of sets, they aren't) -> name -> seeds -> the ranks; a baseline
+        has one.
     """
 
     trained: Trained
@@ -234,6 +235,6 @@ def measure(trained: Trained) -> Measured:
             name: [rank(each, cuts.test, cuts.items, seen=seen, shown=shown) for each in seeds]
             for name, seeds in scorers.items()
         }
-        for seen in (bool(config.seen), not config.seen)
+        for seen in ((False,) if config.SETS else (bool(config.seen), not config.seen))
     }
     return Measured(trained, test)

@@ -245,7 +245,9 @@ def export_catalogue(
         items = tf.where(tf.math.is_inf(best), tf.constant(-1, tf.int64), tf.gather(known, chosen))
         return {"items": items, "scores": best}
 
-    return export_model(_Ranker(held), folder, signatures={"recommend": Signature(answer, inputs)})
+    return export_model(
+        _Ranker(held), folder, signatures={"recommend": Signature(answer, inputs)}, text_ids=False
+    )
 
 
 def _parts(scorer: Scorer) -> list[Scorer]:

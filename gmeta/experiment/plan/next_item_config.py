@@ -97,7 +97,8 @@ class CatalogueConfig:
         until none is left.
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and user order.
       ks: The numbers of items shown, for metrics; epochs are chosen by NDCG at the first.
-      seen: Whether the table ranks items that the history has. The report has both tables.
+      seen: Whether the table ranks items that the history has. If users' items aren't sets, the report has
+        both tables.
       blend: Whether to fit the blend of all models and baselines too.
       methods: Method name -> how it is trained.
     """

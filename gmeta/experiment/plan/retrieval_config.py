@@ -105,7 +105,16 @@ class RetrievalConfig(CatalogueConfig):
     SETS: ClassVar[bool] = True
 
     protocol: Protocol = "random"
+    seen: bool | None = False
     methods: Mapping[str, TwoTowerMethod] = field(default_factory=default_methods)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seen:
+            raise ConfigError(
+                "seen: in retrieval, an item counts once for each user, and nothing that the user has is "
+                "asked for: leave it out"
+            )
 
     @property
     def title(self) -> str:

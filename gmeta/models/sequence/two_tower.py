@@ -11,7 +11,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses.multi_task import mean_loss
-from gmeta.losses.set_softmax import set_softmax
+from gmeta.losses.set_loss import set_softmax
 from gmeta.metrics.next_item import catalogue_ranks
 from gmeta.metrics.retrieval import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
@@ -59,7 +59,7 @@ class TwoTower(HistoryModel):
 
     In training, all items of a user are right, and the user tower reads a random part of them, as a denoising
     autoencoder does. The loss is a softmax over the right item and negatives that the user doesn't have
-    (`gmeta.losses.set_softmax.set_softmax`). ``law`` determines the negatives: ``"in-batch"``: the right
+    (`gmeta.losses.set_loss.set_softmax`). ``law`` determines the negatives: ``"in-batch"``: the right
     items of the batch's other users, with Yi et al.'s correction by log Q; ``"uniform"``: drawn evenly;
     ``"popularity"``: drawn in proportion to how often items occur, with the same correction. Several laws
     may be given together.
@@ -315,7 +315,7 @@ class TwoTower(HistoryModel):
             seen = tf.gather(jagged.to_ragged(self._numbers(x)), owner)
             queries = tf.gather(self(x, training=False), owner)
             ranks = catalogue_ranks(queries, self.item_vectors(), right.values, seen=seen)
-            self.ranking.update_state(right._replace(values=ranks))
+            self.ranking.update_state(jagged.to_ragged(right._replace(values=ranks)))
             return step.end_forward(self.ranking.result())
 
     def _split(self, data: Any) -> tuple[Mapping[str, Any], Jagged | None]:
