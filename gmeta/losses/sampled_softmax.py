@@ -288,7 +288,7 @@ def popularity_negatives(shape: int | Sequence[int], shares: Any, *, seed: int, 
       int64 of that shape, from 0 to V - 1.
 
     Example:
-      >>> popularity_negatives(6, [0, 90, 10], seed=1, step=7).numpy()
+      >>> popularity_negatives(6, [0, 60, 40], seed=1, step=7).numpy()
       array([1, 1, 1, 2, 1, 1])
     """
     sums = tf.cumsum(tf.cast(shares, tf.float64))

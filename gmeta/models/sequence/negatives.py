@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -143,3 +144,109 @@ def log_expected(
 
 
 _LEAST = 1e-20  # of an item that never occurs, and that no law draws
+
+
+# Candidates for users whose right items are several: the right ones, and negatives by one law or more.
+
+_NEGATIVES = 8192
+
+
+class Candidates(NamedTuple):
+    """Items that the users of a step are held against.
+
+    Attributes:
+      numbers: (c,) int64, each once, ascending.
+      log_counts: (c,) the log of how often each counts as a negative; -inf for a right item alone.
+      log_q: (c,) the log of how often each is expected to; None if that is the same for all.
+    """
+
+    numbers: tf.Tensor
+    log_counts: tf.Tensor
+    log_q: tf.Tensor | None
+
+
+class CandidateDraw:
+    """Draws the candidates of a step, by one law of negatives or several together.
+
+    Args:
+      owner: The name that messages begin with.
+      law: A `Law`, or several.
+      count: m, how many negatives are drawn for each drawn law. None: 8,192; of the law ``"uniform"``, each
+        item once if there are at most as many.
+      popularity: (V,) how often each item occurs in training, or None.
+      items: V.
+      seed: Of the draws.
+
+    Raises:
+      ConfigError: A setting is invalid, or a law needs ``popularity``.
+    """
+
+    def __init__(
+        self, owner: str, law: Law | Sequence[Law], count: int | None, popularity: Any, items: int, seed: int
+    ) -> None:
+        self.laws: tuple[str, ...] = (law,) if isinstance(law, str) else tuple(law)
+        if not self.laws or len(set(self.laws)) < len(self.laws) or not {*self.laws} <= {*get_args(Law)}:
+            raise ConfigError(
+                f"{owner}: law must be 'in-batch', 'uniform' or 'popularity', or several of them, got {law!r}"
+            )
+        self.in_batch = "in-batch" in self.laws
+        if popularity is None and self.in_batch:
+            raise ConfigError(
+                f"{owner}: the law 'in-batch' needs popularity=, how often each item occurs in training, "
+                "which its loss corrects for"
+            )
+        self.shares = popularity_shares(
+            owner,
+            popularity,
+            items,
+            law="popularity" if "popularity" in self.laws else "uniform",
+            in_batch=self.in_batch,
+        )
+        self.count, self.items = count, items
+        number = _NEGATIVES if count is None else count
+        self.draws = {
+            each: NegativeDraw(
+                owner, number, "step", items, seed, self.shares if each == "popularity" else None
+            )
+            for each in self.laws
+            if each != "in-batch"
+        }
+        self.whole = count is None and items <= _NEGATIVES
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings by the names of a model's arguments, in a form that JSON can hold."""
+        shares = None if self.shares is None else self.shares.numpy().tolist()
+        return {"law": list(self.laws), "negatives": self.count, "popularity": shares}
+
+    def __call__(self, right: Jagged, step: Any) -> Candidates:
+        """Draw the candidates.
+
+        Args:
+          right: The numbers of the right items, by user.
+          step: The step of the training.
+        """
+        found = [right.values]
+        counted = [tf.fill(tf.shape(right.values), 1.0 if self.in_batch else 0.0)]
+        for law, draw in self.draws.items():
+            once = law == "uniform" and self.whole
+            found.append(tf.range(self.items, dtype=tf.int64) if once else draw(right, step))
+            counted.append(tf.ones_like(found[-1], tf.float32))
+        every = tf.concat(found, axis=0)
+        numbers = tf.unique(tf.sort(every)).y
+        places = tf.searchsorted(numbers, every, out_type=tf.int64)
+        counts = tf.math.unsorted_segment_sum(tf.concat(counted, axis=0), places, tf.size(numbers))
+        return Candidates(numbers, tf.math.log(counts), self._log_q(numbers, tf.size(right.values)))
+
+    def _log_q(self, numbers: tf.Tensor, samples: tf.Tensor) -> tf.Tensor | None:
+        if self.shares is None:
+            return None
+        draws: list[NegativeDraw | None] = [*self.draws.values()] or [None]
+        # The right items count once: with the first of the drawn laws, or alone.
+        parts = [
+            log_expected(
+                self.shares, numbers, samples=samples, draw=draw, in_batch=self.in_batch and draw is draws[0]
+            )
+            for draw in draws
+        ]
+        return tf.reduce_logsumexp(tf.stack(parts), axis=0)

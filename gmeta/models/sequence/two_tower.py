@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,11 +16,10 @@ from gmeta.metrics.next_item import catalogue_ranks
 from gmeta.metrics.retrieval import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 from gmeta.models.sequence.history_model import HistoryModel
-from gmeta.models.sequence.negatives import Law, NegativeDraw, log_expected, popularity_shares
+from gmeta.models.sequence.negatives import CandidateDraw, Candidates, Law
 from gmeta.ops import Jagged, jagged
 from gmeta.training.rank_steps import rank_step
 
-_NEGATIVES = 8192
 _WHOLE = 2**31  # a history's longest length
 
 
@@ -31,17 +30,13 @@ class _Batch(NamedTuple):
       known: The numbers of all items of each user, right ones too.
       kept: Those that the user tower reads.
       right: The right items.
-      candidates: (c,) numbers, each once, ascending.
-      log_counts: (c,) the log of how often each counts as a negative.
-      log_q: (c,), or None.
+      candidates: The right items and the negatives of all users.
     """
 
     known: Jagged
     kept: Jagged
     right: Jagged
-    candidates: tf.Tensor
-    log_counts: tf.Tensor
-    log_q: tf.Tensor | None
+    candidates: Candidates
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -166,7 +161,7 @@ class TwoTower(HistoryModel):
             raise ConfigError(f"{name}: the user tower reads nothing: give history=, or a feature of users")
         self.catalogue = Catalogue(items, name, self.feature)
         self.item_columns = {each: _column(name, each, columns[each], self.items) for each in columns}
-        self._set_negatives(law, negatives, popularity, seed)
+        self.negatives = CandidateDraw(name, law, negatives, popularity, self.items, seed)
         self.pooling = finite_number(f"{name}: pooling", pooling)
         self.item_dropout, self.dropout = (
             _share(f"{name}: {what}", value)
@@ -197,33 +192,6 @@ class TwoTower(HistoryModel):
             for tower, read in towers:
                 tower.build([None, sum(features[each].width for each in read)])
         self.built = True
-
-    def _set_negatives(self, law: Any, negatives: int | None, popularity: Any, seed: int) -> None:
-        self.laws: tuple[str, ...] = (law,) if isinstance(law, str) else tuple(law)
-        if not self.laws or len(set(self.laws)) < len(self.laws) or not {*self.laws} <= {*get_args(Law)}:
-            raise ConfigError(
-                f"{self.name}: law must be 'in-batch', 'uniform' or 'popularity', or several of them, got "
-                f"{law!r}"
-            )
-        if popularity is None and "in-batch" in self.laws:
-            raise ConfigError(
-                f"{self.name}: the law 'in-batch' needs popularity=, how often each item occurs in training, "
-                "which its loss corrects for"
-            )
-        drawn = "popularity" if "popularity" in self.laws else "uniform"
-        self.popularity = popularity_shares(
-            self.name, popularity, self.items, law=drawn, in_batch="in-batch" in self.laws
-        )
-        self.negatives = negatives
-        count = _NEGATIVES if negatives is None else negatives
-        self.draws = {
-            each: NegativeDraw(
-                self.name, count, "step", self.items, seed, self.popularity if each == "popularity" else None
-            )
-            for each in self.laws
-            if each != "in-batch"
-        }
-        self.all_items = negatives is None and self.items <= _NEGATIVES and "uniform" in self.laws
 
     def _tower(self, name: str) -> tf.keras.layers.Layer | None:
         if not self.hidden:
@@ -275,6 +243,7 @@ class TwoTower(HistoryModel):
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of the right items, and their number."""
         x, batch = self._read(data)
+        candidates = batch.candidates
         self.catalogue.count(batch.right.values)
         vectors = self.collection(self._wanted(x, batch), training=True)
         queries = self._user_vectors(vectors, batch.kept, training=True)
@@ -284,11 +253,11 @@ class TwoTower(HistoryModel):
         )
         losses = set_softmax(
             scores,
-            _holds(batch.known, batch.candidates),
+            _holds(batch.known, candidates.numbers),
             jagged.row_ids(batch.right),
-            tf.searchsorted(batch.candidates, batch.right.values, out_type=tf.int64),
-            log_counts=batch.log_counts,
-            log_q=batch.log_q,
+            tf.searchsorted(candidates.numbers, batch.right.values, out_type=tf.int64),
+            log_counts=candidates.log_counts,
+            log_q=candidates.log_q,
         )
         loss, samples = mean_loss(losses), tf.size(losses)
 
@@ -343,31 +312,7 @@ class TwoTower(HistoryModel):
         seeds = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(self.step_number, tf.int64)])
         drawn = tf.random.stateless_uniform(tf.shape(history.values), seeds)
         kept = _some(history, drawn >= self.item_dropout)
-        found = [right.values]
-        counted = [tf.fill(tf.shape(right.values), 1.0 if "in-batch" in self.laws else 0.0)]
-        for law, draw in self.draws.items():
-            whole = law == "uniform" and self.all_items
-            found.append(tf.range(self.items, dtype=tf.int64) if whole else draw(right, self.step_number))
-            counted.append(tf.ones_like(found[-1], tf.float32))
-        candidates = tf.unique(tf.sort(tf.concat(found, axis=0))).y
-        every = tf.searchsorted(candidates, tf.concat(found, axis=0), out_type=tf.int64)
-        counts = tf.math.unsorted_segment_sum(tf.concat(counted, axis=0), every, tf.size(candidates))
-        return x, _Batch(known, kept, right, candidates, tf.math.log(counts), self._log_q(candidates, right))
-
-    def _log_q(self, candidates: tf.Tensor, right: Jagged) -> tf.Tensor | None:
-        if self.popularity is None:
-            return None
-        expected = [
-            log_expected(
-                self.popularity,
-                candidates,
-                samples=tf.size(right.values),
-                draw=draw,
-                in_batch=number == 0 and "in-batch" in self.laws,
-            )
-            for number, draw in enumerate([*self.draws.values()] or [None])
-        ]
-        return tf.reduce_logsumexp(tf.stack(expected), axis=0)
+        return x, _Batch(known, kept, right, self.negatives(right, self.step_number))
 
     def _of_items(self, numbers: tf.Tensor) -> dict[str, Any]:
         """Return the inputs of the item tower's features."""
@@ -385,7 +330,7 @@ class TwoTower(HistoryModel):
 
     def _wanted(self, x: Mapping[str, Any], batch: _Batch) -> dict[str, Any]:
         """Return the input of a step's lookup."""
-        return {**self._of_user(x, batch.kept), **self._of_items(batch.candidates)}
+        return {**self._of_user(x, batch.kept), **self._of_items(batch.candidates.numbers)}
 
     def _vectors_of(self, inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Look up the features of one tower; those of the other get no ids."""
@@ -427,7 +372,7 @@ class TwoTower(HistoryModel):
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this model, in a form that JSON can hold."""
-        names = ("item", "bias", "negatives", "hidden", "pooling", "item_dropout", "dropout", "temperature")
+        names = ("item", "bias", "hidden", "pooling", "item_dropout", "dropout", "temperature")
         return {
             "collection": tf.keras.saving.serialize_keras_object(self.collection),
             "items": self.catalogue.config,
@@ -436,8 +381,7 @@ class TwoTower(HistoryModel):
                 for name, column in self.item_columns.items()
             },
             "history": self.pooled,
-            "law": list(self.laws),
-            "popularity": None if self.popularity is None else self.popularity.numpy().tolist(),
+            **self.negatives.config,
             "max_length": self.read_length,
             "ks": self.ranking.ks,
             **{name: getattr(self, name) for name in (*names, "normalize", "seed", "name")},
