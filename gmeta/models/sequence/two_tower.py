@@ -151,6 +151,10 @@ class TwoTower(HistoryModel):
                 raise ConfigError(
                     f"{name}: feature {each!r} has a combiner, and is read by item: leave it out"
                 )
+            if each is not None and features[each].hash != features[item].hash:
+                raise ConfigError(
+                    f"{name}: features {item!r} and {each!r} read the same ids: give both one hash="
+                )
         self.feature, self.dim = features[item], features[item].width
         self.item, self.time, self.pooled = item, None, history  # Keras has an attribute history
         self.bias = bias

@@ -144,6 +144,29 @@ def test_it_trains_alike_with_a_pipeline_and_from_a_file(tmp_path):
     np.testing.assert_array_equal(loaded.predict(batch, verbose=0), model.predict(batch, verbose=0))
 
 
+def test_an_export_answers_what_the_model_does(tmp_path):
+    from gmeta.export import export_model
+
+    texts = np.array([f"sku/{n}" for n in range(ITEMS)])
+    features = [
+        FeatureConfig(name, dim=DIM, hash=name != "user") for name in ("user", "item", "history", "club")
+    ]
+    model = TwoTower(EmbeddingCollection(features), items=texts, history="history")
+    model.compile("adam")
+    batch = users(6)
+    own = [[texts[item] for item in items] for items in batch["item"].to_list()]
+    batch = {"user": batch["user"], "item": tf.ragged.constant(own), "club": tf.constant(["a", "b"] * 3)}
+    model.fit(tf.data.Dataset.from_tensors(batch), epochs=2, verbose=0)
+    export_model(model, tmp_path / "1")
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures
+    padded = {**batch, "item": tf.ragged.constant([[*items, "sku/new"] for items in own]).to_tensor("")}
+    answer = served["recommend"](**padded)
+    items, scores = model.recommend(batch, 10)
+    np.testing.assert_array_equal(answer["items"], items)
+    np.testing.assert_allclose(answer["scores"], scores, rtol=1e-5)
+    np.testing.assert_allclose(served["query"](**padded)["query"], model.predict(batch, verbose=0), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
