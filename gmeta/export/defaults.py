@@ -30,10 +30,10 @@ def default_signatures(
     """Choose the signatures of a model by its class.
 
     A `MetaModel` or a `MetaGRM` has those of `gmeta.export.meta_models`, and a `GRM`, a `NextItemModel`, a
-    `TwoTower`, a `GenerativeRetriever` or a `FlatRetriever` those of `gmeta.export.sequence_models`. Any other
-    model has one signature, its own call with ``training=False``. The inputs of that signature are a functional model's
-    inputs, or else the features of the model's embedding collections; its answer is the same as that of
-    `predict`.
+    `TwoTower`, a `GenerativeRetriever` or a `FlatRetriever` those of `gmeta.export.sequence_models`. Any
+    other model has one signature, its own call with ``training=False``. The inputs of that signature are a
+    functional model's inputs, or else the features of the model's embedding collections; its answer is the
+    same as that of `predict`.
 
     Args:
       model: The model.
