@@ -41,7 +41,7 @@ PUBLIC = {
     "gmeta.metrics": "AUC GAUC NDCG NextItem UserGAUC",
     "gmeta.models": (
         "CBML DCN FlatRetriever GRM GenerativeRetriever JointOptimizer MetaGRM MetaModel Model NextItemModel "
-        "TaskLearner dlrm factor_ridge max_tokens melu"
+        "TaskLearner TwoTower dlrm factor_ridge max_tokens melu"
     ),
     "gmeta.ops": (
         "AttentionMask HashTable Jagged RelativeBias bias_attention hash_ids hash_text hstu_attention "

@@ -27,7 +27,7 @@ COMMANDS = {
     "launch": "Run a program of yours on several ranks.",
     "workers": "Read data for processes that train, here or on other machines.",
     "evaluate": "Measure what a run has learned, and write the report.",
-    "recommend": "Write the likeliest next items of users.",
+    "recommend": "Write the likeliest items of users.",
     "predict": "Score the rows of new files with a run.",
     "semantic-ids": "Make codes of items out of their vectors, for generative retrieval.",
     "export": "Write a trained model for TensorFlow Serving.",

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
     """Measure what a run has learned, and write the report.
 
-    Of a run for the next item, the command ranks the whole catalogue for each user of the test, with and
-    without the items that the user has seen, beside baselines. Of a run for ranking, it measures the rows of
-    the test: log loss, AUC, GAUC and calibration, or errors of numbers.
+    Of a run for the next item or retrieval, the command ranks the whole catalogue for each user of the test,
+    with and without the items that the user has seen, beside baselines. Of a run for ranking, it measures the
+    rows of the test: log loss, AUC, GAUC and calibration, or errors of numbers.
 
     Of a run for cold start, it measures the tasks of every test split before adaptation and after several
     inner steps, over all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence
@@ -74,7 +74,7 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
     click.echo(f"report: {write_report(evaluation, run.path)}")
 
 
-def _evaluate_next_item(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
+def _evaluate_catalogue(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
     import json
 
     from rich.console import Console
@@ -110,5 +110,9 @@ def _evaluate_ranking(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> 
     click.echo(f"report: {write_report(results, run.path)}")
 
 
-_EVALUATE = {"next-item": _evaluate_next_item, "ranking": _evaluate_ranking}
+_EVALUATE = {
+    "next-item": _evaluate_catalogue,
+    "retrieval": _evaluate_catalogue,
+    "ranking": _evaluate_ranking,
+}
 """Family of runs -> what evaluates one, besides cold start."""

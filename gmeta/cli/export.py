@@ -22,8 +22,8 @@ from gmeta.cli.options import refuse_options, run_option, seen_option
 )
 @click.option(
     "--method",
-    help="Which method of the run; of a run for next-item or ranking, a baseline too.  [default: the first; "
-    "for next-item and ranking the best in validation]",
+    help="Which method of the run; of a run for next-item, retrieval or ranking, a baseline too.  [default: "
+    "for cold start the first; else the best in validation]",
 )
 @click.option("--seed", type=int, help="Which of its seeds.  [default: the first]")
 @click.option(
@@ -59,7 +59,7 @@ from gmeta.cli.options import refuse_options, run_option, seen_option
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="Items of an answer, for next-item.",
+    help="Items of an answer, for next-item and retrieval.",
 )
 @seen_option
 @click.pass_context
@@ -79,12 +79,12 @@ def command(
 ) -> None:
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
-    The SavedModel has TensorFlow's own ops only. Of a run for next-item it has one signature, `recommend`:
-    it takes histories, a matrix of ids padded with -1, or of the texts that gmeta prepare hashed, and
-    returns the likeliest next items with their scores, texts and titles. Of a run for ranking it has one,
-    `predict`: it takes the columns of rows and returns their scores. Of a run for cold start it has three:
-    `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a new task's
-    samples with their labels and returns the adapted weights, as bytes to keep; `predict_with` takes
+    The SavedModel has TensorFlow's own ops only. Of a run for next-item or retrieval it has one signature,
+    `recommend`: it takes histories, a matrix of ids padded with -1, or of the texts that gmeta prepare
+    hashed, and returns the likeliest items with their scores, texts and titles. Of a run for ranking it has
+    one, `predict`: it takes the columns of rows and returns their scores. Of a run for cold start it has
+    three: `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a new
+    task's samples with their labels and returns the adapted weights, as bytes to keep; `predict_with` takes
     features and those bytes. Clients send a feature with several ids per sample as a matrix, its rows
     padded with -1. OUT/VERSION appears whole or not at all.
     """
@@ -98,10 +98,10 @@ def command(
         from gmeta.experiment.ranking.served import export_ranking
 
         exported = export_ranking(run, out, method=method, seed=seed, version=model_version)
-    elif family == "next-item":
-        from gmeta.experiment.next_item.served import export_next_item
+    elif family in ("next-item", "retrieval"):
+        from gmeta.experiment.next_item.served import export_catalogue
 
-        exported = export_next_item(
+        exported = export_catalogue(
             run,
             out,
             method=method,
@@ -136,5 +136,6 @@ def _list(tensors: Mapping[str, str]) -> str:
 _OF_FAMILY = {
     "cold-start": ("unknown", "steps", "dtype", "stale"),
     "next-item": ("k", "seen"),
+    "retrieval": ("k", "seen"),
 }
-"""Family of runs -> the options that no other one takes."""
+"""Family of runs -> the options that it takes and not every family does."""

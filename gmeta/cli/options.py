@@ -22,7 +22,7 @@ DATA = Path("data")
 RUN = Path("runs/default")
 """The default folder of a run."""
 
-FAMILY = click.Choice(["cold-start", "next-item", "ranking"])
+FAMILY = click.Choice(["cold-start", "ranking", "next-item", "retrieval"])
 """The values of ``--for``."""
 
 run_option = click.option(
@@ -45,7 +45,8 @@ on_bad_option = click.option(
 seen_option = click.option(
     "--seen/--no-seen",
     default=None,
-    help="For next-item, whether items of a history may be shown again.  [default: as the run was measured]",
+    help="For next-item and retrieval, whether items of a history may be shown again.  [default: as the run "
+    "was measured]",
 )
 
 
@@ -66,21 +67,22 @@ def find_data(own: Path) -> Path:
 
 
 def refuse_options(context: click.Context, of_family: Mapping[str, Sequence[str]], family: str) -> None:
-    """Refuse options that only runs of another family take.
+    """Refuse options that only runs of other families take.
 
     Args:
       context: The command's.
-      of_family: Family of runs -> the parameters that no other one takes.
+      of_family: Family of runs -> the parameters that it takes and not every family does.
       family: The family of the run.
 
     Raises:
       ConfigError: One of them is given.
     """
-    for other, names in of_family.items():
-        for name in names if other != family else ():
-            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-                flag = next(each.opts[-1] for each in context.command.params if each.name == name)
-                raise ConfigError(f"{flag} is for runs of {other}, and this is one of {family}: leave it out")
+    own = of_family.get(family, ())
+    for name in dict.fromkeys(name for names in of_family.values() for name in names if name not in own):
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            flag = next(each.opts[-1] for each in context.command.params if each.name == name)
+            others = " and ".join(other for other, names in of_family.items() if name in names)
+            raise ConfigError(f"{flag} is for runs of {others}, and this is one of {family}: leave it out")
 
 
 def engine_options(command: F) -> F:

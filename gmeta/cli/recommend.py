@@ -1,4 +1,4 @@
-"""``gmeta recommend``: writes the likeliest next items of users."""
+"""``gmeta recommend``: writes the likeliest items of users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(
     seen: bool | None,
     out: Path,
 ) -> None:
-    """Write the likeliest next items of users, by all that the data set knows of them.
+    """Write the likeliest items of users, by all that the data set knows of them.
 
     The Parquet file has a row for each user: its id, under the data set's name of users; items, a list of
     ids, the likeliest first; and scores. If the data set keeps texts, the user's text and the items' texts
@@ -49,8 +49,10 @@ def command(
     from gmeta.experiment.runs.run_folder import RunFolder
 
     run = RunFolder(run_path)
-    if run.family != "next-item":
-        raise ConfigError(f"{run_path} is a run of {run.family}: train one with gmeta train --for next-item")
+    if run.family not in ("next-item", "retrieval"):
+        raise ConfigError(
+            f"{run_path} is a run of {run.family}: train one with gmeta train --for next-item or retrieval"
+        )
     name, users = write_recommendations(
         run,
         out,

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     "--for",
     "family",
     type=FAMILY,
-    help="What to learn: the label of a new user's rows, the next item of a user's history, or the label of "
-    "any row.  [default: next-item for data that were prepared without a label; ranking for data without "
-    "users; else cold-start]",
+    help="What to learn: the label of a new user's rows, the next item of a user's history, which items a "
+    "user takes in any order, or the label of any row.  [default: next-item for data that were prepared "
+    "without a label; ranking for data without users; else cold-start]",
 )
 @click.option(
     "--budget",
@@ -84,15 +84,16 @@ def command(
     columns, and prints its choices; --config and --set override them. Settings of methods are chosen by
     trials on training tasks. Without a label, or with --for next-item, it learns which item comes next in a
     user's history: SASRec and HSTU beside sequential rules, item neighbours, EASE and implicit ALS, and a
-    blend of all of them. With --for ranking, or without users, it learns the label from the ids and numbers
-    of a row: DCN-v2, DLRM and a factorisation machine beside linear models and matrix factorisation, and a
-    blend of all of them.
+    blend of all of them. With --for retrieval, it learns which items belong to a user, whatever their order:
+    a two-tower model beside item neighbours, RP3beta, EASE and implicit ALS, and a blend; it needs no times.
+    With --for ranking, or without users, it learns the label from the ids and numbers of a row: DCN-v2, DLRM
+    and a factorisation machine beside linear models and matrix factorisation, and a blend of all of them.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
     """
     if start_ranks(size, elastic=elastic_of(size, elastic, min_np, script)):
-        _finish_next_item(run_path, on_bad)
+        _finish_catalogue(run_path, on_bad)
         return
     # Imported here, so that `gmeta train --help` doesn't wait for TensorFlow.
     from rich.console import Console
@@ -115,12 +116,12 @@ def command(
     if chosen != "cold-start":
         if checkpoint_every is not None:
             raise ConfigError(f"--checkpoint-every: training for {chosen} saves after each epoch alone")
-        if budget is not None and chosen == "next-item":
-            raise ConfigError("--budget isn't for next-item, where validation ends each training")
+        if budget is not None and chosen != "ranking":
+            raise ConfigError(f"--budget isn't for {chosen}, where validation ends each training")
         if chosen == "ranking":
             _train_ranking(settings, run, data, where, on_bad)
         else:
-            _train_next_item(settings, run, data, where, on_bad, finish=size is not None)
+            _train_catalogue(chosen, settings, run, data, where, on_bad, finish=size is not None)
         return
     if named is None and world().rank == 0 and Manifest.load(data).config.get("table"):
         click.echo("learns to predict for new users; --for ranking learns from all rows", err=True)
@@ -147,41 +148,49 @@ def command(
         _point_to_evaluate(run.path)
 
 
-def _train_next_item(
-    settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad, finish: bool
+def _train_catalogue(
+    family: str,
+    settings: Mapping[str, Any],
+    run: RunFolder,
+    data: Path,
+    where: str,
+    on_bad: OnBad,
+    finish: bool,
 ) -> None:
     """Train; ``finish`` says that the process that has started the ranks finishes the run."""
     from rich.console import Console
 
     from gmeta.core.collectives import check_agreement, world
     from gmeta.core.settings import to_mapping
-    from gmeta.experiment.next_item.plan import plan_next_item
-    from gmeta.experiment.next_item.runs import train_next_item
+    from gmeta.experiment.next_item.plan import plan_catalogue
+    from gmeta.experiment.next_item.runs import train_catalogue
     from gmeta.experiment.runs.all_runs import TrainingProgress
+    from gmeta.experiment.runs.run_folder import FAMILIES
 
     here = world()
-    planned = plan_next_item(settings, data, where, on_bad)
+    kind: Any = FAMILIES[family]
+    planned = plan_catalogue(settings, data, where, on_bad, kind)
     check_agreement({name: repr(value) for name, value in to_mapping(planned.config).items()})
     for note in planned.notes if here.rank == 0 else ():
         click.echo(note, err=True)
     with TrainingProgress(Console(quiet=True) if here.rank else None) as progress:
-        train_next_item(planned.config, run, data, progress=progress, on_bad=on_bad)
+        train_catalogue(planned.config, run, data, progress=progress, on_bad=on_bad)
     if here.size == 1:
         _point_to_evaluate(run.path)
     elif here.rank == 0 and not finish:
         click.echo(f"trained on {here.size} ranks: {run.path}; now the same command in one process")
 
 
-def _finish_next_item(run_path: Path, on_bad: OnBad) -> None:
+def _finish_catalogue(run_path: Path, on_bad: OnBad) -> None:
     """Do what one process does after the ranks that it has started: choose the baselines, fit the blend."""
-    if parse_json((run_path / "config.json").read_text()).get("for") != "next-item":
+    if parse_json((run_path / "config.json").read_text()).get("for") not in ("next-item", "retrieval"):
         return
-    from gmeta.experiment.next_item.runs import finish_next_item
+    from gmeta.experiment.next_item.runs import finish_catalogue
     from gmeta.experiment.runs.all_runs import TrainingProgress
     from gmeta.experiment.runs.run_folder import RunFolder
 
     with TrainingProgress() as progress:
-        finish_next_item(RunFolder(run_path), say=progress.say, on_bad=on_bad)
+        finish_catalogue(RunFolder(run_path), say=progress.say, on_bad=on_bad)
     _point_to_evaluate(run_path)
 
 

@@ -153,7 +153,7 @@ def _table(search: Search, found: Found) -> Any:
     table = Table(title=f"{search.measure} in validation", title_justify="left")
     for column in ("method", "before", "best", "trials", "ended early"):
         table.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
-    table.add_column("settings")
+    table.add_column("settings", overflow="fold")
     for each in found.methods:
         numbers = (_number(each.before), _number(each.after), str(each.trials), str(each.pruned))
         table.add_row(each.tunable.label, *numbers, _outcome(each))
@@ -164,7 +164,7 @@ def _outcome(tuned: Tuned) -> str:
     from gmeta.experiment.search.trials import LEAST_GAIN
 
     if tuned.changes:
-        return ", ".join(tuned.changes)
+        return "\n".join(tuned.changes)
     if tuned.before is None:
         return f"kept: no trial of them has ended, which takes about {tuned.tunable.seconds:.0f} s"
     other = f"none of {tuned.trials} trials is better by {LEAST_GAIN:.1%}"

@@ -9,10 +9,15 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.export.meta_models import RATING, meta_sequence_signatures, meta_signatures
-from gmeta.export.sequence_models import exposure_signatures, next_item_signatures, retrieval_signatures
+from gmeta.export.sequence_models import (
+    exposure_signatures,
+    next_item_signatures,
+    retrieval_signatures,
+    two_tower_signatures,
+)
 from gmeta.export.signature import DEFAULT_SIGNATURE, Signature, feature_inputs
 from gmeta.layers import EmbeddingCollection
-from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel
+from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel, TwoTower
 
 
 def default_signatures(
@@ -25,10 +30,10 @@ def default_signatures(
     """Choose the signatures of a model by its class.
 
     A `MetaModel` or a `MetaGRM` has those of `gmeta.export.meta_models`, and a `GRM`, a `NextItemModel`, a
-    `GenerativeRetriever` or a `FlatRetriever` those of `gmeta.export.sequence_models`. Any other model has
-    one signature, its own call with ``training=False``. The inputs of that signature are a functional model's
-    inputs, or else the features of the model's embedding collections; its answer is the same as that of
-    `predict`.
+    `TwoTower`, a `GenerativeRetriever` or a `FlatRetriever` those of `gmeta.export.sequence_models`. Any
+    other model has one signature, its own call with ``training=False``. The inputs of that signature are a
+    functional model's inputs, or else the features of the model's embedding collections; its answer is the
+    same as that of `predict`.
 
     Args:
       model: The model.
@@ -39,7 +44,7 @@ def default_signatures(
     Raises:
       ConfigError: The inputs can't be determined; or a label is given although answers have names already.
     """
-    if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel | FlatRetriever):
+    if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel | TwoTower | FlatRetriever):
         raise ConfigError(
             f"{model.name}: label={label!r} has no use, because its answers have names: leave it out"
         )
@@ -54,6 +59,8 @@ def default_signatures(
         return retrieval_signatures(model, text_ids=text_ids)
     if isinstance(model, NextItemModel):
         return next_item_signatures(model, text_ids=text_ids)
+    if isinstance(model, TwoTower):
+        return two_tower_signatures(model, text_ids=text_ids)
     return {DEFAULT_SIGNATURE: _own_call(model, collections, label)}
 
 

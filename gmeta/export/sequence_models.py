@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
-from gmeta.export.signature import Signature
+from gmeta.export.signature import Signature, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
-from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, NextItemModel
+from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, NextItemModel, TwoTower
 from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.models.sequence.sequence_columns import SequenceColumns
 
@@ -190,6 +190,45 @@ def next_item_signatures(
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         return {"query": model(histories(inputs, model.item, given), training=False)}
+
+    return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+
+
+def two_tower_signatures(
+    model: TwoTower, *, k: int | None = None, leave_out_seen: bool = True, text_ids: bool = True
+) -> dict[str, Signature]:
+    """Make the signatures of a two-tower model.
+
+    They are ``recommend`` and ``query``, with the answers of `next_item_signatures` except
+    ``unknown_history``. Inputs are the item's column, a matrix (samples, width) padded with -1 or with the
+    empty text, and the columns of users. The export computes the catalogue's vectors.
+
+    Args:
+      model: The model.
+      k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
+      leave_out_seen: Whether to leave out the items of the history.
+      text_ids: Whether clients send texts if a feature hashes.
+    """
+    k = min(10, model.items) if k is None else k
+    columns = [each for each in model.collection.features if each.name in model.user_columns]
+    item = {model.item: id_spec(model.feature, text_ids, matrix=True)}
+    inputs: dict[str, tf.TypeSpec] = {**item, **feature_inputs(columns)}
+
+    @functools.cache
+    def vectors() -> tf.Variable:
+        with tf.init_scope():
+            return tf.Variable(model.item_vectors(), trainable=False, name="item_vectors")
+
+    def batch(given: dict[str, Any]) -> dict[str, Any]:
+        return {**given, **histories(item, model.item, given)}
+
+    def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        known = tf.convert_to_tensor(vectors())
+        items, scores = model.recommend(batch(given), k, leave_out_seen=leave_out_seen, vectors=known)
+        return {"items": items, "scores": scores}
+
+    def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return {"query": model(batch(given), training=False)}
 
     return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
 

@@ -265,16 +265,51 @@ def uniform_negatives(shape: int | Sequence[int], items: int, *, seed: int, step
       array([577, 586, 796, 897])
     """
     items = whole_number("uniform_negatives: items", items, least=1)
-    key = tf.constant(whole_number("uniform_negatives: seed", seed) & 0xFFFFFFFFFFFFFFFF, tf.uint64)
-    counter = tf.stack([tf.constant(0, tf.uint64), tf.cast(step, tf.uint64)])
     return tf.raw_ops.StatelessRandomUniformIntV2(
-        shape=tf.convert_to_tensor([shape] if isinstance(shape, int) else shape, tf.int32),
-        key=key[tf.newaxis],
-        counter=counter,
-        alg=_PHILOX,
+        **_philox("uniform_negatives", shape, seed, step),
         minval=tf.constant(0, tf.int64),
         maxval=tf.constant(items, tf.int64),
     )
+
+
+def popularity_negatives(shape: int | Sequence[int], shares: Any, *, seed: int, step: Any) -> tf.Tensor:
+    """Numbers of items, each as likely as its share, with replacement.
+
+    A pure function of (seed, step), as `uniform_negatives` is.
+
+    Args:
+      shape: How many: m for all samples together, (n, m) for m of each.
+      shares: (V,) numbers from 0 on, not all 0, such as how often each item occurs. An item of share 0 isn't
+        drawn.
+      seed: From 0 to 2^64 - 1.
+      step: Of the training, from 0 on; a tensor or variable too.
+
+    Returns:
+      int64 of that shape, from 0 to V - 1.
+
+    Example:
+      >>> popularity_negatives(6, [0, 60, 40], seed=1, step=7).numpy()
+      array([1, 1, 1, 2, 1, 1])
+    """
+    sums = tf.cumsum(tf.cast(shares, tf.float64))
+    places = tf.raw_ops.StatelessRandomUniformV2(
+        **_philox("popularity_negatives", shape, seed, step), dtype=tf.float64
+    )
+    below = tf.reshape(places * sums[-1], [-1])
+    # The product may round up to the whole sum, behind the last item that has a share.
+    last = tf.searchsorted(sums, sums[-1:], side="left", out_type=tf.int64)
+    found = tf.minimum(tf.searchsorted(sums, below, side="right", out_type=tf.int64), last)
+    return tf.reshape(found, tf.shape(places))
+
+
+def _philox(name: str, shape: Any, seed: int, step: Any) -> dict[str, Any]:
+    key = tf.constant(whole_number(f"{name}: seed", seed) & 0xFFFFFFFFFFFFFFFF, tf.uint64)
+    return {
+        "shape": tf.convert_to_tensor([shape] if isinstance(shape, int) else shape, tf.int32),
+        "key": key[tf.newaxis],
+        "counter": tf.stack([tf.constant(0, tf.uint64), tf.cast(step, tf.uint64)]),
+        "alg": _PHILOX,
+    }
 
 
 _PHILOX = 1  # tf.random.Algorithm.PHILOX, as the op wants it

@@ -1,7 +1,7 @@
 """Keras models over dynamic tables.
 
 - `meta` trains by meta-learning (`MetaModel`), and `zoo` holds published models built on it.
-- `sequence` predicts next items and ranks exposures from histories.
+- `sequence` predicts next items, retrieves items, and ranks exposures from histories.
 - `generative` predicts the next item's semantic id digit by digit.
 
 `Model`, the base class of all, is in `gmeta.training.model`.
@@ -15,6 +15,7 @@ from gmeta.models.meta.task_learner import TaskLearner
 from gmeta.models.sequence.grm_model import GRM
 from gmeta.models.sequence.meta_grm import MetaGRM
 from gmeta.models.sequence.next_item_model import NextItemModel
+from gmeta.models.sequence.two_tower import TwoTower
 from gmeta.models.zoo.cbml_model import CBML
 from gmeta.models.zoo.dcn_model import DCN
 from gmeta.models.zoo.dlrm_model import dlrm
@@ -48,6 +49,7 @@ __all__ = [
     "Model",
     "NextItemModel",
     "TaskLearner",
+    "TwoTower",
     "dlrm",
     "factor_ridge",
     "max_tokens",

@@ -484,15 +484,9 @@ def _element(kind: pa.DataType) -> pa.DataType:
 
 
 def _numbers(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_integer(kind)
-        or types.is_floating(kind)
-        or types.is_boolean(kind)
-        or types.is_decimal(kind)
-        or types.is_timestamp(kind)
-        or types.is_date(kind)
-    )
+    of = pa.types
+    tests = (of.is_integer, of.is_floating, of.is_boolean, of.is_decimal, of.is_timestamp, of.is_date)
+    return any(test(kind) for test in tests)
 
 
 def _text(kind: pa.DataType) -> bool:

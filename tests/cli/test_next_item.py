@@ -14,9 +14,9 @@ from gmeta.core.errors import DataError
 from gmeta.core.settings import read_toml
 from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
-from gmeta.experiment.next_item.plan import plan_next_item, read_cuts
+from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.next_item.recommendations import choose_method
-from gmeta.experiment.next_item.runs import load_next_item
+from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.runs.trainer import read_logged
 from gmeta.preprocess.plan.column_values import hash_text
@@ -57,7 +57,7 @@ def folder(tmp_path_factory):
 
 def test_training_prints_its_choices(folder):
     said = (folder / "said.txt").read_text()
-    assert f"predicts the next item of user: {USERS} users, {ITEMS} items" in said
+    assert f"The next item for user: {USERS} users, {ITEMS} items" in said
     assert "HSTU, seed 0: " in said
     assert "sequential rules: NDCG@3" in said
     assert "blend, seed 0: " in said
@@ -82,7 +82,7 @@ def test_the_table_has_all_methods_and_rules_find_the_ring(folder):
 def test_the_export_answers_what_recommend_writes(folder):
     top = pq.read_table(folder / "top.parquet").to_pydict()
     assert top["user"] == list(range(1000, 1000 + USERS))
-    trained = load_next_item(RunFolder(folder / "runs" / "default"))
+    trained = load_catalogue(RunFolder(folder / "runs" / "default"))
     whole = trained.cuts.whole
     histories = [
         trained.cuts.ids[whole.items[a:b]]
@@ -108,7 +108,7 @@ def test_the_export_answers_what_recommend_writes(folder):
 def test_each_part_is_served_with_its_own_scores(folder, method):
     from gmeta.experiment.next_item.served import Padded, in_tensorflow
 
-    trained = load_next_item(RunFolder(folder / "runs" / "default"))
+    trained = load_catalogue(RunFolder(folder / "runs" / "default"))
     asked = trained.cuts.test.histories
     numbers = tf.RaggedTensor.from_row_splits(asked.items, asked.row_splits).to_tensor(-1)
     times = tf.RaggedTensor.from_row_splits(asked.times, asked.row_splits).to_tensor(0)
@@ -126,7 +126,7 @@ def test_users_of_a_file_come_in_its_order_and_strangers_get_what_is_popular(fol
     found = pq.read_table(tmp_path / "a.parquet").to_pydict()
     assert found["user"] == [1007, 5, 1003]
     assert all(len(items) == 3 for items in found["items"])
-    trained = load_next_item(RunFolder(run))
+    trained = load_catalogue(RunFolder(run))
     assert choose_method(trained, None, None)[0] == trained.best == "rules"
     (tmp_path / "users.txt").write_text("anna\n")
     said = gmeta("recommend", "--run", run, "--users", tmp_path / "users.txt", code=2).stderr
@@ -175,7 +175,7 @@ def test_people_read_titles_and_programs_send_texts(tmp_path, monkeypatch):
     assert answer["titles"].numpy().tolist() == [
         [titles.get(text, "").encode() for text in row] for row in texts
     ]
-    trained = load_next_item(RunFolder(tmp_path / "runs" / "default"))
+    trained = load_catalogue(RunFolder(tmp_path / "runs" / "default"))
     numbers = np.searchsorted(trained.cuts.ids, [hash_text("B100"), hash_text("B107")])
     scores = trained.baselines["ease"].scores(Histories(np.array([0]), np.array([0, 2]), numbers))
     np.testing.assert_allclose(answer["scores"][0], np.sort(scores[0])[::-1], rtol=1e-4, atol=1e-5)
@@ -184,7 +184,7 @@ def test_people_read_titles_and_programs_send_texts(tmp_path, monkeypatch):
 @pytest.mark.slow  # Quick: tests/experiment/test_trainer.py, of the same checkpoints
 def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     given = {"ks": [3], "methods": {"sasrec": {"label": "SASRec", "dim": 8, "epochs": 3}}}
-    config = plan_next_item(given, folder / "data").config
+    config = plan_catalogue(given, folder / "data").config
     cuts = read_cuts(config, folder / "data")
 
     class Stop(tf.keras.callbacks.Callback):
@@ -210,7 +210,7 @@ def test_tuning_goes_on_from_the_run_and_writes_what_train_takes(folder, tmp_pat
     assert choose_family(None, settings, data) == "next-item"
     assert settings.keys() == {"ks", "methods"}
     config, _ = RunFolder(folder / "runs" / "default").load()
-    assert plan_next_item(settings, data).config == config  # with one trial, settings are as before
+    assert plan_catalogue(settings, data).config == config  # with one trial, settings are as before
     # The first trial is the run's own training.
     value = max(read_logged(folder / "runs" / "default" / "hstu" / "seed-0", "val_ndcg@3"))
     assert f"# NDCG@3 in validation: {value:.4f} before" in (tmp_path / "tuned.toml").read_text()
@@ -234,9 +234,9 @@ def test_other_families_options_and_runs_that_are_not_over_are_refused(folder, t
     gmeta("prepare", "--data", folder / "events.parquet", "--task", "user", "--out", tmp_path / "timeless")
     assert "without times" in gmeta("train", "--data", tmp_path / "timeless", code=2).stderr
     begun = RunFolder(tmp_path / "begun")
-    begun.begin(plan_next_item({}, folder / "data").config, folder / "data")
+    begun.begin(plan_catalogue({}, folder / "data").config, folder / "data")
     with pytest.raises(DataError, match="gmeta train"):
-        load_next_item(begun)
+        load_catalogue(begun)
     assert begun.family == "next-item"
     assert "isn't there" in gmeta("train", "--data", folder / "data", "--set", 'item="nope"', code=2).stderr
     assert isinstance(read_cuts(begun.load()[0], folder / "data").whole, Histories)

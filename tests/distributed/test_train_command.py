@@ -16,7 +16,7 @@ import pytest
 from gmeta.core.settings import load_toml
 from gmeta.core.shares import SHARES
 from gmeta.experiment.next_item import models
-from gmeta.experiment.next_item.runs import load_next_item
+from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import read_logged, restore
@@ -230,7 +230,7 @@ def test_two_ranks_train_for_the_next_item_what_one_does(tmp_path: Path) -> None
     assert said.stdout.count("trained: ") == 1
     assert said.stderr.count("predicts the next item") == 1
     run = RunFolder(tmp_path / "run")
-    trained = load_next_item(run)  # the process that has started the ranks has fitted the blend
+    trained = load_catalogue(run)  # the process that has started the ranks has fitted the blend
     assert "blend" in trained.validation
     # One process goes on where two ranks ended, as one that has trained from the start.
     method = replace(trained.config.methods["sasrec"], epochs=4)

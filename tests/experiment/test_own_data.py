@@ -8,7 +8,7 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.next_item.plan import plan_next_item
+from gmeta.experiment.next_item.plan import plan_catalogue
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
@@ -90,7 +90,7 @@ def test_of_rows_without_users_an_id_is_the_item_and_no_count(tmp_path):
     assert config.item == "large"
     assert set(config.features) == {"count", "small", "large"}
     with pytest.raises(ConfigError, match="was prepared without users, so no item follows another"):
-        plan_next_item({}, data)
+        plan_catalogue({}, data)
 
 
 def test_what_is_given_counts_more(clicks):

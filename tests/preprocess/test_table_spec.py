@@ -54,7 +54,7 @@ def test_a_file_is_read_and_decided_by_the_table(tmp_path):
         Column("genres", is_list=True),
     )
     assert (spec.schema.task, spec.schema.batch) == ("user", "batch_id")
-    assert spec.order == ("user", "ts", "item", "click", "cost", "genres")
+    assert spec.order == ("user", "ts", "item", "cost", "genres", "click")
     assert spec.sources["cost"] == "price"
     assert spec.columns["cost"].max == 1e4
     assert spec.resolve(TABLE) == spec

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, sparse
 
-from gmeta.experiment.baselines.task_rows import Floats
+from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Histories
+from gmeta.experiment.next_item.ranked import top, without_seen
 
 SEEN = "seen"
 """The feature that is 1 for items of the history."""
 
 MOST_USERS, MOST_NEGATIVES = 4096, 2048
-_PENALTY = 1e-3
+FIRST = 50
+"""Of sets, negatives are the items that some scorer has among its first so many."""
+
+_PENALTY, _PENALTY_OF_SETS = 1e-3, 1e-2
+_USERS = 256
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,12 @@ class Blend:
        + \lambda \|w\|^2
 
     f are the scores of models and baselines, and one more that is 1 for items of the history. t are the items
-    that followed in validation, and N are items drawn evenly from the catalogue, or all if there are few. So
-    the weights are those with which the right item is likeliest; no test item takes part.
+    that are asked for in validation, and N are items drawn evenly from the catalogue, or all if there are
+    few. So the weights are those with which the right item is likeliest; no test item takes part.
+
+    Where a user's items are a set, N are the items that the user neither has nor is asked for, and that some
+    scorer ranks among its first `FIRST`: what counts is the order of these, which a likelihood over the whole
+    catalogue hardly sees. Items asked for that no scorer ranks there don't count, and users count alike.
 
     Attributes:
       names: The scorers, by name, and `SEEN`.
@@ -45,7 +56,9 @@ class Blend:
     deviations: Floats
 
     @classmethod
-    def fit(cls, scorers: Mapping[str, Scorer], asked: Asked, items: int, seed: int = 0) -> Blend:
+    def fit(
+        cls, scorers: Mapping[str, Scorer], asked: Asked, items: int, seed: int = 0, *, sets: bool = False
+    ) -> Blend:
         """Fit the weights to validation.
 
         Args:
@@ -53,54 +66,30 @@ class Blend:
           asked: The validation part; if it has more than `MOST_USERS`, so many are drawn.
           items: The size of the catalogue.
           seed: Of the draws.
+          sets: Whether a user's items are a set.
         """
         random = np.random.default_rng(seed)
         if len(asked) > MOST_USERS:
             asked = asked.choose(np.sort(random.permutation(len(asked))[:MOST_USERS]))
-        known = asked.targets.items >= 0
-        owner, targets = asked.targets.owner[known], asked.targets.items[known]
         drawn = (
             np.arange(items)
             if items <= MOST_NEGATIVES
             else np.sort(random.permutation(items)[:MOST_NEGATIVES])
         )
-        of_drawn, of_targets = [], []
-        for name in (*scorers, SEEN):
-            own, right = [], []
-            # Scores of few users at once, of which only the drawn items are kept.
-            for begin in range(0, len(asked), 256):
-                part = asked.histories.choose(slice(begin, begin + 256))
-                scores = _seen(part, items) if name == SEEN else scorers[name].scores(part)
-                mine = (owner >= begin) & (owner < begin + 256)
-                own.append(np.asarray(scores[:, drawn], np.float32))
-                right.append(np.asarray(scores[owner[mine] - begin, targets[mine]], np.float32))
-            of_drawn.append(np.concatenate(own))
-            of_targets.append(np.concatenate(right))
-        negatives, positives = np.stack(of_drawn, axis=-1), np.stack(of_targets, axis=-1)
-        means, deviations = negatives.mean(axis=(0, 1)), np.maximum(negatives.std(axis=(0, 1)), 1e-6)
-        negatives, positives = (negatives - means) / deviations, (positives - means) / deviations
-        itself = drawn[np.newaxis] == targets[:, np.newaxis]
-
-        def loss(weights: Floats) -> tuple[float, Floats]:
-            value, gradient = _PENALTY * float(weights @ weights), 2 * _PENALTY * weights
-            for begin in range(0, len(owner), 1024):
-                some = slice(begin, begin + 1024)
-                of_others = negatives[owner[some]]
-                logits = np.where(itself[some], -np.inf, of_others @ weights)
-                right = positives[some] @ weights
-                highest = np.maximum(logits.max(axis=1), right)
-                others, own = np.exp(logits - highest[:, np.newaxis]), np.exp(right - highest)
-                total = others.sum(axis=1) + own
-                value += float((np.log(total) + highest - right).sum()) / len(owner)
-                shares = others / total[:, np.newaxis]
-                expected = np.einsum("un,unm->m", shares, of_others)
-                expected += ((own / total)[:, np.newaxis] * positives[some]).sum(axis=0)
-                gradient = gradient + (expected - positives[some].sum(axis=0)) / len(owner)
-            return value, gradient
-
-        start = np.zeros(len(scorers) + 1)
-        best = optimize.minimize(loss, start, jac=True, method="L-BFGS-B").x if len(owner) else start
-        return cls((*scorers, SEEN), best, means.astype(np.float64), deviations.astype(np.float64))
+        names = (*scorers, SEEN)
+        parts = []
+        for begin in range(0, len(asked), _USERS):  # few users at once, of whose scores only some are kept
+            part = asked.choose(slice(begin, begin + _USERS))
+            scores = [np.asarray(each.scores(part.histories), np.float32) for each in scorers.values()]
+            kept = _first(scores, part) if sets else np.broadcast_to(drawn, (len(part), len(drawn)))
+            scores.append(_seen(part.histories, items))
+            parts.append(_Examples.of(scores, part, kept))
+        found = _Examples.concatenate(parts, sets)
+        means, deviations = found.standardize()
+        start = np.zeros(len(names))
+        loss = functools.partial(found.loss, penalty=_PENALTY_OF_SETS if sets else _PENALTY)
+        best = optimize.minimize(loss, start, jac=True, method="L-BFGS-B").x if len(found.owner) else start
+        return cls(names, best, means, deviations)
 
     def of(self, scorers: Mapping[str, Scorer]) -> Scorer:
         """Return the blend of these scorers."""
@@ -151,3 +140,112 @@ def _seen(histories: Histories, items: int) -> Scores:
     ones = np.ones(len(histories.items), np.float32)
     found = sparse.csr_matrix((ones, (histories.owner, histories.items)), (len(histories), items)).toarray()
     return np.minimum(found, 1.0)
+
+
+@dataclass
+class _Examples:
+    """What weights are fitted to: the scores of right items, and of each user's negatives.
+
+    Attributes:
+      negatives: (users, width, names).
+      numbers: (users, width) the negatives' items; -1 where there is none.
+      owner: (targets,) the user of each right item.
+      targets: (targets,) the items.
+      positives: (targets, names).
+      shares: (targets,) how much each counts; their sum is 1.
+    """
+
+    negatives: NDArray[np.floating[Any]]
+    numbers: Ints
+    owner: Ints
+    targets: Ints
+    positives: NDArray[np.floating[Any]]
+    shares: Floats
+
+    @classmethod
+    def of(cls, scores: Sequence[Scores], part: Asked, kept: Ints) -> _Examples:
+        """Return those of some users: of the items ``kept``, (users, width), -1 where there is none."""
+        known = part.targets.items >= 0
+        owner, targets = part.targets.owner[known], part.targets.items[known]
+        chosen = np.maximum(kept, 0)
+        negatives = np.stack([np.take_along_axis(each, chosen, axis=1) for each in scores], axis=-1)
+        positives = np.stack([each[owner, targets] for each in scores], axis=-1)
+        return cls(negatives, kept, owner, targets, positives, np.ones(len(owner)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[_Examples], sets: bool) -> _Examples:
+        """Join parts; of sets, other right items of a user are no negatives, and users count alike."""
+        width = max(each.numbers.shape[1] for each in parts)
+        rest = [width - each.numbers.shape[1] for each in parts]
+        begins = np.cumsum([0, *(len(each.numbers) for each in parts)])
+        found = cls(
+            np.concatenate(
+                [
+                    np.pad(each.negatives, [(0, 0), (0, n), (0, 0)])
+                    for each, n in zip(parts, rest, strict=True)
+                ]
+            ),
+            np.concatenate(
+                [
+                    np.pad(each.numbers, [(0, 0), (0, n)], constant_values=-1)
+                    for each, n in zip(parts, rest, strict=True)
+                ]
+            ),
+            np.concatenate([each.owner + begin for each, begin in zip(parts, begins[:-1], strict=True)]),
+            np.concatenate([each.targets for each in parts]),
+            np.concatenate([each.positives for each in parts]),
+            np.concatenate([each.shares for each in parts]),
+        )
+        if sets:
+            itself = found.numbers[found.owner] == found.targets[:, np.newaxis]
+            within = itself.any(axis=1)
+            found.numbers[found.owner[within], itself[within].argmax(axis=1)] = -1
+            found.owner, found.targets = found.owner[within], found.targets[within]
+            found.positives = found.positives[within]
+            count = np.bincount(found.owner, minlength=len(found.numbers))
+            found.shares = 1 / count[found.owner]
+        found.shares = found.shares / max(found.shares.sum(), 1)
+        return found
+
+    def standardize(self) -> tuple[Floats, Floats]:
+        """Give the negatives' scores mean 0 and deviation 1; return what they had."""
+        there = self.negatives[self.numbers >= 0]
+        if not len(there):
+            there = np.zeros((1, self.negatives.shape[-1]))
+        means, deviations = there.mean(axis=0), np.maximum(there.std(axis=0), 1e-6)
+        self.negatives = (self.negatives - means) / deviations
+        self.positives = (self.positives - means) / deviations
+        return means.astype(np.float64), deviations.astype(np.float64)
+
+    def loss(self, weights: Floats, penalty: float) -> tuple[float, Floats]:
+        """Compute what `Blend` minimizes, and its gradient."""
+        value, gradient = penalty * float(weights @ weights), 2 * penalty * weights
+        for begin in range(0, len(self.owner), 1024):
+            some = slice(begin, begin + 1024)
+            of_others, numbers = self.negatives[self.owner[some]], self.numbers[self.owner[some]]
+            absent = (numbers == self.targets[some, np.newaxis]) | (numbers < 0)
+            logits = np.where(absent, -np.inf, of_others @ weights)
+            right = self.positives[some] @ weights
+            highest = np.maximum(logits.max(axis=1), right)
+            others, own = np.exp(logits - highest[:, np.newaxis]), np.exp(right - highest)
+            total, share = others.sum(axis=1) + own, self.shares[some]
+            value += float((share * (np.log(total) + highest - right)).sum())
+            expected = np.einsum("un,unm->um", others / total[:, np.newaxis], of_others)
+            expected += (own / total)[:, np.newaxis] * self.positives[some]
+            gradient = gradient + share @ (expected - self.positives[some])
+        return value, gradient
+
+
+def _first(scores: Sequence[Scores], part: Asked) -> Ints:
+    """Return the items that some scorer ranks among its first for a user who doesn't have them.
+
+    Returns:
+      (users, width) numbers, -1 where there are no more.
+    """
+    chosen = np.zeros(scores[0].shape, bool)
+    for each in scores:
+        best = top(without_seen(each, part.histories), FIRST)
+        rows = np.broadcast_to(np.arange(len(best))[:, np.newaxis], best.shape)
+        chosen[rows[best >= 0], best[best >= 0]] = True
+    order = np.argsort(~chosen, axis=1, kind="stable")[:, : int(chosen.sum(axis=1).max())]
+    return np.where(np.take_along_axis(chosen, order, axis=1), order, -1)

@@ -1,4 +1,4 @@
-"""Baselines of the next item that count and solve: what an experiment's models are held against.
+"""Baselines that count and solve: what the models of an experiment on a catalogue are held against.
 
 Each is a dataclass of settings with ``grid``, the settings among which validation chooses, and ``fit``,
 which returns a `Scorer`: the scores of the whole catalogue for some histories. A run has the same baselines
@@ -6,8 +6,9 @@ each time.
 
 Sequential rules are Ludewig and Jannach's ("Evaluation of session-based recommendation algorithms", 2018,
 section 3.1) with a decay by distance and a history of more than one item; item neighbours are theirs of
-section 3.2 with shrinkage; EASE is Steck's ("Embarrassingly shallow autoencoders", 2019), and implicit ALS is
-Hu, Koren and Volinsky's (2008).
+section 3.2 with shrinkage; RP3beta is Paudel et al.'s ("Updatable, accurate, diverse, and scalable
+recommendations for interactive applications", 2017); EASE is Steck's ("Embarrassingly shallow autoencoders",
+2019), and implicit ALS is Hu, Koren and Volinsky's (2008).
 """
 
 from __future__ import annotations
@@ -223,8 +224,10 @@ class Neighbours:
     recency_decay: float = 0.5
 
     @staticmethod
-    def grid() -> list[Neighbours]:
+    def grid(ordered: bool = True) -> list[Neighbours]:
         """Return the settings to choose from."""
+        if not ordered:
+            return [Neighbours(each, 0, 0.0) for each in (0.0, 10.0, 50.0)]
         return [Neighbours(*each) for each in product((0.0, 10.0, 50.0), (0, 20), (0.0, 0.5, 1.0))]
 
     def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
@@ -249,6 +252,43 @@ class Neighbours:
 
 
 @dataclass(frozen=True)
+class Walks:
+    r"""RP3beta: random walks of three steps, from a user to an item, to another user, to another item.
+
+    .. math:: s_j = |U_j|^{-\beta} \sum_{i \neq j} |U_i|^{-\alpha} \sum_{u \in U_i \cap U_j} |I_u|^{-\alpha}
+
+    with i of a history, :math:`U_i` the users who have item i, and :math:`I_u` the items of user u.
+
+    Attributes:
+      flatness: α, the exponent of each step's probability.
+      popularity: β, how far popular items are held back.
+    """
+
+    flatness: float = 1.0
+    popularity: float = 0.6
+
+    @staticmethod
+    def grid() -> list[Walks]:
+        """Return the settings to choose from."""
+        return [Walks(*each) for each in product((0.5, 1.0), (0.2, 0.4, 0.6, 0.8))]
+
+    def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
+        """Walk from each item."""
+        own = _sets(train, items)
+        shares = [np.maximum(own.sum(axis=axis).A1, 1.0) for axis in (0, 1)]
+        of_items, of_users = (sparse.diags(each**-self.flatness) for each in shares)
+        walked = (of_items @ own.T @ of_users @ own @ sparse.diags(shares[0] ** -self.popularity)).tocoo()
+        apart = walked.row != walked.col
+        values = walked.data[apart].astype(np.float32)
+        matrix = sparse.csr_matrix((values, (walked.row[apart], walked.col[apart])), walked.shape)
+        return Pairs(matrix, 0, 0.0)
+
+    def describe(self) -> str:
+        """Return the settings as part of a sentence."""
+        return f"steps to the power {self.flatness:g}, popularity to the power {-self.popularity:g}"
+
+
+@dataclass(frozen=True)
 class Ease:
     r"""EASE: the least-squares weights of items for each other, :math:`B = I - P\,\mathrm{diag}(P)^{-1}`.
 
@@ -265,8 +305,10 @@ class Ease:
     recency_decay: float = 0.0
 
     @staticmethod
-    def grid() -> list[Ease]:
+    def grid(ordered: bool = True) -> list[Ease]:
         """Return the settings to choose from."""
+        if not ordered:
+            return [Ease(each, 0, 0.0) for each in (30.0, 100.0, 200.0, 300.0, 500.0, 1000.0)]
         return [Ease(*each) for each in product((30.0, 100.0, 300.0, 1000.0), (0,), (0.0, 0.5, 1.0))]
 
     def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
@@ -308,8 +350,10 @@ class Als:
     sweeps: int = 8
 
     @staticmethod
-    def grid() -> list[Als]:
+    def grid(ordered: bool = True) -> list[Als]:
         """Return the settings to choose from."""
+        if not ordered:
+            return [Als(*each) for each in product((32, 64), (1.0, 3.0, 10.0), (10.0, 30.0))]
         return [Als(*each) for each in product((64,), (3.0, 20.0), (3.0, 30.0))]
 
     def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
@@ -354,6 +398,7 @@ LABELS = {
     "popularity": "popularity",
     "recent_popularity": "recent popularity",
     "neighbours": "item neighbours",
+    "walks": "RP3beta",
     "rules": "sequential rules",
     "ease": "EASE",
     "als": "implicit ALS",
@@ -361,15 +406,34 @@ LABELS = {
 """Name -> what tables call it."""
 
 
-def grids(items: int, times: bool) -> dict[str, Sequence[Settings]]:
-    """Return name -> the settings among which validation chooses, for data of so many items."""
+def grids(items: int, times: bool, ordered: bool = True) -> dict[str, Sequence[Settings]]:
+    """Return name -> the settings among which validation chooses.
+
+    Args:
+      items: The size of the catalogue.
+      times: Whether events have times.
+      ordered: Whether what is asked came after the history; if not, no baseline reads the order.
+    """
     found: dict[str, Sequence[Settings]] = {"popularity": Popularity.grid(recent=False)}
-    if times:
+    if times and ordered:
         found["recent_popularity"] = Popularity.grid(recent=True)
-    found |= {"neighbours": Neighbours.grid(), "rules": Rules.grid(), "als": Als.grid()}
+    found["neighbours"] = Neighbours.grid(ordered)
+    found |= {"rules": Rules.grid()} if ordered else {"walks": Walks.grid()}
+    found["als"] = Als.grid(ordered)
     if items <= MOST_ITEMS:
-        found["ease"] = Ease.grid()
+        found["ease"] = Ease.grid(ordered)
     return found
+
+
+_KINDS: Mapping[str, type] = {
+    "popularity": Popularity,
+    "recent_popularity": Popularity,
+    "neighbours": Neighbours,
+    "walks": Walks,
+    "rules": Rules,
+    "ease": Ease,
+    "als": Als,
+}
 
 
 def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
@@ -379,4 +443,4 @@ def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
       KeyError: There is no such baseline.
       TypeError: They aren't the fields of its settings.
     """
-    return type(grids(0, times=True)[name][0])(**values)
+    return _KINDS[name](**values)

@@ -1,31 +1,38 @@
-"""Histories of a prepared data set: the items of each user in order of time, cut by a protocol.
+"""Histories of a prepared data set: the items of each user, in order of time if there are times.
 
-A protocol decides what is trained on and what is asked:
+A protocol cuts them: it decides what is trained on and what is asked.
 
 * ``"leave-last-out"``: a user's last item is asked in the test, the one before it in validation.
 * ``"time"``: what happened in the last tenth of all events is asked in the test, what happened in the tenth
   before it in validation: all of a user's items there, given those before.
 * ``"users"``: of a tenth of the users, none of whose items is trained on, the last item is asked in the test;
   of another tenth in validation.
+* ``"random"``: of each user's items, a tenth that is drawn evenly is asked in the test, given all others, and
+  another tenth in validation, given those that are trained on. It needs no times. The numbers are RecBole's,
+  of the ratios 8:1:1 by user: each tenth is rounded down, but a user with fewer than ten items has one in
+  the test and one in validation, in this order, as long as two are left to train on before each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from gmeta import io
+from gmeta.core import collectives
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.plan.next_item_config import Protocol
 from gmeta.io.reader_stats import data_errors
+from gmeta.io.readers.epoch import count_epochs
 from gmeta.io.readers.read_options import OneEpoch
 
 SHARE = 10
@@ -106,11 +113,12 @@ class Histories:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a model is asked: the histories that it reads, and what came after them.
+    """What a model is asked: the histories that it reads, and the items to find.
 
     Attributes:
       histories: The histories.
-      targets: The items that followed, of the same users: one or several each.
+      targets: The items to find, of the same users: one or several each; those that followed, or, by the
+        protocol ``"random"``, others.
     """
 
     histories: Histories
@@ -148,29 +156,32 @@ class Cuts:
         return len(self.ids)
 
 
-def read_events(data: Path, item: str, on_bad: OnBad = "raise") -> tuple[Histories, Ints]:
+def read_events(
+    data: Path, item: str, on_bad: OnBad = "raise", *, ordered: bool = True
+) -> tuple[Histories, Ints]:
     """Read all users of a prepared data set, whatever its splits.
 
     Args:
       data: The data set, prepared with users as tasks.
       item: The column of items.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      ordered: Whether times are needed. Without any, a user's events are in the order of a hash.
 
     Returns:
       The histories, and the items' ids, ascending.
 
     Raises:
-      ConfigError: The data set has no times.
+      ConfigError: The data set has no times, and they are needed.
       DataError: It can't be read, or has no rows.
     """
     manifest = Manifest.load(data)
     time = time_column(manifest)
-    if time is None:
+    if time is None and ordered:
         raise ConfigError(
             f"{data} was prepared without times, so nothing shows which item came next: prepare it with "
             "--time COLUMN; of lists in order, gmeta prepare makes the column position"
         )
-    columns = {"item": item, "time": time}
+    columns = {"item": item, **({} if time is None else {"time": time})}
     users: list[Any] = []
     sizes: list[Any] = []
     found: dict[str, list[Any]] = {name: [] for name in columns}
@@ -188,15 +199,15 @@ def read_events(data: Path, item: str, on_bad: OnBad = "raise") -> tuple[Histori
         raise DataError("no events", path=data, advice="prepare a data set with rows")
     user = np.repeat(np.concatenate(users), np.concatenate(sizes))
     every = {name: np.concatenate(values) for name, values in found.items()}
-    times = every["time"]
+    times = every.get("time")
     # Of a user's events at the same time, a data set has those with lower ids first, so that a model could
     # learn that the next id is higher: a hash of user and item puts them into an order that says nothing.
     mixed = _mix(_mix(user) + every["item"].astype(np.uint64))
-    order = np.lexsort((mixed, times, user))
+    order = np.lexsort((mixed, user) if times is None else (mixed, times, user))
     known, counts = np.unique(user, return_counts=True)
     ids, numbers = np.unique(every["item"][order], return_inverse=True)
     splits = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return Histories(known, splits, numbers.astype(np.int64), times[order]), ids
+    return Histories(known, splits, numbers.astype(np.int64), None if times is None else times[order]), ids
 
 
 def _mix(values: Ints) -> NDArray[np.uint64]:
@@ -211,6 +222,14 @@ def time_column(manifest: Manifest) -> str | None:
     """Return the column of times of a prepared data set; None if it has none."""
     own = (manifest.config.get("table") or {}).get("time")
     return own or ("timestamp" if "timestamp" in manifest.schema else None)  # which MovieLens folders have
+
+
+def first_of_each(events: Histories) -> Histories:
+    """Leave out events whose user has had their item before: a user's items become a set."""
+    pairs = events.owner * (int(events.items.max(initial=0)) + 1) + events.items
+    kept = np.zeros(len(pairs), bool)
+    kept[np.unique(pairs, return_index=True)[1]] = True
+    return events.keep(kept)
 
 
 def core(events: Histories, ids: Ints, users: int, items: int) -> tuple[Histories, Ints]:
@@ -251,7 +270,7 @@ def cut(events: Histories, ids: Ints, protocol: Protocol, seed: int = 0) -> Cuts
       events: The histories.
       ids: The ids of their items.
       protocol: The protocol.
-      seed: Of the draw of users, for the protocol ``"users"``.
+      seed: Of the draw of users, or of events, for the protocols ``"users"`` and ``"random"``.
 
     Raises:
       ConfigError: The protocol needs times, and there are none.
@@ -327,8 +346,70 @@ def _by_users(events: Histories, seed: int) -> _Parts:
     return events.choose(others), part(held[:share]), part(held[share:])
 
 
+def _at_random(events: Histories, seed: int) -> _Parts:
+    drawn = np.random.default_rng(seed).random(len(events.items))
+    place = np.empty_like(events.place)
+    place[np.lexsort((drawn, events.owner))] = events.place
+    sizes = events.sizes
+    left = sizes - 2 * (sizes // SHARE)
+    counts = []
+    for _ in ("test", "validation"):
+        one = (sizes < SHARE) & (left > 1)
+        left = left - one
+        counts.append(sizes // SHARE + one)
+    until_test = np.repeat(sizes - counts[0], sizes)
+    trained = place < np.repeat(left, sizes)
+
+    def part(histories: NDArray[np.bool_], targets: NDArray[np.bool_]) -> Asked:
+        some = events.keep(targets).sizes > 0
+        return Asked(events.keep(histories).choose(some), events.keep(targets).choose(some))
+
+    return (
+        events.keep(trained),
+        part(trained, ~trained & (place < until_test)),
+        part(place < until_test, place >= until_test),
+    )
+
+
 _CUTTERS: dict[str, Callable[[Histories, int], _Parts]] = {
     "leave-last-out": _leave_last_out,
     "time": _by_time,
     "users": _by_users,
+    "random": _at_random,
 }
+
+
+# Histories as a dataset.
+
+
+def in_batches(columns: Mapping[str, Any], users_per_batch: int, seed: int, epoch: int) -> tf.data.Dataset:
+    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones.
+
+    On several ranks, a batch has this rank's part of the step's users.
+
+    Args:
+      columns: Name -> a tensor or a ragged tensor with a row for each user.
+      users_per_batch: The users of a step, of all ranks together.
+      seed: The seed of the order of users, which is a function of (seed, epoch).
+      epoch: The first epoch.
+    """
+    users = next(iter(columns.values())).shape[0]
+    rows = tf.range(users, dtype=tf.int64)
+    shares = collectives.world().shares
+
+    def order(number: tf.Tensor) -> tf.data.Dataset:
+        key = tf.stack([tf.constant(seed, tf.int64), number])
+        drawn = tf.random.experimental.stateless_shuffle(rows, seed=key)
+        return tf.data.Dataset.from_tensor_slices(drawn)
+
+    def read(chosen: tf.Tensor) -> dict[str, Any]:
+        if shares.count < shares.total:
+            share = tf.range(tf.size(chosen)) % shares.total
+            chosen = chosen[(share >= shares.first) & (share < shares.first + shares.count)]
+        return {name: tf.gather(column, chosen) for name, column in columns.items()}
+
+    batches = count_epochs(epoch).flat_map(order).batch(users_per_batch).map(read).prefetch(2)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    steps = -(-users // users_per_batch)
+    return batches.apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)

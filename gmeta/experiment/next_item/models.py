@@ -1,4 +1,7 @@
-"""The models of an experiment on the next item: how they are made, trained and asked for scores."""
+"""The models of an experiment that ranks a catalogue: how they are made, trained and asked for scores.
+
+`towers` has what is particular to two-tower models; the rest is of models over sequences, and of both.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ import tensorflow as tf
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.dense_weights import read_dense, write_dense
 from gmeta.checkpoint.store import CheckpointStore, step_of
-from gmeta.core import collectives
 from gmeta.core.errors import DataError
-from gmeta.experiment.next_item.counting import Scores
-from gmeta.experiment.next_item.histories import Asked, Cuts, Histories
-from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.next_item import towers
+from gmeta.experiment.next_item.counting import Scorer, Scores
+from gmeta.experiment.next_item.histories import Asked, Cuts, Histories, in_batches
+from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
+from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
 from gmeta.initializers import Normal
-from gmeta.io.readers.epoch import count_epochs
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
 from gmeta.models import NextItemModel
 from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
@@ -34,9 +37,20 @@ _TIMED = ("hstu", "fuxi")
 _BEST = "best"
 
 
-def build(config: NextItemConfig, method: str, seed: int, cuts: Cuts) -> NextItemModel:
+def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts) -> Any:
     """Build and compile the model of a method, at its initial weights."""
     s = config.methods[method]
+    model = (
+        towers.build(config, s, seed, cuts)
+        if isinstance(s, TwoTowerMethod)
+        else _build(config, s, seed, cuts)
+    )
+    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) -> NextItemModel:
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
     timed = s.model in _TIMED and cuts.train.times is not None
@@ -70,13 +84,11 @@ def build(config: NextItemConfig, method: str, seed: int, cuts: Cuts) -> NextIte
         ks=config.ks,
     )
     model.compile(tf.keras.optimizers.Adam(s.learning_rate, beta_2=_BETA_2))
-    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
-    model.optimizer.build(model.trainable_variables)
     return model
 
 
 def train(
-    config: NextItemConfig,
+    config: CatalogueConfig,
     method: str,
     seed: int,
     *,
@@ -97,6 +109,7 @@ def train(
       How many epochs earlier calls had done.
     """
     settings = config.methods[method]
+    training, validation = _batches(settings)
     model = build(config, method, seed, cuts)
     checkpoints = EpochCheckpoints(folder)
     before = checkpoints.restore(model)
@@ -104,17 +117,24 @@ def train(
     if before < settings.epochs and not _is_over(checkpoints.logged(_by(config)), settings.patience):
         checkpoints.fit(
             model,
-            lambda epoch: training_batches(cuts.train, settings, seed, epoch),
+            lambda epoch: training(cuts.train, settings, seed, epoch),
             epochs=settings.epochs,
-            validation_data=validation_batches(cuts.validation),
+            validation_data=validation(cuts.validation),
             callbacks=[*callbacks, chooser],
             verbose=0,
         )
     return before
 
 
+def _batches(settings: NextItemMethod | TwoTowerMethod) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what makes batches for training and for validation."""
+    if isinstance(settings, TwoTowerMethod):
+        return towers.training_batches, towers.validation_batches
+    return training_batches, validation_batches
+
+
 def measure_epochs(
-    config: NextItemConfig,
+    config: CatalogueConfig,
     method: str,
     seed: int,
     *,
@@ -144,10 +164,11 @@ def measure_epochs(
         elif len(found) < settings.epochs:
             report(epoch + 1, found[-1])
 
+    training, validation = _batches(settings)
     model.fit(
-        training_batches(cuts.train, settings, seed, 0),
+        training(cuts.train, settings, seed, 0),
         epochs=settings.epochs,
-        validation_data=validation_batches(cuts.validation),
+        validation_data=validation(cuts.validation),
         callbacks=[*callbacks, tf.keras.callbacks.LambdaCallback(on_epoch_end=watch)],
         verbose=0,
     )
@@ -176,8 +197,8 @@ class _KeepBest(tf.keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def load_best(config: NextItemConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> NextItemModel:
-    """Load the best epoch of a method.
+def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> Scorer:
+    """Load the best epoch of a method, as what gives scores.
 
     Raises:
       DataError: The method isn't trained to the end.
@@ -196,10 +217,10 @@ def load_best(config: NextItemConfig, method: str, seed: int, *, cuts: Cuts, fol
     best = store.latest()
     assert best is not None  # or `load` has raised
     read_dense(model, best)
-    return model
+    return towers.TowerScorer(model) if isinstance(settings, TwoTowerMethod) else ModelScorer(model)
 
 
-def _by(config: NextItemConfig) -> str:
+def _by(config: CatalogueConfig) -> str:
     """Return what Keras logs and epochs are chosen by."""
     return f"val_ndcg@{config.ks[0]}"
 
@@ -210,34 +231,10 @@ def _is_over(values: Sequence[float], patience: int) -> bool:
 
 
 def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoch: int) -> tf.data.Dataset:
-    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones.
-
-    On several ranks, a batch has this rank's part of the step's users.
-    """
-    # A token without a successor teaches nothing.
-    ragged = _ragged(train.choose(train.sizes > 1))
-    users = int(ragged["item"].nrows())
+    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
     assert settings.users_per_batch is not None
-    rows = tf.range(users, dtype=tf.int64)
-
-    def order(number: tf.Tensor) -> tf.data.Dataset:
-        key = tf.stack([tf.constant(seed, tf.int64), number])
-        drawn = tf.random.experimental.stateless_shuffle(rows, seed=key)
-        return tf.data.Dataset.from_tensor_slices(drawn)
-
-    shares = collectives.world().shares
-
-    def read(chosen: tf.Tensor) -> dict[str, tf.RaggedTensor]:
-        if shares.count < shares.total:
-            share = tf.range(tf.size(chosen)) % shares.total
-            chosen = chosen[(share >= shares.first) & (share < shares.first + shares.count)]
-        return {name: tf.gather(column, chosen) for name, column in ragged.items()}
-
-    batches = count_epochs(epoch).flat_map(order).batch(settings.users_per_batch).map(read).prefetch(2)
-    options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    steps = -(-users // settings.users_per_batch)
-    return batches.apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)
+    # A token without a successor teaches nothing.
+    return in_batches(_ragged(train.choose(train.sizes > 1)), settings.users_per_batch, seed, epoch)
 
 
 def validation_batches(asked: Asked) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""The results of a run on the next item: sentences, tables, JSON, and a report of one HTML file."""
+"""The results of a run that ranks a catalogue: sentences, tables, JSON, and a report of one HTML file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from gmeta.core.schema import OnBad
 from gmeta.core.settings import to_mapping
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.ranked import Ranked, interval
-from gmeta.experiment.next_item.runs import Measured, load_next_item, measure
+from gmeta.experiment.next_item.runs import Measured, load_catalogue, measure
 from gmeta.experiment.plan.next_item_config import BLEND
-from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.run_folder import RunFolder, family_of
 from gmeta.experiment.runs.trainer import read_logged
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-FORMAT = "gmeta-next-item-evaluation"
 _TITLES = {
     "hr": "HR",
     "recall": "recall",
@@ -188,7 +187,7 @@ def rich_table(results: Results, seen: bool) -> Table:
     kept = [f"HR@{k}", f"NDCG@{k}", "MRR"] + ([] if several else [f"recall@{k}", f"MAP@{k}", "coverage"])
     where = "items seen are ranked too" if seen else "items seen are left out"
     found = Table(
-        title=f"next {trained.config.item}, {len(trained.cuts.test):,} users, {where}",
+        title=f"{trained.config.title}, {len(trained.cuts.test):,} users, {where}",
         caption="* best; methods and baselines in the order of validation",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -213,7 +212,7 @@ def to_json(results: Results) -> dict[str, Any]:
     """Return all results as JSON values."""
     trained = results.measured.trained
     return {
-        "format": FORMAT,
+        "format": f"gmeta-{family_of(trained.config)}-evaluation",
         "version": 1,
         "headline": headline(results),
         "strongest": dict(zip(("method", "baseline"), results.strongest, strict=True)),
@@ -314,7 +313,7 @@ def write_report(results: Results, folder: Path) -> Path:
     cuts = trained.cuts
     method, baseline = results.strongest
     text = page.get_template("next_item.html.j2").render(
-        title=f"The next {trained.config.item}",
+        title=trained.config.title,
         about=(
             f"trained on {len(cuts.train.items):,} events of {len(cuts.train):,} users and {cuts.items:,} "
             f"items, evaluated on {len(cuts.test):,} users, protocol {trained.config.protocol}"
@@ -332,6 +331,7 @@ def write_report(results: Results, folder: Path) -> Path:
         ),
         descriptions=descriptions,
         drawings=drawings,
+        ordered=trained.config.ordered,
         shown_by=trained.label(method or baseline),
         users=_users(results, method or baseline),
         settings=flatten(to_mapping(trained.config)),
@@ -340,7 +340,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def _users(results: Results, name: str) -> list[tuple[Any, ...]]:
-    """Return ten users: name, their last items, what followed, and what is shown with whether it followed."""
+    """Return ten users: name, their last items, targets, and what is shown with whether it is a target."""
     trained = results.measured.trained
     cuts, texts, item = trained.cuts, trained.texts, trained.config.item
     ranked = results.measured.test[results.seen][name][0]
@@ -419,7 +419,7 @@ def evaluate_run(run: RunFolder, on_bad: OnBad = "raise") -> Results:
     Raises:
       DataError: The run isn't trained to the end.
     """
-    trained = load_next_item(run, on_bad)
+    trained = load_catalogue(run, on_bad)
     by = f"val_ndcg@{trained.config.ks[0]}"
     epochs = {
         method: {seed: read_logged(run.training(method, seed), by) for seed in trained.config.seeds}

@@ -1,4 +1,4 @@
-"""The decisions about an experiment on the next item that its settings leave open."""
+"""The decisions about an experiment that ranks a catalogue, of those that its settings leave open."""
 
 from __future__ import annotations
 
@@ -13,41 +13,49 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.next_item.histories import Cuts, core, cut, read_events, time_column
-from gmeta.experiment.plan.next_item_config import NextItemConfig
+from gmeta.experiment.next_item.histories import Cuts, core, cut, first_of_each, read_events, time_column
+from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig
 from gmeta.experiment.plan.own_columns import likeliest_item, survey
 from gmeta.io.cuts.task_choice import TaskChoice
 
 
 @dataclass(frozen=True)
-class PlannedNextItem:
+class Planned:
     """An experiment, and sentences that describe the decisions made for it."""
 
-    config: NextItemConfig
+    config: CatalogueConfig
     notes: tuple[str, ...] = ()
 
 
-def read_cuts(config: NextItemConfig, data: Path, on_bad: OnBad = "raise") -> Cuts:
+def read_cuts(config: CatalogueConfig, data: Path, on_bad: OnBad = "raise") -> Cuts:
     """Read the data set of an experiment, and cut it.
 
     Raises:
       ConfigError: The protocol needs times that the data set lacks.
       DataError: The data set can't be read, or a part is empty.
     """
-    events, ids = core(*read_events(data, config.item, on_bad), *config.core)
+    events, ids = read_events(data, config.item, on_bad, ordered=config.ordered)
+    if config.SETS:
+        events = first_of_each(events)
+    events, ids = core(events, ids, *config.core)
     return cut(events, ids, config.protocol)
 
 
-def plan_next_item(
-    given: Mapping[str, Any], data: Path, where: str = "config", on_bad: OnBad = "raise"
-) -> PlannedNextItem:
+def plan_catalogue(
+    given: Mapping[str, Any],
+    data: Path,
+    where: str = "config",
+    on_bad: OnBad = "raise",
+    kind: type[CatalogueConfig] = NextItemConfig,
+) -> Planned:
     """Decide the settings that are left out.
 
     Args:
-      given: Keys of `NextItemConfig` and values, without ``for``.
+      given: Keys of ``kind`` and values, without ``for``.
       data: A prepared data set whose tasks are users.
       where: The name of the settings in error messages.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      kind: The experiment, of `gmeta.experiment.runs.run_folder.FAMILIES`.
 
     Raises:
       ConfigError: A key or a value is unknown, or no column looks like an item.
@@ -56,7 +64,7 @@ def plan_next_item(
     manifest = Manifest.load(data)
     if (manifest.config.get("table") or {}).get("blocks"):
         raise ConfigError(
-            f"{data} was prepared without users, so no item follows another: prepare it with --task COLUMN"
+            f"{data} was prepared without users, who have histories: prepare it with --task COLUMN"
         )
     names = [column.name for column in manifest.schema]
     item = given.get("item")
@@ -80,19 +88,28 @@ def plan_next_item(
         raise ConfigError(
             f"{where}: item={item!r} {what}: name a column of ids; the columns are {', '.join(names)}"
         )
-    config = from_mapping(NextItemConfig, {**given, "item": item}, where)
+    config = from_mapping(kind, {**given, "item": item}, where)
     cuts = read_cuts(config, data, on_bad)
     events = cuts.whole
     repeats = 1 - len(np.unique(events.owner * cuts.items + events.items)) / len(events.items)
     if config.seen is None:
         config = replace(config, seen=repeats > 0.02)
     methods = {name: method.complete(cuts.train.sizes) for name, method in config.methods.items()}
-    notes = (
-        f"predicts the next {item} of {manifest.schema.task}: {len(cuts.train):,} users, {cuts.items:,} "
-        f"items, {len(cuts.train.items):,} events to train on",
-        f"protocol {config.protocol}: {len(cuts.validation):,} users in validation, {len(cuts.test):,} in "
-        "the test",
-        f"{repeats:.1%} of events repeat an earlier item of their user: items seen are "
-        f"{'ranked too' if config.seen else 'left out of the ranking'}",
+    counted = (
+        "of each user, an item counts once"
+        if config.SETS
+        else f"{repeats:.1%} of events repeat an earlier item of their user"
     )
-    return PlannedNextItem(replace(config, methods=methods), notes)
+    notes = (
+        f"{config.title} for {manifest.schema.task}: {len(cuts.train):,} users, {cuts.items:,} items, "
+        f"{len(cuts.train.items):,} events to train on",
+        f"protocol {config.protocol}: {len(cuts.validation):,} users in validation, {len(cuts.test):,} in "
+        f"the test{_DRAWN if config.protocol == 'random' else ''}",
+        f"{counted}: items seen are {'ranked too' if config.seen else 'left out of the ranking'}",
+    )
+    return Planned(replace(config, methods=methods), notes)
+
+
+_DRAWN = (
+    ", each asked for a tenth of its items, drawn evenly; --set 'protocol=\"time\"' asks for what came last"
+)

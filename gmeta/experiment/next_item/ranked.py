@@ -1,4 +1,4 @@
-"""Metrics of ranked catalogues: where the items that followed stand, user by user."""
+"""Metrics of ranked catalogues: where the items that are asked for stand, user by user."""
 
 from __future__ import annotations
 

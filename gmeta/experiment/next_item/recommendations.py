@@ -1,4 +1,4 @@
-"""The likeliest next items of users, by all that the data set knows of them."""
+"""The likeliest items of users, by all that the data set knows of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmeta.core.texts import TEXT
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.ranked import top, without_seen
-from gmeta.experiment.next_item.runs import Trained, load_next_item
+from gmeta.experiment.next_item.runs import Trained, load_catalogue
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.preprocess.plan.column_values import hash_text, is_text
 
@@ -53,7 +53,7 @@ def choose_method(trained: Trained, name: str | None, seed: int | None) -> tuple
 def recommend(
     trained: Trained, scorer: Scorer, users: Ints | None, k: int, *, leave_out_seen: bool
 ) -> Iterator[tuple[Ints, Ints, Scores]]:
-    """Find the k likeliest next items of users, by all that the data set knows of them.
+    """Find the k likeliest items of users, by all that the data set knows of them.
 
     Args:
       trained: The run.
@@ -117,7 +117,7 @@ def write_recommendations(
     import pyarrow as pa
     from pyarrow import parquet
 
-    trained = load_next_item(run)
+    trained = load_catalogue(run)
     of_user, item, texts = trained.schema.task, trained.config.item, trained.texts
     asked = None
     if users is not None:

@@ -1,4 +1,4 @@
-"""A run of an experiment on the next item: training, the choice of baselines' settings, the blend, the test.
+"""A run of an experiment that ranks a catalogue: training, choosing baselines' settings, the blend, the test.
 
 ::
 
@@ -32,7 +32,7 @@ from gmeta.experiment.next_item.counting import Scorer
 from gmeta.experiment.next_item.histories import Cuts
 from gmeta.experiment.next_item.plan import read_cuts
 from gmeta.experiment.next_item.ranked import Ranked, rank
-from gmeta.experiment.plan.next_item_config import BLEND, NextItemConfig
+from gmeta.experiment.plan.next_item_config import BLEND, CatalogueConfig
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
 
@@ -41,13 +41,18 @@ _TUNED_USERS = 2000
 """Settings of baselines are chosen by so many users of validation at most."""
 
 
-def train_next_item(
-    config: NextItemConfig, run: RunFolder, data: Path, *, progress: TrainingProgress, on_bad: OnBad = "raise"
+def train_catalogue(
+    config: CatalogueConfig,
+    run: RunFolder,
+    data: Path,
+    *,
+    progress: TrainingProgress,
+    on_bad: OnBad = "raise",
 ) -> None:
-    """Train every method with every seed; in a process of its own, also choose what `finish_next_item` does.
+    """Train every method with every seed; in a process of its own, also choose what `finish_catalogue` does.
 
     Training that was interrupted is resumed, also by another number of ranks; what is done is skipped. In a
-    job of several ranks, all ranks call it together, and `finish_next_item` is left to a process of its own:
+    job of several ranks, all ranks call it together, and `finish_catalogue` is left to a process of its own:
     it needs all rows of the models, and several times their memory for the baselines.
 
     Raises:
@@ -86,7 +91,7 @@ def train_next_item(
         lock.release()
 
 
-def finish_next_item(run: RunFolder, *, say: Callable[[str], None], on_bad: OnBad = "raise") -> None:
+def finish_catalogue(run: RunFolder, *, say: Callable[[str], None], on_bad: OnBad = "raise") -> None:
     """Choose the baselines' settings and fit the blends, after several ranks have trained the models.
 
     Raises:
@@ -102,7 +107,7 @@ def finish_next_item(run: RunFolder, *, say: Callable[[str], None], on_bad: OnBa
         lock.release()
 
 
-def _finish(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> None:
+def _finish(config: CatalogueConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> None:
     file = run.path / CHOSEN
     if not file.exists():
         chosen = _choose(config, run, cuts, say)
@@ -110,7 +115,9 @@ def _finish(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
             write_atomically(file, json.dumps(chosen, indent=1) + "\n")
 
 
-def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> dict[str, Any]:
+def _choose(
+    config: CatalogueConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Choose the settings of all baselines, and fit the blend of each seed."""
     asked = cuts.validation
     if len(asked) > _TUNED_USERS:
@@ -125,7 +132,8 @@ def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
         ranked = rank(scorer, asked, cuts.items, seen=bool(config.seen), shown=k)
         return float(ranked.of_users(k)["ndcg"].mean())
 
-    for name, grid in counting.grids(cuts.items, cuts.train.times is not None).items():
+    timed = cuts.train.times is not None
+    for name, grid in counting.grids(cuts.items, times=timed, ordered=config.ordered).items():
         best = -1.0
         known: counting.Known = {}
         for settings in grid:
@@ -143,7 +151,7 @@ def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
         for name, scorer in own.items():
             found.setdefault(name, []).append(measured(scorer))
         if config.blend:
-            blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed)
+            blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed, sets=config.SETS)
             say(f"blend, seed {seed}: {blend.describe()}")
             blends[str(seed)] = blend.to_json()
             found.setdefault(BLEND, []).append(measured(blend.of({**own, **fitted})))
@@ -154,11 +162,9 @@ def _choose(config: NextItemConfig, run: RunFolder, cuts: Cuts, say: Callable[[s
     }
 
 
-def _models(config: NextItemConfig, run: RunFolder, cuts: Cuts, seed: int) -> dict[str, Scorer]:
+def _models(config: CatalogueConfig, run: RunFolder, cuts: Cuts, seed: int) -> dict[str, Scorer]:
     return {
-        method: models.ModelScorer(
-            models.load_best(config, method, seed, cuts=cuts, folder=run.training(method, seed))
-        )
+        method: models.load_best(config, method, seed, cuts=cuts, folder=run.training(method, seed))
         for method in config.methods
     }
 
@@ -179,7 +185,7 @@ class Trained:
       texts: What the numbers of these columns stand for.
     """
 
-    config: NextItemConfig
+    config: CatalogueConfig
     cuts: Cuts
     baselines: Mapping[str, Scorer]
     described: Mapping[str, str]
@@ -201,14 +207,14 @@ class Trained:
         return own.label if own else counting.LABELS[name]
 
 
-def load_next_item(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
+def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     """Load a trained run: its models at their best epochs, and the baselines with the settings chosen.
 
     Raises:
       DataError: The run isn't trained to the end.
     """
     config, data = run.load()
-    assert isinstance(config, NextItemConfig)
+    assert isinstance(config, CatalogueConfig)
     cuts = read_cuts(config, data, on_bad)
     file = run.path / CHOSEN
     try:
@@ -245,7 +251,8 @@ class Measured:
 
     Attributes:
       trained: The run.
-      test: Whether items seen are ranked -> name -> seeds -> the ranks; a baseline has one.
+      test: Whether items seen are ranked (of sets, they aren't) -> name -> seeds -> the ranks; a baseline
+        has one.
     """
 
     trained: Trained
@@ -264,6 +271,6 @@ def measure(trained: Trained) -> Measured:
             name: [rank(each, cuts.test, cuts.items, seen=seen, shown=shown) for each in seeds]
             for name, seeds in scorers.items()
         }
-        for seen in (bool(config.seen), not config.seen)
+        for seen in ((False,) if config.SETS else (bool(config.seen), not config.seen))
     }
     return Measured(trained, test)

@@ -18,7 +18,8 @@ from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
 from gmeta.experiment.next_item.models import ModelScorer
 from gmeta.experiment.next_item.recommendations import choose_method
-from gmeta.experiment.next_item.runs import load_next_item
+from gmeta.experiment.next_item.runs import load_catalogue
+from gmeta.experiment.next_item.towers import USER, TowerScorer
 from gmeta.experiment.runs.all_runs import next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
@@ -33,10 +34,12 @@ class Padded:
     Attributes:
       numbers: (users, width) the items' numbers; -1 where there is none.
       times: (users, width), or None.
+      users: (users,) ids, or None.
     """
 
     numbers: tf.Tensor
     times: tf.Tensor | None
+    users: tf.Tensor | None = None
 
     @property
     def there(self) -> tf.Tensor:
@@ -144,6 +147,18 @@ def _model(scorer: ModelScorer, items: int) -> _Served:
 
 
 @in_tensorflow.register
+def _towers(scorer: TowerScorer, items: int) -> _Served:
+    vectors = tf.Variable(scorer.model.item_vectors(), trainable=False)
+
+    def serve(asked: Padded) -> tf.Tensor:
+        columns = {**asked.ragged(), **({} if asked.users is None else {USER: asked.users})}
+        queries = scorer.model(columns, training=False)
+        return tf.matmul(queries, tf.convert_to_tensor(vectors), transpose_b=True)
+
+    return serve
+
+
+@in_tensorflow.register
 def _blended(scorer: Blended, items: int) -> _Served:
     parts = {name: in_tensorflow(each, items) for name, each in scorer.scorers.items()}
     blend = scorer.blend
@@ -164,11 +179,11 @@ class _Ranker(tf.keras.Model):
     """Holds the models of what is exported, so that the export finds their tables."""
 
     def __init__(self, models: Sequence[tf.keras.Model]) -> None:
-        super().__init__(name="next_item")
+        super().__init__(name="ranker")
         self.held = list(models)
 
 
-def export_next_item(
+def export_catalogue(
     run: RunFolder,
     out: Path,
     *,
@@ -181,8 +196,9 @@ def export_next_item(
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
     Its one signature, ``recommend``, takes histories: the item's column, (users, width) int64 ids in the
-    order of time, padded with -1, and ``time`` of the same shape if a model reads times. If `gmeta prepare`
-    has hashed the items, the column takes their texts instead, padded with ``""``. It returns ``items``
+    order of time, padded with -1; ``time`` of the same shape if a model reads times; and ``user`` (users,)
+    ids if a model reads them, where a user whom training didn't see has the initial row. If `gmeta prepare`
+    has hashed the items, their column takes the texts instead, padded with ``""``. It returns ``items``
     (users, k) ids, the likeliest first, and ``scores`` (users, k), and where the data set keeps them
     (`gmeta.core.texts`), ``texts`` and ``titles`` (users, k) of the items, ``""`` for an item without one.
     Items of a history that the catalogue lacks are passed over. Where fewer than k items are left, the item
@@ -202,15 +218,16 @@ def export_next_item(
         items.
       DataError: The run isn't trained to the end.
     """
-    trained = load_next_item(run)
+    trained = load_catalogue(run)
     _, scorer = choose_method(trained, method, seed)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
     folder = out / str(next_version(out) if version is None else version)
     cuts, item = trained.cuts, trained.config.item
     if k > cuts.items:
         raise ConfigError(f"k must be at most {cuts.items}, the catalogue's size, got {k}")
-    held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer)]
+    held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer | TowerScorer)]
     timed = any(model.time is not None for model in held)
+    of_users = any(USER in getattr(model, "user_columns", ()) for model in held)
     serve = in_tensorflow(scorer, cuts.items)
     ids = tf.Variable(cuts.ids, trainable=False)
     hashed = item in Manifest.load(run.load()[1]).roles.hashed
@@ -222,6 +239,8 @@ def export_next_item(
         }
     if timed:
         inputs["time"] = tf.TensorSpec([None, None], tf.int64)
+    if of_users:
+        inputs[USER] = tf.TensorSpec([None], tf.int64)
 
     def answer(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         sent, known = given[item], tf.convert_to_tensor(ids)
@@ -229,7 +248,9 @@ def export_next_item(
             sent = tf.where(sent == TEXT_PADDING, tf.constant(PADDING, tf.int64), hash_text(sent))
         place = tf.minimum(tf.searchsorted(known, tf.reshape(sent, [-1]), out_type=tf.int64), cuts.items - 1)
         place = tf.reshape(place, tf.shape(sent))
-        asked = Padded(tf.where(tf.gather(known, place) == sent, place, -1), given.get("time"))
+        asked = Padded(
+            tf.where(tf.gather(known, place) == sent, place, -1), given.get("time"), given.get(USER)
+        )
         scores = serve(asked)
         if leave_out_seen:
             scores = tf.where(asked.seen(cuts.items), -np.inf, scores)
@@ -240,7 +261,9 @@ def export_next_item(
             named = {name: tf.where(none, "", tf.gather(own, chosen)) for name, own in texts.items()}
         return {"items": items, "scores": best, **named}
 
-    return export_model(_Ranker(held), folder, signatures={"recommend": Signature(answer, inputs)})
+    return export_model(
+        _Ranker(held), folder, signatures={"recommend": Signature(answer, inputs)}, text_ids=False
+    )
 
 
 def _parts(scorer: Scorer) -> list[Scorer]:

@@ -1,17 +1,20 @@
-"""The settings of an experiment on the next item: a data set, a protocol, several methods and seeds."""
+"""The settings of an experiment that ranks a catalogue: a data set, a protocol, several methods and seeds.
+
+`NextItemConfig` is of the next item; `gmeta.experiment.plan.retrieval_config` has the settings of retrieval.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
 
-Protocol = Literal["leave-last-out", "time", "users"]
+Protocol = Literal["leave-last-out", "time", "users", "random"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 Backbone = Literal["sasrec", "esasrec", "hstu", "fuxi"]
 BLEND = "blend"
@@ -84,8 +87,8 @@ def default_methods() -> dict[str, NextItemMethod]:
 
 
 @dataclass(frozen=True)
-class NextItemConfig:
-    """An experiment on the next item with all settings decided.
+class CatalogueConfig:
+    """An experiment that ranks a catalogue of items, with all settings decided.
 
     Attributes:
       item: The column of items.
@@ -94,10 +97,57 @@ class NextItemConfig:
         until none is left.
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and user order.
       ks: The numbers of items shown, for metrics; epochs are chosen by NDCG at the first.
-      seen: Whether the table ranks items that the history has; None: if one in fifty events repeats an
-        earlier item of its user. The report has both tables.
+      seen: Whether the table ranks items that the history has. If users' items aren't sets, the report has
+        both tables.
       blend: Whether to fit the blend of all models and baselines too.
       methods: Method name -> how it is trained.
+    """
+
+    PROTOCOLS: ClassVar[tuple[str, ...]] = PROTOCOLS
+    """The protocols of these experiments."""
+    SETS: ClassVar[bool] = False
+    """Whether a user's items are a set: each counts once."""
+
+    @property
+    def title(self) -> str:
+        """What is asked, as a heading."""
+        raise NotImplementedError
+
+    @property
+    def ordered(self) -> bool:
+        """Whether what is asked came after the history."""
+        return self.protocol != "random"
+
+    item: str
+    protocol: Protocol = "leave-last-out"
+    core: tuple[int, int] = (1, 1)
+    seeds: tuple[int, ...] = (0,)
+    ks: tuple[int, ...] = (10, 20)
+    seen: bool | None = None
+    blend: bool = True
+    methods: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.protocol not in self.PROTOCOLS:
+            raise ConfigError(f"protocol must be one of {', '.join(self.PROTOCOLS)}, got {self.protocol!r}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
+        if not self.ks or min(self.ks) < 1 or len(set(self.ks)) != len(self.ks):
+            raise ConfigError(f"ks must be numbers of at least 1, each once, got {list(self.ks)}")
+        if len(self.core) != 2 or min(self.core) < 1:
+            raise ConfigError(
+                f"core must be two numbers of at least 1, of a user's and of an item's events, got "
+                f"{list(self.core)}"
+            )
+        if not self.methods and not self.blend:
+            raise ConfigError("an experiment needs at least one method, or blend = true")
+
+
+@dataclass(frozen=True)
+class NextItemConfig(CatalogueConfig):
+    """An experiment on the next item with all settings decided.
+
+    ``seen`` None: items seen are ranked if one in fifty events repeats an earlier item of its user.
 
     Example:
       A TOML file gives only what differs from these defaults::
@@ -110,26 +160,11 @@ class NextItemConfig:
         model = "fuxi"
     """
 
-    item: str
-    protocol: Protocol = "leave-last-out"
-    core: tuple[int, int] = (1, 1)
-    seeds: tuple[int, ...] = (0,)
-    ks: tuple[int, ...] = (10, 20)
-    seen: bool | None = None
-    blend: bool = True
+    PROTOCOLS: ClassVar[tuple[str, ...]] = tuple(each for each in PROTOCOLS if each != "random")
+
     methods: Mapping[str, NextItemMethod] = field(default_factory=default_methods)
 
-    def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ConfigError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(f"seeds must be given, each once, got {list(self.seeds)}")
-        if not self.ks or min(self.ks) < 1 or len(set(self.ks)) != len(self.ks):
-            raise ConfigError(f"ks must be numbers of at least 1, each once, got {list(self.ks)}")
-        if len(self.core) != 2 or min(self.core) < 1:
-            raise ConfigError(
-                f"core must be two numbers of at least 1, of a user's and of an item's events, got "
-                f"{list(self.core)}"
-            )
-        if not self.methods and not self.blend:
-            raise ConfigError("an experiment needs at least one method, or blend = true")
+    @property
+    def title(self) -> str:
+        """What is asked, as a heading."""
+        return f"The next {self.item}"

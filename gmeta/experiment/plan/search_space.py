@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.experiment.plan.next_item_config import NextItemMethod
 from gmeta.experiment.plan.ranking_config import RankingMethod
+from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 
 M = TypeVar("M")
 
@@ -114,6 +115,19 @@ def next_item_space(starts: Sequence[NextItemMethod]) -> Space:
         _within(starts, "dropout", 0.0, 0.7, log=False),
         _within(starts, "blocks", 1, 3, log=False, whole=True),
         Choice("dim", tuple(sorted(widths | {each.dim for each in starts}))),
+    ]
+
+
+def retrieval_space(starts: Sequence[TwoTowerMethod]) -> Space:
+    """Return the settings of a two-tower model that are searched over; validation ends its epochs."""
+    first = starts[0]
+    return [
+        _around(starts, "learning_rate", 10.0),
+        _within(starts, "dropout", 0.0, 0.7, log=False),
+        *([_within(starts, "item_dropout", 0.0, 0.8, log=False)] if first.history else []),
+        *([_within(starts, "temperature", 0.02, 1.0)] if first.temperature is not None else []),
+        Choice("dim", tuple(sorted({32, 64, 128, 256} | {each.dim for each in starts}))),
+        Choice("law", ("uniform", "popularity", "in-batch")),
     ]
 
 

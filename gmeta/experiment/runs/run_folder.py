@@ -26,16 +26,23 @@ from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
-from gmeta.experiment.plan.next_item_config import NextItemConfig
+from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig
 from gmeta.experiment.plan.ranking_config import RankingConfig
+from gmeta.experiment.plan.retrieval_config import RetrievalConfig
 
-Config = ExperimentConfig | NextItemConfig | RankingConfig
+Config = ExperimentConfig | CatalogueConfig | RankingConfig
 FAMILIES: Mapping[str, type[Config]] = {
     "cold-start": ExperimentConfig,
-    "next-item": NextItemConfig,
     "ranking": RankingConfig,
+    "next-item": NextItemConfig,
+    "retrieval": RetrievalConfig,
 }
 """What `gmeta train --for` names -> the settings of such an experiment."""
+
+
+def family_of(config: Config) -> str:
+    """Return the key of `FAMILIES` of an experiment."""
+    return next(name for name, kind in FAMILIES.items() if isinstance(config, kind))
 
 
 def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> str:
@@ -43,8 +50,8 @@ def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> st
 
     Args:
       given: A key of `FAMILIES`, which the settings mustn't contradict; None: that of the settings, or else
-        what the data set suggests: one that was prepared without a label is for the next item, and one
-        without users is for ranking.
+        what the data set suggests: one that was prepared without a label is for the next item, or without
+        times for retrieval; one without users is for ranking.
       settings: The settings; their key ``for`` is removed.
       data: A prepared data set.
 
@@ -60,7 +67,7 @@ def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> st
         return str(given or named)
     table = Manifest.load(data).config.get("table") or {}
     if table and not table.get("label") and "label" not in settings:
-        return "next-item"
+        return "next-item" if table.get("time") else "retrieval"
     return "ranking" if table.get("blocks") else "cold-start"
 
 
@@ -93,7 +100,7 @@ class RunFolder:
         """
         file = self.path / "config.json"
         begun = {
-            "for": next(name for name, kind in FAMILIES.items() if isinstance(config, kind)),
+            "for": family_of(config),
             "data": str(data.resolve()),
             "data_digest": Manifest.load(data).digest,
             "experiment": to_mapping(config),
@@ -149,7 +156,7 @@ class RunFolder:
         Raises:
           DataError: No run was begun here.
         """
-        return next(name for name, kind in FAMILIES.items() if isinstance(self.load()[0], kind))
+        return family_of(self.load()[0])
 
     @staticmethod
     def _read(file: Path) -> dict[str, Any]:

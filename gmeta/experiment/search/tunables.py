@@ -21,13 +21,19 @@ from gmeta.core.schema import OnBad
 from gmeta.core.settings import to_mapping
 from gmeta.core.terminal import Interrupts
 from gmeta.experiment.next_item.models import measure_epochs
-from gmeta.experiment.next_item.plan import plan_next_item, read_cuts
+from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.method_config import MethodConfig
-from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
-from gmeta.experiment.plan.search_space import cold_start_space, next_item_space, ranking_space
+from gmeta.experiment.plan.retrieval_config import RetrievalConfig
+from gmeta.experiment.plan.search_space import (
+    cold_start_space,
+    next_item_space,
+    ranking_space,
+    retrieval_space,
+)
 from gmeta.experiment.ranking import models as ranking_models
 from gmeta.experiment.ranking.examples import Parts
 from gmeta.experiment.ranking.plan import plan_ranking
@@ -36,6 +42,7 @@ from gmeta.experiment.runs.trainer import EndWhenInterrupted
 from gmeta.experiment.search.study import Measured, Report, Search, Tunable
 from gmeta.experiment.search.trials import Trials, with_estimates
 from gmeta.io.reader_stats import data_errors
+from gmeta.models.zoo.factor_model import FactorSettings
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,8 @@ def _search_cold_start(config: ExperimentConfig, data: Path, on_bad: OnBad) -> S
         estimated = with_estimates(config, data, on_bad)
     tunables = []
     for name, method in config.methods.items():
-        starts = [method, *estimated[name]]
+        # Estimated priors are for settings that neither the user nor `gmeta train` has chosen.
+        starts = [method, *(estimated[name] if method.factors == FactorSettings() else [])]
         start, of_epoch = trials.seconds(method)
         tunables.append(
             Tunable(
@@ -110,34 +118,38 @@ def _measure_tasks(
     return Measured(found[best], replace(method, epochs=parts[best]), found[-1])
 
 
-# The next item.
+# The next item, and retrieval.
 
 _USUAL_EPOCHS = 30  # until validation ends training
 _START, _OF_TOKEN = 8.0, 1.5e-4  # seconds on two cores: to make a model; of a token and a block at 64 numbers
 
 
-def _search_next_item(config: NextItemConfig, data: Path, on_bad: OnBad) -> Search:
+def _search_catalogue(config: CatalogueConfig, data: Path, on_bad: OnBad) -> Search:
     cuts = read_cuts(config, data, on_bad)
     tokens = len(cuts.train.items)
 
-    def evaluate(name: str, method: NextItemMethod, report: Report, interrupts: Interrupts) -> Measured:
+    def evaluate(name: str, method: Any, report: Report, interrupts: Interrupts) -> Measured:
         tried = replace(config, methods={name: method})
         stop = EndWhenInterrupted(interrupts)
         value = measure_epochs(tried, name, config.seeds[0], cuts=cuts, report=report, callbacks=[stop])
         return Measured(value, method, value)
 
-    tunables = [
-        Tunable(
-            name,
-            method.label,
-            [method],
-            next_item_space([method]),
-            partial(evaluate, name),
-            _START + min(method.epochs, _USUAL_EPOCHS) * tokens * method.blocks * method.dim / 64 * _OF_TOKEN,
-            warm_up=min(method.patience, 5),
+    tunables = []
+    for name, method in config.methods.items():
+        of_sequences = isinstance(method, NextItemMethod)
+        blocks = method.blocks if of_sequences else 1
+        epochs = min(method.epochs, _USUAL_EPOCHS)
+        tunables.append(
+            Tunable(
+                name,
+                method.label,
+                [method],
+                (next_item_space if of_sequences else retrieval_space)([method]),
+                partial(evaluate, name),
+                _START + epochs * tokens * blocks * method.dim / 64 * _OF_TOKEN,
+                warm_up=min(method.patience, 5),
+            )
         )
-        for name, method in config.methods.items()
-    ]
     return Search(tunables, f"NDCG@{config.ks[0]}", maximize=True, begun=_begun(config, data))
 
 
@@ -176,7 +188,8 @@ def _search_ranking(config: RankingConfig, data: Path, on_bad: OnBad) -> Search:
 
 FAMILIES: Mapping[str, Family] = {
     "cold-start": Family(_plan_cold_start, _search_cold_start),
-    "next-item": Family(plan_next_item, _search_next_item),
+    "next-item": Family(plan_catalogue, _search_catalogue),
+    "retrieval": Family(partial(plan_catalogue, kind=RetrievalConfig), _search_catalogue),
     "ranking": Family(_plan_ranking, _search_ranking),
 }
 """What `gmeta tune --for` names -> how it is tuned."""

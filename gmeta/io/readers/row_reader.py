@@ -15,6 +15,7 @@ from gmeta.core.schema import Column
 from gmeta.core.shares import Shares
 from gmeta.io.readers.epoch import count_epochs
 from gmeta.io.readers.group_reader import groups, settle
+from gmeta.io.readers.negatives import Negatives
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import choose_features, choose_label, choose_weight, open_split
 from gmeta.io.readers.read_options import (
@@ -121,6 +122,7 @@ def rows(
     weight: str | None = None,
     pad_value: int | None = None,
     drop_remainder: bool = False,
+    negatives: Negatives | None = None,
     start: Start = 0,
     options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
@@ -143,6 +145,9 @@ def rows(
       pad_value: None: list columns are ragged. A number: list columns are dense, padded with this number to
         the longest list of the batch.
       drop_remainder: Leave out the last batch of an epoch, or of a rank's part of it, if it isn't full.
+      negatives: Rows that are added to each positive one, with drawn items and the label 0
+        (`gmeta.io.readers.negatives.Negatives`). They are permuted with the others, and a batch still holds
+        ``batch_size`` rows. None: none.
       start: Where reading begins: an epoch's number; `OneEpoch`, whose pieces have batches of their own; an
         `EpochPlan`, by whole groups, on any number of ranks; or `AfterSteps` with the current number of
         ranks, which reads the rows of those steps again and discards them.
@@ -155,7 +160,7 @@ def rows(
       A dataset of (features, label), or (features, label, weight): a dict of (batch,) tensors, or
       RaggedTensor (batch, None) for list columns; (batch,) float32, or (batch, labels) where ``label`` is a
       sequence; (batch,) float32. Its cardinality is known for one rank that starts at an epoch's
-      number, unless ``on_bad`` is ``"skip"``.
+      number, unless ``on_bad`` is ``"skip"`` or there are ``negatives``.
 
     Raises:
       ConfigError: An argument is invalid, or names a split or column that doesn't exist.
@@ -182,6 +187,10 @@ def rows(
     weight = choose_weight("rows", split.schema, weight)
     labels = (label,) if isinstance(label, str) else label
     names = choose_features("rows", split.schema, features, (split.roles.time, weight, *labels))
+    if negatives is not None:
+        if not isinstance(label, str):
+            raise ConfigError(f"rows: negatives have one label, and label={label!r} has several: name one")
+        negatives.check(split.schema, label)
     answers = tuple(Column(name, "float32") for name in labels)
     structure: tuple[Any, ...] = (
         {name: split.schema[name] for name in names},
@@ -206,6 +215,9 @@ def rows(
             start=of_groups,
             options=replace(options, shard=(number, shares.total), shuffle_buffer=None),
         )
+        if negatives is not None:
+            assert isinstance(label, str)
+            elements = negatives.add_to(elements, path, label, options)
         batches = row_batches(
             elements,
             structure,
@@ -228,7 +240,7 @@ def rows(
     if pad_value is not None:
         batches = batches.map(lambda *batch: _pad(batch, pad_value), num_parallel_calls=tf.data.AUTOTUNE)
     whole = isinstance(start, AfterSteps | OneEpoch) and start.whole
-    if shares.total == 1 and whole and options.on_bad == "raise":
+    if shares.total == 1 and whole and options.on_bad == "raise" and negatives is None:
         steps = split.rows // size if drop_remainder else -(-split.rows // size)
         batches = batches.apply(tf.data.experimental.assert_cardinality(steps))
     return settle(batches.prefetch(tf.data.AUTOTUNE))

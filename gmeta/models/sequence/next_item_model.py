@@ -16,16 +16,9 @@ from gmeta.losses import SampledSoftmax
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import catalogue_ranks
-from gmeta.models.sequence.catalogue import (
-    Catalogue,
-    Items,
-    NegativeDraw,
-    Per,
-    log_expected,
-    popularity_shares,
-    top_items,
-)
+from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 from gmeta.models.sequence.history_model import HistoryModel, but_first, but_last, check_times
+from gmeta.models.sequence.negatives import DrawnLaw, NegativeDraw, Per, log_expected, popularity_shares
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
 from gmeta.training.clusters import column_keys
@@ -82,9 +75,12 @@ class NextItemModel(HistoryModel):
         fewer.
       negatives_per: Which tokens share negatives. ``"step"``: all of a step, on all ranks; ``"user"``: those
         of one history; ``"position"``: none. The last two look up m rows for each user or token.
+      law: How they are drawn: ``"uniform"``: evenly; ``"popularity"``: in proportion to ``popularity``, which
+        the loss corrects for. In-batch negatives come from a loss with ``in_batch``.
       repeats: Whether to learn β, and to have the history's own items among the negatives. False: β is 0.
       popularity: How often each item occurs in training, (V,) numbers from 0 on: the loss then corrects for
-        the frequency of in-batch negatives (`gmeta.losses.SampledSoftmax`). For a loss with ``in_batch``.
+        the frequency of negatives (`gmeta.losses.SampledSoftmax`). For a loss with ``in_batch``, and for the
+        law ``"popularity"``.
       loss: The sampled softmax loss. None: of dot products, at temperature 1, without in-batch negatives.
       token_scale: The factor of an item's vector before it enters the backbone. None: √d.
       places: Whether position vectors are counted ``"from_end"`` of a history or ``"from_start"``.
@@ -122,6 +118,7 @@ class NextItemModel(HistoryModel):
         time: str | None = None,
         negatives: int | None = None,
         negatives_per: Per = "step",
+        law: DrawnLaw = "uniform",
         repeats: bool = True,
         popularity: Any = None,
         loss: SampledSoftmax | None = None,
@@ -141,8 +138,7 @@ class NextItemModel(HistoryModel):
         self.catalogue = Catalogue(items, name, self.feature)
         self.max_length = whole_number(f"{name}: max_length", max_length, least=1)
         negatives = min(_NEGATIVES, self.catalogue.size) if negatives is None else negatives
-        self.draw = NegativeDraw(name, negatives, negatives_per, self.catalogue.size, seed)
-        self.negatives, self.negatives_per = negatives, negatives_per
+        self.negatives, self.negatives_per, self.law = negatives, negatives_per, law
         self.item, self.time, self.seed = item, time, seed
         self.loss_of = loss or SampledSoftmax(temperature=1.0, normalize=False, in_batch=False)
         if token_scale is not None:
@@ -151,7 +147,13 @@ class NextItemModel(HistoryModel):
             raise ConfigError(f"{name}: places must be 'from_start' or 'from_end', got {places!r}")
         self.token_scale = self.dim**0.5 if token_scale is None else token_scale
         self.counted_from, self.norm, self.repeats = places, norm, repeats
-        self.popularity = popularity_shares(name, popularity, self.items, self.loss_of.in_batch)
+        if law not in get_args(DrawnLaw):
+            raise ConfigError(f"{name}: law must be 'uniform' or 'popularity', got {law!r}")
+        self.popularity = popularity_shares(
+            name, popularity, self.items, law=law, in_batch=self.loss_of.in_batch
+        )
+        shares = self.popularity if law == "popularity" else None
+        self.draw = NegativeDraw(name, negatives, negatives_per, self.items, seed, shares)
         self.drop = tf.keras.layers.Dropout(dropout, seed=seed)
         initializer = tf.keras.initializers.TruncatedNormal(stddev=self.dim**-0.5, seed=seed)
         self.places = self.add_weight(
@@ -315,7 +317,9 @@ class NextItemModel(HistoryModel):
             return {}
         samples = tf.size(following.values)
         return {
-            name: log_expected(self.popularity, numbers, samples=samples, drawn=self.negatives)
+            name: log_expected(
+                self.popularity, numbers, samples=samples, draw=self.draw, in_batch=self.loss_of.in_batch
+            )
             for name, numbers in (("log_q", following.values), ("negative_log_q", drawn))
         }
 
@@ -358,7 +362,7 @@ class NextItemModel(HistoryModel):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this model, in a form that JSON can hold."""
         serialize = tf.keras.saving.serialize_keras_object
-        names = ("max_length", "item", "time", "negatives", "negatives_per", "repeats", "token_scale", "norm")
+        names = ("max_length", "item", "time", "negatives", "negatives_per", "law", "repeats", "token_scale")
         return {
             "collection": serialize(self.collection),
             "backbone": serialize(self.backbone),
@@ -368,7 +372,7 @@ class NextItemModel(HistoryModel):
             "items": self.catalogue.config,
             "places": self.counted_from,
             "popularity": None if self.popularity is None else self.popularity.numpy().tolist(),
-            **{name: getattr(self, name) for name in (*names, "seed", "name")},
+            **{name: getattr(self, name) for name in (*names, "norm", "seed", "name")},
         }
 
     @classmethod

@@ -1,12 +1,14 @@
 """Baselines of the next item have the scores that loops over histories have."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.experiment.next_item import counting
-from gmeta.experiment.next_item.counting import Als, Ease, Neighbours, Popularity, Rules
+from gmeta.experiment.next_item.counting import Als, Ease, Neighbours, Popularity, Rules, Walks
 from support.next_item import histories
 
 ITEMS = 7
@@ -57,6 +59,21 @@ def test_neighbours(train, asked):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@given(SEQUENCES, SEQUENCES, st.sampled_from([(1.0, 0.6), (0.5, 0.2)]))
+def test_walks(train, asked, exponents):
+    flatness, popularity = exponents
+    sets = [set(history) for history in train]
+    size = np.array([max(sum(i in each for each in sets), 1) for i in range(ITEMS)], float)
+    matrix = np.zeros((ITEMS, ITEMS))
+    for own in sets:
+        for i in own:
+            for j in own - {i}:
+                matrix[i, j] += size[i] ** -flatness * len(own) ** -flatness * size[j] ** -popularity
+    found = Walks(flatness, popularity).fit(histories(train), ITEMS).scores(histories(asked))
+    expected = log_shares(pair_scores(matrix, asked, 0, 0.0))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @given(SEQUENCES, SEQUENCES)
 def test_ease_is_the_ridge_regression_of_each_item_on_the_others(train, asked):
     sets = np.array([[float(i in history) for i in range(ITEMS)] for history in train])
@@ -99,10 +116,23 @@ def test_ease_is_left_out_of_large_catalogues_and_recent_popularity_without_time
     assert {"ease", "recent_popularity"}.isdisjoint(counting.grids(counting.MOST_ITEMS + 1, times=False))
 
 
-@pytest.mark.parametrize("name", list(counting.grids(5, times=True)))
+def test_of_sets_no_baseline_reads_the_order():
+    train = histories([[0, 1, 2], [2, 1, 4], [3, 1]], np.arange(8))
+    for name, grid in counting.grids(5, times=True, ordered=False).items():
+        for each in grid:
+            scorer = each.fit(train, 5)
+            turned = scorer.scores(histories([[2, 1, 0]])), scorer.scores(histories([[0, 1, 2]]))
+            np.testing.assert_allclose(*turned, rtol=1e-5, atol=1e-6, err_msg=name)
+            assert counting.settings_of(name, asdict(each)) == each
+
+
+@pytest.mark.parametrize(
+    "name", list(counting.grids(5, times=True) | counting.grids(5, times=False, ordered=False))
+)
 def test_an_empty_history_gets_finite_scores(name):
     train = histories([[0, 1, 2], [2, 1, 4]], np.arange(6))
     nothing = histories([[0]]).first(np.array([0]))
-    scores = counting.grids(5, times=True)[name][0].fit(train, 5).scores(nothing)
+    grids = counting.grids(5, times=True) | counting.grids(5, times=False, ordered=False)
+    scores = grids[name][0].fit(train, 5).scores(nothing)
     assert scores.shape == (1, 5)
     assert np.isfinite(scores).all()

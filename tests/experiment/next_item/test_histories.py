@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.experiment.next_item.histories import core, cut
+from gmeta.experiment.next_item.histories import core, cut, first_of_each
 from gmeta.experiment.plan.next_item_config import PROTOCOLS
 from support.next_item import histories
 
@@ -70,6 +70,59 @@ def test_of_users_held_out_nothing_is_trained_on():
     assert [len(part) for part in parts] == [24, 3, 3]
     assert len(set.union(*parts)) == 30
     assert (cuts.test.targets.sizes == 1).all()
+
+
+def recbole_counts(total):
+    """`Dataset._calcu_split_ids` of RecBole 1.2, of the ratios 8:1:1."""
+    ratios = [0.8, 0.1, 0.1]
+    count = [int(ratio * total) for ratio in ratios]
+    count[0] = total - sum(count[1:])
+    for place in range(1, len(ratios)):
+        if count[0] <= 1:
+            break
+        if 0 < ratios[-place] * total < 1:
+            count[-place] += 1
+            count[0] -= 1
+    return count
+
+
+def test_at_random_each_users_numbers_are_those_of_recbole():
+    sizes = [*range(1, 42), 99, 100, 101]
+    found = histories([list(range(size)) for size in sizes])
+    cuts = cut(found, np.arange(101), "random", seed=3)
+    known = np.zeros(101, bool)
+    known[cuts.ids] = True
+    validation, test = (
+        dict(
+            zip(
+                part.targets.users.tolist(),
+                zip(lists(part.histories), lists(part.targets), strict=True),
+                strict=True,
+            )
+        )
+        for part in (cuts.validation, cuts.test)
+    )
+    for user, train in zip(found.users.tolist(), lists(cuts.train), strict=True):
+        size = sizes[user // 10]
+        read, wanted = validation.get(user, ([], []))
+        read_in_test, wanted_in_test = test.get(user, ([], []))
+        assert [len(train), len(wanted), len(wanted_in_test)] == recbole_counts(size)
+        if wanted:
+            assert read == train
+        if wanted_in_test:  # the history is all the rest, in its order
+            kept = cuts.ids[train].tolist()
+            rest = {each for each in range(size) if known[each]} - set(
+                cuts.ids[[i for i in wanted_in_test if i >= 0]]
+            )
+            assert set(cuts.ids[read_in_test]) == rest
+            assert kept == sorted(kept)
+    other = cut(found, np.arange(101), "random", seed=4)
+    assert lists(other.train)[-1] != lists(cuts.train)[-1]
+
+
+@given(SEQUENCES)
+def test_of_a_set_the_first_of_equal_items_is_kept(sequences):
+    assert lists(first_of_each(histories(sequences))) == [list(dict.fromkeys(each)) for each in sequences]
 
 
 @given(SEQUENCES, st.integers(1, 4), st.integers(1, 4))

@@ -104,3 +104,27 @@ def test_the_blend_weighs_what_predicts_and_forgets_what_does_not():
     )
     expected[:, 0] += blend.weights[-1] / blend.deviations[-1]  # all have item 0
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_of_sets_the_blend_orders_what_scorers_rank_first_and_asks_for_nothing_seen():
+    rng = np.random.default_rng(0)
+    users, items = 300, 80
+    signal, noise = (rng.normal(size=(users, items)).astype(np.float32) for _ in range(2))
+    gumbel = rng.gumbel(size=signal.shape)
+    order = np.argsort(-(2.0 * signal + gumbel), axis=1)
+    # Where it is low, the signal is turned around: a likelihood over all items would weigh it less.
+    given = np.where(signal > 0, signal, -4 - signal).astype(np.float32)
+    part = Asked(histories(order[:, :3].tolist()), histories(order[:, 3:6].tolist()))
+    scorers = {"signal": Fixed(given), "noise": Fixed(noise)}
+    first = Blend.fit(scorers, part, items, sets=True)
+    weights = dict(zip(first.names, first.weights, strict=True))
+    assert weights["signal"] > 0.5
+    assert abs(weights["noise"]) < 0.2
+    assert weights[SEEN] == pytest.approx(0.0, abs=1e-6)
+    ndcg = rank(first.of(scorers), part, items, seen=False, shown=10).of_users(10)["ndcg"].mean()
+    drawn = Blend.fit(scorers, part, items)
+    assert (
+        ndcg >= rank(drawn.of(scorers), part, items, seen=False, shown=10).of_users(10)["ndcg"].mean() - 0.01
+    )
+    again = Blend.from_json(first.to_json()).of(scorers).scores(part.histories)
+    np.testing.assert_array_equal(again, first.of(scorers).scores(part.histories))

@@ -318,12 +318,29 @@ def test_negatives_of_a_user_or_a_position_are_learnt_from(per, repeats):
 
 def test_a_config_without_newer_settings_makes_the_model_of_its_time():
     config = make_model().get_config()
-    for name in ("negatives_per", "repeats", "token_scale", "places", "norm", "popularity"):
+    for name in ("negatives_per", "law", "repeats", "token_scale", "places", "norm", "popularity"):
         del config[name]
     model = NextItemModel.from_config(config)
     assert (model.repeats, model.norm, model.counted_from) == (False, False, "from_start")
     assert model.token_scale == 8**0.5
     assert len(model.trainable_variables) == len(make_model().trainable_variables) - 3
+
+
+def test_negatives_drawn_by_popularity_are_corrected_for(monkeypatch):
+    counts = np.arange(ITEMS) + 1
+    model, batch, found = make_model(law="popularity", popularity=counts, negatives=5), histories(6), {}
+
+    def watched(self, queries, positives, ids, **kwargs):
+        found.update(kwargs, ids=ids)
+        return tf.reduce_sum(queries * positives, axis=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SampledSoftmax, "__call__", watched)
+        learnt(model, batch)
+    for numbers, log_q in ((found["ids"], found["log_q"]), (found["negative_ids"], found["negative_log_q"])):
+        np.testing.assert_allclose(log_q, np.log(5 * counts[numbers.numpy()] / counts.sum()), rtol=1e-5)
+    again = NextItemModel.from_config(model.get_config())
+    np.testing.assert_array_equal(again.draw(None, 3), model.draw(None, 3))
 
 
 def test_popularity_is_kept_and_refused_where_nothing_reads_it():
@@ -335,7 +352,9 @@ def test_popularity_is_kept_and_refused_where_nothing_reads_it():
         model.get_config()["popularity"], np.arange(ITEMS) / np.arange(ITEMS).sum(), rtol=1e-6
     )
     for settings, told in (
-        ({"popularity": np.ones(ITEMS)}, "the loss has none"),
+        ({"popularity": np.ones(ITEMS)}, "there are neither"),
+        ({"law": "popularity"}, "the law 'popularity' draws items in proportion to their counts"),
+        ({"law": "in-batch"}, "law must be 'uniform' or 'popularity', got 'in-batch'"),
         ({"popularity": np.ones(3), "loss": loss}, "must be 12 numbers from 0 on"),
         ({"negatives_per": "batch"}, "must be 'step', 'user' or 'position', got 'batch'"),
         ({"places": "middle"}, "must be 'from_start' or 'from_end', got 'middle'"),
