@@ -15,12 +15,9 @@ from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.export.saved_model import export_model
-    from gmeta.export.sequence_models import next_item_signatures, retrieval_signatures
 
 _WHERE = {
     "export_model": "gmeta.export.saved_model",
-    "next_item_signatures": "gmeta.export.sequence_models",
-    "retrieval_signatures": "gmeta.export.sequence_models",
 }
 """Name -> the module that defines it."""
 
@@ -34,10 +31,12 @@ _MOVED = {
     "feature_inputs": "gmeta.export.signature",
     "meta_sequence_signatures": "gmeta.export.meta_models",
     "meta_signatures": "gmeta.export.meta_models",
+    "next_item_signatures": "gmeta.export.sequence_models",
+    "retrieval_signatures": "gmeta.export.sequence_models",
     "unknown_rows": "gmeta.export.saved_model",
 }
 """Old name -> the module that has it now, for one release."""
 
-__all__ = ["export_model", "next_item_signatures", "retrieval_signatures"]
+__all__ = ["export_model"]
 
 __getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

@@ -232,7 +232,9 @@ def test_other_families_options_and_runs_that_are_not_over_are_refused(folder, t
     said = gmeta("train", "--data", folder / "data", "--set", 'item="place"', "--set", "bad=1", code=2).stderr
     assert "bad" in said
     gmeta("prepare", "--data", folder / "events.parquet", "--task", "user", "--out", tmp_path / "timeless")
-    assert "without times" in gmeta("train", "--data", tmp_path / "timeless", code=2).stderr
+    said = gmeta("train", "--for", "next-item", "--data", tmp_path / "timeless", code=2).stderr
+    assert "without times" in said
+    assert "--for retrieval" in said
     begun = RunFolder(tmp_path / "begun")
     begun.begin(plan_catalogue({}, folder / "data").config, folder / "data")
     with pytest.raises(DataError, match="gmeta train"):

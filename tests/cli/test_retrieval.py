@@ -112,13 +112,14 @@ def test_strangers_are_answered_and_times_are_asked_for_where_needed(folder, tmp
     data = ("--data", folder / "data")
     said = gmeta("train", *data, "--for", "retrieval", "--set", 'protocol="time"', code=2).stderr
     assert "without times" in said
-    assert "protocol must be one of" in gmeta("train", *data, "--set", 'protocol="random"', code=2).stderr
+    said = gmeta("train", *data, "--for", "next-item", "--set", 'protocol="random"', code=2).stderr
+    assert "protocol must be one of" in said
     for setting, told in (
         ("seen=true", "nothing that the user has is asked for"),
         ('methods.a={label="a",laws="b"}', "unknown keys: laws"),
         ('methods.a={label="a",user_id=false,history=false}', "the user's id or history"),
     ):
-        assert told in gmeta("train", *data, "--for", "retrieval", "--set", setting, code=2).stderr
+        assert told in gmeta("train", *data, "--set", setting, code=2).stderr  # without times: retrieval
 
 
 @pytest.mark.slow  # Quick: tests/experiment/test_trainer.py, of the same checkpoints

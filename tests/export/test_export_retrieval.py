@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.export import export_model, retrieval_signatures
+from gmeta.export import export_model
+from gmeta.export.sequence_models import retrieval_signatures
 from gmeta.export.signature import PADDING
 from gmeta.initializers import Constant
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig

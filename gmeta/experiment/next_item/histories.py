@@ -179,7 +179,8 @@ def read_events(
     if time is None and ordered:
         raise ConfigError(
             f"{data} was prepared without times, so nothing shows which item came next: prepare it with "
-            "--time COLUMN; of lists in order, gmeta prepare makes the column position"
+            "--time COLUMN (of lists in order, gmeta prepare makes the column position), or train with --for "
+            "retrieval, which needs no order"
         )
     columns = {"item": item, **({} if time is None else {"time": time})}
     users: list[Any] = []

@@ -304,7 +304,6 @@ def search_settings(
       GmetaError: The file can't be read or written.
     """
     file = folder / FILE_NAME
-    deadline = time.monotonic() + seconds
     with _explain_errors(file):
         folder.mkdir(parents=True, exist_ok=True)
         storage = optuna.storages.RDBStorage(
@@ -315,7 +314,7 @@ def search_settings(
         studies = [_Study.open(tunable, search, storage) for tunable in search.tunables]
         others = len(storage.get_all_studies()) > len(studies)
         say(_plan(studies, seconds, trials, others))
-        interrupted = _run_all(studies, deadline, trials, say)
+        interrupted = _run_all(studies, time.monotonic() + seconds, trials, say)
         return Found([each.result() for each in studies], interrupted)
 
 
