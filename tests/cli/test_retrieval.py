@@ -112,7 +112,8 @@ def test_strangers_are_answered_and_times_are_asked_for_where_needed(folder, tmp
     data = ("--data", folder / "data")
     said = gmeta("train", *data, "--for", "retrieval", "--set", 'protocol="time"', code=2).stderr
     assert "without times" in said
-    assert "protocol must be one of" in gmeta("train", *data, "--set", 'protocol="random"', code=2).stderr
+    said = gmeta("train", *data, "--for", "next-item", "--set", 'protocol="random"', code=2).stderr
+    assert "protocol must be one of" in said
     for setting, told in (
         ("seen=true", "nothing that the user has is asked for"),
         ('methods.a={label="a",laws="b"}', "unknown keys: laws"),
