@@ -18,12 +18,14 @@ from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSet
 from gmeta.experiment.plan.method_config import MethodConfig, default_methods, own_methods
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
+from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.plan.search_space import (
     Choice,
     cold_start_space,
     get_setting,
     next_item_space,
     ranking_space,
+    retrieval_space,
 )
 from gmeta.experiment.plan.search_space import put_setting as put
 from gmeta.experiment.search import study as studies
@@ -214,6 +216,10 @@ METHODS = [
     *own_methods(7).values(),
     replace(USUAL, row_learning_rate=1e-3, inner=InnerLoop("anil", optimizer=Momentum(momentum=0.8))),
 ]
+OF_RETRIEVAL = [
+    TwoTowerMethod("two-tower"),
+    TwoTowerMethod("products", normalize=False, temperature=1.0, law="in-batch"),
+]
 OF_NEXT_ITEM = [NextItemMethod("SASRec"), NextItemMethod('an "odd" name\x7f\n', "hstu", dim=96, heads=3)]
 
 
@@ -221,6 +227,7 @@ OF_NEXT_ITEM = [NextItemMethod("SASRec"), NextItemMethod('an "odd" name\x7f\n', 
     ("method", "space"),
     [(each, cold_start_space([each])) for each in METHODS]
     + [(each, next_item_space([each])) for each in OF_NEXT_ITEM]
+    + [(each, retrieval_space([each])) for each in OF_RETRIEVAL]
     + [(each, ranking_space([each])) for each in ranking_methods().values()],
 )
 def test_a_space_contains_the_present_settings_and_only_settings_that_a_method_takes(method, space):
@@ -232,7 +239,7 @@ def test_a_space_contains_the_present_settings_and_only_settings_that_a_method_t
             assert get_setting(put(method, each.key, each.round(bound)), each.key) == each.round(bound)
 
 
-@pytest.mark.parametrize("method", [*METHODS, *OF_NEXT_ITEM])
+@pytest.mark.parametrize("method", [*METHODS, *OF_NEXT_ITEM, *OF_RETRIEVAL])
 def test_a_settings_file_gives_the_method_again_and_states_no_default(method):
     text = to_toml({"methods": {"a": without_defaults(method)}}, {"methods.a": "found"})
     assert "# found\n[methods.a]\n" in text

@@ -23,7 +23,8 @@ class TwoTowerMethod:
       user_id: Whether the user tower reads the user's id.
       history: Whether the user tower reads the user's other items.
       dim: The width of vectors.
-      temperature: What scores are divided by; None: they aren't cosines but products.
+      normalize: Whether scores are cosines, not products.
+      temperature: What they are divided by.
       hidden: The widths of each tower's hidden layers.
       item_dropout: The share of a history that the user tower doesn't read in training.
       dropout: The share of the user vector's numbers that are dropped in training.
@@ -41,7 +42,8 @@ class TwoTowerMethod:
     user_id: bool = True
     history: bool = True
     dim: int = 64
-    temperature: float | None = 0.2
+    normalize: bool = True
+    temperature: float = 0.2
     hidden: tuple[int, ...] = ()
     item_dropout: float = 0.5
     dropout: float = 0.3
@@ -58,7 +60,7 @@ class TwoTowerMethod:
         for name, value in (counts | {"patience": self.patience}).items():
             if value is not None and value < 1:
                 raise ConfigError(f"method {self.label!r}: {name} must be at least 1, got {value}")
-        if self.temperature is not None and self.temperature <= 0:
+        if self.temperature <= 0:
             raise ConfigError(f"method {self.label!r}: temperature must be above 0, got {self.temperature}")
         if not (self.learning_rate > 0 and self.weight_decay >= 0):
             raise ConfigError(

@@ -125,7 +125,7 @@ def retrieval_space(starts: Sequence[TwoTowerMethod]) -> Space:
         _around(starts, "learning_rate", 10.0),
         _within(starts, "dropout", 0.0, 0.7, log=False),
         *([_within(starts, "item_dropout", 0.0, 0.8, log=False)] if first.history else []),
-        *([_within(starts, "temperature", 0.02, 1.0)] if first.temperature is not None else []),
+        *([_within(starts, "temperature", 0.02, 1.0)] if first.normalize else []),
         Choice("dim", tuple(sorted({32, 64, 128, 256} | {each.dim for each in starts}))),
         Choice("law", ("uniform", "popularity", "in-batch")),
     ]
