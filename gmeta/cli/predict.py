@@ -78,4 +78,5 @@ def command(
     for (file, reason), count in written.left_out.items():
         click.echo(f"left out: {count:,} rows of {file}: {reason}", err=True)
     before = f", {written.before:,} were there before" if written.before else ""
-    click.echo(f"{written.rows:,} rows, by {written.name}: {out}, {written.parts:,} files{before}")
+    files = f"{written.parts:,} file{'s' * (written.parts != 1)}"
+    click.echo(f"{written.rows:,} rows, by {written.name}: {out}, {files}{before}")

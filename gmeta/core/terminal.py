@@ -1,16 +1,19 @@
-"""Progress bars in the terminal, which all commands share."""
+"""What commands show in a terminal: progress bars, and tables of methods."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 B = TypeVar("B", bound="Bars")
 
@@ -115,3 +118,38 @@ def remember_interrupts() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+Rows = Sequence[tuple[str, bool, Sequence[tuple[str, bool]]]]
+"""Lines of a table of methods: label, whether a part begins, and cells: text, and whether it is the best."""
+
+
+def method_table(title: str, header: Sequence[str], rows: Rows, kept: Sequence[str]) -> Table:
+    """Build a table of methods and baselines whose best cells are bold and starred, for logs without bold.
+
+    Args:
+      title: The title.
+      header: The titles of the cells' columns.
+      rows: The lines.
+      kept: Which of these columns the table has.
+    """
+    found = Table(
+        title=title,
+        caption="* best; methods and baselines in the order of validation",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        show_edge=False,
+    )
+    found.add_column("method", no_wrap=True)
+    for name in kept:
+        found.add_column(f"{name} ", justify="right", no_wrap=True)
+    for label, begins, cells in rows:
+        if begins and found.rows:
+            found.add_section()
+        shown = [cells[header.index(name)] for name in kept]
+        texts = [
+            Text(text, "bold green" if best else "").append("*" if best else " ") for text, best in shown
+        ]
+        found.add_row(label, *texts)
+    return found

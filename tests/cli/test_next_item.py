@@ -15,7 +15,6 @@ from gmeta.core.settings import read_toml
 from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
 from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
-from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.runs.trainer import read_logged
@@ -112,7 +111,7 @@ def test_each_part_is_served_with_its_own_scores(folder, method):
     asked = trained.cuts.test.histories
     numbers = tf.RaggedTensor.from_row_splits(asked.items, asked.row_splits).to_tensor(-1)
     times = tf.RaggedTensor.from_row_splits(asked.times, asked.row_splits).to_tensor(0)
-    _, scorer = choose_method(trained, method, None)
+    _, scorer = trained.choose(method, None)
     served = in_tensorflow(scorer, trained.cuts.items)(Padded(numbers, times))
     np.testing.assert_allclose(served, scorer.scores(asked), rtol=1e-3, atol=1e-3)
 
@@ -127,7 +126,7 @@ def test_users_of_a_file_come_in_its_order_and_strangers_get_what_is_popular(fol
     assert found["user"] == [1007, 5, 1003]
     assert all(len(items) == 3 for items in found["items"])
     trained = load_catalogue(RunFolder(run))
-    assert choose_method(trained, None, None)[0] == trained.best == "rules"
+    assert trained.choose(None, None)[0] == trained.best == "rules"
     (tmp_path / "users.txt").write_text("anna\n")
     said = gmeta("recommend", "--run", run, "--users", tmp_path / "users.txt", code=2).stderr
     assert "users.txt" in said

@@ -440,7 +440,7 @@ def test_notes_of_a_kind_become_one(tmp_path):
         "\n".join([",".join(["user", *names]), "1" + ",007" * 5, "2" + ",7" * 5])
     )
     result = run(tmp_path / "files", tmp_path / "out", "--task", "user")
-    assert "columns 'c0', 'c1', 'c2' and 2 more are text; 'c0' because of '007'" in result.output
+    assert "columns 'c0', 'c1', 'c2' and 2 more are text; for 'c0', because of '007'" in result.output
     assert result.output.count("note:") == 1
 
 

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from gmeta.cli import main
 from gmeta.experiment.next_item.models import train
 from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
-from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.plan.retrieval_config import RetrievalConfig
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -108,7 +107,7 @@ def test_strangers_are_answered_and_times_are_asked_for_where_needed(folder, tmp
         "recommend", "--run", run, "--users", tmp_path / "users.txt", "-k", 3, "--out", tmp_path / "a.parquet"
     )
     assert [len(items) for items in pq.read_table(tmp_path / "a.parquet").to_pydict()["items"]] == [3, 3]
-    assert choose_method(load_catalogue(RunFolder(run)), None, None)[0] != "popularity"
+    assert load_catalogue(RunFolder(run)).choose(None, None)[0] != "popularity"
     data = ("--data", folder / "data")
     said = gmeta("train", *data, "--for", "retrieval", "--set", 'protocol="time"', code=2).stderr
     assert "without times" in said

@@ -14,16 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.checkpoint.callback import tables_by_name
-from gmeta.checkpoint.dense_weights import read_dense, write_dense
-from gmeta.checkpoint.store import CheckpointStore, step_of
-from gmeta.core.errors import DataError
 from gmeta.experiment.next_item import towers
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories, in_batches
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
-from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
+from gmeta.experiment.runs import best_epoch
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
 from gmeta.models import NextItemModel
@@ -34,7 +30,6 @@ _BETA_2 = 0.98
 _ASKED = 256  # users at once
 _BACKBONES: Mapping[str, Callable[..., Any]] = {"sasrec": SASRec, "esasrec": LiGR, "hstu": HSTU, "fuxi": FuXi}
 _TIMED = ("hstu", "fuxi")
-_BEST = "best"
 
 
 def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts) -> Any:
@@ -98,9 +93,6 @@ def train(
 ) -> int:
     """Train a method until validation no longer improves, or resume its training.
 
-    The best epoch by validation is kept beside the last one. The order of users in an epoch is a function of
-    (seed, epoch), so that a resumed run reads the data in the order of an uninterrupted one.
-
     All ranks of a job call it together. A step's ``users_per_batch`` users are divided among them, so the
     number of ranks changes neither the steps nor, but for rounding and dropout, what is learned; a job may
     resume what another number of ranks began.
@@ -108,29 +100,9 @@ def train(
     Returns:
       How many epochs earlier calls had done.
     """
-    settings = config.methods[method]
-    training, validation = _batches(settings)
     model = build(config, method, seed, cuts)
-    checkpoints = EpochCheckpoints(folder)
-    before = checkpoints.restore(model)
-    chooser = _KeepBest(checkpoints, folder / _BEST, _by(config), settings.patience)
-    if before < settings.epochs and not _is_over(checkpoints.logged(_by(config)), settings.patience):
-        checkpoints.fit(
-            model,
-            lambda epoch: training(cuts.train, settings, seed, epoch),
-            epochs=settings.epochs,
-            validation_data=validation(cuts.validation),
-            callbacks=[*callbacks, chooser],
-            verbose=0,
-        )
-    return before
-
-
-def _batches(settings: NextItemMethod | TwoTowerMethod) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return what makes batches for training and for validation."""
-    if isinstance(settings, TwoTowerMethod):
-        return towers.training_batches, towers.validation_batches
-    return training_batches, validation_batches
+    training, validation = _batches(config, method, seed, cuts)
+    return best_epoch.train(model, folder, _stopping(config, method), training, validation, callbacks)
 
 
 def measure_epochs(
@@ -149,52 +121,12 @@ def measure_epochs(
       method: One of its methods.
       seed: The seed of weights and of the order of users.
       cuts: The data.
-      report: Takes the number of epochs done and the NDCG then, while training goes on; it may raise an error
-        that ends training.
+      report: As in `gmeta.experiment.runs.best_epoch.measure`.
       callbacks: Keras callbacks.
     """
-    settings = config.methods[method]
     model = build(config, method, seed, cuts)
-    found: list[float] = []
-
-    def watch(epoch: int, logs: Mapping[str, float]) -> None:
-        found.append(float(logs[_by(config)]))
-        if _is_over(found, settings.patience):
-            model.stop_training = True
-        elif len(found) < settings.epochs:
-            report(epoch + 1, found[-1])
-
-    training, validation = _batches(settings)
-    model.fit(
-        training(cuts.train, settings, seed, 0),
-        epochs=settings.epochs,
-        validation_data=validation(cuts.validation),
-        callbacks=[*callbacks, tf.keras.callbacks.LambdaCallback(on_epoch_end=watch)],
-        verbose=0,
-    )
-    return max(found)
-
-
-class _KeepBest(tf.keras.callbacks.Callback):
-    """Keeps the best epoch's weights, and ends training after ``patience`` epochs without a better one."""
-
-    def __init__(self, checkpoints: EpochCheckpoints, folder: Path, by: str, patience: int) -> None:
-        super().__init__()
-        self._checkpoints, self._folder, self._by, self._patience = checkpoints, folder, by, patience
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        found = [*self._checkpoints.logged(self._by)[:epoch], float((logs or {})[self._by])]
-        if int(np.argmax(found)) == epoch:
-            store = CheckpointStore(self._folder, keep=1, max_increments=0)
-            latest = store.agree_on_latest()
-            if latest is not None and step_of(latest) > epoch:  # saved by an epoch that an interruption undid
-                store.delete()
-                store = CheckpointStore(self._folder, keep=1, max_increments=0)
-            store.save(
-                tables_by_name(self.model), epoch + 1, dense=lambda path: write_dense(self.model, path)
-            )
-        if _is_over(found, self._patience):
-            self.model.stop_training = True
+    training, validation = _batches(config, method, seed, cuts)
+    return best_epoch.measure(model, _stopping(config, method), training, validation, report, callbacks)
 
 
 def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> Scorer:
@@ -203,31 +135,31 @@ def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, fo
     Raises:
       DataError: The method isn't trained to the end.
     """
+    model = best_epoch.load_best(
+        lambda: build(config, method, seed, cuts),
+        folder,
+        _stopping(config, method),
+        f"{method}, seed {seed}",
+    )
+    of_towers = isinstance(config.methods[method], TwoTowerMethod)
+    return towers.TowerScorer(model) if of_towers else ModelScorer(model)
+
+
+def _stopping(config: CatalogueConfig, method: str) -> best_epoch.Stopping:
     settings = config.methods[method]
-    done = read_logged(folder, _by(config))
-    if len(done) < settings.epochs and not _is_over(done, settings.patience):
-        raise DataError(
-            f"{method}, seed {seed}: training isn't over after {len(done)} epochs",
-            path=folder,
-            advice="run `gmeta train` again to finish",
-        )
-    model = build(config, method, seed, cuts)
-    store = CheckpointStore(folder / _BEST)
-    store.load(tables_by_name(model))
-    best = store.latest()
-    assert best is not None  # or `load` has raised
-    read_dense(model, best)
-    return towers.TowerScorer(model) if isinstance(settings, TwoTowerMethod) else ModelScorer(model)
+    return best_epoch.Stopping(f"val_ndcg@{config.ks[0]}", True, settings.epochs, settings.patience)
 
 
-def _by(config: CatalogueConfig) -> str:
-    """Return what Keras logs and epochs are chosen by."""
-    return f"val_ndcg@{config.ks[0]}"
-
-
-def _is_over(values: Sequence[float], patience: int) -> bool:
-    """Return whether training ends after epochs with these values."""
-    return bool(values) and len(values) - 1 - int(np.argmax(values)) >= patience
+def _batches(
+    config: CatalogueConfig, method: str, seed: int, cuts: Cuts
+) -> tuple[best_epoch.Batches, tf.data.Dataset]:
+    """Return what makes batches for training, and the batches of validation."""
+    settings: Any = config.methods[method]
+    own: Sequence[Callable[..., tf.data.Dataset]] = (training_batches, validation_batches)
+    if isinstance(settings, TwoTowerMethod):
+        own = (towers.training_batches, towers.validation_batches)
+    training, validation = own
+    return lambda epoch: training(cuts.train, settings, seed, epoch), validation(cuts.validation)
 
 
 def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoch: int) -> tf.data.Dataset:

@@ -16,6 +16,7 @@ import numpy as np
 from gmeta.core.files import write_atomically
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import to_mapping
+from gmeta.core.terminal import Rows, method_table
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.ranked import Ranked, interval
 from gmeta.experiment.next_item.runs import Measured, load_catalogue, measure
@@ -139,9 +140,6 @@ def _mean(results: Results, name: str, metric: str, seen: bool) -> tuple[float, 
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-Rows = list[tuple[str, bool, list[tuple[str, bool]]]]
-
-
 def table(results: Results, seen: bool) -> tuple[list[str], Rows]:
     """Return the titles of a table's columns, and its lines: label, whether a part begins, and cells.
 
@@ -160,7 +158,7 @@ def table(results: Results, seen: bool) -> tuple[list[str], Rows]:
         for metric in metrics
     }
     best = {metric: max(shown[name, metric] for name in names) for metric in metrics if metric != "popular"}
-    rows: Rows = []
+    rows = []
     for name in names:
         cells = []
         for metric in metrics:
@@ -177,35 +175,12 @@ def _title(metric: str) -> str:
 
 def rich_table(results: Results, seen: bool) -> Table:
     """Build a table for a terminal of 80 columns: the metrics at the first k."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     trained, k = results.measured.trained, results.k
-    header, rows = table(results, seen)
     several = max(len(each) for each in results.metrics[seen].values()) > 1
     kept = [f"HR@{k}", f"NDCG@{k}", "MRR"] + ([] if several else [f"recall@{k}", f"MAP@{k}", "coverage"])
     where = "items seen are ranked too" if seen else "items seen are left out"
-    found = Table(
-        title=f"{trained.config.title}, {len(trained.cuts.test):,} users, {where}",
-        caption="* best; methods and baselines in the order of validation",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        show_edge=False,
-    )
-    found.add_column("method", no_wrap=True)
-    for name in kept:
-        found.add_column(f"{name} ", justify="right", no_wrap=True)
-    for label, begins, cells in rows:
-        if begins and found.rows:
-            found.add_section()
-        texts = []
-        for name in kept:
-            text, best = cells[header.index(name)]
-            texts.append(Text(text, "bold green" if best else "").append("*" if best else " "))
-        found.add_row(label, *texts)
-    return found
+    title = f"{trained.config.title}, {len(trained.cuts.test):,} users, {where}"
+    return method_table(title, *table(results, seen), kept)
 
 
 def to_json(results: Results) -> dict[str, Any]:

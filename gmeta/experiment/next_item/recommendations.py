@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import DataError
 from gmeta.core.files import explain_write_errors
 from gmeta.core.texts import TEXT
 from gmeta.experiment.baselines.task_rows import Ints
@@ -21,33 +21,6 @@ from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.preprocess.plan.column_values import hash_text, is_text
 
 _USERS = 256  # at once
-
-
-def choose_method(trained: Trained, name: str | None, seed: int | None) -> tuple[str, Scorer]:
-    """Return a method or a baseline of a run, and its name.
-
-    Args:
-      trained: The run.
-      name: Which one; None: the best in validation, be it a method or a baseline.
-      seed: Which of its seeds; None: the first. Baselines have none.
-
-    Raises:
-      ConfigError: There is no such method or seed.
-    """
-    known = [*trained.methods, *trained.baselines]
-    if name is None:
-        name = trained.best
-    if name not in known:
-        raise ConfigError(f"the run has no method {name!r}; it has {', '.join(known)}")
-    if name in trained.baselines:
-        if seed is not None:
-            raise ConfigError(f"{name} is a baseline, which has no seed: leave seed {seed} out")
-        return name, trained.baselines[name]
-    seeds = trained.methods[name]
-    seed = next(iter(seeds)) if seed is None else seed
-    if seed not in seeds:
-        raise ConfigError(f"the run has no seed {seed}; it has {', '.join(map(str, seeds))}")
-    return name, seeds[seed]
 
 
 def recommend(
@@ -102,8 +75,8 @@ def write_recommendations(
       users: A text file with a user in each line, or a Parquet file whose first column has the users; None:
         all users of the data set. If `gmeta prepare` has hashed the users, a user is its text, or the hash.
       k: The number of items.
-      method: As in `choose_method`.
-      seed: As in `choose_method`.
+      method: As in `TrainedRun.choose`.
+      seed: As in `TrainedRun.choose`.
       leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
 
     Returns:
@@ -123,7 +96,7 @@ def write_recommendations(
     if users is not None:
         hashed = of_user in Manifest.load(run.load()[1]).roles.hashed
         asked = _read_users(users, trained.cuts.whole.users if hashed else None)
-    name, scorer = choose_method(trained, method, seed)
+    name, scorer = trained.choose(method, seed)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
     kinds = {of_user: pa.int64(), "items": pa.list_(pa.int64()), "scores": pa.list_(pa.float32())}
     if TEXT in texts.kinds(of_user):

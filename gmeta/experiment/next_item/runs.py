@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,9 +20,6 @@ import numpy as np
 from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import DataError
-from gmeta.core.files import explain_write_errors, write_atomically
-from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad, Schema
 from gmeta.core.texts import Texts
 from gmeta.experiment.next_item import counting, models
@@ -35,8 +31,8 @@ from gmeta.experiment.next_item.ranked import Ranked, rank
 from gmeta.experiment.plan.next_item_config import BLEND, CatalogueConfig
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.trained import CHOSEN, TrainedRun, read_chosen, save_chosen
 
-CHOSEN = "chosen.json"
 _TUNED_USERS = 2000
 """Settings of baselines are chosen by so many users of validation at most."""
 
@@ -108,11 +104,8 @@ def finish_catalogue(run: RunFolder, *, say: Callable[[str], None], on_bad: OnBa
 
 
 def _finish(config: CatalogueConfig, run: RunFolder, cuts: Cuts, say: Callable[[str], None]) -> None:
-    file = run.path / CHOSEN
-    if not file.exists():
-        chosen = _choose(config, run, cuts, say)
-        with explain_write_errors(file):
-            write_atomically(file, json.dumps(chosen, indent=1) + "\n")
+    if not (run.path / CHOSEN).exists():
+        save_chosen(run, _choose(config, run, cuts, say))
 
 
 def _choose(
@@ -170,41 +163,21 @@ def _models(config: CatalogueConfig, run: RunFolder, cuts: Cuts, seed: int) -> d
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained run, ready to score.
+class Trained(TrainedRun):
+    """A trained run, ready to rank; its values in validation are NDCG at the first k.
 
     Attributes:
-      config: Its settings.
       cuts: Its data, cut.
-      baselines: Name -> the fitted baseline.
-      described: Name of a baseline or of the blend -> its settings as part of a sentence.
-      methods: Method -> seed -> its scorer; the blend is among them.
-      validation: Method or baseline -> NDCG at the first k in validation, by which the best are named. The
-        blend's few weights are fitted to the same users.
       schema: The columns of its data set.
       texts: What the numbers of these columns stand for.
     """
 
-    config: CatalogueConfig
+    HIGHER = True
+    LABELS = counting.LABELS
+
     cuts: Cuts
-    baselines: Mapping[str, Scorer]
-    described: Mapping[str, str]
-    methods: Mapping[str, Mapping[int, Scorer]]
-    validation: Mapping[str, float]
     schema: Schema
     texts: Texts
-
-    @property
-    def best(self) -> str:
-        """The method or baseline that is best in validation."""
-        return max(self.validation, key=self.validation.__getitem__)
-
-    def label(self, name: str) -> str:
-        """Return what tables call a method or a baseline."""
-        if name == BLEND:
-            return "blend of all"
-        own = self.config.methods.get(name)
-        return own.label if own else counting.LABELS[name]
 
 
 def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
@@ -216,20 +189,10 @@ def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     config, data = run.load()
     assert isinstance(config, CatalogueConfig)
     cuts = read_cuts(config, data, on_bad)
-    file = run.path / CHOSEN
-    try:
-        chosen = parse_json(file.read_text())
+    with read_chosen(run) as chosen:
         settings = {name: counting.settings_of(name, values) for name, values in chosen["baselines"].items()}
         blends = {int(seed): Blend.from_json(values) for seed, values in chosen["blends"].items()}
         validation = {str(name): float(value) for name, value in chosen["validation"].items()}
-    except FileNotFoundError as error:
-        raise DataError(
-            "training isn't over", path=run.path, advice="run `gmeta train` again to finish"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"not what gmeta writes: {error}", path=file, advice="delete it, and run `gmeta train` again"
-        ) from error
     baselines = {name: each.fit(cuts.train, cuts.items) for name, each in settings.items()}
     methods: dict[str, dict[int, Scorer]] = {}
     for seed in config.seeds:
@@ -242,7 +205,9 @@ def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     described |= {BLEND: "; ".join(each.describe() for each in blends.values())} if blends else {}
     manifest = Manifest.load(data)
     texts = Texts(data, manifest.texts)
-    return Trained(config, cuts, baselines, described, methods, validation, manifest.schema, texts)
+    return Trained(
+        config, baselines, described, methods, validation, cuts=cuts, schema=manifest.schema, texts=texts
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from gmeta.core.errors import ConfigError
 from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
 from gmeta.experiment.next_item.models import ModelScorer
-from gmeta.experiment.next_item.recommendations import choose_method
 from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.next_item.towers import USER, TowerScorer
 from gmeta.experiment.runs.all_runs import next_version
@@ -219,7 +218,7 @@ def export_catalogue(
       DataError: The run isn't trained to the end.
     """
     trained = load_catalogue(run)
-    _, scorer = choose_method(trained, method, seed)
+    _, scorer = trained.choose(method, seed)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
     folder = out / str(next_version(out) if version is None else version)
     cuts, item = trained.cuts, trained.config.item

@@ -139,6 +139,8 @@ class CatalogueConfig:
                 f"core must be two numbers of at least 1, of a user's and of an item's events, got "
                 f"{list(self.core)}"
             )
+        if BLEND in self.methods:
+            raise ConfigError(f"a method can't be called {BLEND!r}: this is the blend of all of them")
         if not self.methods and not self.blend:
             raise ConfigError("an experiment needs at least one method, or blend = true")
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.plan.experiment_config import budget_seconds
+from gmeta.experiment.plan.next_item_config import BLEND
 
 Protocol = Literal["random", "time", "tasks"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 Network = Literal["dcn", "dlrm", "fm"]
 NETWORKS: tuple[str, ...] = get_args(Network)
-BLEND = "blend"
-"""The method that weighs all models and baselines (`gmeta.experiment.ranking.blend`)."""
 
 
 @dataclass(frozen=True)

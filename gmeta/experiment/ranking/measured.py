@@ -11,7 +11,7 @@ import numpy as np
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.measurement.split import click_metrics, number_metrics
-from gmeta.experiment.plan.ranking_config import BLEND
+from gmeta.experiment.plan.next_item_config import BLEND
 from gmeta.experiment.ranking import models
 from gmeta.experiment.ranking.baselines import MEAN
 from gmeta.experiment.ranking.runs import Trained, load_ranking, losses

@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.checkpoint.callback import tables_by_name
-from gmeta.checkpoint.dense_weights import read_dense, write_dense
-from gmeta.checkpoint.store import CheckpointStore, step_of
-from gmeta.core.errors import DataError
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.ranking.examples import Encoding, Examples, Parts
-from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
+from gmeta.experiment.runs import best_epoch
 from gmeta.initializers import Normal
 from gmeta.io.readers.epoch import count_epochs
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
@@ -34,7 +30,6 @@ IDS, NUMBERS = "ids", "numbers"
 _START = 0.05  # deviation of initial rows
 _NOISE = 1.6  # twice the share of labels' variance that models leave
 _ASKED = 4096  # rows at once
-_BEST = "best"
 
 
 class RankingModel(Model):
@@ -249,28 +244,13 @@ def train(
 ) -> int:
     """Train a method until validation no longer improves, or resume its training.
 
-    The best epoch by validation is kept beside the last one. The order of rows in an epoch is a function of
-    (seed, epoch), so that a resumed run reads the data in the order of an uninterrupted one.
-
     Returns:
       How many epochs earlier calls had done.
     """
     model = build(settings, parts.encoding, len(parts.train), seed)
-    checkpoints = EpochCheckpoints(folder)
-    before = checkpoints.restore(model)
-    chooser = _KeepBest(checkpoints, folder / _BEST, settings.patience)
-    size = settings.rows_per_batch
-    assert size is not None  # `RankingMethod.complete` has decided it
-    if before < settings.epochs and not _is_over(checkpoints.logged(LOGGED), settings.patience):
-        checkpoints.fit(
-            model,
-            lambda epoch: batches(model, parts.train, parts.encoding, size, (seed, epoch)),
-            epochs=settings.epochs,
-            validation_data=batches(model, parts.validation, parts.encoding, _ASKED),
-            callbacks=[*callbacks, chooser],
-            verbose=0,
-        )
-    return before
+    return best_epoch.train(
+        model, folder, _stopping(settings), *_fed(model, settings, seed, parts), callbacks
+    )
 
 
 def measure_epochs(
@@ -287,51 +267,12 @@ def measure_epochs(
       settings: The method.
       seed: The seed of weights and of the order of rows.
       parts: The data.
-      report: Takes the number of epochs done and the loss then, while training goes on; it may raise an error
-        that ends training.
+      report: As in `gmeta.experiment.runs.best_epoch.measure`.
       callbacks: Keras callbacks.
     """
     model = build(settings, parts.encoding, len(parts.train), seed)
-    found: list[float] = []
-
-    def watch(epoch: int, logs: Mapping[str, float]) -> None:
-        found.append(float(logs[LOGGED]))
-        if _is_over(found, settings.patience):
-            model.stop_training = True
-        elif len(found) < settings.epochs:
-            report(epoch + 1, found[-1])
-
-    assert settings.rows_per_batch is not None  # `RankingMethod.complete` has decided it
-    model.fit(
-        batches(model, parts.train, parts.encoding, settings.rows_per_batch, (seed, 0)),
-        epochs=settings.epochs,
-        validation_data=batches(model, parts.validation, parts.encoding, _ASKED),
-        callbacks=[*callbacks, tf.keras.callbacks.LambdaCallback(on_epoch_end=watch)],
-        verbose=0,
-    )
-    return min(found)
-
-
-class _KeepBest(tf.keras.callbacks.Callback):
-    """Keeps the best epoch's weights, and ends training after ``patience`` epochs without a better one."""
-
-    def __init__(self, checkpoints: EpochCheckpoints, folder: Path, patience: int) -> None:
-        super().__init__()
-        self._checkpoints, self._folder, self._patience = checkpoints, folder, patience
-
-    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        found = [*self._checkpoints.logged(LOGGED)[:epoch], float((logs or {})[LOGGED])]
-        if int(np.argmin(found)) == epoch:
-            store = CheckpointStore(self._folder, keep=1, max_increments=0)
-            latest = store.latest()
-            if latest is not None and step_of(latest) > epoch:  # saved by an epoch that an interruption undid
-                store.delete()
-                store = CheckpointStore(self._folder, keep=1, max_increments=0)
-            store.save(
-                tables_by_name(self.model), epoch + 1, dense=lambda path: write_dense(self.model, path)
-            )
-        if _is_over(found, self._patience):
-            self.model.stop_training = True
+    fed = _fed(model, settings, seed, parts)
+    return best_epoch.measure(model, _stopping(settings), *fed, report, callbacks)
 
 
 def load_best(method: str, settings: RankingMethod, seed: int, *, parts: Parts, folder: Path) -> RankingModel:
@@ -340,25 +281,29 @@ def load_best(method: str, settings: RankingMethod, seed: int, *, parts: Parts, 
     Raises:
       DataError: The method isn't trained to the end.
     """
-    done = read_logged(folder, LOGGED)
-    if len(done) < settings.epochs and not _is_over(done, settings.patience):
-        raise DataError(
-            f"{method}, seed {seed}: training isn't over after {len(done)} epochs",
-            path=folder,
-            advice="run `gmeta train` again to finish",
-        )
-    model = build(settings, parts.encoding, len(parts.train), seed)
-    store = CheckpointStore(folder / _BEST)
-    store.load(tables_by_name(model))
-    best = store.latest()
-    assert best is not None  # or `load` has raised
-    read_dense(model, best)
-    return model
+    found: RankingModel = best_epoch.load_best(
+        lambda: build(settings, parts.encoding, len(parts.train), seed),
+        folder,
+        _stopping(settings),
+        f"{method}, seed {seed}",
+    )
+    return found
 
 
-def _is_over(values: Sequence[float], patience: int) -> bool:
-    """Return whether training ends after epochs with these values."""
-    return bool(values) and len(values) - 1 - int(np.argmin(values)) >= patience
+def _stopping(settings: RankingMethod) -> best_epoch.Stopping:
+    return best_epoch.Stopping(LOGGED, False, settings.epochs, settings.patience)
+
+
+def _fed(
+    model: RankingModel, settings: RankingMethod, seed: int, parts: Parts
+) -> tuple[best_epoch.Batches, tf.data.Dataset]:
+    """Return what makes batches for training, and the batches of validation."""
+    size = settings.rows_per_batch
+    assert size is not None  # `RankingMethod.complete` has decided it
+    return (
+        lambda epoch: batches(model, parts.train, parts.encoding, size, (seed, epoch)),
+        batches(model, parts.validation, parts.encoding, _ASKED),
+    )
 
 
 @dataclass(frozen=True)

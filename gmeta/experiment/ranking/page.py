@@ -12,6 +12,7 @@ import numpy as np
 
 from gmeta.core.files import write_atomically
 from gmeta.core.settings import to_mapping
+from gmeta.core.terminal import Rows, method_table
 from gmeta.experiment.ranking.baselines import MEAN
 from gmeta.experiment.ranking.measured import Results, calibration
 
@@ -61,9 +62,6 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-Rows = list[tuple[str, bool, list[tuple[str, bool]]]]
-
-
 def table(results: Results) -> tuple[list[str], Rows]:
     """Return the titles of the table's columns, and its lines: label, whether a part begins, and cells.
 
@@ -79,7 +77,7 @@ def table(results: Results) -> tuple[list[str], Rows]:
         values = [shown[name, metric][0] for name in names if name != MEAN]
         if values and metric != "ratio":
             best[metric] = f"{(max if metric in _HIGHER else min)(values):.4f}"
-    rows: Rows = []
+    rows = []
     for name in names:
         cells = []
         for metric in metrics:
@@ -93,34 +91,12 @@ def table(results: Results) -> tuple[list[str], Rows]:
 
 def rich_table(results: Results) -> Table:
     """Build the table for a terminal of 80 columns."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     trained = results.trained
     header, rows = table(results)
     several = max(map(len, results.metrics.values())) > 1
     kept = [name for name in header if not (several and name in ("ECE", "ratio"))]
-    found = Table(
-        title=f"{trained.config.label}, {len(trained.parts.test):,} rows, protocol {trained.config.protocol}",
-        caption="* best; methods and baselines in the order of validation",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        show_edge=False,
-    )
-    found.add_column("method", no_wrap=True)
-    for name in kept:
-        found.add_column(f"{name} ", justify="right", no_wrap=True)
-    for label, begins, cells in rows:
-        if begins and found.rows:
-            found.add_section()
-        texts = []
-        for name in kept:
-            text, best = cells[header.index(name)]
-            texts.append(Text(text, "bold green" if best else "").append("*" if best else " "))
-        found.add_row(label, *texts)
-    return found
+    title = f"{trained.config.label}, {len(trained.parts.test):,} rows, protocol {trained.config.protocol}"
+    return method_table(title, header, rows, kept)
 
 
 def to_json(results: Results) -> dict[str, Any]:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,21 +18,20 @@ from typing import Any
 import numpy as np
 
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import explain_write_errors, write_atomically
-from gmeta.core.json_values import parse_json
+from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.plan.experiment_config import budget_seconds
-from gmeta.experiment.plan.ranking_config import BLEND, RankingConfig, RankingMethod
+from gmeta.experiment.plan.next_item_config import BLEND
+from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
 from gmeta.experiment.ranking import models
 from gmeta.experiment.ranking.baselines import LABELS, MEAN, Scorer, Tuned
 from gmeta.experiment.ranking.blend import Blend, Blended
 from gmeta.experiment.ranking.examples import Encoding, Parts
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.trained import CHOSEN, TrainedRun, read_chosen, save_chosen
 
-CHOSEN = "chosen.json"
 LEAST_GAIN = 1e-3
 """The least share of the loss by which other settings of a method must lower it."""
 
@@ -147,9 +145,7 @@ def train_ranking(
                 if done:
                     progress.say(f"{label}: resumed after epoch {done}")
         if not (run.path / CHOSEN).exists():
-            chosen = _choose(config, run, parts, progress.say)
-            with explain_write_errors(run.path / CHOSEN):
-                write_atomically(run.path / CHOSEN, json.dumps(chosen, indent=1) + "\n")
+            save_chosen(run, _choose(config, run, parts, progress.say))
     finally:
         lock.release()
 
@@ -221,61 +217,17 @@ def _models(config: RankingConfig, run: RunFolder, parts: Parts, seed: int) -> d
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained run, ready to predict.
+class Trained(TrainedRun):
+    """A trained run, ready to predict; its values in validation are losses, and all scores are calibrated.
 
     Attributes:
-      config: Its settings.
       parts: Its data, cut.
-      baselines: Name -> the fitted and calibrated baseline.
-      described: Name of a baseline or of the blend -> its settings as part of a sentence.
-      methods: Method -> seed -> its calibrated scorer; the blend is among them.
-      validation: Method or baseline -> the loss in validation, by which the best are named. Calibrations and
-        the blend's few weights are fitted to the same rows.
     """
 
-    config: RankingConfig
+    HIGHER = False
+    LABELS = LABELS
+
     parts: Parts
-    baselines: Mapping[str, Scorer]
-    described: Mapping[str, str]
-    methods: Mapping[str, Mapping[int, Scorer]]
-    validation: Mapping[str, float]
-
-    @property
-    def best(self) -> str:
-        """The method or baseline that is best in validation."""
-        return min(self.validation, key=self.validation.__getitem__)
-
-    def label(self, name: str) -> str:
-        """Return what tables call a method or a baseline."""
-        if name == BLEND:
-            return "blend of all"
-        own = self.config.methods.get(name)
-        return own.label if own else LABELS[name]
-
-    def choose(self, name: str | None, seed: int | None) -> tuple[str, Scorer]:
-        """Return a method or a baseline, and its name.
-
-        Args:
-          name: Which one; None: the best in validation, be it a method or a baseline.
-          seed: Which of its seeds; None: the first. Baselines have none.
-
-        Raises:
-          ConfigError: There is no such method or seed.
-        """
-        known = [*self.methods, *self.baselines]
-        name = self.best if name is None else name
-        if name not in known:
-            raise ConfigError(f"the run has no method {name!r}; it has {', '.join(known)}")
-        if name in self.baselines:
-            if seed is not None:
-                raise ConfigError(f"{name} is a baseline, which has no seed: leave seed {seed} out")
-            return name, self.baselines[name]
-        seeds = self.methods[name]
-        seed = next(iter(seeds)) if seed is None else seed
-        if seed not in seeds:
-            raise ConfigError(f"the run has no seed {seed}; it has {', '.join(map(str, seeds))}")
-        return name, seeds[seed]
 
 
 def load_ranking(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
@@ -286,21 +238,11 @@ def load_ranking(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     """
     config, data = run.load()
     assert isinstance(config, RankingConfig)
-    file = run.path / CHOSEN
-    try:
-        chosen = parse_json(file.read_text())
+    with read_chosen(run) as chosen:
         tuned = Tuned.from_json(chosen["baselines"])
         calibrations = {name: Blend.from_json(values) for name, values in chosen["calibrations"].items()}
         blends = {int(seed): Blend.from_json(values) for seed, values in chosen["blends"].items()}
         validation = {str(name): float(value) for name, value in chosen["validation"].items()}
-    except FileNotFoundError as error:
-        raise DataError(
-            "training isn't over", path=run.path, advice="run `gmeta train` again to finish"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"not what gmeta writes: {error}", path=file, advice="delete it, and run `gmeta train` again"
-        ) from error
     parts = Parts.read(config, data, on_bad)
     fitted = tuned.fit(parts)
     baselines = {name: calibrations[name].of({name: scorer}) for name, scorer in fitted.items()}
@@ -314,4 +256,4 @@ def load_ranking(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
             methods.setdefault(BLEND, {})[seed] = blends[seed].of({**own, **fitted})
     described = tuned.describe()
     described |= {BLEND: "; ".join(each.describe() for each in blends.values())} if blends else {}
-    return Trained(config, parts, baselines, described, methods, validation)
+    return Trained(config, baselines, described, methods, validation, parts=parts)

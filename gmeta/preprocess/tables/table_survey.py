@@ -298,6 +298,6 @@ def _together(notes: Sequence[_Note]) -> list[str]:
             found += [f"column {note.column!r} {one} {what}{note.why}" for note in own]
             continue
         names = ", ".join(repr(note.column) for note in own[:_MOST_NOTES])
-        example = f"; {own[0].column!r}{own[0].why.replace(', because', ' because', 1)}" if own[0].why else ""
+        example = f"; for {own[0].column!r}, {own[0].why.lstrip(', ')}" if own[0].why else ""
         found.append(f"columns {names} and {len(own) - _MOST_NOTES} more {many} {what}{example}")
     return found

@@ -1,0 +1,184 @@
+"""Training until validation no longer improves, of which the best epoch is kept.
+
+Catalogues and rows are learned in this way; cold start trains for a fixed number of epochs
+(`gmeta.experiment.runs.all_runs`). A training run's folder has the checkpoints of the last epoch and its
+curves, and ``best``, the weights of the best epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.checkpoint.callback import tables_by_name
+from gmeta.checkpoint.dense_weights import read_dense, write_dense
+from gmeta.checkpoint.store import CheckpointStore, step_of
+from gmeta.core.errors import DataError
+from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
+
+_BEST = "best"
+
+Batches = Callable[[int], tf.data.Dataset]
+"""An epoch's number -> the training batches of that epoch and of the next ones."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Which epoch is the best, and when training ends.
+
+    Attributes:
+      logged: What Keras logs and epochs are chosen by, such as ``"val_loss"``.
+      higher: Whether a higher value is better.
+      epochs: The most epochs.
+      patience: After how many epochs without a better one training ends.
+
+    Example:
+      >>> Stopping("val_loss", False, epochs=9, patience=2).is_over([0.7, 0.5, 0.6, 0.6])
+      True
+    """
+
+    logged: str
+    higher: bool
+    epochs: int
+    patience: int
+
+    def best(self, values: Sequence[float]) -> int:
+        """Return the place of the best value, the first of equal ones."""
+        return int(np.argmax(values) if self.higher else np.argmin(values))
+
+    def is_over(self, values: Sequence[float]) -> bool:
+        """Return whether training ends after epochs with these values."""
+        waited = len(values) - 1 - self.best(values) if values else 0
+        return bool(values) and (len(values) >= self.epochs or waited >= self.patience)
+
+
+def train(
+    model: tf.keras.Model,
+    folder: Path,
+    stopping: Stopping,
+    training: Batches,
+    validation: tf.data.Dataset,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+) -> int:
+    """Train a model, or resume its training; the best epoch is kept beside the last one.
+
+    All ranks of a job call it together; a job may resume what another number of ranks began.
+
+    Args:
+      model: A compiled model whose optimizer is built: a checkpoint restores moments into existing variables.
+      folder: The folder of the training run.
+      stopping: When it ends.
+      training: The batches. They are a function of the epoch, so that a resumed run reads the data in the
+        order of an uninterrupted one.
+      validation: The batches that are measured after each epoch.
+      callbacks: Keras callbacks.
+
+    Returns:
+      How many epochs earlier calls had done.
+    """
+    checkpoints = EpochCheckpoints(folder)
+    before = checkpoints.restore(model)
+    if before < stopping.epochs and not stopping.is_over(checkpoints.logged(stopping.logged)):
+        checkpoints.fit(
+            model,
+            training,
+            epochs=stopping.epochs,
+            validation_data=validation,
+            callbacks=[*callbacks, _KeepBest(checkpoints, folder / _BEST, stopping)],
+            verbose=0,
+        )
+    return before
+
+
+class _KeepBest(tf.keras.callbacks.Callback):
+    """Keeps the best epoch's weights, and ends training."""
+
+    def __init__(self, checkpoints: EpochCheckpoints, folder: Path, stopping: Stopping) -> None:
+        super().__init__()
+        self._checkpoints, self._folder, self._stopping = checkpoints, folder, stopping
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        logged = self._stopping.logged
+        found = [*self._checkpoints.logged(logged)[:epoch], float((logs or {})[logged])]
+        if self._stopping.best(found) == epoch:
+            store = CheckpointStore(self._folder, keep=1, max_increments=0)
+            latest = store.agree_on_latest()
+            if latest is not None and step_of(latest) > epoch:  # saved by an epoch that an interruption undid
+                store.delete()
+                store = CheckpointStore(self._folder, keep=1, max_increments=0)
+            store.save(
+                tables_by_name(self.model), epoch + 1, dense=lambda path: write_dense(self.model, path)
+            )
+        if self._stopping.is_over(found):
+            self.model.stop_training = True
+
+
+def measure(
+    model: tf.keras.Model,
+    stopping: Stopping,
+    training: Batches,
+    validation: tf.data.Dataset,
+    report: Callable[[int, float], None] = lambda epoch, value: None,
+    callbacks: Sequence[tf.keras.callbacks.Callback] = (),
+) -> float:
+    """Train a model as `train` does, but save nothing, and return the best epoch's value.
+
+    Args:
+      model: A compiled model.
+      stopping: When it ends.
+      training: The batches.
+      validation: The batches that are measured after each epoch.
+      report: Takes the number of epochs done and the value then, while training goes on; it may raise an
+        error that ends training.
+      callbacks: Keras callbacks.
+    """
+    found: list[float] = []
+
+    def watch(epoch: int, logs: Mapping[str, float]) -> None:
+        found.append(float(logs[stopping.logged]))
+        if stopping.is_over(found):
+            model.stop_training = True
+        else:
+            report(epoch + 1, found[-1])
+
+    model.fit(
+        training(0),
+        epochs=stopping.epochs,
+        validation_data=validation,
+        callbacks=[*callbacks, tf.keras.callbacks.LambdaCallback(on_epoch_end=watch)],
+        verbose=0,
+    )
+    return found[stopping.best(found)]
+
+
+def load_best(build: Callable[[], Any], folder: Path, stopping: Stopping, name: str) -> Any:
+    """Return a model with the weights of the best epoch.
+
+    Args:
+      build: Makes the model at its initial weights.
+      folder: The folder of the training run.
+      stopping: When its training ends.
+      name: What messages call the training run.
+
+    Raises:
+      DataError: Training isn't over.
+    """
+    done = read_logged(folder, stopping.logged)
+    if not stopping.is_over(done):
+        raise DataError(
+            f"{name}: training isn't over after {len(done)} epochs",
+            path=folder,
+            advice="run `gmeta train` again to finish",
+        )
+    model = build()
+    store = CheckpointStore(folder / _BEST)
+    store.load(tables_by_name(model))
+    best = store.latest()
+    assert best is not None  # or `load` has raised
+    read_dense(model, best)
+    return model
