@@ -89,8 +89,14 @@ def test_of_rows_without_users_an_id_is_the_item_and_no_count(tmp_path):
     config = plan_experiment({}, data).config
     assert config.item == "large"
     assert set(config.features) == {"count", "small", "large"}
-    with pytest.raises(ConfigError, match="was prepared without users, so no item follows another"):
+    with pytest.raises(ConfigError, match="was prepared without users, who have histories"):
         plan_catalogue({}, data)
+
+
+def test_an_item_that_occurs_once_is_known_by_its_name(tmp_path):
+    table = pa.table({"session": np.repeat(np.arange(9), 4), "ts": np.arange(36), "itemId": np.arange(36)})
+    spec = TableSpec(task="session", time="ts")
+    assert plan_catalogue({}, prepared(tmp_path, table, spec)).config.item == "itemId"
 
 
 def test_what_is_given_counts_more(clicks):

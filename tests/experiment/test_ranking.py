@@ -192,7 +192,7 @@ def test_a_second_call_writes_the_missing_part_alone(folder, monkeypatch):
     before, stamp = pq.read_table(parts[1]), parts[0].stat().st_mtime_ns
     parts[1].unlink()
     again = gmeta("predict", "--data", "new.parquet", "--method", "blend", "--rows-per-part", 20)
-    assert "20 rows, by blend of all: scores, 1 files, 2 were there before" in again.stdout
+    assert "20 rows, by blend of all: scores, 1 file, 2 were there before" in again.stdout
     assert parts[0].stat().st_mtime_ns == stamp
     assert pq.read_table(parts[1]).equals(before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,14 +143,38 @@ def likeliest_item(found: Survey, columns: Sequence[str]) -> str | None:
 
     An item occurs in several tasks, and a task has several items. A column qualifies if both numbers are at
     least 3/2 on average; among the qualifying columns, the one with the most ids wins. A user's city doesn't
-    qualify, since it has one id per task; nor does a session number, since it occurs in one task.
+    qualify, since it has one id per task; nor does a session number, since it occurs in one task. If no
+    column qualifies, as where most items occur once, the one that bears an item's usual name is taken.
     """
     fitting = [
         name
         for name in columns
         if 2 * found.ids[name].of_tasks >= 3 * max(found.tasks, found.ids[name].distinct)
     ]
+    if not fitting:
+        fitting = [name for name in columns if re.sub("[^a-z]|id$|^id", "", name.lower()) in _ITEM_NAMES]
     return max(fitting, key=lambda name: found.ids[name].distinct, default=None)
+
+
+_ITEM_NAMES = frozenset(
+    [
+        "item",
+        "movie",
+        "film",
+        "product",
+        "article",
+        "news",
+        "book",
+        "video",
+        "track",
+        "song",
+        "artist",
+        "business",
+        "asin",
+        "isbn",
+        "sku",
+    ]
+)
 
 
 _MANY, _UNIQUE = 1000, 0.9  # if nearly all of so many rows have a distinct id, the ids number events
