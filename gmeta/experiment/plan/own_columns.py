@@ -152,30 +152,14 @@ def likeliest_item(found: Survey, columns: Sequence[str]) -> str | None:
         if 2 * found.ids[name].of_tasks >= 3 * max(found.tasks, found.ids[name].distinct)
     ]
     if not fitting:
-        fitting = [name for name in columns if re.sub("[^a-z]|id$|^id", "", name.lower()) in _ITEM_NAMES]
+        fitting = [name for name in columns if _ITEM_NAME.fullmatch(name)]
     return max(fitting, key=lambda name: found.ids[name].distinct, default=None)
 
 
-_ITEM_NAMES = frozenset(
-    [
-        "item",
-        "movie",
-        "film",
-        "product",
-        "article",
-        "news",
-        "book",
-        "video",
-        "track",
-        "song",
-        "artist",
-        "business",
-        "asin",
-        "isbn",
-        "sku",
-    ]
+_ITEM_NAME = re.compile(
+    r"(item|movie|film|product|article|news|book|video|track|song|artist|business|asin|isbn|sku)[\W_]*(id)?",
+    re.IGNORECASE,
 )
-
 
 _MANY, _UNIQUE = 1000, 0.9  # if nearly all of so many rows have a distinct id, the ids number events
 _ID_LIMIT = 1 << HASHED_BITS
