@@ -123,14 +123,14 @@ def command(
         else:
             _train_catalogue(chosen, settings, run, data, where, on_bad, finish=size is not None)
         return
-    if named is None and world().rank == 0 and Manifest.load(data).config.get("table"):
-        click.echo("learns to predict for new users; --for ranking learns from all rows", err=True)
     planned = plan_experiment(settings, data, where)
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
     first = world().rank == 0
     for note in planned.notes if first else ():
         click.echo(note, err=True)
+    if first and named is None and Manifest.load(data).config.get("table"):
+        click.echo("learns to predict for new users; --for ranking learns from all rows", err=True)
     resumed = run.resume(config)
     config = _choose(config, data, on_bad, first) if resumed is None else resumed
     with TrainingProgress(None if first else Console(quiet=True)) as progress:
@@ -183,7 +183,8 @@ def _train_catalogue(
 
 def _finish_catalogue(run_path: Path, on_bad: OnBad) -> None:
     """Do what one process does after the ranks that it has started: choose the baselines, fit the blend."""
-    if parse_json((run_path / "config.json").read_text()).get("for") not in ("next-item", "retrieval"):
+    file = run_path / "config.json"
+    if not file.exists() or parse_json(file.read_text()).get("for") not in ("next-item", "retrieval"):
         return
     from gmeta.experiment.next_item.runs import finish_catalogue
     from gmeta.experiment.runs.all_runs import TrainingProgress

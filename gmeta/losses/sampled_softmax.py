@@ -289,7 +289,7 @@ def popularity_negatives(shape: int | Sequence[int], shares: Any, *, seed: int, 
 
     Example:
       >>> popularity_negatives(6, [0, 60, 40], seed=1, step=7).numpy()
-      array([1, 1, 1, 2, 1, 1])
+      array([1, 1, 2, 1, 1, 1])
     """
     sums = tf.cumsum(tf.cast(shares, tf.float64))
     places = tf.raw_ops.StatelessRandomUniformV2(

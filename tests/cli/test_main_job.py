@@ -156,5 +156,5 @@ def test_a_folder_that_cannot_be_written_gets_one_line(folder):
     words = ["train", "--run", "file/run", "--data", "run/data", "--config", "short.toml"]
     result = gmeta(*words, folder=folder)
     assert result.returncode == 2, result.stderr
-    _, line = result.stderr.splitlines()  # after what is planned
+    *_, line = result.stderr.splitlines()  # after what is planned
     assert "file/run" in line

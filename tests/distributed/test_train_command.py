@@ -228,7 +228,7 @@ def test_two_ranks_train_for_the_next_item_what_one_does(tmp_path: Path) -> None
     said = train("--np", "2", *words)
     assert said.returncode == 0, said.stderr
     assert said.stdout.count("trained: ") == 1
-    assert said.stderr.count("predicts the next item") == 1
+    assert said.stderr.count("The next item for user") == 1
     run = RunFolder(tmp_path / "run")
     trained = load_catalogue(run)  # the process that has started the ranks has fitted the blend
     assert "blend" in trained.validation

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from gmeta.experiment.baselines import (
     ATTRIBUTES,
@@ -200,9 +203,16 @@ class Baselines:
         return tasks if name == ATTRIBUTES else tasks.merge_unknown(self.items)
 
 
-def one_thread() -> threadpool_limits:
+def one_thread() -> AbstractContextManager[object]:
     """Keep matrix libraries to one thread: of many small matrices, threads make no product faster.
 
     If other processes are busy too, threads that wait for each other make it ten times slower.
     """
-    return threadpool_limits(1, user_api="blas")
+    return _libraries().limit(limits=1, user_api="blas")
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Find the matrix libraries once, which takes a tenth of a second: those of NumPy and SciPy."""
+    importlib.import_module("scipy.linalg")
+    return ThreadpoolController()
