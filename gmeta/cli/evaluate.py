@@ -1,4 +1,4 @@
-"""``gmeta evaluate``: writes the cold-start table as text, as data and as a report."""
+"""``gmeta evaluate``: writes a run's table as text, as data and as a report."""
 
 from __future__ import annotations
 
@@ -59,6 +59,8 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
         if family in families:
             if others:
                 raise ConfigError(f"several --run are folds of cold start: name one run for {family}")
+            if world().size > 1:
+                raise ConfigError(f"a run for {family} is evaluated in one process: leave --np out")
             evaluate_family(run, json_path, on_bad)
             return
     evaluation = evaluate(run, *others, on_bad=on_bad)

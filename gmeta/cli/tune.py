@@ -90,7 +90,8 @@ def command(
     if begun and not settings and family in (None, run.family):
         family, (config, held) = run.family, run.load()
         data, notes = data or held, tuple[str, ...]()
-        settings = _given(config, FAMILIES[family].plan({}, data, "config", on_bad).config)
+        kept = {name: value for name in _DATA if (value := getattr(config, name, None)) is not None}
+        settings = kept | _given(config, FAMILIES[family].plan(kept, data, "config", on_bad).config)
     else:
         data = data or find_data(run.data)
         where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
@@ -113,6 +114,10 @@ def command(
     click.echo(f"written: {out}; now `{_next_command(run, data, out, begun)}`")
     if found.interrupted:
         raise KeyboardInterrupt
+
+
+_DATA = ("item", "label", "protocol", "core", "user", "time")
+"""The settings of a run by which its data are read."""
 
 
 def _given(config: Any, planned: Any) -> dict[str, Any]:

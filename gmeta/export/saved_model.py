@@ -28,7 +28,7 @@ from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import stage_folder
 from gmeta.export.defaults import default_signatures
 from gmeta.export.signature import DEFAULT_SIGNATURE as DEFAULT_SIGNATURE
-from gmeta.export.signature import OUTPUT, receive, wire_specs
+from gmeta.export.signature import OUTPUT, receive, wire_names, wire_specs
 from gmeta.export.signature import PADDING as PADDING
 from gmeta.export.signature import Signature as Signature
 from gmeta.export.signature import feature_inputs as feature_inputs
@@ -193,7 +193,7 @@ def export_model(
             raise GmetaError(f"can't write {folder}: {str(error).splitlines()[0]}") from error
     return Exported(
         folder,
-        {name: _describe(wire_specs(signature.inputs, texts)) for name, signature in chosen.items()},
+        {name: _describe(_sent(signature, texts)) for name, signature in chosen.items()},
         {name: _describe(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
         _notes(model, chosen),
@@ -223,17 +223,23 @@ def _check_finite(model: tf.keras.Model) -> None:
         )
 
 
+def _sent(signature: Signature, texts: Collection[str]) -> dict[str, tf.TensorSpec]:
+    """Return the specs of what clients send, by the names by which they send it."""
+    names = wire_names(signature.inputs)
+    return {names[key]: spec for key, spec in wire_specs(signature.inputs, texts).items()}
+
+
 def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.experimental.ConcreteFunction:
-    specs = wire_specs(signature.inputs, texts)
+    names = wire_names(signature.inputs)
 
     @tf.function(autograph=False)
     def serve(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         outputs = signature.function(
-            {key: receive(inputs[key], spec) for key, spec in signature.inputs.items()}
+            {key: receive(inputs[names[key]], spec) for key, spec in signature.inputs.items()}
         )
         return dict(outputs) if isinstance(outputs, Mapping) else {OUTPUT: outputs}
 
-    traced = serve.get_concrete_function(**specs)
+    traced = serve.get_concrete_function(**_sent(signature, texts))
     definition = traced.graph.as_graph_def()
     nodes = [*definition.node, *(n for function in definition.library.function for n in function.node_def)]
     foreign = sorted({node.op for node in nodes if node.op.startswith("Gmeta")})

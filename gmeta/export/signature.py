@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import keyword
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +62,34 @@ def wire_specs(inputs: Mapping[str, tf.TypeSpec], texts: Collection[str]) -> dic
       ConfigError: Clients can't send an input of this kind.
     """
     return {name: _wire_spec(name, spec, name in texts) for name, spec in inputs.items()}
+
+
+def wire_names(names: Iterable[str]) -> dict[str, str]:
+    """Return name -> the name by which clients send it, which TensorFlow has to take for an argument's.
+
+    Letters of ASCII, digits and ``_`` stay, others become ``_``; ``arg_`` goes before a digit, and ``_``
+    behind a word of Python's.
+
+    Raises:
+      ConfigError: Two of them would be one.
+
+    Example:
+      >>> wire_names(["price", "User-ID", "class", "7th"])
+      {'price': 'price', 'User-ID': 'User_ID', 'class': 'class_', '7th': 'arg_7th'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        safe = re.sub(r"\W", "_", name, flags=re.ASCII)
+        safe = safe if re.match("[A-Za-z]", safe) else f"arg_{safe}"
+        safe += "_" * keyword.iskeyword(safe)
+        if safe in found.values():
+            other = next(each for each, sent in found.items() if sent == safe)
+            raise ConfigError(
+                f"inputs {other!r} and {name!r} would both be {safe!r} to clients: prepare the data with "
+                "other names of columns"
+            )
+        found[name] = safe
+    return found
 
 
 def receive(value: tf.Tensor, spec: tf.TypeSpec) -> tf.Tensor | tf.RaggedTensor:

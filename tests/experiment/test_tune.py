@@ -115,8 +115,10 @@ def test_a_trial_is_ended_at_the_deadline(tmp_path):
             report(part, 1.0)
 
     found, _ = run(search(tunable(endless)), tmp_path, seconds=1.0)
-    assert (len(law.seen), found.methods[0].pruned) == (1, 1)
+    assert (len(law.seen), found.methods[0].pruned) == (1, 0)
     assert (found.methods[0].before, found.methods[0].method) == (None, USUAL)
+    found, _ = run(search(tunable(law)), tmp_path, trials=1)  # a longer call begins with them again
+    assert found.methods[0].before is not None
 
 
 def test_other_data_begin_other_studies(tmp_path):

@@ -311,3 +311,23 @@ def test_rows_that_are_not_finite_are_refused_and_named(tmp_path):
     assert export_model(model, tmp_path / "1", unknown={"user": [1.0, 0, 0, 0]}).rows == 4
     with pytest.raises(ConfigError, match=r"unknown\['user'\] must hold finite numbers, got \[nan"):
         export_model(model, tmp_path / "2", unknown={"user": [np.nan, 0, 0, 0]})
+
+
+def test_columns_of_any_name_are_sent_by_the_names_that_are_printed(tmp_path):
+    names = ["User-ID", "class", "1st", "price"]
+    inputs = {name: tf.TensorSpec([None], tf.float32) for name in names}
+
+    def add(given):
+        return tf.add_n([given[name] * 10.0**place for place, name in enumerate(names)])
+
+    exported = export_model(
+        tf.keras.Sequential([]), tmp_path / "1", signatures={"add": Signature(add, inputs)}
+    )
+    sent = list(exported.inputs["add"])
+    assert sent == ["User_ID", "class_", "arg_1st", "price"]
+    values = {name: np.array([float(place + 1)], np.float32) for place, name in enumerate(sent)}
+    (answer,) = ask_here(tmp_path / "1", "add", values).values()
+    assert float(answer[0]) == 4321.0
+    clash = {name: tf.TensorSpec([None], tf.float32) for name in ("a b", "a-b")}
+    with pytest.raises(ConfigError, match="'a b' and 'a-b' would both be 'a_b'"):
+        export_model(model, tmp_path / "2", signatures={"add": Signature(add, clash)})

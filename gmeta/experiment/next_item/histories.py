@@ -278,13 +278,20 @@ def cut(events: Histories, ids: Ints, protocol: Protocol, seed: int = 0) -> Cuts
       DataError: A part is empty.
     """
     train, validation, test = _CUTTERS[protocol](events, seed)
+    known = np.unique(train.items)
+    for part, name in ((validation, "validation"), (test, "the test")):
+        if len(part) and not np.isin(part.targets.items, known).any():
+            raise DataError(
+                f"protocol {protocol!r}: of {len(part.targets.items):,} items that {name} asks for, none is "
+                "in training, and a new item can't be found",
+                advice="give more data, or another protocol",
+            )
     if not (len(train.items) and len(validation) and len(test)):
         raise DataError(
             f"protocol {protocol!r} leaves {len(train.items):,} events to train on, {len(validation):,} "
             f"users for validation and {len(test):,} for the test",
             advice="give more data, or another protocol",
         )
-    known = np.unique(train.items)
     number = np.full(len(ids), -1)
     number[known] = np.arange(len(known))
 
@@ -395,6 +402,11 @@ def in_batches(columns: Mapping[str, Any], users_per_batch: int, seed: int, epoc
       epoch: The first epoch.
     """
     users = next(iter(columns.values())).shape[0]
+    if not users:
+        raise DataError(
+            "no user has two items in training, so there is nothing to learn from histories",
+            advice="give more data, a core such as [5, 5], or another protocol",
+        )
     rows = tf.range(users, dtype=tf.int64)
     shares = collectives.world().shares
 

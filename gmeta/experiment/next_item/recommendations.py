@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def recommend(
     for begin in range(0, len(asked), _USERS):
         some = slice(begin, begin + _USERS)
         part = whole.choose(place[some])
-        part = part.first(np.where(known[some], part.sizes, 0))
+        # A stranger has an empty history, and isn't the user whose id is the next one.
+        part = replace(part.first(np.where(known[some], part.sizes, 0)), users=asked[some])
         scores = np.asarray(scorer.scores(part), np.float32)
         scores = without_seen(scores, part) if leave_out_seen else scores
         chosen = top(scores, k)
@@ -109,7 +111,7 @@ def write_recommendations(
         try:
             with parquet.ParquetWriter(unfinished, schema) as file:
                 for ids, items, scores in recommend(trained, scorer, asked, k, leave_out_seen=leave_out_seen):
-                    left = items >= 0
+                    left = scores > -np.inf
                     lists = {"items": items[left], "scores": scores[left]}
                     lists |= {f"{kind}s": texts.find(item, items[left], kind) for kind in texts.kinds(item)}
                     splits = pa.array(np.concatenate([[0], np.cumsum(left.sum(axis=1))]), pa.int32())
@@ -138,7 +140,7 @@ def _read_users(path: Path, hashed: Ints | None) -> Ints:
         if columnar:
             given = parquet.read_table(path).column(0)
             if hashed is None or not is_text(given.type):
-                return np.asarray(given.to_numpy(), np.int64)
+                return given.cast("int64").drop_null().to_numpy()  # refuses fractions
             lines = given.drop_null().to_pylist()
         elif hashed is None:
             return np.array([int(line) for line in path.read_text().split()], np.int64)

@@ -186,7 +186,7 @@ def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     Raises:
       DataError: The run isn't trained to the end.
     """
-    config, data = run.load()
+    config, data = run.load(unchanged=True)
     assert isinstance(config, CatalogueConfig)
     cuts = read_cuts(config, data, on_bad)
     with read_chosen(run) as chosen:

@@ -236,6 +236,11 @@ def export_catalogue(
             f"{kind}s": tf.Variable([text or "" for text in trained.texts.find(item, cuts.ids, kind)])
             for kind in trained.texts.kinds(item)
         }
+    if item in {*(["time"] * timed), *([USER] * of_users)}:
+        raise ConfigError(
+            f"the column of items is called {item!r}, as another input of this model: prepare the data with "
+            "another name for it"
+        )
     if timed:
         inputs["time"] = tf.TensorSpec([None, None], tf.int64)
     if of_users:

@@ -58,7 +58,9 @@ def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cu
 def training_batches(train: Histories, settings: TwoTowerMethod, seed: int, epoch: int) -> tf.data.Dataset:
     """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
     assert settings.users_per_batch is not None
-    return in_batches(_columns(train.choose(train.sizes > 1)), settings.users_per_batch, seed, epoch)
+    # Of one item, a history has nothing left when the item is asked for; the user's id can still learn it.
+    some = train.choose(train.sizes > (0 if settings.user_id else 1))
+    return in_batches(_columns(some), settings.users_per_batch, seed, epoch)
 
 
 def validation_batches(asked: Asked) -> tf.data.Dataset:

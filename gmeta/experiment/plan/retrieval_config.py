@@ -72,6 +72,10 @@ class TwoTowerMethod:
                 f"method {self.label!r}: item_dropout and dropout must be at least 0 and below 1, got "
                 f"{self.item_dropout} and {self.dropout}"
             )
+        if self.negatives is not None and self.law == "in-batch":
+            raise ConfigError(
+                f"method {self.label!r}: the law 'in-batch' draws no items: leave negatives out"
+            )
         if not (self.user_id or self.history):
             raise ConfigError(
                 f"method {self.label!r}: the user tower needs the user's id or history: set one to true"

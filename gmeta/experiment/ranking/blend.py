@@ -13,6 +13,7 @@ from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.ranking.baselines import Scorer
 from gmeta.experiment.ranking.examples import Examples
 
+_FLAT = 1e-6  # a deviation, as a share of the mean or of 1, from which on a score says something
 _PENALTY = 10.0  # in rows
 
 
@@ -57,8 +58,11 @@ class Blend:
           True
         """
         every = np.stack([*scores.values()], axis=1)
-        means, deviations = every.mean(axis=0), np.maximum(every.std(axis=0), 1e-9)
-        x = (every - means) / deviations
+        means, deviations = every.mean(axis=0), every.std(axis=0)
+        # What hardly differs in validation says nothing there, and may differ anywhere else.
+        flat = ~(deviations > _FLAT * np.maximum(np.abs(means), 1.0))
+        deviations = np.where(flat, 1.0, deviations)
+        x = np.where(flat, 0.0, (every - means) / deviations)
         unit = 1.0 if binary else max(float(labels.std()), 1e-9)
         centre = 0.0 if binary else float(labels.mean())
         targets = labels if binary else (labels - centre) / unit
@@ -71,11 +75,12 @@ class Blend:
             else:
                 slope = found - targets
                 value = 0.5 * float(slope @ slope)
-            away = weights[1:] - weights[1:].mean()
+            away = np.where(flat, 0.0, weights[1:] - weights[1:][~flat].mean() if not flat.all() else 0.0)
             value += 0.5 * _PENALTY * float(away @ away)
             return value, np.concatenate([[slope.sum()], x.T @ slope + _PENALTY * away])
 
         best = optimize.minimize(loss, np.zeros(1 + x.shape[1]), jac=True, method="L-BFGS-B").x
+        best[1:][flat] = 0.0
         return cls(tuple(scores), best[1:] * unit, centre + float(best[0]) * unit, means, deviations)
 
     def weigh(self, scores: Mapping[str, Floats]) -> Floats:

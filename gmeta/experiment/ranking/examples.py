@@ -336,7 +336,16 @@ class Parts:
                 advice="prepare the data set again, with --label 'COLUMN >= NUMBER' for 0 and 1",
             )
         own = {name: values for name, values in columns.items() if name != config.label}
-        rows = cut(own, config.protocol, task=roles.task, time=roles.time)
+        rows = cut(own, config.protocol, task=config.user or roles.task, time=config.time or roles.time)
+        if config.binary:
+            for name, part in zip(("train on", "validate on"), rows[:2], strict=True):
+                ones = int(labels[part].sum())
+                if ones in (0, len(part)):
+                    raise DataError(
+                        f"of {len(part):,} rows to {name}, {ones:,} have the label 1: both labels are needed",
+                        path=data,
+                        advice="give more data, or another protocol",
+                    )
         encoding = Encoding.of(config, take(columns, rows[0]))
         whole = encoding(columns)
         return cls(encoding, *(whole.take(part) for part in rows))

@@ -86,8 +86,8 @@ class Results:
         """Compute the metrics of scores of the test.
 
         Of labels 0 and 1: ``logloss``, ``auc``, ``gauc`` if rows have users, ``ece``, the mean distance of
-        the parts of `calibration` from the diagonal, and ``ratio``, the mean probability over the rate of
-        ones. Of others: ``mae`` and ``rmse``.
+        the parts of `calibration` from the diagonal, and, if there are ones, ``ratio``, the mean probability
+        over their rate. Of others: ``mae`` and ``rmse``.
         """
         labels = self.trained.parts.test.labels
         if not self.binary:
@@ -98,7 +98,8 @@ class Results:
             del found["gauc"]
         said, happened = calibration(scores, labels)
         found["ece"] = float(np.abs(said - happened).mean())
-        found["ratio"] = float(said.mean() / happened.mean()) if happened.any() else float("nan")
+        if happened.any():
+            found["ratio"] = float(said.mean() / happened.mean())
         return found
 
     def mean(self, name: str, metric: str) -> tuple[float, float | None]:

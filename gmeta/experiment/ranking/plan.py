@@ -104,14 +104,16 @@ class _Choice:
         self.time = given.get("time", roles.time) or ""
         if self.time:
             self._check("time", self.time, "int64", lists=False)
-        self.protocol = given.get("protocol", "time" if roles.time else "random")
-        for protocol, needed, option in (("time", roles.time, "--time"), ("tasks", self.user, "--task")):
+        self.protocol = given.get("protocol", "time" if self.time else "random")
+        times = self.time or roles.time
+        for protocol, needed, option in (("time", times, "--time"), ("tasks", self.user, "--task")):
             if self.protocol == protocol and needed is None:
                 raise ConfigError(
                     f"{where}: protocol {protocol!r} needs a column that {data} lacks: prepare it with "
                     f"{option} COLUMN"
                 )
-        self._apart = {roles.batch, roles.time, self.label, roles.task if table.get("blocks") else None}
+        blocks = roles.task if table.get("blocks") else None
+        self._apart = {roles.batch, roles.time, self.time, roles.label, self.label, blocks}
         found = survey(data / next(iter(manifest.splits)), self._schema, self.label, TaskChoice())
         labels = found.numbers[self.label]
         self.binary = given.get("binary", labels.zero_or_one and not labels.not_finite)

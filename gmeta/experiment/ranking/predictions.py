@@ -11,6 +11,8 @@ missing ones.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,12 +33,14 @@ from gmeta.core.settings import from_mapping
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.ranking.examples import read_rows
 from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.trained import CHOSEN
 from gmeta.preprocess.columns import Columns, join_rows, single, take
 from gmeta.preprocess.config import Progress
 from gmeta.preprocess.local.duckdb_engine import connect, default_limit
 from gmeta.preprocess.shape_spec import Shape
 from gmeta.preprocess.source import NUMBER, BadRecords
 from gmeta.preprocess.table_spec import CsvForm, FormatName, TableSpec
+from gmeta.preprocess.tables.recognition import open_text
 from gmeta.preprocess.tables.table_files import find_files
 from gmeta.preprocess.tables.table_source import TableSource
 
@@ -137,7 +141,13 @@ def predict_file(
     with closing(connect(default_limit())) as connection:
         spec = table_spec(manifest, predictor, data, file_format, form or CsvForm())
         source = TableSource(data, spec, connection)
-        _agree(out, {**predictor.about, "inputs": source.stamps(), "rows_per_part": rows_per_part})
+        if on_bad == "skip" and any(file.is_text for file in find_files(data, spec)):
+            raise ConfigError(
+                "--on-bad skip: rows are numbered by their records, and a malformed line of a text file has "
+                "no number: mend the line, or convert the file to Parquet"
+            )
+        read = {"format": file_format, "form": repr(form), "on_bad": on_bad, "rows_per_part": rows_per_part}
+        _agree(out, {**predictor.about, **read, "inputs": source.stamps()})
         total = -(-source.count() // rows_per_part)
         done = {number for number in range(total) if _part(out, number).exists()}
         rows = 0
@@ -208,11 +218,12 @@ def _names(file: Any) -> Sequence[str]:
         return parquet.read_schema(file.read).names
     if file.names:
         return file.names
-    with file.read.open(encoding="utf-8") as lines:
-        found: dict[str, None] = {}
-        for _, line in zip(range(100), lines, strict=False):
-            found |= dict.fromkeys(json.loads(line)) if line.strip() else {}
-        return [*found]
+    found: dict[str, None] = {}
+    with open_text(file.read) as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):  # a bad line is reported when rows are read
+                found |= dict.fromkeys(json.loads(line))
+    return [*found]
 
 
 def _agree(out: Path, asked: Mapping[str, Any]) -> None:
@@ -253,7 +264,7 @@ def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[
                 held, current = [], current + 1
             held.append(take(chunk, np.flatnonzero(number == part)))
     if nothing is not None:
-        while current < total:
+        while current < total or held:
             yield current, join_rows(held or [nothing])
             held, current = [], current + 1
 
@@ -277,6 +288,16 @@ def _write(path: Path, columns: Columns, predictor: Predictor) -> int:
 # What predicts, by the family of the run.
 
 
+def _about(run: RunFolder, method: str, seed: int | None, files: Sequence[Path]) -> dict[str, Any]:
+    """Return what changes when the predictions do: the run, and digests of what training has written."""
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in (run.path / "config.json", *files)
+        if path.exists()
+    }
+    return {"run": str(run.path.resolve()), "method": method, "seed": seed, "trained": digests}
+
+
 def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
     from gmeta.experiment.ranking.runs import load_ranking
 
@@ -290,7 +311,8 @@ def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predict
         return 1 / (1 + np.exp(-scores)) if config.binary else scores
 
     kept = (config.user, roles.time, config.item)
-    about = {"run": str(run.path.resolve()), "method": name, "seed": seed, "validation": trained.validation}
+    seed = next(iter(trained.methods[name])) if seed is None and name in trained.methods else seed
+    about = _about(run, name, seed, [run.path / CHOSEN])
     return Predictor(
         trained.label(name),
         tuple(dict.fromkeys((*config.encoded, *config.numbers, *([config.time] if config.time else [])))),
@@ -345,7 +367,7 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
         (task, *config.columns),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
-        {"run": str(run.path.resolve()), "method": method, "seed": seed},
+        _about(run, method, seed, [run.training(method, seed) / "history.json"]),
     )
 
 

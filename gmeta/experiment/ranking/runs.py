@@ -236,7 +236,7 @@ def load_ranking(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     Raises:
       DataError: The run isn't trained to the end.
     """
-    config, data = run.load()
+    config, data = run.load(unchanged=True)
     assert isinstance(config, RankingConfig)
     with read_chosen(run) as chosen:
         tuned = Tuned.from_json(chosen["baselines"])

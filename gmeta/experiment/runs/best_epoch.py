@@ -48,8 +48,9 @@ class Stopping:
     patience: int
 
     def best(self, values: Sequence[float]) -> int:
-        """Return the place of the best value, the first of equal ones."""
-        return int(np.argmax(values) if self.higher else np.argmin(values))
+        """Return the place of the best value, the first of equal ones; NaN is the worst."""
+        found = np.asarray(values, np.float64) * (1 if self.higher else -1)
+        return int(np.argmax(np.where(np.isnan(found), -np.inf, found)))
 
     def is_over(self, values: Sequence[float]) -> bool:
         """Return whether training ends after epochs with these values."""

@@ -137,17 +137,29 @@ class RunFolder:
         chose = budget_seconds(config.budget) and held.budget == config.budget
         return replace(config, methods=held.methods) if chose else config
 
-    def load(self) -> tuple[Any, Path]:
+    def load(self, *, unchanged: bool = False) -> tuple[Any, Path]:
         """Read the settings, of a class of `FAMILIES`, and the data folder that the run was begun with.
 
+        Args:
+          unchanged: Whether the data must be those that the run was begun with: models know ids by their
+            place among those of the training rows.
+
         Raises:
-          DataError: No run was begun here.
+          DataError: No run was begun here, or the data were prepared again since.
         """
         file = self.path / "config.json"
         if not file.exists():
             raise DataError("no run was begun here", path=self.path, advice="run `gmeta train` first")
         held = self._read(file)
-        return from_mapping(FAMILIES[held["for"]], held["experiment"], where=str(file)), Path(held["data"])
+        data = Path(held["data"])
+        begun = held.get("data_digest")  # earlier versions wrote none
+        if unchanged and begun and begun != Manifest.load(data, check_shards=False).digest:
+            raise DataError(
+                f"{data} was prepared again with other data after the run was begun",
+                path=self.path,
+                advice="prepare it as it was, or train in another --run",
+            )
+        return from_mapping(FAMILIES[held["for"]], held["experiment"], where=str(file)), data
 
     @property
     def family(self) -> str:

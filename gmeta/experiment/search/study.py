@@ -204,7 +204,9 @@ class _Study:
             def report(step: int, value: float) -> None:
                 trial.report(value, step)
                 interrupts.raise_again()
-                if time.monotonic() > deadline or trial.should_prune():
+                if time.monotonic() > deadline:
+                    raise _OutOfTimeError
+                if trial.should_prune():
                     raise optuna.TrialPruned
 
             try:
@@ -217,7 +219,8 @@ class _Study:
             trial.set_user_attr(_ITSELF, found.itself)
             return found.value
 
-        self.study.optimize(evaluate, n_trials=1)
+        # A trial that the budget has ended says nothing of its settings, so it counts as failed.
+        self.study.optimize(evaluate, n_trials=1, catch=(_OutOfTimeError,))
         gc.collect()  # a model's tables
         say(self._describe(self.study.trials[begun[0]]))
 
@@ -277,6 +280,10 @@ class _Study:
         if self.search.maximize:
             return value > before * (1 + LEAST_GAIN)
         return value < before * (1 - LEAST_GAIN)
+
+
+class _OutOfTimeError(Exception):
+    """A trial has come to the end of the budget."""
 
 
 # The search over all methods.

@@ -133,8 +133,8 @@ class HistoryModel(Model):
         unknown = ids._replace(values=tf.cast(self.catalogue.find(ids.values) < 0, tf.int64))
         return jagged.sums(unknown)
 
-    def _sequences(self, x: Mapping[str, Any], longest: int) -> tuple[Jagged, Jagged | None]:
-        """Return ids and times, cut to the last ``longest`` of each user."""
+    def _sequences(self, x: Mapping[str, Any], longest: int | None) -> tuple[Jagged, Jagged | None]:
+        """Return ids and times, cut to the last ``longest`` of each user; None: all."""
         columns = [self.item] if self.time is None else [self.item, self.time]
         missing = [name for name in columns if name not in x]
         if missing:
@@ -144,7 +144,9 @@ class HistoryModel(Model):
             column = self._column(name, x[name])
             if column.values.dtype.is_integer:
                 column = column._replace(values=tf.cast(column.values, tf.int64))
-            found.append(jagged.slice_(column, tf.maximum(jagged.lengths(column) - longest, 0)))
+            if longest is not None:
+                column = jagged.slice_(column, tf.maximum(jagged.lengths(column) - longest, 0))
+            found.append(column)
         return found[0], found[1] if self.time is not None else None
 
     def _column(self, name: str, column: Any) -> Jagged:

@@ -204,14 +204,14 @@ class CandidateDraw:
         )
         self.count, self.items = count, items
         number = _NEGATIVES if count is None else count
-        self.draws = {
-            each: NegativeDraw(
-                owner, number, "step", items, seed, self.shares if each == "popularity" else None
-            )
-            for each in self.laws
-            if each != "in-batch"
-        }
         self.whole = count is None and items <= _NEGATIVES
+        self.draws = {}
+        for each in self.laws:
+            if each == "popularity":
+                self.draws[each] = NegativeDraw(owner, number, "step", items, seed, self.shares)
+            elif each == "uniform":  # each item once, where all of them are taken
+                of_all = items if self.whole else number
+                self.draws[each] = NegativeDraw(owner, of_all, "step", items, seed, None)
 
     @property
     def config(self) -> dict[str, Any]:

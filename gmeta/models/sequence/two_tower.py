@@ -205,7 +205,7 @@ class TwoTower(HistoryModel):
 
     def call(self, x: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute users' vectors, (users, d), to be compared with those of items."""
-        kept = self._numbers(x)
+        kept = self._numbers(x, self.max_length)
         inputs = self._of_user(x, kept)
         return self._user_vectors(self._vectors_of(inputs), kept, training=bool(training))
 
@@ -236,7 +236,7 @@ class TwoTower(HistoryModel):
         if k > self.items:
             raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
         vectors = self.item_vectors() if vectors is None else vectors
-        ids = self._sequences(x, self.max_length)[0]
+        ids = self._sequences(x, None)[0]
         seen = jagged.to_ragged(ids._replace(values=self.catalogue.find(ids.values)))
         numbers, scores = top_items(
             self(x, training=False), vectors, k, without=seen if leave_out_seen else None
@@ -285,7 +285,7 @@ class TwoTower(HistoryModel):
         with rank_step(self, data) as step:
             right = y._replace(values=self.catalogue.numbers(y.values))
             owner = jagged.row_ids(right)
-            seen = tf.gather(jagged.to_ragged(self._numbers(x)), owner)
+            seen = tf.gather(jagged.to_ragged(self._numbers(x, None)), owner)
             queries = tf.gather(self(x, training=False), owner)
             ranks = catalogue_ranks(queries, self.item_vectors(), right.values, seen=seen)
             self.ranking.update_state(jagged.to_ragged(right._replace(values=ranks)))
@@ -297,21 +297,23 @@ class TwoTower(HistoryModel):
             raise ConfigError(f"{self.name}: sample weights have no use: leave them out")
         return x, None if y is None else self._column(self.item, y)
 
-    def _numbers(self, x: Mapping[str, Any]) -> Jagged:
-        """Return the numbers of the items of histories; items that the catalogue lacks are left out."""
-        ids = self._sequences(x, self.max_length)[0]
+    def _numbers(self, x: Mapping[str, Any], longest: int | None) -> Jagged:
+        """Return the numbers of histories' last items; items that the catalogue lacks are left out."""
+        ids = self._sequences(x, longest)[0]
         found = self.catalogue.find(ids.values)
         return _some(ids._replace(values=found), found >= 0)
 
     def _read(self, data: Any) -> tuple[Mapping[str, Any], _Batch]:
         x, y = self._split(data)
-        ids = self._sequences(x, self.max_length)[0]
-        history = ids._replace(values=self.catalogue.numbers(ids.values))
+        history, whole = (
+            ids._replace(values=self.catalogue.numbers(ids.values))
+            for ids in (self._sequences(x, longest)[0] for longest in (self.max_length, None))
+        )
         if y is None:
-            known = right = history
+            known, right = whole, history
         else:
             right = y._replace(values=self.catalogue.numbers(y.values))
-            known = jagged.concat(history, right)
+            known = jagged.concat(whole, right)
         # The step is the same on all ranks, whose users are others, and which may draw alike.
         seeds = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(self.step_number, tf.int64)])
         drawn = tf.random.stateless_uniform(tf.shape(history.values), seeds)
