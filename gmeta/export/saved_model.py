@@ -225,8 +225,8 @@ def _check_finite(model: tf.keras.Model) -> None:
 
 def _sent(signature: Signature, texts: Collection[str]) -> dict[str, tf.TensorSpec]:
     """Return the specs of what clients send, by the names by which they send it."""
-    names = wire_names(signature.inputs)
-    return {names[key]: spec for key, spec in wire_specs(signature.inputs, texts).items()}
+    names, specs = wire_names(signature.inputs), wire_specs(signature.inputs, texts)
+    return {sent: tf.TensorSpec(specs[key].shape, specs[key].dtype, sent) for key, sent in names.items()}
 
 
 def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.experimental.ConcreteFunction:

@@ -207,7 +207,7 @@ def test_tuning_goes_on_from_the_run_and_writes_what_train_takes(folder, tmp_pat
     settings = read_toml(tmp_path / "tuned.toml")
     data = folder / "data"
     assert choose_family(None, settings, data) == "next-item"
-    assert settings.keys() == {"ks", "methods"}
+    assert settings.keys() == {"item", "protocol", "core", "ks", "methods"}
     config, _ = RunFolder(folder / "runs" / "default").load()
     assert plan_catalogue(settings, data).config == config  # with one trial, settings are as before
     # The first trial is the run's own training.

@@ -94,7 +94,11 @@ def test_of_rows_without_users_an_id_is_the_item_and_no_count(tmp_path):
 
 
 def test_an_item_that_occurs_once_is_known_by_its_name(tmp_path):
-    table = pa.table({"session": np.repeat(np.arange(9), 4), "ts": np.arange(36), "itemId": np.arange(36)})
+    # Five items of each session's own, and then those that two other sessions began with.
+    own = np.arange(45).reshape(9, 5)
+    items = np.concatenate([own, np.roll(own[:, :1], 1), np.roll(own[:, :1], 2)], axis=1)
+    columns = {"session": np.repeat(np.arange(9), 7), "ts": np.arange(63), "itemId": items.ravel()}
+    table = pa.table(columns)
     spec = TableSpec(task="session", time="ts")
     assert plan_catalogue({}, prepared(tmp_path, table, spec)).config.item == "itemId"
 

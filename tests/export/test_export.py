@@ -320,10 +320,9 @@ def test_columns_of_any_name_are_sent_by_the_names_that_are_printed(tmp_path):
     def add(given):
         return tf.add_n([given[name] * 10.0**place for place, name in enumerate(names)])
 
-    exported = export_model(
-        tf.keras.Sequential([]), tmp_path / "1", signatures={"add": Signature(add, inputs)}
-    )
-    sent = list(exported.inputs["add"])
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    exported = export_model(model, tmp_path / "1", signatures={"add": Signature(add, inputs)})
+    sent = list(exported.signatures["add"])
     assert sent == ["User_ID", "class_", "arg_1st", "price"]
     values = {name: np.array([float(place + 1)], np.float32) for place, name in enumerate(sent)}
     (answer,) = ask_here(tmp_path / "1", "add", values).values()
