@@ -338,7 +338,14 @@ def _users(results: Results, name: str) -> list[tuple[Any, ...]]:
 
 def _figures(results: Results) -> list[tuple[str, str, str, Any]]:
     """Draw the figures: name, heading, caption, figure."""
-    from gmeta.experiment.report.style import BASELINES, MARKERS, PALETTE, canvas, label_lines, whole_numbers
+    from gmeta.experiment.report.style import (
+        MARKERS,
+        PALETTE,
+        canvas,
+        draw_groups,
+        label_lines,
+        whole_numbers,
+    )
 
     trained, k = results.measured.trained, results.k
     drawn = []
@@ -365,24 +372,8 @@ def _figures(results: Results) -> list[tuple[str, str, str, Any]]:
         drawn.append(("learning", heading, "A marker is at the best epoch of a run.", figure))
     for number, (title, (spans, found)) in enumerate(groups(results).items()):
         heading = f"Recall@{k} {title}"
-        longest = max((trained.label(name) for name in found), key=len)
-        figure, (axes,) = canvas(heading, "in quarters of the items asked for", 3.6, label=longest)
-        labels = []
-        for place, (name, values) in enumerate(found.items()):
-            own = name in trained.methods
-            colour = PALETTE[place % len(PALETTE)] if own else BASELINES[-1 - 2 * (place % 2)]
-            axes.plot(
-                range(len(spans)),
-                values,
-                color=colour,
-                marker=MARKERS[place % len(MARKERS)],
-                linestyle="-" if own else "--",
-                linewidth=1.6,
-            )
-            labels.append((trained.label(name), colour, values[-1]))
-        axes.set_xticks(range(len(spans)), spans)
-        axes.set_ylim(bottom=0)
-        label_lines(axes, labels)
+        lines = [(trained.label(name), name in trained.methods, values) for name, values in found.items()]
+        figure = draw_groups(heading, "in quarters of the items asked for", spans, lines, bottom=0)
         caption = "Methods, and the two strongest baselines (dashed)."
         drawn.append((("by_length", "by_popularity")[number], heading, caption, figure))
     return drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
 from gmeta.experiment.next_item.models import ModelScorer
 from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.next_item.towers import USER, TowerScorer
-from gmeta.experiment.runs.all_runs import next_version
+from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
 from gmeta.export.signature import PADDING, TEXT_PADDING, Signature
@@ -174,14 +174,6 @@ def _blended(scorer: Blended, items: int) -> _Served:
     return serve
 
 
-class _Ranker(tf.keras.Model):
-    """Holds the models of what is exported, so that the export finds their tables."""
-
-    def __init__(self, models: Sequence[tf.keras.Model]) -> None:
-        super().__init__(name="ranker")
-        self.held = list(models)
-
-
 def export_catalogue(
     run: RunFolder,
     out: Path,
@@ -266,7 +258,10 @@ def export_catalogue(
         return {"items": items, "scores": best, **named}
 
     return export_model(
-        _Ranker(held), folder, signatures={"recommend": Signature(answer, inputs)}, text_ids=False
+        HeldModels(held, "ranker"),
+        folder,
+        signatures={"recommend": Signature(answer, inputs)},
+        text_ids=False,
     )
 
 

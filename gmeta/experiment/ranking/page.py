@@ -237,28 +237,13 @@ def _calibration(results: Results) -> tuple[str, str, str, Any]:
 
 
 def _groups(results: Results) -> list[tuple[str, str, str, Any]]:
-    from gmeta.experiment.report.style import BASELINES, MARKERS, PALETTE, canvas, label_lines
+    from gmeta.experiment.report.style import draw_groups
 
     trained, drawn = results.trained, []
     for title, (spans, found) in results.groups().items():
         heading = f"{'Log loss' if results.binary else 'RMSE'} {title}"
-        longest = max((trained.label(name) for name in found), key=len)
-        figure, (axes,) = canvas(heading, "in quarters of the test's rows", 3.6, label=longest)
-        labels = []
-        for place, (name, values) in enumerate(found.items()):
-            own = name in trained.methods
-            colour = PALETTE[place % len(PALETTE)] if own else BASELINES[-1 - 2 * (place % 2)]
-            axes.plot(
-                range(len(spans)),
-                values,
-                color=colour,
-                marker=MARKERS[place % len(MARKERS)],
-                linestyle="-" if own else "--",
-                linewidth=1.6,
-            )
-            labels.append((trained.label(name), colour, values[-1]))
-        axes.set_xticks(range(len(spans)), spans)
-        label_lines(axes, labels)
+        lines = [(trained.label(name), name in trained.methods, values) for name, values in found.items()]
+        figure = draw_groups(heading, "in quarters of the test's rows", spans, lines)
         caption = "Methods, and the two strongest baselines (dashed)."
         drawn.append((f"by_{title.rpartition(' ')[2]}", heading, caption, figure))
     return drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from gmeta.experiment.ranking.drift import NEAREST, Drift
 from gmeta.experiment.ranking.examples import FARTHEST, GAP, Encoding, Scale
 from gmeta.experiment.ranking.models import IDS, NUMBERS, ModelScorer
 from gmeta.experiment.ranking.runs import load_ranking
-from gmeta.experiment.runs.all_runs import next_version
+from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
 from gmeta.export.signature import Signature
@@ -162,14 +162,6 @@ def _blended(scorer: Blended) -> _Served:
     return serve
 
 
-class _Held(tf.keras.Model):
-    """Holds the models of what is exported, so that the export finds their tables."""
-
-    def __init__(self, models: Sequence[tf.keras.Model]) -> None:
-        super().__init__(name="ranking")
-        self.held = list(models)
-
-
 def export_ranking(
     run: RunFolder,
     out: Path,
@@ -219,7 +211,9 @@ def export_ranking(
         return {SCORE: tf.sigmoid(scores) if config.binary else scores}
 
     held = [each.model for each in parts if isinstance(each, ModelScorer)]
-    return export_model(_Held(held), folder, signatures={"predict": Signature(answer, inputs)})
+    return export_model(
+        HeldModels(held, "ranking"), folder, signatures={"predict": Signature(answer, inputs)}
+    )
 
 
 def _parts(scorer: Scorer) -> list[Scorer]:

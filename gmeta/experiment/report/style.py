@@ -171,3 +171,33 @@ def whole_numbers(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+
+
+def draw_groups(
+    heading: str,
+    subtitle: str,
+    groups: Sequence[str],
+    lines: Sequence[tuple[str, bool, Sequence[float]]],
+    bottom: float | None = None,
+) -> Figure:
+    """Draw a line over groups for each method, and a dashed one for each of at most two baselines.
+
+    Args:
+      heading: The title of the figure.
+      subtitle: The line below it.
+      groups: The names of the groups.
+      lines: Label, whether it is a method, and a value for each group.
+      bottom: Where the axis of values begins; None: below the least value.
+    """
+    figure, (axes,) = canvas(heading, subtitle, 3.6, label=max((label for label, *_ in lines), key=len))
+    labels = []
+    for place, (label, own, values) in enumerate(lines):
+        colour = PALETTE[place % len(PALETTE)] if own else BASELINES[-1 - 2 * (place % 2)]
+        marker, dashes = MARKERS[place % len(MARKERS)], "-" if own else "--"
+        axes.plot(range(len(groups)), values, color=colour, marker=marker, linestyle=dashes, linewidth=1.6)
+        labels.append((label, colour, values[-1]))
+    axes.set_xticks(range(len(groups)), groups)
+    if bottom is not None:
+        axes.set_ylim(bottom=bottom)
+    label_lines(axes, labels)
+    return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -264,6 +264,14 @@ def export_run(
         model, steps=steps, dtype=dtype, stale=stale, answer=config.label, of_logits=config.loss != "mse"
     )
     return export_model(model, folder, signatures=signatures, unknown=unknown)
+
+
+class HeldModels(tf.keras.Model):
+    """Holds the models of what is exported, so that the export finds their tables."""
+
+    def __init__(self, models: Sequence[tf.keras.Model], name: str) -> None:
+        super().__init__(name=name)
+        self.held = list(models)
 
 
 def next_version(base: Path) -> int:
