@@ -15,6 +15,7 @@ from gmeta.experiment.next_item.counting import Pairs, Scorer, Scores, sets_of
 from gmeta.experiment.next_item.histories import Asked, Histories
 
 _CELLS, _CELLS_OF_ALL = 1 << 24, 1 << 27  # scores at once, of a scorer and of all
+_TIE = 1 - 1e-6  # sums that differ by less are ties, as rounding has made them differ
 Key = TypeVar("Key")
 OF_USERS = ("hr", "recall", "precision", "ndcg", "map")
 """Metrics at k that each user has; a table has their means."""
@@ -203,7 +204,7 @@ def _sparse_places(scorer: Pairs, part: Asked, seen: bool) -> Floats:
     for place, value in zip(np.flatnonzero(known), values, strict=True):
         row = owner[place]
         others = sums.data[sums.indptr[row] : sums.indptr[row + 1]]
-        found[place] = np.count_nonzero(others >= value) if value > 0 else last[row]
+        found[place] = np.count_nonzero(others >= value * _TIE) if value > 0 else last[row]
     return found
 
 
