@@ -80,7 +80,7 @@ class Blend:
         parts = []
         for begin in range(0, len(asked), _USERS):  # few users at once, of whose scores only some are kept
             part = asked.choose(slice(begin, begin + _USERS))
-            scores = [np.asarray(each.scores(part.histories), np.float32) for each in scorers.values()]
+            scores = [scores_of_all(each, part.histories) for each in scorers.values()]
             kept = _first(scores, part) if sets else np.broadcast_to(drawn, (len(part), len(drawn)))
             scores.append(_seen(part.histories, items))
             parts.append(_Examples.of(scores, part, kept))
@@ -131,9 +131,19 @@ class Blended:
             if name == SEEN:
                 found[histories.owner, histories.items] += np.float32(weight / deviation)
             else:
-                own = self.scorers[name].scores(histories) - np.float32(mean)
+                own = scores_of_all(self.scorers[name], histories) - np.float32(mean)
                 found = found + np.float32(weight / deviation) * own
         return np.asarray(found, np.float32)
+
+
+def scores_of_all(scorer: Scorer, histories: Histories) -> Scores:
+    """Return scores of which none is -inf: what a search doesn't find has the lowest score that it finds."""
+    found = np.asarray(scorer.scores(histories), np.float32)
+    absent = np.isneginf(found)
+    if not absent.any():
+        return found
+    lowest = np.where(absent, np.inf, found).min(axis=1, keepdims=True)
+    return np.where(absent, np.where(np.isposinf(lowest), np.float32(0), lowest), found)
 
 
 def _seen(histories: Histories, items: int) -> Scores:
