@@ -24,7 +24,7 @@ from gmeta.core.files import stage_folder
 from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad
 from gmeta.core.semantic_ids import SemanticIds
-from gmeta.experiment.baselines.task_rows import Ints, ItemNumbers
+from gmeta.experiment.baselines.task_rows import ItemNumbers
 from gmeta.experiment.measurement.methods import AttributeReader
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Cuts, Histories, time_column
@@ -352,8 +352,8 @@ class SearchScorer:
     """A trained model as a `gmeta.experiment.next_item.counting.Scorer`.
 
     An item has the log of its probability if the search finds it, and otherwise -inf, so that it counts as a
-    miss. The search is wider than the model's ``beam`` by at least ``max_length`` and by the number of items in the
-    history, so that ``beam`` items are left without those of the history.
+    miss. The search is wider than the model's ``beam`` by at least ``max_length``, and by the number of items
+    in the history, so that ``beam`` items are left without those of the history.
     """
 
     model: GenerativeRetriever | FlatRetriever

@@ -1,7 +1,8 @@
-"""A generative model by the commands: its semantic ids are made once, kept and checked; it is measured as others."""
+"""A generative model by the commands: its ids are made once, kept and checked, and its search is measured."""
 
 import json
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,16 @@ def gmeta(*arguments, code=0):
     return result
 
 
+@contextmanager
+def eagerly():
+    """Run without graphs, whose tracing takes longer than these few steps."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder in which all commands ran."""
@@ -64,7 +75,8 @@ def folder(tmp_path_factory):
         gmeta("prepare", "--data", "events.parquet", "--task", "user", "--time", "ts")
         settings = [f"methods.own.{name}={json.dumps(value)}" for name, value in METHOD.items()]
         words = [word for line in ("ks=[3,5]", *settings) for word in ("--set", line)]
-        (folder / "said.txt").write_text(gmeta("train", "--for", "next-item", *words).stderr)
+        with eagerly():
+            (folder / "said.txt").write_text(gmeta("train", "--for", "next-item", *words).stderr)
         gmeta("evaluate", "--json", "table.json")
         gmeta("recommend", "-k", 4, "--no-seen", "--method", "own")
         gmeta("export", "-k", 4, "--no-seen", "--method", "blend")
@@ -169,14 +181,20 @@ def test_ids_are_made_of_the_training_part_and_of_what_is_asked_for(folder, tmp_
         generative.make_ids("own", given, 0, lacking, lambda: None)
 
 
-def test_the_flat_form_and_trained_item_vectors_learn(folder):
-    for settings in (
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"form": "flat", "width": None, "ids": "cooccurrence"},
-        {"ids": "items", "item_epochs": 1},
-    ):
-        config, cuts = planned(folder, epochs=1, **settings)
-        method = config.methods["own"]
-        assert (method.softmax, method.width) == (("children", None) if method.form == "flat" else (None, 8))
+        # Quick: test_ids_are_made_of_the_training_part_and_of_what_is_asked_for.
+        pytest.param({"ids": "items", "item_epochs": 1}, marks=pytest.mark.slow),
+    ],
+    ids=["flat", "items"],
+)
+def test_the_flat_form_and_ids_of_trained_item_vectors_learn(folder, settings):
+    config, cuts = planned(folder, epochs=1, **settings)
+    method = config.methods["own"]
+    assert (method.softmax, method.width) == (("children", None) if method.form == "flat" else (None, 8))
+    with eagerly():
         assert 0 < measure_epochs(config, "own", 0, cuts=cuts, report=lambda *_: None) < 1
 
 
