@@ -49,7 +49,7 @@ def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts, ids: Sema
     if isinstance(s, TwoTowerMethod):
         model: Any = towers.build(config, s, seed, cuts)
     elif isinstance(s, GenerativeMethod):
-        timed = s.backbone in _TIMED and cuts.train.times is not None
+        timed = s.reads_times and cuts.train.times is not None
         if ids is None:
             ids = generative.make_ids(method, s, seed, cuts, lambda: _item_vectors(config, s, seed, cuts))
         model = generative.build(config, s, seed, cuts, ids, _backbone, timed)

@@ -13,6 +13,8 @@ from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
 
 Backbone = Literal["sasrec", "esasrec", "hstu", "fuxi"]
+TIMED: tuple[Backbone, ...] = ("hstu", "fuxi")
+"""The backbones that can read times."""
 
 SOURCES = ("attributes", "cooccurrence", "items", "random")
 """What semantic ids can be made of."""
@@ -63,6 +65,7 @@ class GenerativeMethod:
       blocks: The backbone's number of blocks.
       heads: Its heads of attention.
       max_length: How many of a history's last items are read. None: `usual_length`.
+      times: Whether the backbone reads times, which HSTU and FuXi-α can. None: if it can.
       width: The width of the decoder. None: 64.
       decoder_blocks: The decoder's number of blocks. None: 1.
       decoder_heads: Its heads of attention. None: 2.
@@ -99,6 +102,7 @@ class GenerativeMethod:
     blocks: int = 1
     heads: int = 1
     max_length: int | None = None
+    times: bool | None = None
     width: int | None = None
     decoder_blocks: int | None = None
     decoder_heads: int | None = None
@@ -142,12 +146,21 @@ class GenerativeMethod:
                 )
         if self.form == "flat" and self.backbone == "fuxi":
             raise ConfigError(f"{where} FuXi-α can't read on digit by digit: choose another backbone")
+        if self.times and self.backbone not in TIMED:
+            raise ConfigError(
+                f"{where} {self.backbone!r} reads no times: leave times out, or choose {' or '.join(TIMED)}"
+            )
         if (self.depth or 1) > self.levels:
             raise ConfigError(f"{where} depth must be at most levels={self.levels}, got {self.depth}")
         if self.attributes and self.ids is not None and self.ids not in _WITH_ATTRIBUTES:
             raise ConfigError(f"{where} ids = {self.ids!r} reads no attributes: leave attributes out")
         if self.item_epochs is not None and self.ids != "items":
             raise ConfigError(f'{where} item_epochs is for ids = "items": leave it out')
+
+    @property
+    def reads_times(self) -> bool:
+        """Whether the backbone reads times where there are any."""
+        return self.backbone in TIMED if self.times is None else self.times
 
     @property
     def reads_attributes(self) -> bool:
