@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from gmeta import io
 from gmeta.checkpoint.rank_group import Ranks
+from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import stage_folder
@@ -197,10 +198,17 @@ def keep_ids(
 
     Raises:
       ConfigError: As `make_ids`.
-      DataError: As `make_ids` and `read_ids`.
+      DataError: As `make_ids`; or training has begun with ids that are gone.
     """
     ranks = Ranks.of()
-    if not ranks.from_first(lambda: (folder / "ids").exists()):
+
+    def are_there() -> bool:
+        there = (folder / "ids").exists()
+        if not there and CheckpointStore(folder).latest() is not None:
+            raise DataError("its semantic ids are gone", path=folder / "ids", advice=_AGAIN)
+        return there
+
+    if not ranks.from_first(are_there):
         vectors = item_vectors() if method.ids == "items" else None  # which all ranks train together
         with ranks.together():
             if ranks.rank == 0:
@@ -217,6 +225,8 @@ def read_ids(method: GenerativeMethod, seed: int, cuts: Cuts, folder: Path) -> S
       DataError: They are absent, or were made with another seed or other settings, or for other items.
     """
     kept = folder / "ids"
+    if not kept.exists():
+        raise DataError("its semantic ids are gone", path=kept, advice=_AGAIN)
     found = SemanticIds.read(kept)
     try:
         made = parse_json((kept / _MADE).read_text())

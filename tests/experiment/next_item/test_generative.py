@@ -19,7 +19,7 @@ from gmeta.core.settings import from_mapping
 from gmeta.experiment.next_item import generative
 from gmeta.experiment.next_item.blend import scores_of_all
 from gmeta.experiment.next_item.histories import Asked
-from gmeta.experiment.next_item.models import load_best, measure_epochs
+from gmeta.experiment.next_item.models import load_best, measure_epochs, train
 from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.next_item.ranked import rank
 from gmeta.experiment.next_item.runs import load_catalogue
@@ -79,7 +79,7 @@ def folder(tmp_path_factory):
             (folder / "said.txt").write_text(gmeta("train", "--for", "next-item", *words).stderr)
         gmeta("evaluate", "--json", "table.json")
         gmeta("recommend", "-k", 4, "--no-seen", "--method", "own")
-        gmeta("export", "-k", 4, "--no-seen", "--method", "blend")
+        gmeta("export", "-k", 4, "--no-seen", "--method", "own")
     return folder
 
 
@@ -104,9 +104,7 @@ def test_commands_train_measure_recommend_and_export(folder, trained):
     served = tf.saved_model.load(str(folder / "serving" / "1")).signatures["recommend"]
     whole = trained.cuts.whole
     padded = tf.RaggedTensor.from_row_splits(trained.cuts.ids[whole.items], whole.row_splits).to_tensor(-1)
-    asked = np.asarray(trained.methods["blend"][0].scores(whole))
-    asked[whole.owner, whole.items] = -np.inf
-    np.testing.assert_allclose(served(item=padded)["scores"], -np.sort(-asked)[:, :4], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(served(item=padded)["scores"], top["scores"], rtol=1e-4, atol=1e-4)
 
 
 def test_a_search_scores_what_it_finds_and_the_rest_counts_as_missed(trained):
@@ -118,10 +116,10 @@ def test_a_search_scores_what_it_finds_and_the_rest_counts_as_missed(trained):
     left = there.copy()
     left[asked.histories.owner, asked.histories.items] = False
     assert (left.sum(axis=1) >= scorer.model.beam).all()  # without the items of the histories
-    in_graph = in_tensorflow(scorer, ITEMS)(
-        Padded(*(asked.histories.ragged()[name].to_tensor(-1) for name in ("item", "time")))
-    )
-    np.testing.assert_allclose(np.where(there, in_graph, 0), np.where(there, scores, 0), rtol=1e-4, atol=1e-4)
+    padded = Padded(*(asked.histories.ragged()[name].to_tensor(-1) for name in ("item", "time")))
+    for each in (scorer, trained.methods["blend"][0]):
+        in_graph, here = in_tensorflow(each, ITEMS)(padded), each.scores(asked.histories)
+        np.testing.assert_allclose(np.exp(in_graph), np.exp(here), rtol=1e-3, atol=1e-6)  # of -inf, 0
 
     class Narrow:
         def scores(self, histories):
@@ -154,6 +152,9 @@ def test_ids_are_kept_and_checked(folder, tmp_path):
         load_best(config, "own", 1, cuts=cuts, folder=copied)
     with pytest.raises(DataError, match="were made with codes = 5, and now it is 4"):
         generative.read_ids(replace(method, codes=4), 0, cuts, kept)
+    shutil.rmtree(copied / "ids")  # others would give the trained codes to other items
+    with pytest.raises(DataError, match="its semantic ids are gone"):
+        train(config, "own", 0, cuts=cuts, folder=copied)
     fewer = replace(cuts, ids=cuts.ids[:-1])
     with pytest.raises(DataError, match="are of 25 items, and not of the 24 items"):
         generative.read_ids(method, 0, fewer, kept)
