@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from scipy import optimize, sparse
 from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Histories
-from gmeta.experiment.next_item.ranked import top, without_seen
+from gmeta.experiment.next_item.ranked import Key, top, without_seen
 
 SEEN = "seen"
 """The feature that is 1 for items of the history."""
@@ -80,7 +80,8 @@ class Blend:
         parts = []
         for begin in range(0, len(asked), _USERS):  # few users at once, of whose scores only some are kept
             part = asked.choose(slice(begin, begin + _USERS))
-            scores = [scores_of_all(each, part.histories) for each in scorers.values()]
+            found = (np.asarray(each.scores(part.histories), np.float32) for each in scorers.values())
+            scores = [with_floor(each) for each in found]
             kept = _first(scores, part) if sets else np.broadcast_to(drawn, (len(part), len(drawn)))
             scores.append(_seen(part.histories, items))
             parts.append(_Examples.of(scores, part, kept))
@@ -126,24 +127,40 @@ class Blended:
 
     def scores(self, histories: Histories) -> Scores:
         """Weigh the scores for each history."""
+        return self.weigh(histories, lambda scorer: scorer.scores(histories))
+
+    def weigh(self, histories: Histories, scores: Callable[[Scorer], Scores]) -> Scores:
+        """Weigh the scores that a function returns for each scorer."""
         found: Any = 0.0
         for name, weight, mean, deviation in self.blend.rows():
             if name == SEEN:
                 found[histories.owner, histories.items] += np.float32(weight / deviation)
             else:
-                own = scores_of_all(self.scorers[name], histories) - np.float32(mean)
+                own = with_floor(scores(self.scorers[name])) - np.float32(mean)
                 found = found + np.float32(weight / deviation) * own
         return np.asarray(found, np.float32)
 
 
-def scores_of_all(scorer: Scorer, histories: Histories) -> Scores:
-    """Return scores of which none is -inf: what a search doesn't find has the lowest score that it finds."""
-    found = np.asarray(scorer.scores(histories), np.float32)
-    absent = np.isneginf(found)
+def with_floor(scores: Scores) -> Scores:
+    """Replace -inf, of items that a search doesn't find, by the lowest score of the user's other items."""
+    absent = np.isneginf(scores)
     if not absent.any():
-        return found
-    lowest = np.where(absent, np.inf, found).min(axis=1, keepdims=True)
-    return np.where(absent, np.where(np.isposinf(lowest), np.float32(0), lowest), found)
+        return scores
+    lowest = np.where(absent, np.inf, scores).min(axis=1, keepdims=True)
+    return np.where(absent, np.where(np.isposinf(lowest), np.float32(0), lowest), scores)
+
+
+def scores_of_all(scorers: Mapping[Key, Scorer], histories: Histories) -> Iterator[tuple[Key, Scores]]:
+    """Yield the scores of each scorer, and compute what several blends weigh once."""
+    known: dict[int, Scores] = {}
+
+    def scores(scorer: Scorer) -> Scores:
+        if id(scorer) not in known:
+            known[id(scorer)] = scorer.scores(histories)
+        return known[id(scorer)]
+
+    for key, scorer in scorers.items():
+        yield key, scorer.weigh(histories, scores) if isinstance(scorer, Blended) else scores(scorer)
 
 
 def _seen(histories: Histories, items: int) -> Scores:

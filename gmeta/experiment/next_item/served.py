@@ -184,7 +184,7 @@ def _blended(scorer: Blended, items: int) -> _Served:
                 found += np.float32(weight / deviation) * tf.cast(asked.seen(items), tf.float32)
             else:
                 own = parts[name](asked)
-                absent = tf.math.is_inf(own)  # as in `scores_of_all`
+                absent = tf.math.is_inf(own)  # as in `with_floor`
                 lowest = tf.reduce_min(tf.where(absent, np.inf, own), axis=1, keepdims=True)
                 own = tf.where(absent, tf.where(tf.math.is_inf(lowest), 0.0, lowest), own)
                 found += np.float32(weight / deviation) * (own - np.float32(mean))

@@ -17,7 +17,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.next_item import generative
-from gmeta.experiment.next_item.blend import scores_of_all
+from gmeta.experiment.next_item.blend import with_floor
 from gmeta.experiment.next_item.histories import Asked
 from gmeta.experiment.next_item.models import load_best, measure_epochs, train
 from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
@@ -127,7 +127,7 @@ def test_a_search_scores_what_it_finds_and_the_rest_counts_as_missed(trained):
 
     part = Asked(histories([[0]]), histories([[1, 2]]))
     assert rank(Narrow(), part, 4, seen=True, shown=3).ranks.tolist() == [np.inf, 2]
-    assert scores_of_all(Narrow(), part.histories).tolist() == [[-1, -2, -2, -2]]
+    assert with_floor(Narrow().scores(part.histories)).tolist() == [[-1, -2, -2, -2]]
 
 
 def test_wider_answers_than_the_beam_are_refused(folder, monkeypatch):
