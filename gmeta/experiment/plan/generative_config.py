@@ -29,6 +29,7 @@ _OF_DECODER = {
     "weight_decay": 0.0,
 }
 """The defaults of what only the form ``"decoder"`` has, besides ``negatives``."""
+_READ_ON: tuple[Backbone, ...] = ("sasrec", "hstu")
 _CODES_OF_FLAT, _FEWEST_CODES = 256, 8
 _COUNTS = (
     *("levels", "codes", "id_dim", "item_epochs", "depth", "dim", "blocks", "heads", "max_length", "width"),
@@ -60,7 +61,7 @@ class GenerativeMethod:
       id_dim: The width of the vectors that ids are made of, except those of ``"items"``.
       item_epochs: The passes over all users of the model for ``"items"``. None: 10.
       depth: How many codes are generated as digits. None: one, or all in the form ``"flat"``.
-      backbone: The backbone that reads histories.
+      backbone: The backbone that reads histories; in the form ``"flat"``, ``"sasrec"`` or ``"hstu"``.
       dim: The width of vectors.
       blocks: The backbone's number of blocks.
       heads: Its heads of attention.
@@ -144,8 +145,10 @@ class GenerativeMethod:
                 raise ConfigError(
                     f"{where} {heads} heads must divide the width {part} of what they attend to"
                 )
-        if self.form == "flat" and self.backbone == "fuxi":
-            raise ConfigError(f"{where} FuXi-α can't read on digit by digit: choose another backbone")
+        if self.form == "flat" and self.backbone not in _READ_ON:
+            raise ConfigError(
+                f"{where} {self.backbone!r} can't read on digit by digit: choose {' or '.join(_READ_ON)}"
+            )
         if self.times and self.backbone not in TIMED:
             raise ConfigError(
                 f"{where} {self.backbone!r} reads no times: leave times out, or choose {' or '.join(TIMED)}"

@@ -204,6 +204,11 @@ def test_the_flat_form_and_ids_of_trained_item_vectors_learn(folder, settings):
     [
         ({"form": "flat"}, "form 'flat' has no width: leave it out, or set form = 'decoder'"),
         ({"softmax": "codes"}, "form 'decoder' has no softmax: leave it out, or set form = 'flat'"),
+        (
+            {"form": "flat", "width": None, "backbone": "fuxi"},
+            "'fuxi' can't read on .*: choose sasrec or hstu",
+        ),
+        ({"times": True}, "'sasrec' reads no times: leave times out, or choose hstu or fuxi"),
         ({"beam": 4}, "beam must be at least 5, the most items that ks shows"),
         ({"depth": 3}, "depth must be at most levels=2, got 3"),
         ({"ids": "titles"}, "ids must be one of .*, or a folder of ids, got 'titles'"),
