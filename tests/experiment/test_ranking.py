@@ -200,7 +200,7 @@ def test_a_second_call_writes_the_missing_part_alone(folder, monkeypatch):
 def test_another_request_is_refused_in_one_line(folder, monkeypatch):
     monkeypatch.chdir(folder)
     error = gmeta("predict", "--data", "new.parquet", "--method", "dcn", "--rows-per-part", 20, code=2).stderr
-    assert "scores has predictions of another request, with other method" in error
+    assert "scores has parts of another request, with other method" in error
     assert error.count("\n") == 1
 
 

@@ -1,18 +1,11 @@
 """Predictions for new rows: a table is read as its run's data were prepared, and scored part by part.
 
-::
-
-  OUT/_predict.json              what was asked; another request is refused
-  OUT/part-00000.parquet         the rows of the first part of the input
-
-Each part is a fixed range of the input's records. It appears whole or not at all, and a second call makes the
-missing ones.
+Each part (`gmeta.experiment.runs.parts`) is a fixed range of the input's records.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -24,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from gmeta.core.collectives.place import RankPlace
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import explain_write_errors, write_atomically
-from gmeta.core.json_values import parse_json
+from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.ranking.examples import read_rows
+from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trained import CHOSEN
 from gmeta.preprocess.columns import Columns, join_rows, single, take
@@ -49,7 +42,7 @@ ROWS = 1 << 20
 SCORE, ROW = "score", "row"
 """The columns of a prediction, and of the number of its record in the input, from 0."""
 
-_ASKED = "_predict.json"  # readers of a folder of Parquet files pass over such names
+_ASKED = "_predict.json"
 
 
 @dataclass(frozen=True)
@@ -77,9 +70,9 @@ class Written:
 
     Attributes:
       name: The name of what has predicted.
-      rows: The number of rows that this call has predicted.
+      rows: The number of rows that this process has predicted.
       parts: The number of parts that it has written.
-      before: The number of parts that were there before.
+      before: The number of its parts that were there before.
       left_out: (file name, reason) -> bad records left out.
     """
 
@@ -102,6 +95,7 @@ def predict_file(
     rows_per_part: int = ROWS,
     on_bad: OnBad = "raise",
     progress: Progress = lambda stage, done, total: None,
+    place: RankPlace = ALONE,
 ) -> Written:
     """Score the rows of new files, and write Parquet files of the same rows in the same order.
 
@@ -122,6 +116,7 @@ def predict_file(
       rows_per_part: The number of records in a part.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
       progress: As in `gmeta.preprocess.prepare`.
+      place: The place of this process among those that divide the parts.
 
     Raises:
       ConfigError: The run can't predict rows, a column is missing, or the folder has parts of another
@@ -147,16 +142,15 @@ def predict_file(
                 "no number: mend the line, or convert the file to Parquet"
             )
         read = {"format": file_format, "form": repr(form), "on_bad": on_bad, "rows_per_part": rows_per_part}
-        _agree(out, {**predictor.about, **read, "inputs": source.stamps()})
         total = -(-source.count() // rows_per_part)
-        done = {number for number in range(total) if _part(out, number).exists()}
-        rows = 0
-        if len(done) < total:
+        parts = Parts.begin(out, _ASKED, total, {**predictor.about, **read, "inputs": source.stamps()})
+        done, own, rows = parts.there(), set(parts.of(place)), 0
+        if own - done:
             for number, columns in _ranges(source.chunks(bad, progress), rows_per_part, total):
-                if number not in done:
-                    rows += _write(_part(out, number), columns, predictor)
+                if number in own - done:
+                    rows += _write(parts, number, columns, predictor)
     left_out = {(file, reason.value): count for (file, reason), count in bad.counts.items()}
-    return Written(predictor.name, rows, total - len(done), len(done), left_out)
+    return Written(predictor.name, rows, len(own - done), len(own & done), left_out)
 
 
 def table_spec(
@@ -226,30 +220,6 @@ def _names(file: Any) -> Sequence[str]:
     return [*found]
 
 
-def _agree(out: Path, asked: Mapping[str, Any]) -> None:
-    """Record what is asked, or check that the folder has parts of the same request."""
-    file, wanted = out / _ASKED, parse_json(json.dumps(asked))
-    if file.exists():
-        try:
-            held = parse_json(file.read_text())
-        except ValueError as error:
-            raise DataError(f"not JSON: {error}", path=file, advice="delete the folder") from error
-        if held != wanted:
-            differing = sorted(name for name in {*wanted, *held} if wanted.get(name) != held.get(name))
-            raise ConfigError(
-                f"{out} has predictions of another request, with other {', '.join(differing)}: name another "
-                "--out, or delete the folder"
-            )
-        return
-    with explain_write_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(wanted, indent=1) + "\n")
-
-
-def _part(out: Path, number: int) -> Path:
-    return out / f"part-{number:05d}.parquet"
-
-
 def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[int, Columns]]:
     """Yield the rows of each range of records, in order; a range without a good record has no rows."""
     held: list[Columns] = []
@@ -269,33 +239,18 @@ def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[
             held, current = [], current + 1
 
 
-def _write(path: Path, columns: Columns, predictor: Predictor) -> int:
+def _write(parts: Parts, number: int, columns: Columns, predictor: Predictor) -> int:
     """Predict a part's rows and write them; return their number."""
     rows = single(columns, NUMBER)
     scores = predictor.predict(columns) if len(rows) else np.zeros(0)
     kept = {name: columns[name] for name in predictor.kept if name in columns}
     table = pa.table({ROW: rows, **kept, SCORE: np.asarray(scores, np.float32)})
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with explain_write_errors(path):
-        try:
-            parquet.write_table(table, unfinished)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+    with parts.write(number, table.schema) as writer:
+        writer.write_table(table)
     return len(rows)
 
 
 # What predicts, by the family of the run.
-
-
-def _about(run: RunFolder, method: str, seed: int | None, files: Sequence[Path]) -> dict[str, Any]:
-    """Return what changes when the predictions do: the run, and digests of what training has written."""
-    digests = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in (run.path / "config.json", *files)
-        if path.exists()
-    }
-    return {"run": str(run.path.resolve()), "method": method, "seed": seed, "trained": digests}
 
 
 def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
@@ -312,13 +267,12 @@ def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predict
 
     kept = (config.user, roles.time, config.item)
     seed = next(iter(trained.methods[name])) if seed is None and name in trained.methods else seed
-    about = _about(run, name, seed, [run.path / CHOSEN])
     return Predictor(
         trained.label(name),
         tuple(dict.fromkeys((*config.encoded, *config.numbers, *([config.time] if config.time else [])))),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
-        about,
+        about(run, name, seed, [run.path / CHOSEN]),
     )
 
 
@@ -367,7 +321,7 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
         (task, *config.columns),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
-        _about(run, method, seed, [run.training(method, seed) / "history.json"]),
+        about(run, method, seed, [run.training(method, seed) / "history.json"]),
     )
 
 
