@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from gmeta.experiment.ranking.measured import calibration, evaluate_ranking
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.predictions import predict_file
 from gmeta.experiment.ranking.runs import load_ranking
+from gmeta.experiment.ranking.served import export_ranking
 from gmeta.experiment.runs.all_runs import choose_trained
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.search.tunables import FAMILIES
@@ -212,6 +214,51 @@ def test_a_missing_column_is_named(folder, tmp_path, monkeypatch):
     assert "lacks the column price, by which the run predicts; it has item, one, sku" in error
 
 
+@pytest.mark.parametrize(
+    ("method", "absent"),
+    [
+        ("dcn", ["ts"]),
+        ("linear", ["ts", "sku"]),
+        ("item_mean", ["user", "ts", "tags", "price"]),
+        ("mean", ["user"]),
+    ],
+)
+def test_a_method_needs_its_own_columns_alone(folder, trained, tmp_path, method, absent):
+    table = pq.read_table(folder / "new.parquet")
+    run, out = RunFolder(folder / "runs/default"), tmp_path / "less"
+    pq.write_table(table.drop_columns(absent), tmp_path / "less.parquet")
+    written = predict_file(run, [str(tmp_path / "less.parquet")], out, method=method)
+    predict_file(run, [str(folder / "new.parquet")], tmp_path / "whole", method=method)
+    assert written.rows == 50
+    found, whole = (pq.read_table(each).to_pydict() for each in (out, tmp_path / "whole"))
+    assert found["score"] == whole["score"]
+    assert not set(absent) & set(found)
+
+
+@pytest.mark.parametrize(
+    ("method", "absent"), [("drift", "ts"), ("blend", "ts"), ("dcn", "price"), ("item_mean", "item")]
+)
+def test_a_method_without_one_of_its_columns_is_refused(folder, tmp_path, method, absent):
+    pq.write_table(pq.read_table(folder / "new.parquet").drop_columns([absent]), tmp_path / "less.parquet")
+    with pytest.raises(ConfigError, match=f"lacks the column {absent}, by which"):
+        predict_file(
+            RunFolder(folder / "runs/default"),
+            [str(tmp_path / "less.parquet")],
+            tmp_path / "out",
+            method=method,
+        )
+
+
+def test_a_served_baseline_takes_the_columns_that_it_reads(folder, trained, tmp_path):
+    export_ranking(RunFolder(folder / "runs/default"), tmp_path, method="item_mean")
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["predict"]
+    assert set(served.structured_input_signature[1]) == {"item"}
+    items = trained.parts.encoding.ids["item"][:5]
+    numbers = {"item": np.arange(1, 6)}
+    want = trained.baselines["item_mean"].scores(replace(trained.parts.test.take(np.arange(5)), ids=numbers))
+    np.testing.assert_allclose(served(item=tf.constant(items))["score"], expit(want), rtol=1e-5)
+
+
 def test_a_bad_row_is_named_or_left_out(folder, tmp_path):
     new = pq.read_table(folder / "new.parquet").to_pydict()
     new["item"][4] = None
@@ -236,7 +283,8 @@ def test_training_again_changes_nothing(folder, monkeypatch):
 def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     methods = (
-        '{maml={label="MAML",description="two steps",epochs=1,inner={steps=1,order=1,learning_rate=0.3}}}'
+        '{maml={label="MAML",description="two steps",epochs=1,inner={steps=1,order=1,learning_rate=0.3}},'
+        'shared={label="shared",description="no step",epochs=1,inner={steps=0,learning_rate=0.3}}}'
     )
     run = tmp_path / "cold"
     gmeta(
@@ -252,6 +300,12 @@ def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monk
         "--set",
         "hidden=[4]",
     )
+    pq.write_table(pq.read_table("new.parquet").drop_columns(["user"]), tmp_path / "users.parquet")
+    with pytest.raises(ConfigError, match="lacks the column user, by which"):
+        predict_file(RunFolder(run), [str(tmp_path / "users.parquet")], tmp_path / "none")
+    for name, data in (("with", "new.parquet"), ("without", str(tmp_path / "users.parquet"))):
+        predict_file(RunFolder(run), [data], tmp_path / name, method="shared")
+    assert pq.read_table(tmp_path / "without")["score"] == pq.read_table(tmp_path / "with")["score"]
     written = predict_file(RunFolder(run), ["new.parquet"], tmp_path / "out")
     assert (written.rows, written.name) == (50, "MAML")
     found = pq.read_table(tmp_path / "out").to_pydict()

@@ -264,21 +264,25 @@ class Encoding:
         return {name: len(known) + 1 for name, known in self.ids.items()}
 
     def __call__(self, columns: Columns) -> Examples:
-        """Encode rows; the label may be absent."""
+        """Encode rows; ids of absent columns are unknown, numbers the mean, and labels NaN."""
         config, rows = self.config, row_count(columns)
+        nothing = np.zeros(rows, np.int64)
         ids: dict[str, Values] = {}
         for name, known in self.ids.items():
-            values = columns[name]
-            ids[name] = _known(values, known) if isinstance(values, tuple) else _number(values, known)
-        numbers = [scale(single(columns, name)) for name, scale in self.scales.items()]
+            values = columns.get(name)
+            if values is None:
+                ids[name] = (nothing[:0], np.zeros(rows + 1, np.int64)) if name in self.lists else nothing
+            else:
+                ids[name] = _known(values, known) if isinstance(values, tuple) else _number(values, known)
+        gaps = np.full(rows, np.nan)
+        numbers = [scale(np.asarray(columns.get(name, gaps))) for name, scale in self.scales.items()]
         labels = columns.get(config.label)
-        nothing = np.zeros(rows, np.int64)
         return Examples(
             ids,
             np.stack(numbers, axis=1) if numbers else np.zeros((rows, 0), np.float32),
             np.full(rows, np.nan) if labels is None else np.asarray(labels, np.float64),
-            single(columns, config.user) if config.user else nothing,
-            single(columns, config.time) if config.time else nothing,
+            np.asarray(columns.get(config.user or "", nothing)),
+            np.asarray(columns.get(config.time, nothing)),
         )
 
 

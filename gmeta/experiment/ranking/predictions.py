@@ -27,7 +27,7 @@ from gmeta.experiment.ranking.examples import read_rows
 from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trained import CHOSEN
-from gmeta.preprocess.columns import Columns, join_rows, single, take
+from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
 from gmeta.preprocess.config import Progress
 from gmeta.preprocess.local.duckdb_engine import connect, default_limit
 from gmeta.preprocess.shape_spec import Shape
@@ -254,6 +254,7 @@ def _write(parts: Parts, number: int, columns: Columns, predictor: Predictor) ->
 
 
 def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
+    from gmeta.experiment.ranking.blend import columns_of
     from gmeta.experiment.ranking.runs import load_ranking
 
     trained = load_ranking(run)
@@ -266,10 +267,11 @@ def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predict
         return 1 / (1 + np.exp(-scores)) if config.binary else scores
 
     kept = (config.user, roles.time, config.item)
+    every = (*config.encoded, *config.numbers, config.time)
     seed = next(iter(trained.methods[name])) if seed is None and name in trained.methods else seed
     return Predictor(
         trained.label(name),
-        tuple(dict.fromkeys((*config.encoded, *config.numbers, *([config.time] if config.time else [])))),
+        tuple(name for name in dict.fromkeys(every) if name in columns_of(scorer, config)),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
         about(run, name, seed, [run.path / CHOSEN]),
@@ -287,6 +289,7 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
     method, seed, model = choose_trained(run, method, seed)
     manifest = Manifest.load(data)
     task = manifest.schema.task
+    adapts = model.adapter.learner.inner.steps_in("serving") > 0
     known = read_rows(data, [task, config.label, *config.columns])
     order = np.argsort(single(known, task), kind="stable")
     tasks = single(known, task)[order]
@@ -303,11 +306,12 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
         return (samples(known, rows), single(known, config.label)[rows]) if len(rows) else None
 
     def predict(columns: Columns) -> Floats:
-        users, places = np.unique(single(columns, task), return_inverse=True)
+        one = np.zeros(row_count(columns), np.int64)
+        users, places = np.unique(single(columns, task) if adapts else one, return_inverse=True)
         found = np.zeros(len(places))
         for begin in range(0, len(users), config.tasks_per_batch):
             some = range(begin, min(begin + config.tasks_per_batch, len(users)))
-            own = {each: pair for each in some if (pair := support(int(users[each]))) is not None}
+            own = {each: pair for each in some if adapts and (pair := support(int(users[each]))) is not None}
             adapted = dict(zip(own, model.adapt_many([*own.values()]) if own else [], strict=True))
             for each in some:
                 rows = np.flatnonzero(places == each)
@@ -318,7 +322,7 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
     kept = (task, manifest.roles.time, config.item)
     return Predictor(
         label,
-        (task, *config.columns),
+        (*([task] if adapts else []), *config.columns),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
         about(run, method, seed, [run.training(method, seed) / "history.json"]),
