@@ -400,6 +400,32 @@ def test_labels_of_other_values_are_refused(folder, tmp_path):
         plan_ranking({"features": ["price"]}, folder / "data")
 
 
+def test_elements_of_exploded_lists_name_their_record(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log, begin, lines = events(900), 0, ["user,shown"]
+    rng = np.random.default_rng(0)
+    while begin < 900:
+        rows = range(begin, min(begin + int(rng.integers(1, 5)), 900))
+        shown = " ".join(f"{log['item'][row]}-{log['click'][row]}" for row in rows)
+        lines += [f"{log['user'][begin]},{shown}", f"{log['user'][begin]},"]  # a list, and none
+        begin = rows.stop
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "new.csv").write_text("\n".join(lines[:42]) + "\n")
+    gmeta(
+        "prepare", "--data", "log.csv", "--task", "user", "--label", "click", "--explode", "shown: item-click"
+    )
+    gmeta("train", "--for", "ranking", "--set", "methods={}")
+    gmeta("predict", "--data", "new.csv", "--method", "item_mean", "--rows-per-part", 10)
+    lists = [line.partition(",")[2].split() for line in lines[1:42]]
+    parts = [pq.read_table(part).to_pydict() for part in sorted((tmp_path / "scores").glob("*.parquet"))]
+    assert len(parts) == 5  # of ten records of the file each, half of which have no row
+    assert [set(np.array(part["row"]) // 10) for part in parts] == [{0}, {1}, {2}, {3}, {4}]
+    found = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+    assert found["row"] == [row for row, each in enumerate(lists) for _ in each]
+    assert found["element"] == [place for each in lists for place in range(len(each))]
+    assert found["item"] == [int(pair.partition("-")[0]) for each in lists for pair in each]
+
+
 # The parts.
 
 

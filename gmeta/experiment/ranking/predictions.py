@@ -31,7 +31,7 @@ from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
 from gmeta.preprocess.config import Progress
 from gmeta.preprocess.local.duckdb_engine import connect, default_limit
 from gmeta.preprocess.shape_spec import Shape
-from gmeta.preprocess.source import NUMBER, BadRecords
+from gmeta.preprocess.source import ELEMENT, RECORD, BadRecords
 from gmeta.preprocess.table_spec import CsvForm, FormatName, TableSpec
 from gmeta.preprocess.tables.recognition import open_text
 from gmeta.preprocess.tables.table_files import find_files
@@ -39,8 +39,10 @@ from gmeta.preprocess.tables.table_source import TableSource
 
 ROWS = 1 << 20
 """Records of the input in a part."""
-SCORE, ROW = "score", "row"
-"""The columns of a prediction, and of the number of its record in the input, from 0."""
+SCORE, ROW, PLACE = "score", "row", "element"
+"""The columns of a prediction, of its record's number in the input, and of its element's in an exploded list.
+
+Both count from 0."""
 
 _ASKED = "_predict.json"
 
@@ -102,8 +104,9 @@ def predict_file(
     A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps
     by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't
     apply, and the label may be absent. A part has the columns `ROW`, the task, the time and the item where
-    the input has them, as the data set stores them, and `SCORE`. A run for cold start adapts to a user's
-    rows in its data first; users without any get the shared weights.
+    the input has them, as the data set stores them, and `SCORE`. If the run's data have exploded lists, each
+    element is a row, and its place in the list is in the column `PLACE`. A run for cold start adapts to a
+    user's rows in its data first; users without any get the shared weights.
 
     Args:
       run: A run for ranking or for cold start that is trained to the end.
@@ -135,14 +138,14 @@ def predict_file(
     bad = BadRecords(on_bad)
     with closing(connect(default_limit())) as connection:
         spec = table_spec(manifest, predictor, data, file_format, form or CsvForm())
-        source = TableSource(data, spec, connection)
+        source = TableSource(data, spec, connection, places=True)
         if on_bad == "skip" and any(file.is_text for file in find_files(data, spec)):
             raise ConfigError(
                 "--on-bad skip: rows are numbered by their records, and a malformed line of a text file has "
                 "no number: mend the line, or convert the file to Parquet"
             )
         read = {"format": file_format, "form": repr(form), "on_bad": on_bad, "rows_per_part": rows_per_part}
-        total = -(-source.count() // rows_per_part)
+        total = -(-source.count_records() // rows_per_part)
         parts = Parts.begin(out, _ASKED, total, {**predictor.about, **read, "inputs": source.stamps()})
         done, own, rows = parts.there(), set(parts.of(place)), 0
         if own - done:
@@ -227,7 +230,7 @@ def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[
     nothing: Columns | None = None
     for chunk in chunks:
         nothing = take(chunk, np.zeros(0, np.int64)) if nothing is None else nothing
-        number = single(chunk, NUMBER) // size
+        number = single(chunk, RECORD) // size
         for part in np.unique(number):
             while current < part:
                 yield current, join_rows(held or [nothing])
@@ -241,10 +244,11 @@ def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[
 
 def _write(parts: Parts, number: int, columns: Columns, predictor: Predictor) -> int:
     """Predict a part's rows and write them; return their number."""
-    rows = single(columns, NUMBER)
+    rows = single(columns, RECORD)
+    place = {PLACE: columns[ELEMENT]} if ELEMENT in columns else {}
     scores = predictor.predict(columns) if len(rows) else np.zeros(0)
     kept = {name: columns[name] for name in predictor.kept if name in columns}
-    table = pa.table({ROW: rows, **kept, SCORE: np.asarray(scores, np.float32)})
+    table = pa.table({ROW: rows, **place, **kept, SCORE: np.asarray(scores, np.float32)})
     with parts.write(number, table.schema) as writer:
         writer.write_table(table)
     return len(rows)

@@ -172,10 +172,10 @@ def export_ranking(
 ) -> Exported:
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
-    Its one signature, ``predict``, takes the columns that the method reads: (rows,) int64 ids, (rows, width) int64 of a
-    list, padded with -1, and (rows,) float32 numbers. Of columns that `gmeta prepare` has hashed it takes
-    texts, lists padded with ``""``. It returns ``score`` (rows,): a probability, or a value. An id that
-    training didn't have is unknown.
+    Its one signature, ``predict``, takes the columns that the method reads: (rows,) int64 ids, (rows, width)
+    int64 of a list, padded with -1, and (rows,) float32 numbers. Of columns that `gmeta prepare` has hashed
+    it takes texts, lists padded with ``""``. It returns ``score`` (rows,): a probability, or a value. An id
+    that training didn't have is unknown.
 
     Args:
       run: A run that is trained to the end.
