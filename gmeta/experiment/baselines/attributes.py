@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.sparse import csr_matrix, hstack, identity
 from scipy.sparse.linalg import LinearOperator, lsmr
@@ -35,6 +37,16 @@ from gmeta.experiment.baselines.task_rows import Block, Floats, Ints, Rows, Task
 #
 # An item without warm rows has :math:`b_i = 0`: its level is that of its attributes. One without attributes
 # has the damped bias of `gmeta.experiment.baselines.biases`.
+
+MOST_CHANGED = 0.05
+"""If items have other values in a larger share of later rows, a column isn't an attribute of items."""
+
+
+def mark_rows(values: NDArray[Any], counts: Ints) -> Floats:
+    """Compute a number for each row that is the same for the same values, in any order."""
+    mixed = (values.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+    return np.bincount(np.repeat(np.arange(len(counts)), counts), mixed, len(counts)).astype(np.float64)
+
 
 PENALTIES = (30.0, 1.0, 3.0, 10.0, 100.0, 300.0)
 

@@ -30,6 +30,7 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.experiment.next_item.side_columns import SideColumns
 from gmeta.experiment.plan.next_item_config import Protocol
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.epoch import count_epochs
@@ -142,6 +143,7 @@ class Cuts:
       validation: What settings, epochs and weights are chosen by.
       test: What is reported.
       whole: All events of all users, for use after the test.
+      columns: Those of users and of items, if a method reads them.
     """
 
     ids: Ints
@@ -149,6 +151,7 @@ class Cuts:
     validation: Asked
     test: Asked
     whole: Histories
+    columns: SideColumns | None = None
 
     @property
     def items(self) -> int:

@@ -141,8 +141,9 @@ def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, fo
         _stopping(config, method),
         f"{method}, seed {seed}",
     )
-    of_towers = isinstance(config.methods[method], TwoTowerMethod)
-    return towers.TowerScorer(model) if of_towers else ModelScorer(model)
+    settings = config.methods[method]
+    of_towers = isinstance(settings, TwoTowerMethod)
+    return towers.TowerScorer(model, towers.Feed.of(settings, cuts)) if of_towers else ModelScorer(model)
 
 
 def _stopping(config: CatalogueConfig, method: str) -> best_epoch.Stopping:
@@ -157,7 +158,8 @@ def _batches(
     settings: Any = config.methods[method]
     own: Sequence[Callable[..., tf.data.Dataset]] = (training_batches, validation_batches)
     if isinstance(settings, TwoTowerMethod):
-        own = (towers.training_batches, towers.validation_batches)
+        feed = towers.Feed.of(settings, cuts)
+        own = (feed.training_batches, feed.validation_batches)
     training, validation = own
     return lambda epoch: training(cuts.train, settings, seed, epoch), validation(cuts.validation)
 

@@ -14,6 +14,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.next_item.histories import Cuts, core, cut, first_of_each, read_events, time_column
+from gmeta.experiment.next_item.side_columns import SideColumns
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig
 from gmeta.experiment.plan.own_columns import likeliest_item, survey
 from gmeta.io.cuts.task_choice import TaskChoice
@@ -31,14 +32,22 @@ def read_cuts(config: CatalogueConfig, data: Path, on_bad: OnBad = "raise") -> C
     """Read the data set of an experiment, and cut it.
 
     Raises:
-      ConfigError: The protocol needs times that the data set lacks.
+      ConfigError: The protocol needs times that the data set lacks, or a method names a column that is
+        neither one of users nor one of items.
       DataError: The data set can't be read, or a part is empty.
     """
     events, ids = read_events(data, config.item, on_bad, ordered=config.ordered)
     if config.SETS:
         events = first_of_each(events)
     events, ids = core(events, ids, *config.core)
-    return cut(events, ids, config.protocol)
+    cuts = cut(events, ids, config.protocol)
+    chosen = [getattr(method, "columns", False) for method in config.methods.values()]
+    if any(chosen):
+        columns = SideColumns.read(data, config.item, on_bad)
+        for names in chosen:
+            columns.names(names)  # refuses unknown ones
+        cuts = replace(cuts, columns=columns)
+    return cuts
 
 
 def plan_catalogue(
@@ -106,8 +115,20 @@ def plan_catalogue(
         f"protocol {config.protocol}: {len(cuts.validation):,} users in validation, {len(cuts.test):,} in "
         f"the test{_DRAWN if config.protocol == 'random' else ''}",
         f"{counted}: items seen are {'ranked too' if config.seen else 'left out of the ranking'}",
+        *_columns_note(cuts, config),
     )
     return Planned(replace(config, methods=methods), notes)
+
+
+def _columns_note(cuts: Cuts, config: CatalogueConfig) -> list[str]:
+    if cuts.columns is None:
+        return []
+    read: list[dict[str, None]] = [{}, {}]
+    for method in config.methods.values():
+        for own, names in zip(read, cuts.columns.names(method.columns), strict=True):
+            own |= dict.fromkeys(names)
+    of_users, of_items = (", ".join(own) or "none" for own in read)
+    return [f"columns of {config.item}: {of_items}; of users: {of_users}"]
 
 
 _DRAWN = (
