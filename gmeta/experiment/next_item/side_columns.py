@@ -18,11 +18,11 @@ import tensorflow as tf
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
-from gmeta.experiment.baselines.attributes import MOST_CHANGED, mark_rows
+from gmeta.experiment.baselines.attributes import belongs, values_of
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.plan.retrieval_config import ChosenColumns
 from gmeta.experiment.ranking.examples import GAP, read_rows
-from gmeta.preprocess.columns import Columns, Ragged, Values, gather_ragged
+from gmeta.preprocess.columns import Columns, Ragged, gather_ragged
 
 BINS = 10
 """Numbers are divided into so many bins, with as many users, or items, in each."""
@@ -100,7 +100,7 @@ class SideColumns:
         found = []
         for owner in (schema.task, item):
             ids, first, again = np.unique(np.asarray(columns[owner]), return_index=True, return_inverse=True)
-            own = {name: columns[name] for name in names if _is_of(columns[name], first[again])}
+            own = {name: columns[name] for name in names if belongs(columns[name], first[again])}
             names = [name for name in names if name not in own]
             found.append(Described(ids, _numbered(own, first, roles.hashed)))
         return cls(*found)
@@ -129,36 +129,12 @@ def as_tensor(column: Ragged) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_splits(tf.constant(column[0], tf.int64), column[1])
 
 
-def _pairs(values: Values) -> tuple[Ints, Ints]:
-    """Return values, and how many each row has."""
-    if isinstance(values, tuple):
-        return values[0], np.diff(values[1])
-    return values, np.ones(len(values), np.int64)
-
-
-def _is_of(values: Values, first: Ints) -> bool:
-    """Return whether a column is one of the owners of rows; ``first`` is the place of each one's first row.
-
-    Two rows of an owner differ in at most `MOST_CHANGED` as many cases as any two rows.
-    """
-    flat, counts = _pairs(values)
-    if flat.dtype == np.float32:
-        flat = np.ascontiguousarray(flat).view(np.uint32)
-    marks = np.unique(mark_rows(flat, counts), return_inverse=True)[1]
-    again = first != np.arange(len(first))
-    if not again.any():
-        return False
-    differ = 1 - float(np.square(np.bincount(marks) / len(marks)).sum())
-    changed = float(np.mean(marks[again] != marks[first[again]]))
-    return differ > 0 and changed <= MOST_CHANGED * differ
-
-
 def _numbered(columns: Columns, rows: Ints, hashed: Sequence[str]) -> dict[str, Ragged]:
     """Number the values of each owner's row, and leave out those that one owner alone has."""
     found = {}
     for name, values in columns.items():
         own = gather_ragged(values, rows) if isinstance(values, tuple) else values[rows]
-        flat, counts = _pairs(own)
+        flat, counts = values_of(own)
         owner = np.repeat(np.arange(len(rows)), counts)
         kinds = []
         numeric = flat.dtype == np.float32 or name not in hashed
