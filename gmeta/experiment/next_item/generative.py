@@ -16,99 +16,52 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta import io
 from gmeta.checkpoint.rank_group import Ranks
 from gmeta.checkpoint.store import CheckpointStore
-from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import stage_folder
 from gmeta.core.json_values import parse_json
-from gmeta.core.schema import OnBad
 from gmeta.core.semantic_ids import SemanticIds
-from gmeta.experiment.baselines.task_rows import ItemNumbers
-from gmeta.experiment.measurement.methods import AttributeReader
 from gmeta.experiment.next_item.counting import Scorer, Scores
-from gmeta.experiment.next_item.histories import Cuts, Histories, time_column
+from gmeta.experiment.next_item.histories import Cuts, Histories
 from gmeta.experiment.plan.generative_config import SOURCES, GenerativeMethod
 from gmeta.experiment.plan.next_item_config import CatalogueConfig
 from gmeta.initializers import Normal
-from gmeta.io.reader_stats import data_errors
-from gmeta.io.readers.read_options import OneEpoch
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import FlatRetriever, GenerativeRetriever
 from gmeta.optimizers import AdamW
 
 _BETA_2 = 0.98
-_ELEMENTS, _GROUPS = 64, 256  # at least so many elements, of so many users at most
-_NAMES_ITEMS = 0.9  # the share of items from which on a column with as many values names them
 _BEAMS = 12_800  # searched at once
-
-# Attributes of items, from the columns of the data set.
-
-
-def read_attributes(
-    data: Path, cuts: Cuts, item: str, method: GenerativeMethod, on_bad: OnBad
-) -> Mapping[str, Any]:
-    """Read the columns that are attributes of items.
-
-    Args:
-      data: A prepared data set.
-      cuts: Its catalogue and users.
-      item: The column of items.
-      method: The method, which may name columns.
-      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
-
-    Returns:
-      Column -> a sparse matrix (items, values) of the values that each item has.
-
-    Raises:
-      ConfigError: A column that the method names isn't there, or isn't an attribute of items.
-    """
-    manifest = Manifest.load(data)
-    label = (manifest.config.get("table") or {}).get("label")
-    roles = (manifest.schema.task, manifest.schema.batch, time_column(manifest), item, label)
-    usable = [each.name for each in manifest.schema if each.dtype == "int64" and each.name not in roles]
-    wanted = usable if method.attributes is None else list(method.attributes)
-    if absent := [name for name in wanted if name not in usable]:
-        raise ConfigError(
-            f"method {method.label!r}: attributes names {', '.join(absent)}, but the columns of ids that "
-            f"may be attributes are {', '.join(usable) or 'none'}"
-        )
-    reader = AttributeReader(item, wanted)
-    # Of an element, the reader sees one row of each item: values that differ show between elements.
-    groups = int(np.clip(len(cuts.whole) // _ELEMENTS, 1, _GROUPS))
-    for split in manifest.splits if wanted else ():
-        options = io.ReadOptions(shuffle=False, shard=(0, 1), on_bad=on_bad)
-        with data_errors():
-            elements = io.groups(data / split, groups_per_element=groups, start=OneEpoch(), options=options)
-            for _ in reader.watch(elements, key="columns"):
-                pass
-    found = reader.attributes(ItemNumbers(cuts.ids))
-    columns = {} if found is None else found.columns
-    if method.attributes is not None:
-        if changing := [name for name in wanted if name not in columns]:
-            raise ConfigError(
-                f"method {method.label!r}: attributes names {', '.join(changing)}, whose values differ "
-                "between rows of the same item: leave it out"
-            )
-        return {name: columns[name] for name in wanted}
-    # A column with one value distinguishes nothing, and one with nearly as many values as items names them.
-    return {name: each for name, each in columns.items() if 1 < each.shape[1] <= _NAMES_ITEMS * cuts.items}
-
 
 # Semantic ids.
 
 
-def make_ids(
-    name: str, method: GenerativeMethod, seed: int, cuts: Cuts, item_vectors: Callable[[], Any]
-) -> SemanticIds:
+def attributes_of(method: GenerativeMethod, cuts: Cuts) -> list[str]:
+    """Return the columns of items that semantic ids are made of, in the data's order; none if none are read.
+
+    Raises:
+      ConfigError: The method names a column that isn't one of items.
+    """
+    if not method.reads_attributes or cuts.columns is None:
+        return []
+    known = [*cuts.columns.items.columns]
+    wanted = known if method.attributes is None else method.attributes
+    if unknown := [name for name in wanted if name not in known]:
+        raise ConfigError(
+            f"method {method.label!r}: attributes names {', '.join(unknown)}, which aren't the same in all "
+            f"rows of an item, or say nothing; the columns of items are {', '.join(known) or 'none'}"
+        )
+    return [name for name in known if name in wanted]
+
+
+def make_ids(method: GenerativeMethod, seed: int, cuts: Cuts, item_vectors: Callable[[], Any]) -> SemanticIds:
     """Make the semantic ids of the catalogue. Of histories, only the training part is read.
 
     Args:
-      name: The method.
       method: What they are made of, and their size.
       seed: The seed of the SVD, of clusters and of the shuffle.
-      cuts: The data, with the method's attributes if ids are made of them.
+      cuts: The data, with columns of items if ids are made of them.
       item_vectors: Returns vectors (items, any width), for ``ids = "items"``.
 
     Raises:
@@ -126,7 +79,7 @@ def make_ids(
             np.split(cuts.train.items, cuts.train.row_splits[1:-1]),
             cuts.items,
             min(method.id_dim or 0, cuts.items - 1),
-            attributes=_values_of_items(cuts.attributes[name]) if method.attributes else None,
+            attributes=_values_of_items(method, cuts),
             seed=seed,
         )
     assert method.levels is not None  # `GenerativeMethod.complete` has decided them
@@ -144,16 +97,12 @@ def make_ids(
     return found
 
 
-def _values_of_items(attributes: Mapping[str, Any]) -> dict[int, list[int]]:
-    """Return the values that each item has in any column, as numbers that differ between columns."""
-    found: dict[int, list[int]] = {}
-    begin = 0
-    for matrix in attributes.values():
-        places = matrix.tocoo()
-        for item, value in zip(places.row.tolist(), places.col.tolist(), strict=True):
-            found.setdefault(item, []).append(begin + value)
-        begin += matrix.shape[1]
-    return found
+def _values_of_items(method: GenerativeMethod, cuts: Cuts) -> dict[int, list[int]] | None:
+    if not method.attributes:
+        return None
+    assert cuts.columns is not None  # or `attributes_of` has found none
+    values, splits = cuts.columns.items.choose(method.attributes, cuts.ids)
+    return dict(enumerate(each.tolist() for each in np.split(values, splits[1:-1])))
 
 
 def _read_given(method: GenerativeMethod, cuts: Cuts) -> SemanticIds:
@@ -186,7 +135,6 @@ _MADE = "made.json"
 
 
 def keep_ids(
-    name: str,
     method: GenerativeMethod,
     seed: int,
     cuts: Cuts,
@@ -213,7 +161,7 @@ def keep_ids(
         vectors = item_vectors() if method.ids == "items" else None  # which all ranks train together
         with ranks.together():
             if ranks.rank == 0:
-                found = make_ids(name, method, seed, cuts, lambda: vectors)
+                found = make_ids(method, seed, cuts, lambda: vectors)
                 with stage_folder(folder / "ids") as staging:
                     found.write(staging)
                     (staging / _MADE).write_text(json.dumps(_made_of(method, seed), indent=1) + "\n")

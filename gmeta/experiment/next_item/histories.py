@@ -16,7 +16,7 @@ A protocol cuts them: it decides what is trained on and what is asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.experiment.next_item.side_columns import SideColumns
 from gmeta.experiment.plan.next_item_config import Protocol
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.epoch import count_epochs
@@ -150,8 +151,7 @@ class Cuts:
       validation: What settings, epochs and weights are chosen by.
       test: What is reported.
       whole: All events of all users, for use after the test.
-      attributes: Method -> column -> a sparse matrix (items, values) of the values that each item has, for
-        methods that read attributes of items.
+      columns: Those of users and of items, if a method reads them.
     """
 
     ids: Ints
@@ -159,7 +159,7 @@ class Cuts:
     validation: Asked
     test: Asked
     whole: Histories
-    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    columns: SideColumns | None = None
 
     @property
     def items(self) -> int:

@@ -51,7 +51,7 @@ def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts, ids: Sema
     elif isinstance(s, GenerativeMethod):
         timed = s.reads_times and cuts.train.times is not None
         if ids is None:
-            ids = generative.make_ids(method, s, seed, cuts, lambda: _item_vectors(config, s, seed, cuts))
+            ids = generative.make_ids(s, seed, cuts, lambda: _item_vectors(config, s, seed, cuts))
         model = generative.build(config, s, seed, cuts, ids, _backbone, timed)
     else:
         model = _build(config, s, seed, cuts)
@@ -131,7 +131,7 @@ def train(
     """
     s = config.methods[method]
     if isinstance(s, GenerativeMethod):
-        generative.keep_ids(method, s, seed, cuts, folder, lambda: _item_vectors(config, s, seed, cuts))
+        generative.keep_ids(s, seed, cuts, folder, lambda: _item_vectors(config, s, seed, cuts))
     model = build(config, method, seed, cuts, _kept_ids(s, seed, cuts, folder))
     training, validation = _batches(config, method, seed, cuts)
     return best_epoch.train(model, folder, _stopping(config, method), training, validation, callbacks)
@@ -176,7 +176,8 @@ def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, fo
     )
     if isinstance(s, GenerativeMethod):
         return generative.SearchScorer(model)
-    return towers.TowerScorer(model) if isinstance(s, TwoTowerMethod) else ModelScorer(model)
+    of_towers = isinstance(s, TwoTowerMethod)
+    return towers.TowerScorer(model, towers.Feed.of(s, cuts)) if of_towers else ModelScorer(model)
 
 
 def _kept_ids(s: Any, seed: int, cuts: Cuts, folder: Path) -> SemanticIds | None:
@@ -195,7 +196,8 @@ def _batches(
     settings: Any = config.methods[method]
     own: Sequence[Callable[..., tf.data.Dataset]] = (training_batches, validation_batches)
     if isinstance(settings, TwoTowerMethod):
-        own = (towers.training_batches, towers.validation_batches)
+        feed = towers.Feed.of(settings, cuts)
+        own = (feed.training_batches, feed.validation_batches)
     training, validation = own
     return lambda epoch: training(cuts.train, settings, seed, epoch), validation(cuts.validation)
 

@@ -52,8 +52,8 @@ class GenerativeMethod:
         is trained on the same histories for ``item_epochs``; ``"random"``, the ids of ``"attributes"``, each
         given to another item; or a folder of `gmeta semantic-ids` with the ids of all items. None:
         ``"attributes"`` if the data set has columns of attributes, else ``"cooccurrence"``.
-      attributes: The columns that are attributes of items. None: all columns of ids, or of lists of ids, of
-        which an item has the same values in all rows.
+      attributes: The columns of items to read (`gmeta.experiment.next_item.side_columns`). None: all that are
+        the same in all rows of an item.
       levels: The number of codes of an item. None: 3.
       codes: The number of codes of a level. None: the power of two next to the square root of the number of
         items, at least 8; or 256 in the form ``"flat"``.
@@ -194,8 +194,8 @@ class GenerativeMethod:
         decoder = self.form == "decoder"
         if self.ids in _WITH_ATTRIBUTES and not attributes:
             raise ConfigError(
-                f"method {self.label!r}: ids = {self.ids!r} needs a column of attributes of items, of which "
-                "an item has the same values in all rows, and there is none: prepare the data with --join, "
+                f"method {self.label!r}: ids = {self.ids!r} needs a column that is the same in all rows of "
+                "an item, and there is none: prepare the data with --join, "
                 'or set ids = "cooccurrence"'
             )
         square_root = 2 ** round(math.log2(max(items, 1)) / 2)

@@ -144,9 +144,9 @@ def test_ids_are_kept_and_checked(folder, tmp_path):
     before = SemanticIds.read(kept / "ids")
     np.testing.assert_array_equal(before.items, cuts.ids)
     made = (kept / "ids" / "ids.arrow").stat().st_mtime_ns
-    generative.keep_ids("own", method, 0, cuts, kept, lambda: pytest.fail("they are there"))
+    generative.keep_ids(method, 0, cuts, kept, lambda: pytest.fail("they are there"))
     assert (kept / "ids" / "ids.arrow").stat().st_mtime_ns == made
-    assert generative.make_ids("own", method, 0, cuts, lambda: None).digest == before.digest
+    assert generative.make_ids(method, 0, cuts, lambda: None).digest == before.digest
     copied = tmp_path / "seed-1"
     shutil.copytree(kept, copied)
     with pytest.raises(DataError, match="were made with seed = 0, and now it is 1"):
@@ -164,23 +164,23 @@ def test_ids_are_kept_and_checked(folder, tmp_path):
 def test_ids_are_made_of_the_training_part_and_of_what_is_asked_for(folder, tmp_path):
     config, cuts = planned(folder, levels=1, codes=3, balanced=False, id_dim=24)
     method = config.methods["own"]
-    kinds = np.asarray(cuts.attributes["own"]["kind"].argmax(axis=1)).ravel()
+    kinds = cuts.columns.items.columns["kind"][0]
     alone = replace(cuts, validation=None, test=None, whole=None)
-    by_kind = generative.make_ids("own", method, 0, alone, lambda: None)
+    by_kind = generative.make_ids(method, 0, alone, lambda: None)
     pairs = set(zip(kinds.tolist(), by_kind.digits[:, 0].tolist(), strict=True))
-    chance = generative.make_ids("own", replace(method, ids="random"), 0, alone, lambda: None)
+    chance = generative.make_ids(replace(method, ids="random"), 0, alone, lambda: None)
     np.testing.assert_array_equal(np.sort(chance.digits, axis=0), np.sort(by_kind.digits, axis=0))
     assert len(set(zip(kinds.tolist(), chance.digits[:, 0].tolist(), strict=True))) > len(pairs)
     kind_vectors = np.eye(3)[kinds]
     of_vectors = replace(method, ids="items", attributes=(), id_dim=None, item_epochs=1)
-    found = generative.make_ids("own", of_vectors, 0, alone, lambda: kind_vectors)
+    found = generative.make_ids(of_vectors, 0, alone, lambda: kind_vectors)
     assert len(set(zip(kinds.tolist(), found.digits[:, 0].tolist(), strict=True))) == 3
     found.write(tmp_path)
     given = planned(folder, ids=str(tmp_path), **GIVEN)[0].methods["own"]
-    assert generative.make_ids("own", given, 0, alone, lambda: None).digest == found.digest
+    assert generative.make_ids(given, 0, alone, lambda: None).digest == found.digest
     lacking = replace(alone, ids=np.append(cuts.ids, 9999))
     with pytest.raises(DataError, match="no semantic ids of 1 of 26 items, such as 9999"):
-        generative.make_ids("own", given, 0, lacking, lambda: None)
+        generative.make_ids(given, 0, lacking, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_the_flat_form_and_ids_of_trained_item_vectors_learn(folder, settings):
         ({"ids": "cooccurrence", "attributes": ["kind"]}, "ids = 'cooccurrence' reads no attributes"),
         ({"ids": "items"}, "ids = 'items' reads no id_dim: leave it out"),
         ({"ids": "."}, "ids = '.' reads no id_dim, levels, codes: leave it out"),
-        ({"attributes": ["place"]}, "place, whose values differ between rows of the same item"),
-        ({"attributes": ["genre"]}, "names genre, but the columns of ids that may be attributes are"),
-        ({"ids": "attributes", "attributes": []}, "needs a column of attributes of items"),
+        ({"attributes": ["place"]}, "attributes names place, which aren't the same in all rows of an item"),
+        ({"attributes": ["genre"]}, "names genre, .*; the columns of items are kind"),
+        ({"ids": "attributes", "attributes": []}, "needs a column that is the same in all rows of an item"),
         ({"item_epochs": 3}, "ids = None reads no item_epochs"),
         ({"model": "other"}, "model must be one of sasrec, esasrec, hstu, fuxi, generative, got 'other'"),
         ({"wide": 3}, "unknown keys: wide @ config.methods"),
