@@ -222,7 +222,11 @@ OF_RETRIEVAL = [
     TwoTowerMethod("two-tower"),
     TwoTowerMethod("products", normalize=False, temperature=1.0, law="in-batch"),
 ]
-OF_NEXT_ITEM = [NextItemMethod("SASRec"), NextItemMethod('an "odd" name\x7f\n', "hstu", dim=96, heads=3)]
+OF_NEXT_ITEM = [
+    NextItemMethod("SASRec"),
+    NextItemMethod('an "odd" name\x7f\n', "hstu", dim=96, heads=3, times=False),
+    NextItemMethod("cosines", normalize=True, temperature=0.01),
+]
 
 
 @pytest.mark.parametrize(

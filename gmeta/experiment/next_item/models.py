@@ -17,19 +17,18 @@ import tensorflow as tf
 from gmeta.experiment.next_item import towers
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories, in_batches
-from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
+from gmeta.experiment.plan.next_item_config import TIMED, CatalogueConfig, NextItemMethod
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.runs import best_epoch
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
+from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
 from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
-from gmeta.optimizers import AdamW
+from gmeta.optimizers import AdamW, Warmup
 
-_BETA_2 = 0.98
 _ASKED = 256  # users at once
 _BACKBONES: Mapping[str, Callable[..., Any]] = {"sasrec": SASRec, "esasrec": LiGR, "hstu": HSTU, "fuxi": FuXi}
-_TIMED = ("hstu", "fuxi")
 
 
 def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts) -> Any:
@@ -48,11 +47,14 @@ def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts) -> Any:
 def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) -> NextItemModel:
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
-    timed = s.model in _TIMED and cuts.train.times is not None
-    deviation = (2 / (cuts.items + s.dim)) ** 0.5  # Xavier's
+    timed = s.reads_times and cuts.train.times is not None
+    deviation = (2 / (cuts.items + s.dim)) ** 0.5 if s.initial_deviation is None else s.initial_deviation
+    rate: Any = s.learning_rate
+    if s.warm_up:  # step i of n has the share i / n of the rate
+        rate = Warmup(rate, max(s.warm_up - 1, 1), start=1 / s.warm_up)
     collection = EmbeddingCollection(
         [FeatureConfig("item", TableConfig("item", s.dim, initializer=Normal(0.0, deviation)))],
-        optimizer=AdamW(s.learning_rate, beta_2=_BETA_2),
+        optimizer=AdamW(rate, beta_2=s.beta_2, weight_decay=s.weight_decay),
         seed=seed,
     )
     blocks: dict[str, Any] = {
@@ -64,8 +66,10 @@ def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) ->
         "dropout": s.dropout,
         "seed": seed,
     }
-    if s.model in _TIMED and not timed:
+    if s.model in TIMED and not timed:
         blocks["bias_by_time"] = False
+    if s.horizon is not None:
+        blocks["horizon"] = s.horizon
     assert s.max_length is not None  # `NextItemMethod.complete` has decided it
     model = NextItemModel(
         collection,
@@ -74,11 +78,18 @@ def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) ->
         max_length=s.max_length,
         time="time" if timed else None,
         negatives=s.negatives,
+        negatives_per=s.negatives_per,
+        repeats=s.repeats,
+        popularity=np.bincount(cuts.train.items, minlength=cuts.items) if s.log_q else None,
+        loss=SampledSoftmax(s.temperature, s.normalize, s.in_batch),
+        token_scale=s.token_scale,
+        places=s.places,
+        norm=s.norm,
         dropout=s.dropout,
         seed=seed,
         ks=config.ks,
     )
-    model.compile(tf.keras.optimizers.Adam(s.learning_rate, beta_2=_BETA_2))
+    model.compile(tf.keras.optimizers.Adam(rate, beta_2=s.beta_2))
     return model
 
 
@@ -199,7 +210,7 @@ class ModelScorer:
     def scores(self, histories: Histories) -> Scores:
         """Compute the logits of all items, (users, items)."""
         ragged = _ragged(histories)
-        vectors = self.model.item_vectors()
+        vectors = self.model.item_vectors() / self.model.loss_of.temperature
         found = []
         for begin in range(0, len(histories), _ASKED):
             part = {name: column[begin : begin + _ASKED] for name, column in ragged.items()}

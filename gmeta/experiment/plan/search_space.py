@@ -113,6 +113,7 @@ def next_item_space(starts: Sequence[NextItemMethod]) -> Space:
     return [
         _around(starts, "learning_rate", 10.0),
         _within(starts, "dropout", 0.0, 0.7, log=False),
+        *([_within(starts, "temperature", 0.02, 1.0)] if first.normalize else []),
         _within(starts, "blocks", 1, 3, log=False, whole=True),
         Choice("dim", tuple(sorted(widths | {each.dim for each in starts}))),
     ]
