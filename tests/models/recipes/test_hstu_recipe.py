@@ -1,20 +1,14 @@
 """The recipe of the next item: its histories, its SASRec, what it runs and what it reports."""
 
-import itertools
 import json
 import sys
 from pathlib import Path
 
-import click.testing
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from gmeta.core.errors import DataError
-from gmeta.models.zoo.softmax_blocks import LiGRBlock, SASRecBlock
-from gmeta.ops import Jagged
 from gmeta.testing.small_experiment import ITEMS, USERS, as_1m, small_100k
-from support import warm
 
 RECIPE = Path(__file__).resolve().parents[3] / "models" / "hstu"
 
@@ -59,83 +53,6 @@ def test_batches_are_shuffled_anew_each_epoch_and_alike_by_a_seed(recipe, folder
     assert epochs[0] == epochs[2] != epochs[1]
     everyone = sorted(row for batch in epochs[1] for row in batch)
     assert everyone == sorted(train["item"].to_list())
-
-
-def test_what_is_no_such_folder_is_named(recipe, tmp_path):
-    done = click.testing.CliRunner().invoke(recipe("train").main, [str(tmp_path)])
-    assert done.exit_code == 1
-    assert "not a MovieLens folder: looked for u.data" in done.output
-
-
-def softmax_attention(block, x):
-    """One history, by the formula."""
-    weight = {name: value.numpy().astype(float) for name, value in block.kernels.items()}
-    bias = {name: value.numpy().astype(float) for name, value in block.biases.items()}
-
-    def norm(rows):
-        centred = rows - rows.mean(axis=1, keepdims=True)
-        return centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-6)
-
-    asking = norm(x)
-    q = asking @ weight["query"] + bias["query"]
-    k, v = (x @ weight[name] + bias[name] for name in ("key", "value"))
-    d, found = block.attention_dim, []
-    for i in range(len(x)):
-        heads = []
-        for h in range(block.heads):
-            part = slice(h * d, (h + 1) * d)
-            weights = np.exp(k[: i + 1, part] @ q[i, part] / np.sqrt(d))
-            heads.append(weights @ v[: i + 1, part] / weights.sum())
-        found.append(np.concatenate(heads))
-    asked = norm(asking + np.array(found) @ weight["output"] + bias["output"])
-    hidden = np.maximum(asked @ weight["ffn1"] + bias["ffn1"], 0)
-    return asked + hidden @ weight["ffn2"] + bias["ffn2"]
-
-
-def test_sasrec_is_its_formula_whatever_else_is_in_the_batch():
-    block = SASRecBlock(heads=2, attention_dim=4, value_dim=4, max_length=9)
-    random = np.random.default_rng(0)
-    lengths = [3, 0, 1, 7]
-    x, offsets = random.normal(size=[sum(lengths), 8]), np.cumsum([0, *lengths])
-    found = block(Jagged(tf.constant(x, tf.float32), tf.constant(offsets))).values
-    for value in block.biases.values():  # they start at 0, where a missing one isn't seen
-        value.assign(random.normal(size=value.shape))
-    found = block(Jagged(tf.constant(x, tf.float32), tf.constant(offsets))).values
-    expected = [softmax_attention(block, x[a:b]) for a, b in itertools.pairwise(offsets) if b > a]
-    np.testing.assert_allclose(found, np.concatenate(expected), rtol=1e-4, atol=1e-5)
-
-
-def test_popularity_counts_ties_against_itself(recipe):
-    histories, train = recipe("histories"), recipe("train")
-    rows = {"item": tf.ragged.constant([[0, 0, 1, 2], [0, 1, 3, 1]], tf.int64)}
-    cuts = [{"item": rows["item"][:, :-held]} for held in (2, 1)]
-    data = histories.LeaveLastOut("made", 5, *cuts, rows)
-    found = train.popularity(data)  # 0 three times, 1 once, the others never
-    assert found["validation"]["mrr"] == pytest.approx((1 / 2 + 1 / 5) / 2)
-    assert found["test"]["mrr"] == pytest.approx((1 / 5 + 1 / 2) / 2)
-
-
-def test_it_trains_and_measures_and_reports(folder, tmp_path):
-    def run(*words):
-        done = warm.run([sys.executable, *words], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    # One model in full; that the others train is theirs to show, and each takes seconds to trace.
-    words = ["--model", "popularity", "--model", "sasrec", "--seed", "1", "--batch", "16", "--threads", "1"]
-    said = run(RECIPE / "train.py", folder, *words, "--epochs", "3", "--every", "2", "--json", "all.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
-    assert [(line["model"], line.get("seed"), line["epoch"]) for line in lines] == [
-        ("popularity", None, 0),
-        ("sasrec", 1, 2),
-        ("sasrec", 1, 3),
-    ]
-    assert lines[2]["loss"] < lines[1]["loss"]
-    assert lines[2]["settings"]["batch"] == 16
-    assert "sasrec, seed 1, epoch 2" in said
-    table = run(RECIPE / "report.py", "all.jsonl", "--out", "report")
-    assert (tmp_path / "report" / "table.md").read_text() == table
-    assert (tmp_path / "report" / "learning-curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def line(model="hstu-2", seed=0, epoch=5, validation=0.1, test=0.2, **other):
@@ -192,44 +109,6 @@ def test_text_files_are_renumbered_and_their_faults_named(recipe, tmp_path):
     path.write_text("1 a\n")
     with pytest.raises(DataError, match="not a line of whole numbers"):
         sequences.read_sequences(path)
-
-
-def ligr(block, x):
-    """One history, by the formula."""
-    weight = {name: value.numpy().astype(float) for name, value in block.kernels.items()}
-    bias = {name: value.numpy().astype(float) for name, value in block.biases.items()}
-
-    def norm(rows):
-        centred = rows - rows.mean(axis=1, keepdims=True)
-        return centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + 1e-6)
-
-    def linear(name, rows):
-        return rows @ weight[name] + bias[name]
-
-    def gate(name, rows):
-        return 1 / (1 + np.exp(-linear(name, rows)))
-
-    q, k, v = (linear(name, norm(x)) for name in ("query", "key", "value"))
-    found = []
-    for i in range(len(x)):
-        weights = np.exp(k[: i + 1] @ q[i] / np.sqrt(q.shape[1]))
-        found.append(weights @ v[: i + 1] / weights.sum())
-    y = x + linear("output", np.array(found)) * gate("attention_gate", x)
-    first = norm(y) @ weight["ffn1"]
-    hidden = first / (1 + np.exp(-first)) * (norm(y) @ weight["ffn2"])
-    return y + hidden @ weight["ffn3"] * gate("ffn_gate", y)
-
-
-def test_ligr_is_its_formula():
-    block = LiGRBlock(heads=1, attention_dim=8, value_dim=8, max_length=9)
-    random = np.random.default_rng(0)
-    x, offsets = random.normal(size=[7, 8]), np.array([0, 3, 7])
-    tokens = Jagged(tf.constant(x, tf.float32), tf.constant(offsets))
-    block(tokens)
-    for value in block.biases.values():
-        value.assign(random.normal(size=value.shape))
-    expected = [ligr(block, x[a:b]) for a, b in itertools.pairwise(offsets)]
-    np.testing.assert_allclose(block(tokens).values, np.concatenate(expected), rtol=1e-4, atol=1e-5)
 
 
 def test_the_published_numbers_stand_beside_ours(recipe, tmp_path):
