@@ -109,7 +109,9 @@ class NextItemMethod:
                 raise ConfigError(f"{where} {name} must be at least 0 and below 1, got {getattr(self, name)}")
         for name in ("warm_up", "weight_decay"):
             if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
-                raise ConfigError(f"{where} {name} must be at least 0, got {getattr(self, name)}")
+                raise ConfigError(
+                    f"{where} {name} must be a finite number of at least 0, got {getattr(self, name)}"
+                )
         if self.times and self.model not in TIMED:
             raise ConfigError(
                 f"{where} {self.model!r} reads no times: leave times out, or choose {' or '.join(TIMED)}"
