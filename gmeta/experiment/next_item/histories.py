@@ -16,7 +16,7 @@ A protocol cuts them: it decides what is trained on and what is asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,14 @@ class Histories:
         times = None if self.times is None else self.times[events]
         return Histories(self.users[chosen], splits, self.items[events], times)
 
+    def ragged(self) -> dict[str, tf.RaggedTensor]:
+        """Return the columns that a model reads: ``item``, and ``time`` if there are times."""
+        columns = {"item": self.items, **({} if self.times is None else {"time": self.times})}
+        return {
+            name: tf.RaggedTensor.from_row_splits(tf.constant(column, tf.int64), self.row_splits)
+            for name, column in columns.items()
+        }
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -142,6 +150,8 @@ class Cuts:
       validation: What settings, epochs and weights are chosen by.
       test: What is reported.
       whole: All events of all users, for use after the test.
+      attributes: Method -> column -> a sparse matrix (items, values) of the values that each item has, for
+        methods that read attributes of items.
     """
 
     ids: Ints
@@ -149,6 +159,7 @@ class Cuts:
     validation: Asked
     test: Asked
     whole: Histories
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def items(self) -> int:

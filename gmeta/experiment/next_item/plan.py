@@ -13,7 +13,9 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
+from gmeta.experiment.next_item.generative import check_source, describe_ids, read_attributes
 from gmeta.experiment.next_item.histories import Cuts, core, cut, first_of_each, read_events, time_column
+from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig
 from gmeta.experiment.plan.own_columns import likeliest_item, survey
 from gmeta.io.cuts.task_choice import TaskChoice
@@ -27,8 +29,16 @@ class Planned:
     notes: tuple[str, ...] = ()
 
 
-def read_cuts(config: CatalogueConfig, data: Path, on_bad: OnBad = "raise") -> Cuts:
+def read_cuts(
+    config: CatalogueConfig, data: Path, on_bad: OnBad = "raise", *, attributes: bool = True
+) -> Cuts:
     """Read the data set of an experiment, and cut it.
+
+    Args:
+      config: The experiment.
+      data: The data set.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      attributes: Whether to read the attributes of items that methods make semantic ids of.
 
     Raises:
       ConfigError: The protocol needs times that the data set lacks.
@@ -38,7 +48,13 @@ def read_cuts(config: CatalogueConfig, data: Path, on_bad: OnBad = "raise") -> C
     if config.SETS:
         events = first_of_each(events)
     events, ids = core(events, ids, *config.core)
-    return cut(events, ids, config.protocol)
+    cuts = cut(events, ids, config.protocol)
+    found = {
+        name: read_attributes(data, cuts, config.item, method, on_bad)
+        for name, method in config.methods.items()
+        if attributes and isinstance(method, GenerativeMethod) and method.reads_attributes
+    }
+    return replace(cuts, attributes=found)
 
 
 def plan_catalogue(
@@ -94,7 +110,14 @@ def plan_catalogue(
     repeats = 1 - len(np.unique(events.owner * cuts.items + events.items)) / len(events.items)
     if config.seen is None:
         config = replace(config, seen=repeats > 0.02)
-    methods = {name: method.complete(cuts.train.sizes) for name, method in config.methods.items()}
+    methods, of_ids = {}, []
+    for name, method in config.methods.items():
+        if not isinstance(method, GenerativeMethod):
+            methods[name] = method.complete(cuts.train.sizes)
+            continue
+        check_source(method)
+        methods[name] = method.complete(cuts.train.sizes, cuts.items, list(cuts.attributes.get(name, ())))
+        of_ids.append(f"semantic ids of {method.label}: {describe_ids(methods[name])}")
     counted = (
         "of each user, an item counts once"
         if config.SETS
@@ -106,6 +129,7 @@ def plan_catalogue(
         f"protocol {config.protocol}: {len(cuts.validation):,} users in validation, {len(cuts.test):,} in "
         f"the test{_DRAWN if config.protocol == 'random' else ''}",
         f"{counted}: items seen are {'ranked too' if config.seen else 'left out of the ranking'}",
+        *of_ids,
     )
     return Planned(replace(config, methods=methods), notes)
 

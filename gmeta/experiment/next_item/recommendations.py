@@ -16,6 +16,7 @@ from gmeta.core.files import explain_write_errors
 from gmeta.core.texts import TEXT
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
+from gmeta.experiment.next_item.generative import check_answer
 from gmeta.experiment.next_item.ranked import top, without_seen
 from gmeta.experiment.next_item.runs import Trained, load_catalogue
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -85,7 +86,7 @@ def write_recommendations(
       The method's name in tables, and the number of users.
 
     Raises:
-      ConfigError: There is no such method or seed.
+      ConfigError: There is no such method or seed, or the beam of a search is narrower than k.
       DataError: The run isn't trained to the end, or the file of users can't be read.
       GmetaError: The file can't be written.
     """
@@ -99,6 +100,7 @@ def write_recommendations(
         hashed = of_user in Manifest.load(run.load()[1]).roles.hashed
         asked = _read_users(users, trained.cuts.whole.users if hashed else None)
     name, scorer = trained.choose(method, seed)
+    check_answer(scorer, k)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
     kinds = {of_user: pa.int64(), "items": pa.list_(pa.int64()), "scores": pa.list_(pa.float32())}
     if TEXT in texts.kinds(of_user):

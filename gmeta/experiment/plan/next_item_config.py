@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
-
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.experiment.plan.generative_config import (
+    TIMED,
+    Backbone,
+    GenerativeMethod,
+    usual_length,
+    usual_users,
+)
 
 Protocol = Literal["leave-last-out", "time", "users", "random"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
-Backbone = Literal["sasrec", "esasrec", "hstu", "fuxi"]
-TIMED: tuple[Backbone, ...] = ("hstu", "fuxi")
-"""The backbones that can read times."""
 BLEND = "blend"
 """The method that weighs all models and baselines (`gmeta.experiment.next_item.blend`)."""
 
@@ -133,14 +135,14 @@ class NextItemMethod:
 
     def complete(self, sizes: Ints) -> NextItemMethod:
         """Decide what is left open from the numbers of the users' events in training, (users,)."""
-        longest = self.max_length
-        if longest is None:
-            longest = int(np.clip(np.ceil(np.quantile(sizes, 0.9) / 50) * 50, 50, 200))
-        users = self.users_per_batch or int(np.clip(np.count_nonzero(sizes > 1) // 30, 32, 128))
-        return replace(self, max_length=longest, users_per_batch=users)
+        return replace(
+            self,
+            max_length=self.max_length or usual_length(sizes),
+            users_per_batch=self.users_per_batch or usual_users(sizes),
+        )
 
 
-def default_methods() -> dict[str, NextItemMethod]:
+def default_methods() -> dict[str, NextItemMethod | GenerativeMethod]:
     """Return SASRec and HSTU."""
     return {"sasrec": NextItemMethod("SASRec"), "hstu": NextItemMethod("HSTU", "hstu")}
 
@@ -223,7 +225,16 @@ class NextItemConfig(CatalogueConfig):
 
     PROTOCOLS: ClassVar[tuple[str, ...]] = tuple(each for each in PROTOCOLS if each != "random")
 
-    methods: Mapping[str, NextItemMethod] = field(default_factory=default_methods)
+    methods: Mapping[str, NextItemMethod | GenerativeMethod] = field(default_factory=default_methods)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, method in self.methods.items():
+            if isinstance(method, GenerativeMethod) and method.beam < max(self.ks):
+                raise ConfigError(
+                    f"methods.{name}: beam must be at least {max(self.ks)}, the most items that ks shows, "
+                    f"got {method.beam}"
+                )
 
     @property
     def title(self) -> str:
