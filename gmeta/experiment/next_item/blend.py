@@ -80,8 +80,9 @@ class Blend:
         parts = []
         for begin in range(0, len(asked), _USERS):  # few users at once, of whose scores only some are kept
             part = asked.choose(slice(begin, begin + _USERS))
-            found = (np.asarray(each.scores(part.histories), np.float32) for each in scorers.values())
-            scores = [with_floor(each) for each in found]
+            scores = [
+                with_floor(np.asarray(each.scores(part.histories), np.float32)) for each in scorers.values()
+            ]
             kept = _first(scores, part) if sets else np.broadcast_to(drawn, (len(part), len(drawn)))
             scores.append(_seen(part.histories, items))
             parts.append(_Examples.of(scores, part, kept))

@@ -115,7 +115,7 @@ def make_ids(
       ConfigError: There is no such source.
       DataError: A folder has no ids, or not those of all items.
     """
-    if method.ids not in SOURCES:
+    if not method.makes_ids:
         return _read_given(method, cuts)
     from gmeta.preprocess import cooccurrence_vectors, semantic_ids  # which loads what prepares data
 
@@ -125,11 +125,12 @@ def make_ids(
         vectors = cooccurrence_vectors(
             np.split(cuts.train.items, cuts.train.row_splits[1:-1]),
             cuts.items,
-            min(method.id_dim, cuts.items - 1),
+            min(method.id_dim or 0, cuts.items - 1),
             attributes=_values_of_items(cuts.attributes[name]) if method.attributes else None,
             seed=seed,
         )
-    assert method.codes is not None  # `GenerativeMethod.complete` has decided it
+    assert method.levels is not None  # `GenerativeMethod.complete` has decided them
+    assert method.codes is not None
     found = semantic_ids(
         vectors,
         method.levels,
@@ -265,7 +266,7 @@ def check_source(method: GenerativeMethod) -> None:
       GmetaError: scikit-learn isn't installed, and the ids aren't given; the message names the extra.
       ConfigError: There is no such source or folder.
     """
-    if method.ids is None or method.ids in SOURCES:
+    if method.makes_ids:
         import sklearn  # noqa: F401
     else:
         _given_folder(method)
@@ -273,6 +274,8 @@ def check_source(method: GenerativeMethod) -> None:
 
 def describe_ids(method: GenerativeMethod) -> str:
     """Return what the semantic ids of a method are made of, as part of a sentence."""
+    if not method.makes_ids:
+        return f"those of {method.ids}"
     columns = f" and the columns {', '.join(method.attributes or ())}" if method.attributes else ""
     known = {
         "attributes": f"neighbours in training histories{columns}",
@@ -280,11 +283,7 @@ def describe_ids(method: GenerativeMethod) -> str:
         "items": f"the item vectors of a SASRec after {method.item_epochs} epochs",
         "random": f"those of neighbours{columns}, each given to another item",
     }
-    return (
-        f"{method.levels} codes of {method.codes}, from {known[str(method.ids)]}"
-        if (method.ids in known)
-        else f"read from {method.ids}"
-    )
+    return f"{method.levels} codes of {method.codes}, from {known[str(method.ids)]}"
 
 
 # The model.
@@ -317,12 +316,12 @@ def build(
     tf.random.set_seed(seed)
     s = method
     assert s.max_length is not None  # `GenerativeMethod.complete` has decided it
-    assert s.depth is not None
+    depth = s.depth or len(ids.codebooks.sizes)  # of given ids
     numbered = replace(ids, items=np.arange(cuts.items))  # models know items by number
     common: dict[str, Any] = {
         "max_length": s.max_length,
         "time": "time" if timed else None,
-        "depth": s.depth,
+        "depth": depth,
         "beam": s.beam,
         "dropout": s.dropout,
         "seed": seed,
@@ -331,7 +330,7 @@ def build(
     model: GenerativeRetriever | FlatRetriever
     if s.form == "flat":
         assert s.softmax is not None
-        tokens = (s.depth + 1) * (s.max_length + 1) + 1  # of a history, its beginning and the answer
+        tokens = (depth + 1) * (s.max_length + 1) + 1  # of a history, its beginning and the answer
         stack = backbone(s.backbone, s, tokens, timed, seed)
         model = FlatRetriever(stack, numbered, dim=s.dim, softmax=s.softmax, **common)
     else:

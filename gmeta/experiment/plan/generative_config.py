@@ -29,7 +29,8 @@ _OF_DECODER = {
     "weight_decay": 0.0,
 }
 """The defaults of what only the form ``"decoder"`` has, besides ``negatives``."""
-_CODES_OF_FLAT, _FEWEST_CODES = 256, 8
+_READ_ON: tuple[Backbone, ...] = ("sasrec", "hstu")
+_LEVELS, _CODES_OF_FLAT, _FEWEST_CODES = 3, 256, 8
 _COUNTS = (
     *("levels", "codes", "id_dim", "item_epochs", "depth", "dim", "blocks", "heads", "max_length", "width"),
     *("decoder_blocks", "decoder_heads", "negatives", "users_per_batch", "beam", "epochs", "patience"),
@@ -53,14 +54,14 @@ class GenerativeMethod:
         ``"attributes"`` if the data set has columns of attributes, else ``"cooccurrence"``.
       attributes: The columns that are attributes of items. None: all columns of ids, or of lists of ids, of
         which an item has the same values in all rows.
-      levels: The number of codes of an item.
+      levels: The number of codes of an item. None: 3.
       codes: The number of codes of a level. None: the power of two next to the square root of the number of
         items, at least 8; or 256 in the form ``"flat"``.
       balanced: Whether all codes of a level have as many items. None: in the form ``"decoder"``.
-      id_dim: The width of the vectors that ids are made of, except those of ``"items"``.
+      id_dim: The width of the vectors that ids are made of, except those of ``"items"``. None: 64.
       item_epochs: The passes over all users of the model for ``"items"``. None: 10.
       depth: How many codes are generated as digits. None: one, or all in the form ``"flat"``.
-      backbone: The backbone that reads histories.
+      backbone: The backbone that reads histories; in the form ``"flat"``, ``"sasrec"`` or ``"hstu"``.
       dim: The width of vectors.
       blocks: The backbone's number of blocks.
       heads: Its heads of attention.
@@ -91,10 +92,10 @@ class GenerativeMethod:
     form: Literal["decoder", "flat"] = "decoder"
     ids: str | None = None
     attributes: tuple[str, ...] | None = None
-    levels: int = 3
+    levels: int | None = None
     codes: int | None = None
     balanced: bool | None = None
-    id_dim: int = 64
+    id_dim: int | None = None
     item_epochs: int | None = None
     depth: int | None = None
     backbone: Backbone = "sasrec"
@@ -144,23 +145,35 @@ class GenerativeMethod:
                 raise ConfigError(
                     f"{where} {heads} heads must divide the width {part} of what they attend to"
                 )
-        if self.form == "flat" and self.backbone == "fuxi":
-            raise ConfigError(f"{where} FuXi-α can't read on digit by digit: choose another backbone")
+        if self.form == "flat" and self.backbone not in _READ_ON:
+            raise ConfigError(
+                f"{where} {self.backbone!r} can't read on digit by digit: choose {' or '.join(_READ_ON)}"
+            )
         if self.times and self.backbone not in TIMED:
             raise ConfigError(
                 f"{where} {self.backbone!r} reads no times: leave times out, or choose {' or '.join(TIMED)}"
             )
-        if (self.depth or 1) > self.levels:
-            raise ConfigError(f"{where} depth must be at most levels={self.levels}, got {self.depth}")
-        if self.attributes and self.ids is not None and self.ids not in _WITH_ATTRIBUTES:
-            raise ConfigError(f"{where} ids = {self.ids!r} reads no attributes: leave attributes out")
-        if self.item_epochs is not None and self.ids != "items":
-            raise ConfigError(f'{where} item_epochs is for ids = "items": leave it out')
+        levels = self.levels or _LEVELS
+        if self.makes_ids and (self.depth or 1) > levels:
+            raise ConfigError(f"{where} depth must be at most levels={levels}, got {self.depth}")
+        unread = {
+            "attributes": bool(self.attributes) and not self.reads_attributes,
+            "item_epochs": self.ids != "items",
+            "id_dim": self.ids == "items" or not self.makes_ids,
+            **dict.fromkeys(("levels", "codes", "balanced"), not self.makes_ids),
+        }
+        if given := [name for name, unused in unread.items() if unused and getattr(self, name) is not None]:
+            raise ConfigError(f"{where} ids = {self.ids!r} reads no {', '.join(given)}: leave it out")
 
     @property
     def reads_times(self) -> bool:
         """Whether the backbone reads times where there are any."""
         return self.backbone in TIMED if self.times is None else self.times
+
+    @property
+    def makes_ids(self) -> bool:
+        """Whether semantic ids are made, and not read from a folder."""
+        return self.ids is None or self.ids in SOURCES
 
     @property
     def reads_attributes(self) -> bool:
@@ -186,14 +199,18 @@ class GenerativeMethod:
                 'or set ids = "cooccurrence"'
             )
         square_root = 2 ** round(math.log2(max(items, 1)) / 2)
+        levels = (self.levels or _LEVELS) if self.makes_ids else None
+        codes = self.codes or (max(square_root, _FEWEST_CODES) if decoder else _CODES_OF_FLAT)
         return replace(
             self,
             ids=self.ids or ("attributes" if attributes else "cooccurrence"),
             attributes=tuple(attributes) if self.reads_attributes else (),
-            codes=self.codes or (max(square_root, _FEWEST_CODES) if decoder else _CODES_OF_FLAT),
-            balanced=decoder if self.balanced is None else self.balanced,
+            levels=levels,
+            codes=codes if self.makes_ids else None,
+            balanced=(decoder if self.balanced is None else self.balanced) if self.makes_ids else None,
+            id_dim=(self.id_dim or 64) if self.makes_ids and self.ids != "items" else None,
             item_epochs=(self.item_epochs or 10) if self.ids == "items" else None,
-            depth=self.depth or (1 if decoder else self.levels),
+            depth=self.depth or (1 if decoder else levels),
             max_length=self.max_length or usual_length(sizes),
             users_per_batch=self.users_per_batch or usual_users(sizes),
             softmax=None if decoder else self.softmax or "children",

@@ -43,6 +43,7 @@ METHOD = {
     "epochs": 2,
 }
 SMALL = {"item": "item", "ks": [3, 5], "methods": {"own": METHOD}}
+GIVEN = dict.fromkeys(("levels", "codes", "id_dim"))  # what ids from a folder leave open
 RUN = Path("runs", "default")
 
 
@@ -171,11 +172,11 @@ def test_ids_are_made_of_the_training_part_and_of_what_is_asked_for(folder, tmp_
     np.testing.assert_array_equal(np.sort(chance.digits, axis=0), np.sort(by_kind.digits, axis=0))
     assert len(set(zip(kinds.tolist(), chance.digits[:, 0].tolist(), strict=True))) > len(pairs)
     kind_vectors = np.eye(3)[kinds]
-    of_vectors = replace(method, ids="items", attributes=(), item_epochs=1)
+    of_vectors = replace(method, ids="items", attributes=(), id_dim=None, item_epochs=1)
     found = generative.make_ids("own", of_vectors, 0, alone, lambda: kind_vectors)
     assert len(set(zip(kinds.tolist(), found.digits[:, 0].tolist(), strict=True))) == 3
     found.write(tmp_path)
-    given = planned(folder, ids=str(tmp_path))[0].methods["own"]
+    given = planned(folder, ids=str(tmp_path), **GIVEN)[0].methods["own"]
     assert generative.make_ids("own", given, 0, alone, lambda: None).digest == found.digest
     lacking = replace(alone, ids=np.append(cuts.ids, 9999))
     with pytest.raises(DataError, match="no semantic ids of 1 of 26 items, such as 9999"):
@@ -187,7 +188,7 @@ def test_ids_are_made_of_the_training_part_and_of_what_is_asked_for(folder, tmp_
     [
         {"form": "flat", "width": None, "ids": "cooccurrence"},
         # Quick: test_ids_are_made_of_the_training_part_and_of_what_is_asked_for.
-        pytest.param({"ids": "items", "item_epochs": 1}, marks=pytest.mark.slow),
+        pytest.param({"ids": "items", "id_dim": None, "item_epochs": 1}, marks=pytest.mark.slow),
     ],
     ids=["flat", "items"],
 )
@@ -204,14 +205,21 @@ def test_the_flat_form_and_ids_of_trained_item_vectors_learn(folder, settings):
     [
         ({"form": "flat"}, "form 'flat' has no width: leave it out, or set form = 'decoder'"),
         ({"softmax": "codes"}, "form 'decoder' has no softmax: leave it out, or set form = 'flat'"),
+        (
+            {"form": "flat", "width": None, "backbone": "fuxi"},
+            "'fuxi' can't read on .*: choose sasrec or hstu",
+        ),
+        ({"times": True}, "'sasrec' reads no times: leave times out, or choose hstu or fuxi"),
         ({"beam": 4}, "beam must be at least 5, the most items that ks shows"),
         ({"depth": 3}, "depth must be at most levels=2, got 3"),
-        ({"ids": "titles"}, "ids must be one of .*, or a folder of ids, got 'titles'"),
-        ({"ids": "cooccurrence", "attributes": ["kind"]}, "reads no attributes: leave attributes out"),
+        ({"ids": "titles", **GIVEN}, "ids must be one of .*, or a folder of ids, got 'titles'"),
+        ({"ids": "cooccurrence", "attributes": ["kind"]}, "ids = 'cooccurrence' reads no attributes"),
+        ({"ids": "items"}, "ids = 'items' reads no id_dim: leave it out"),
+        ({"ids": "."}, "ids = '.' reads no id_dim, levels, codes: leave it out"),
         ({"attributes": ["place"]}, "place, whose values differ between rows of the same item"),
         ({"attributes": ["genre"]}, "names genre, but the columns of ids that may be attributes are"),
         ({"ids": "attributes", "attributes": []}, "needs a column of attributes of items"),
-        ({"item_epochs": 3}, 'item_epochs is for ids = "items"'),
+        ({"item_epochs": 3}, "ids = None reads no item_epochs"),
         ({"model": "other"}, "model must be one of sasrec, esasrec, hstu, fuxi, generative, got 'other'"),
         ({"wide": 3}, "unknown keys: wide @ config.methods"),
     ],
