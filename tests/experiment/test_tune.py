@@ -228,7 +228,11 @@ OF_GENERATIVE = [
     GenerativeMethod("generative", "generative"),
     GenerativeMethod("flat", "generative", form="flat", codes=32, softmax="codes"),
 ]
-OF_NEXT_ITEM = [NextItemMethod("SASRec"), NextItemMethod('an "odd" name\x7f\n', "hstu", dim=96, heads=3)]
+OF_NEXT_ITEM = [
+    NextItemMethod("SASRec"),
+    NextItemMethod('an "odd" name\x7f\n', "hstu", dim=96, heads=3, times=False),
+    NextItemMethod("cosines", normalize=True, temperature=0.01),
+]
 
 
 def complete(method):

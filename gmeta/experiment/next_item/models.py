@@ -19,20 +19,19 @@ from gmeta.core.semantic_ids import SemanticIds
 from gmeta.experiment.next_item import generative, towers
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories, in_batches
-from gmeta.experiment.plan.generative_config import GenerativeMethod
+from gmeta.experiment.plan.generative_config import TIMED, GenerativeMethod
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.runs import best_epoch
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
+from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
 from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
-from gmeta.optimizers import AdamW
+from gmeta.optimizers import AdamW, Warmup
 
-_BETA_2 = 0.98
 _ASKED = 256  # users at once
 _BACKBONES: Mapping[str, Callable[..., Any]] = {"sasrec": SASRec, "esasrec": LiGR, "hstu": HSTU, "fuxi": FuXi}
-_TIMED = ("hstu", "fuxi")
 
 
 def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts, ids: SemanticIds | None = None) -> Any:
@@ -63,30 +62,47 @@ def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts, ids: Sema
 def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) -> NextItemModel:
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
-    timed = s.model in _TIMED and cuts.train.times is not None
-    deviation = (2 / (cuts.items + s.dim)) ** 0.5  # Xavier's
+    timed = s.reads_times and cuts.train.times is not None
+    deviation = (2 / (cuts.items + s.dim)) ** 0.5 if s.initial_deviation is None else s.initial_deviation
+    rate: Any = s.learning_rate
+    if s.warm_up:  # step i of n has the share i / n of the rate
+        rate = Warmup(rate, max(s.warm_up - 1, 1), start=1 / s.warm_up)
     collection = EmbeddingCollection(
         [FeatureConfig("item", TableConfig("item", s.dim, initializer=Normal(0.0, deviation)))],
-        optimizer=AdamW(s.learning_rate, beta_2=_BETA_2),
+        optimizer=AdamW(rate, beta_2=s.beta_2, weight_decay=s.weight_decay),
         seed=seed,
     )
     assert s.max_length is not None  # `NextItemMethod.complete` has decided it
     model = NextItemModel(
         collection,
-        _backbone(s.model, s, s.max_length, timed, seed),
+        _backbone(s.model, s, s.max_length, timed, seed, s.horizon),
         items=cuts.items,
         max_length=s.max_length,
         time="time" if timed else None,
         negatives=s.negatives,
+        negatives_per=s.negatives_per,
+        repeats=s.repeats,
+        popularity=np.bincount(cuts.train.items, minlength=cuts.items) if s.log_q else None,
+        loss=SampledSoftmax(s.temperature, s.normalize, s.in_batch),
+        token_scale=s.token_scale,
+        places=s.places,
+        norm=s.norm,
         dropout=s.dropout,
         seed=seed,
         ks=config.ks,
     )
-    model.compile(tf.keras.optimizers.Adam(s.learning_rate, beta_2=_BETA_2))
+    model.compile(tf.keras.optimizers.Adam(rate, beta_2=s.beta_2))
     return model
 
 
-def _backbone(kind: str, s: NextItemMethod | GenerativeMethod, tokens: int, timed: bool, seed: int) -> Any:
+def _backbone(
+    kind: str,
+    s: NextItemMethod | GenerativeMethod,
+    tokens: int,
+    timed: bool,
+    seed: int,
+    horizon: float | None = None,
+) -> Any:
     """Make a backbone that reads sequences of so many tokens."""
     return _BACKBONES[kind](
         blocks=s.blocks,
@@ -96,7 +112,8 @@ def _backbone(kind: str, s: NextItemMethod | GenerativeMethod, tokens: int, time
         max_length=tokens,
         dropout=s.dropout,
         seed=seed,
-        **({"bias_by_time": False} if kind in _TIMED and not timed else {}),
+        **({"bias_by_time": False} if kind in TIMED and not timed else {}),
+        **({} if horizon is None else {"horizon": horizon}),
     )
 
 
@@ -123,8 +140,8 @@ def train(
     """Train a method until validation no longer improves, or resume its training.
 
     All ranks of a job call it together. A step's ``users_per_batch`` users are divided among them, so the
-    number of ranks changes neither the steps nor, but for rounding and dropout, what is learned; a job may
-    resume what another number of ranks began.
+    number of ranks changes neither the steps nor, but for rounding, dropout and negatives that are a rank's
+    own, what is learned; a job may resume what another number of ranks began.
 
     Returns:
       How many epochs earlier calls had done.
@@ -233,7 +250,7 @@ class ModelScorer:
     def scores(self, histories: Histories) -> Scores:
         """Compute the logits of all items, (users, items)."""
         ragged = histories.ragged()
-        vectors = self.model.item_vectors()
+        vectors = self.model.item_vectors() / self.model.loss_of.temperature
         found = []
         for begin in range(0, len(histories), _ASKED):
             part = {name: column[begin : begin + _ASKED] for name, column in ragged.items()}

@@ -136,7 +136,7 @@ def _solved(scorer: Solved, items: int) -> _Served:
 @in_tensorflow.register
 def _model(scorer: ModelScorer, items: int) -> _Served:
     model = scorer.model
-    vectors = tf.Variable(model.item_vectors(), trainable=False)
+    vectors = tf.Variable(model.item_vectors() / model.loss_of.temperature, trainable=False)
 
     def serve(asked: Padded) -> tf.Tensor:
         queries = model(asked.ragged(), training=False)

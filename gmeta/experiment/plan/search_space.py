@@ -111,9 +111,11 @@ def next_item_space(starts: Sequence[NextItemMethod] | Sequence[GenerativeMethod
     """Return the settings of a model of the next item that are searched over; validation ends its epochs."""
     first = starts[0]
     widths = {width for width in (32, 64, 128, 256) if width % first.heads == 0}
+    of_cosines = isinstance(first, NextItemMethod) and first.normalize
     return [
         _around(starts, "learning_rate", 10.0),
         _within(starts, "dropout", 0.0, 0.7, log=False),
+        *([_within(starts, "temperature", 0.02, 1.0)] if of_cosines else []),
         _within(starts, "blocks", 1, 3, log=False, whole=True),
         Choice("dim", tuple(sorted(widths | {each.dim for each in starts}))),
     ]
