@@ -14,8 +14,7 @@ from gmeta.export.signature import PADDING
 from gmeta.layers import HSTU, FuXi
 from gmeta.models import FlatRetriever
 from gmeta.models.generative.searches import of_items
-from gmeta.models.zoo.softmax_blocks import SASRec
-from gmeta.ops import AttentionMask, Jagged, jagged
+from gmeta.ops import AttentionMask, jagged
 from gmeta.preprocess import semantic_ids
 from gmeta.reinforcement import GRPO, PolicyTraining, Rollouts
 from gmeta.reinforcement.rewards import HitReward
@@ -293,19 +292,3 @@ def test_what_makes_no_sense_is_named(model):
     ):
         with pytest.raises(ConfigError, match=told):
             call()
-
-
-def test_sasrec_reads_on_as_it_reads_whole_sequences():
-    stack = SASRec(blocks=2, heads=2, attention_dim=3, value_dim=4, max_length=9)
-    random = np.random.default_rng(0)
-    offsets, own = np.array([0, 4, 5]), random.normal(size=(2, 3, 2, 6)).astype(np.float32)
-    values = tf.constant(random.normal(size=(5, 6)), tf.float32)
-    _, reading = stack.read(Jagged(values, tf.constant(offsets)))
-    parents = np.array([[2, 0, 0], [1, 1, 2]])
-    _, reading = stack.read_on(own[:, :, 0], reading)
-    found, _ = stack.read_on(own[:, :, 1], reading, parents)
-    for user, beam in np.ndindex(2, 3):
-        before = values[offsets[user] : offsets[user + 1]]
-        whole = tf.concat([before, own[user, parents[user, beam], :1], own[user, beam, 1:]], 0)
-        again = stack(Jagged(whole, tf.constant([0, len(whole)], tf.int64))).values[-1]
-        np.testing.assert_allclose(found[user, beam], again, rtol=1e-4, atol=1e-5)
