@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gmeta.cli.options import on_bad_option, run_option
+from gmeta.cli.rank_options import ranks_option, start_apart
 from gmeta.cli.table_options import form_of, form_options
 from gmeta.core.schema import OnBad
 
@@ -40,6 +41,7 @@ from gmeta.core.schema import OnBad
 )
 @form_options
 @on_bad_option
+@ranks_option
 def command(
     run_path: Path,
     data: tuple[str, ...],
@@ -48,6 +50,7 @@ def command(
     seed: int | None,
     rows_per_part: int,
     on_bad: OnBad,
+    size: int | None,
     **settings: Any,
 ) -> None:
     """Score the rows of new files with a trained run.
@@ -55,14 +58,20 @@ def command(
     A file is read as the run's data were prepared: the same columns, texts by the same hash; the label may be
     absent. OUT gets a Parquet file for each --rows-per-part records, with the record's number in the
     input, the task, the time and the item as the data set stores them, and the score: a probability, or a
-    value. After an interruption the same command writes the files that are missing.
+    value. After an interruption the same command writes the files that are missing. With --np, ranks divide
+    the files among them; each reads the whole input.
     """
+    place = start_apart(size)
+    if place is None:
+        return
+    from rich.console import Console
+
     from gmeta.cli.prepare import PrepareProgress
     from gmeta.experiment.ranking.predictions import predict_file
     from gmeta.experiment.runs.run_folder import RunFolder
 
     file_format, form = form_of(settings)
-    with PrepareProgress() as progress:
+    with PrepareProgress(Console(quiet=True) if place.rank else None) as progress:
         written = predict_file(
             RunFolder(run_path),
             data,
@@ -74,9 +83,11 @@ def command(
             rows_per_part=rows_per_part,
             on_bad=on_bad,
             progress=progress,
+            place=place,
         )
-    for (file, reason), count in written.left_out.items():
+    for (file, reason), count in written.left_out.items() if place.rank == 0 else ():
         click.echo(f"left out: {count:,} rows of {file}: {reason}", err=True)
-    before = f", {written.before:,} were there before" if written.before else ""
+    were = "was" if written.before == 1 else "were"
+    before = f", {written.before:,} {were} there before" if written.before else ""
     files = f"{written.parts:,} file{'s' * (written.parts != 1)}"
     click.echo(f"{written.rows:,} rows, by {written.name}: {out}, {files}{before}")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gmeta.core.collectives.place import check_alone, launched_size, under_launcher
+from gmeta.core.collectives.place import RankPlace, check_alone, launched_size, under_launcher
 from gmeta.core.errors import ConfigError
 from gmeta.core.launcher.elastic_ranks import launch_elastic
 from gmeta.core.launcher.local_ranks import Write, launch
@@ -106,6 +106,40 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
       RanksError: A rank failed, and the job can't continue.
       ConfigError: The launcher started another number of ranks than `size`; or as in `init`.
     """
+    if _run_as_ranks(size, elastic, write):
+        return True
+    from gmeta.core.collectives import init  # TensorFlow only if there are other ranks
+
+    init()
+    return False
+
+
+def start_apart(size: int | None) -> RankPlace | None:
+    """Run this process's own command line as `size` processes that divide its work, and wait for them.
+
+    As `start_ranks`, but the processes exchange nothing: each is a world of one rank, which has all rows of
+    its models' tables and works at its own pace. If one fails, the others are ended.
+
+    Args:
+      size: The value of ``--np``.
+
+    Returns:
+      This process's place among those that divide the work; None if this call has started them, and all have
+      succeeded.
+
+    Raises:
+      RanksError: One of them failed.
+      ConfigError: The launcher started another number than `size`, or states no place.
+    """
+    if _run_as_ranks(size):
+        return None
+    from gmeta.core.collectives.entry import init_apart
+
+    return init_apart()
+
+
+def _run_as_ranks(size: int | None, elastic: Elastic | None = None, write: Write | None = None) -> bool:
+    """Run the command line as ranks unless this process is one of them, or ``--np`` asks for one alone."""
     if under_launcher():
         launched = total_shares(launched_size())  # an elastic job has this many at most
         if size is not None and size != launched:
@@ -114,9 +148,6 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
         check_alone("start a job of its own")
         run_ranks(module_command("gmeta", *sys.argv[1:]), size, elastic=elastic, write=write)
         return True
-    from gmeta.core.collectives import init  # TensorFlow only if there are other ranks
-
-    init()
     return False
 
 

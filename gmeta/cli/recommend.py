@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gmeta.cli.options import run_option, seen_option
+from gmeta.cli.rank_options import ranks_option, start_apart
 from gmeta.core.errors import ConfigError
 
 
@@ -30,6 +31,14 @@ from gmeta.core.errors import ConfigError
     show_default=True,
     help="The Parquet file to write.",
 )
+@click.option(
+    "--users-per-part",
+    type=click.IntRange(1),
+    default=4096,
+    show_default=True,
+    help="Users in a file of the folder OUT.parts, whose files are joined in the end.",
+)
+@ranks_option
 def command(
     run_path: Path,
     users_path: Path | None,
@@ -38,16 +47,23 @@ def command(
     seed: int | None,
     seen: bool | None,
     out: Path,
+    users_per_part: int,
+    size: int | None,
 ) -> None:
     """Write the likeliest items of users, by all that the data set knows of them.
 
     The Parquet file has a row for each user: its id, under the data set's name of users; items, a list of
     ids, the likeliest first; and scores. If the data set keeps texts, the user's text and the items' texts
-    and titles follow. It appears whole or not at all.
+    and titles follow. It appears whole or not at all. After an interruption the same command continues, with
+    the parts in OUT.parts. With --np, ranks divide the parts among them.
     """
-    from gmeta.experiment.next_item.recommendations import write_recommendations
+    place = start_apart(size)
+    from gmeta.experiment.next_item.recommendations import join_recommendations, write_recommendations
     from gmeta.experiment.runs.run_folder import RunFolder
 
+    if place is None:  # the ranks that this call has started are done
+        click.echo(f"{join_recommendations(out):,} users: {out}")
+        return
     run = RunFolder(run_path)
     if run.family not in ("next-item", "retrieval"):
         raise ConfigError(
@@ -61,5 +77,12 @@ def command(
         method=method,
         seed=seed,
         leave_out_seen=None if seen is None else not seen,
+        users_per_part=users_per_part,
+        place=place,
     )
-    click.echo(f"{users:,} users, by {name}: {out}")
+    if place.size == 1:
+        click.echo(f"{users:,} users, by {name}: {out}")
+    else:
+        click.echo(f"{users:,} users, by {name}, in {out}.parts")
+        if size is None and place.rank == 0:
+            click.echo(f"when all {place.size} ranks are done, the same command in one process writes {out}")

@@ -76,7 +76,7 @@ def command(
     from rich.console import Console
 
     from gmeta.core.files import explain_write_errors, write_atomically
-    from gmeta.core.settings import override, read_toml
+    from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.experiment_config import budget_seconds
     from gmeta.experiment.runs.run_folder import RunFolder, choose_family
     from gmeta.experiment.search.tunables import FAMILIES
@@ -90,7 +90,9 @@ def command(
     if begun and not settings and family in (None, run.family):
         family, (config, held) = run.family, run.load()
         data, notes = data or held, tuple[str, ...]()
-        kept = {name: value for name in _DATA if (value := getattr(config, name, None)) is not None}
+        kept = {
+            name: value for name, value in to_mapping(config).items() if name in _DATA and value is not None
+        }
         settings = kept | _given(config, FAMILIES[family].plan(kept, data, "config", on_bad).config)
     else:
         data = data or find_data(run.data)
@@ -116,7 +118,7 @@ def command(
         raise KeyboardInterrupt
 
 
-_DATA = ("item", "label", "protocol", "core", "user", "time")
+_DATA = ("item", "label", "protocol", "core", "user", "time", "negatives")
 """The settings of a run by which its data are read."""
 
 

@@ -113,6 +113,8 @@ class BadRecords:
 
 NUMBER = "_gmeta_number"
 """A column that sources add: the record's number, by which `Source.where` finds it. It isn't stored."""
+RECORD, ELEMENT = "_gmeta_of_record", "_gmeta_of_element"
+"""Columns that `TableSource.chunks` adds with ``places``: where in the input a row is from."""
 
 
 class Named(Protocol):

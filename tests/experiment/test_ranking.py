@@ -1,7 +1,7 @@
 """From a table of rows with labels to probabilities: trained, measured, served, applied to new files."""
 
 import json
-import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -14,17 +14,13 @@ from scipy.special import expit
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.terminal import Interrupts
-from gmeta.experiment.baselines.task_rows import Rows, Tasks
-from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.baselines import LinearSettings, design
-from gmeta.experiment.ranking.bilinear import Bilinear
-from gmeta.experiment.ranking.blend import Blend
-from gmeta.experiment.ranking.drift import DriftSettings
-from gmeta.experiment.ranking.examples import Encoding, Scale, cut, read_rows, row_keys
-from gmeta.experiment.ranking.measured import calibration, evaluate_ranking
+from gmeta.experiment.ranking.examples import read_rows
+from gmeta.experiment.ranking.measured import evaluate_ranking
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.predictions import predict_file
 from gmeta.experiment.ranking.runs import load_ranking
+from gmeta.experiment.ranking.served import export_ranking
 from gmeta.experiment.runs.all_runs import choose_trained
 from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 from gmeta.experiment.search.tunables import FAMILIES
@@ -200,7 +196,7 @@ def test_a_second_call_writes_the_missing_part_alone(folder, monkeypatch):
 def test_another_request_is_refused_in_one_line(folder, monkeypatch):
     monkeypatch.chdir(folder)
     error = gmeta("predict", "--data", "new.parquet", "--method", "dcn", "--rows-per-part", 20, code=2).stderr
-    assert "scores has predictions of another request, with other method" in error
+    assert "scores has parts of another request, with other method" in error
     assert error.count("\n") == 1
 
 
@@ -210,6 +206,51 @@ def test_a_missing_column_is_named(folder, tmp_path, monkeypatch):
     pq.write_table(table, tmp_path / "less.parquet")
     error = gmeta("predict", "--data", tmp_path / "less.parquet", "--out", tmp_path / "out", code=2).stderr
     assert "lacks the column price, by which the run predicts; it has item, one, sku" in error
+
+
+@pytest.mark.parametrize(
+    ("method", "absent"),
+    [
+        ("dcn", ["ts"]),
+        ("linear", ["ts", "sku"]),
+        ("item_mean", ["user", "ts", "tags", "price"]),
+        ("mean", ["user"]),
+    ],
+)
+def test_a_method_needs_its_own_columns_alone(folder, trained, tmp_path, method, absent):
+    table = pq.read_table(folder / "new.parquet")
+    run, out = RunFolder(folder / "runs/default"), tmp_path / "less"
+    pq.write_table(table.drop_columns(absent), tmp_path / "less.parquet")
+    written = predict_file(run, [str(tmp_path / "less.parquet")], out, method=method)
+    predict_file(run, [str(folder / "new.parquet")], tmp_path / "whole", method=method)
+    assert written.rows == 50
+    found, whole = (pq.read_table(each).to_pydict() for each in (out, tmp_path / "whole"))
+    assert found["score"] == whole["score"]
+    assert not set(absent) & set(found)
+
+
+@pytest.mark.parametrize(
+    ("method", "absent"), [("drift", "ts"), ("blend", "ts"), ("dcn", "price"), ("item_mean", "item")]
+)
+def test_a_method_without_one_of_its_columns_is_refused(folder, tmp_path, method, absent):
+    pq.write_table(pq.read_table(folder / "new.parquet").drop_columns([absent]), tmp_path / "less.parquet")
+    with pytest.raises(ConfigError, match=f"lacks the column {absent}, by which"):
+        predict_file(
+            RunFolder(folder / "runs/default"),
+            [str(tmp_path / "less.parquet")],
+            tmp_path / "out",
+            method=method,
+        )
+
+
+def test_a_served_baseline_takes_the_columns_that_it_reads(folder, trained, tmp_path):
+    export_ranking(RunFolder(folder / "runs/default"), tmp_path, method="item_mean")
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["predict"]
+    assert set(served.structured_input_signature[1]) == {"item"}
+    items = trained.parts.encoding.ids["item"][:5]
+    numbers = {"item": np.arange(1, 6)}
+    want = trained.baselines["item_mean"].scores(replace(trained.parts.test.take(np.arange(5)), ids=numbers))
+    np.testing.assert_allclose(served(item=tf.constant(items))["score"], expit(want), rtol=1e-5)
 
 
 def test_a_bad_row_is_named_or_left_out(folder, tmp_path):
@@ -236,7 +277,8 @@ def test_training_again_changes_nothing(folder, monkeypatch):
 def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     methods = (
-        '{maml={label="MAML",description="two steps",epochs=1,inner={steps=1,order=1,learning_rate=0.3}}}'
+        '{maml={label="MAML",description="two steps",epochs=1,inner={steps=1,order=1,learning_rate=0.3}},'
+        'shared={label="shared",description="no step",epochs=1,inner={steps=0,learning_rate=0.3}}}'
     )
     run = tmp_path / "cold"
     gmeta(
@@ -252,6 +294,12 @@ def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monk
         "--set",
         "hidden=[4]",
     )
+    pq.write_table(pq.read_table("new.parquet").drop_columns(["user"]), tmp_path / "users.parquet")
+    with pytest.raises(ConfigError, match="lacks the column user, by which"):
+        predict_file(RunFolder(run), [str(tmp_path / "users.parquet")], tmp_path / "none")
+    for name, data in (("with", "new.parquet"), ("without", str(tmp_path / "users.parquet"))):
+        predict_file(RunFolder(run), [data], tmp_path / name, method="shared")
+    assert pq.read_table(tmp_path / "without")["score"] == pq.read_table(tmp_path / "with")["score"]
     written = predict_file(RunFolder(run), ["new.parquet"], tmp_path / "out")
     assert (written.rows, written.name) == (50, "MAML")
     found = pq.read_table(tmp_path / "out").to_pydict()
@@ -346,65 +394,30 @@ def test_labels_of_other_values_are_refused(folder, tmp_path):
         plan_ranking({"features": ["price"]}, folder / "data")
 
 
-# The parts.
-
-
-def test_random_rows_are_cut_by_their_values():
+def test_elements_of_exploded_lists_name_their_record(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log, begin, lines = events(900), 0, ["user,shown"]
     rng = np.random.default_rng(0)
-    columns = {"a": rng.integers(0, 5, 4000), "b": rng.random(4000).astype(np.float32)}
-    train, validation, test = cut(columns, "random", task=None, time=None)
-    assert sorted([*train, *validation, *test]) == list(range(4000))
-    assert abs(len(train) - 3200) < 100
-    assert abs(len(test) - 400) < 80
-    order = rng.permutation(4000)
-    again = cut({name: values[order] for name, values in columns.items()}, "random", task=None, time=None)
-    assert set(order[again[2]]) == set(test)
-
-
-def test_equal_rows_are_spread():
-    keys = row_keys({"a": np.zeros(1000, np.int64)})
-    assert len(np.unique(keys)) == 1000
-    parts = cut({"a": np.zeros(1000, np.int64)}, "random", task=None, time=None)
-    assert all(len(part) > 50 for part in parts)
-
-
-def test_time_and_tasks_cut_as_they_say():
-    columns = {"ts": np.arange(100)[::-1].copy(), "user": np.arange(100) // 2}
-    train, validation, test = cut(columns, "time", task="user", time="ts")
-    assert max(columns["ts"][train]) < min(columns["ts"][validation])
-    assert max(columns["ts"][validation]) < min(columns["ts"][test])
-    parts = cut(columns, "tasks", task="user", time=None)
-    users = [set(columns["user"][part]) for part in parts]
-    assert not users[0] & users[2]
-    assert not users[1] & users[2]
-
-
-def test_unknown_ids_are_zero_and_left_out_of_lists():
-    config = RankingConfig("y", ("user", "tags"), ("price",))
-    training = {
-        "user": np.array([5, 9]),
-        "tags": (np.array([1, 2, 3]), np.array([0, 1, 3])),
-        "price": np.array([1.0, 3.0], np.float32),
-        "y": np.array([0.0, 1.0]),
-    }
-    new = {
-        "user": np.array([9, 6]),
-        "tags": (np.array([3, 8, 1]), np.array([0, 2, 3])),
-        "price": np.array([np.nan, 3.0], np.float32),
-    }
-    found = Encoding.of(config, training)(new)
-    assert found.ids["user"].tolist() == [2, 0]
-    values, splits = found.ids["tags"]
-    assert (values.tolist(), splits.tolist()) == ([3, 1], [0, 1, 2])
-    assert found.numbers[:, 0].tolist() == [0.0, 1.0]
-    assert np.isnan(found.labels).all()
-
-
-def test_wide_numbers_are_on_a_logarithmic_scale():
-    wide = Scale.of(np.array([1.0, 2.0, 3.0, 1e6]))
-    assert wide.log
-    assert not Scale.of(np.arange(9.0)).log
-    assert wide(np.array([-(2.0**53)]))[0] == 0.0  # a gap
+    while begin < 900:
+        rows = range(begin, min(begin + int(rng.integers(1, 5)), 900))
+        shown = " ".join(f"{log['item'][row]}-{log['click'][row]}" for row in rows)
+        lines += [f"{log['user'][begin]},{shown}", f"{log['user'][begin]},"]  # a list, and none
+        begin = rows.stop
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "new.csv").write_text("\n".join(lines[:42]) + "\n")
+    gmeta(
+        "prepare", "--data", "log.csv", "--task", "user", "--label", "click", "--explode", "shown: item-click"
+    )
+    gmeta("train", "--for", "ranking", "--set", "methods={}")
+    gmeta("predict", "--data", "new.csv", "--method", "item_mean", "--rows-per-part", 10)
+    lists = [line.partition(",")[2].split() for line in lines[1:42]]
+    parts = [pq.read_table(part).to_pydict() for part in sorted((tmp_path / "scores").glob("*.parquet"))]
+    assert len(parts) == 5  # of ten records of the file each, half of which have no row
+    assert [set(np.array(part["row"]) // 10) for part in parts] == [{0}, {1}, {2}, {3}, {4}]
+    found = {name: [value for part in parts for value in part[name]] for name in parts[0]}
+    assert found["row"] == [row for row, each in enumerate(lists) for _ in each]
+    assert found["element"] == [place for each in lists for place in range(len(each))]
+    assert found["item"] == [int(pair.partition("-")[0]) for each in lists for pair in each]
 
 
 def test_the_linear_baseline_is_scikit_learns_logistic_regression(trained):
@@ -428,55 +441,3 @@ def test_bilinear_baselines_predict_as_those_of_cold_start(trained):
     assert factors.users[0].tolist() == [0.0] * factors.users.shape[1]
     scores = factors.scores(parts.test.take(np.arange(5)))
     np.testing.assert_allclose(expit(scores), np.clip(want, 0.01, 0.99))
-
-
-def test_drift_adds_the_residuals_about_a_rows_time():
-    """The formula, a row at a time."""
-    rng = np.random.default_rng(0)
-    config = RankingConfig("y", ("user", "item"), item="item", user="user", time="ts", binary=False)
-
-    def draw(rows):
-        user, item = rng.integers(0, 4, rows), rng.integers(0, 5, rows)
-        return {"user": user, "item": item, "ts": rng.integers(0, 500, rows), "y": rng.normal(size=rows)}
-
-    train, asked = draw(80), draw(30)
-    asked["user"][0] = 99
-    encoding = Encoding.of(config, train)
-    rows, new = encoding(train), encoding(asked)
-    base = Bilinear(None, "item", 0.1, rng.normal(size=6), np.zeros((6, 0)), np.zeros((1, 0)), binary=False)
-    found = DriftSettings(scale=30.0, damping=2.0).fit(rows, encoding, base).scores(new)
-    rest, want = train["y"] - base.scores(rows), base.scores(new)
-    for row in range(30):
-        near = np.exp(-np.abs(train["ts"] - asked["ts"][row]) / 30) * (train["user"] == asked["user"][row])
-        want[row] += near @ rest / (near.sum() + 2)
-    np.testing.assert_allclose(found, want)
-
-
-def test_posterior_means_make_the_predictions():
-    from gmeta.experiment.baselines.vectors import ItemVectors
-
-    rng = np.random.default_rng(0)
-    fitted = ItemVectors(0.5, rng.normal(size=4), np.arange(4), rng.normal(size=(4, 2)), noise=0.3)
-    rows = Rows(np.array([0, 1, 2, 1]), rng.normal(size=4), np.array([0, 3, 4]))
-    means = fitted.posterior_means(rows)
-    want = 0.5 + fitted.bias[rows.items] + (fitted.vectors[rows.items] * means[rows.task]).sum(axis=1)
-    np.testing.assert_allclose(fitted.predict(Tasks(rows, rows)), want)
-
-
-def test_a_blend_of_one_score_is_its_calibration():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=5000)
-    labels = (rng.random(5000) < expit(logits)).astype(float)
-    found = Blend.fit({"sure": 4 * logits + 3}, labels, binary=True)
-    np.testing.assert_allclose(found.weigh({"sure": 4 * logits + 3}), logits, atol=0.2)
-    again = Blend.from_json(json.loads(json.dumps(found.to_json())))
-    assert again.describe() == found.describe()
-
-
-def test_calibration_compares_rates_in_parts():
-    scores = np.array([-math.log(3), -math.log(3), math.log(3), math.log(3)])
-    said, happened = calibration(scores, np.array([0.0, 1.0, 1.0, 1.0]), bins=2)
-    np.testing.assert_allclose(said, [0.25, 0.75])
-    assert happened.tolist() == [0.5, 1.0]
-    said, happened = calibration(np.zeros(4), np.array([0.0, 0.0, 1.0, 1.0]), bins=2)
-    assert happened.tolist() == [0.5, 0.5]  # ties

@@ -15,11 +15,13 @@ from gmeta.core.collectives.backend import check_launcher, horovod_version
 from gmeta.core.collectives.place import (
     GROUPS,
     LAUNCHER,
+    RankPlace,
     World,
     check_alone,
     choose_groups,
     enter,
     has_entered,
+    launched_place,
     launched_size,
     told_place,
     world,
@@ -122,6 +124,28 @@ def init(groups: int | None = None) -> World:
     check_agreement({GROUPS: str(groups)}, advice="give every rank the same number of groups")
     open_lanes(here)
     return here
+
+
+def init_apart() -> RankPlace:
+    """Become one of the processes that a launcher started to divide work among them, without exchange.
+
+    The process is a world of one rank, `world`, so it holds whole tables and waits for no other. It takes the
+    GPU of its place, and ends with its launcher.
+
+    Returns:
+      Its place among the processes; one of one without a launcher.
+
+    Raises:
+      ConfigError: The launcher states no place, or it isn't gmeta's or horovodrun.
+    """
+    place = launched_place()
+    if place.size == 1:
+        check_alone("do all of the work")
+        return place
+    _end_with_launcher()
+    enter(World(0, 1, place.local_rank))
+    _take_gpu(place.local_rank, place.local_size)
+    return place
 
 
 def _find_peers() -> Peers:

@@ -149,11 +149,30 @@ def told_place() -> RankPlace | None:
     Raises:
       ConfigError: A variable is missing, or no number.
     """
-    if f"{OWN}SIZE" not in os.environ:
-        return None
-    told = [os.environ.get(f"{OWN}{name}", "") for name in PLACE]
+    return _place_by(OWN) if f"{OWN}SIZE" in os.environ else None
+
+
+def launched_place() -> RankPlace:
+    """Return the place that gmeta's launcher or horovodrun has assigned; one rank without a launcher.
+
+    Raises:
+      ConfigError: A variable is missing, or no number; or the launcher is one of MPI.
+    """
+    if not under_launcher():
+        return RankPlace(0, 1, 0, 1)
+    prefix = next((one for one in (OWN, "HOROVOD_") if f"{one}SIZE" in os.environ), None)
+    if prefix is None:
+        raise ConfigError(
+            f"one of {launched_size()} processes of an MPI's mpirun: start the command once, with --np, or "
+            "its processes by gmeta launch"
+        )
+    return _place_by(prefix)
+
+
+def _place_by(prefix: str) -> RankPlace:
+    told = [os.environ.get(f"{prefix}{name}", "") for name in PLACE]
     if not all(text.isdecimal() for text in told):
-        said = ", ".join(f"{OWN}{name}={text!r}" for name, text in zip(PLACE, told, strict=True))
+        said = ", ".join(f"{prefix}{name}={text!r}" for name, text in zip(PLACE, told, strict=True))
         raise ConfigError(f"{said}: these are no place of a rank; unset them, or start it by gmeta launch")
     return RankPlace(*map(int, told))
 

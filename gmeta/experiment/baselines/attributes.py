@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 from scipy.sparse import csr_matrix, hstack, identity
 from scipy.sparse.linalg import LinearOperator, lsmr
@@ -24,6 +26,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from gmeta.experiment.baselines.biases import ITEM_DAMPINGS, FittedBiases
 from gmeta.experiment.baselines.pseudo_cold import MOST_PAIRS, Fold, choose, hide_items, squared_error, within
 from gmeta.experiment.baselines.task_rows import Block, Floats, Ints, Rows, Tasks, cut_blocks, multiply
+from gmeta.preprocess.columns import Values
 
 # Levels of items by ridge regression on their attributes: the expected mean of an item, a new one too.
 #
@@ -35,6 +38,40 @@ from gmeta.experiment.baselines.task_rows import Block, Floats, Ints, Rows, Task
 #
 # An item without warm rows has :math:`b_i = 0`: its level is that of its attributes. One without attributes
 # has the damped bias of `gmeta.experiment.baselines.biases`.
+
+MOST_CHANGED = 0.05
+"""If items have other values in a larger share of later rows, a column isn't an attribute of items."""
+
+
+def mark_rows(values: NDArray[Any], counts: Ints) -> Floats:
+    """Compute a number for each row that is the same for the same values, in any order."""
+    mixed = (values.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+    return np.bincount(np.repeat(np.arange(len(counts)), counts), mixed, len(counts)).astype(np.float64)
+
+
+def values_of(values: Values) -> tuple[Ints, Ints]:
+    """Return the values of a column of rows, and how many each row has."""
+    if isinstance(values, tuple):
+        return values[0], np.diff(values[1])
+    return values, np.ones(len(values), np.int64)
+
+
+def belongs(values: Values, first: Ints) -> bool:
+    """Return whether a column is one of the owners of rows; ``first`` is the place of each one's first row.
+
+    Two rows of an owner differ in at most `MOST_CHANGED` as many cases as any two rows.
+    """
+    flat, counts = values_of(values)
+    if flat.dtype == np.float32:
+        flat = np.ascontiguousarray(flat).view(np.uint32)
+    marks = np.unique(mark_rows(flat, counts), return_inverse=True)[1]
+    again = first != np.arange(len(first))
+    if not again.any():
+        return False
+    differ = 1 - float(np.square(np.bincount(marks) / len(marks)).sum())
+    changed = float(np.mean(marks[again] != marks[first[again]]))
+    return differ > 0 and changed <= MOST_CHANGED * differ
+
 
 PENALTIES = (30.0, 1.0, 3.0, 10.0, 100.0, 300.0)
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.schema import OnBad
-from gmeta.experiment.baselines.attributes import ItemAttributes
+from gmeta.experiment.baselines.attributes import MOST_CHANGED, ItemAttributes, mark_rows
 from gmeta.experiment.baselines.task_rows import Floats, Ints, ItemNumbers, Tasks
 from gmeta.experiment.baselines.tuning import Baselines, Tuned
 from gmeta.experiment.measurement import split as cold_start
@@ -34,9 +34,6 @@ from gmeta.io.reader_stats import data_errors
 from gmeta.models import MetaModel
 
 # The attributes of items, collected from the batches that methods and baselines are measured on.
-
-MOST_CHANGED = 0.05
-"""If items have other values in a larger share of later batches, the column isn't an attribute of items."""
 
 
 class AttributeReader:
@@ -97,7 +94,7 @@ class AttributeReader:
         kept = {}
         for name, found in self._columns.items():
             values, counts = (np.concatenate(each) for each in zip(*found, strict=True))
-            mark = _mark(values, counts)
+            mark = mark_rows(values, counts)
             if np.count_nonzero(mark != mark[first[again]]) <= MOST_CHANGED * np.count_nonzero(met):
                 kept[name] = _choose(values, counts, rows)
         return ItemAttributes.of(kept) if kept else None
@@ -109,12 +106,6 @@ def _values(column: tf.Tensor | tf.RaggedTensor) -> tuple[Ints, Ints]:
         return column.flat_values.numpy(), column.row_lengths().numpy()
     values = np.asarray(column)
     return values.ravel(), np.full(len(values), values.size // max(len(values), 1))
-
-
-def _mark(values: Ints, counts: Ints) -> Floats:
-    """Compute a number for each row that is the same for the same values, in any order."""
-    mixed = (values.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
-    return np.bincount(np.repeat(np.arange(len(counts)), counts), mixed, len(counts)).astype(np.float64)
 
 
 def _choose(values: Ints, counts: Ints, rows: Ints) -> tuple[Ints, Ints]:

@@ -30,6 +30,7 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.experiment.next_item.side_columns import SideColumns
 from gmeta.experiment.plan.next_item_config import Protocol
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.epoch import count_epochs
@@ -110,6 +111,14 @@ class Histories:
         times = None if self.times is None else self.times[events]
         return Histories(self.users[chosen], splits, self.items[events], times)
 
+    def ragged(self) -> dict[str, tf.RaggedTensor]:
+        """Return the columns that a model reads: ``item``, and ``time`` if there are times."""
+        columns = {"item": self.items, **({} if self.times is None else {"time": self.times})}
+        return {
+            name: tf.RaggedTensor.from_row_splits(tf.constant(column, tf.int64), self.row_splits)
+            for name, column in columns.items()
+        }
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -142,6 +151,7 @@ class Cuts:
       validation: What settings, epochs and weights are chosen by.
       test: What is reported.
       whole: All events of all users, for use after the test.
+      columns: Those of users and of items, if a method reads them.
     """
 
     ids: Ints
@@ -149,6 +159,7 @@ class Cuts:
     validation: Asked
     test: Asked
     whole: Histories
+    columns: SideColumns | None = None
 
     @property
     def items(self) -> int:

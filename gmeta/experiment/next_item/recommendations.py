@@ -1,7 +1,12 @@
-"""The likeliest items of users, by all that the data set knows of them."""
+"""The likeliest items of users, by all that the data set knows of them.
+
+The file is written in parts of as many users each (`gmeta.experiment.runs.parts`), in a folder beside it that
+goes when they are joined.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,19 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from gmeta.core.collectives.place import RankPlace
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import DataError
-from gmeta.core.files import explain_write_errors
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.texts import TEXT
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
+from gmeta.experiment.next_item.generative import check_answer
 from gmeta.experiment.next_item.ranked import top, without_seen
 from gmeta.experiment.next_item.runs import Trained, load_catalogue
+from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.runs.trained import CHOSEN
 from gmeta.preprocess.plan.column_values import hash_text, is_text
 
-_USERS = 256  # at once
+USERS = 4096
+"""Users in a part."""
+
+_AT_ONCE = 256  # users
+_ASKED = "_recommend.json"
 
 
 def recommend(
@@ -45,8 +58,8 @@ def recommend(
     asked = whole.users if users is None else np.asarray(users, np.int64)
     place = np.minimum(np.searchsorted(whole.users, asked), len(whole) - 1)
     known = whole.users[place] == asked
-    for begin in range(0, len(asked), _USERS):
-        some = slice(begin, begin + _USERS)
+    for begin in range(0, len(asked), _AT_ONCE):
+        some = slice(begin, begin + _AT_ONCE)
         part = whole.choose(place[some])
         # A stranger has an empty history, and isn't the user whose id is the next one.
         part = replace(part.first(np.where(known[some], part.sizes, 0)), users=asked[some])
@@ -66,8 +79,13 @@ def write_recommendations(
     method: str | None = None,
     seed: int | None = None,
     leave_out_seen: bool | None = None,
+    users_per_part: int = USERS,
+    place: RankPlace = ALONE,
 ) -> tuple[str, int]:
     """Write what `recommend` finds as a Parquet file with a row for each user.
+
+    After an interruption, the same call writes the missing parts. Of several processes, each writes its own
+    parts, and `join_recommendations` makes the file of them.
 
     Args:
       run: A run that is trained to the end.
@@ -80,54 +98,88 @@ def write_recommendations(
       method: As in `TrainedRun.choose`.
       seed: As in `TrainedRun.choose`.
       leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
+      users_per_part: The number of users in a part.
+      place: The place of this process among those that divide the parts.
 
     Returns:
-      The method's name in tables, and the number of users.
+      The method's name in tables, and the number of users that this process has written.
 
     Raises:
-      ConfigError: There is no such method or seed.
+      ConfigError: There is no such method or seed, the beam of a search is narrower than k, or the folder of
+        parts is of another request.
       DataError: The run isn't trained to the end, or the file of users can't be read.
       GmetaError: The file can't be written.
     """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    trained = load_catalogue(run)
-    of_user, item, texts = trained.schema.task, trained.config.item, trained.texts
-    asked = None
+    if users_per_part < 1:
+        raise ConfigError(f"users_per_part must be at least 1, got {users_per_part}")
+    trained, data = load_catalogue(run), run.load()[1]
+    of_user, manifest = trained.schema.task, Manifest.load(data)
+    whole = trained.cuts.whole.users
+    asked = whole
     if users is not None:
-        hashed = of_user in Manifest.load(run.load()[1]).roles.hashed
-        asked = _read_users(users, trained.cuts.whole.users if hashed else None)
+        asked = _read_users(users, whole if of_user in manifest.roles.hashed else None)
     name, scorer = trained.choose(method, seed)
+    check_answer(scorer, k)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
+    total = max(-(-len(asked) // users_per_part), 1)
+    request = {
+        **about(run, name, seed, [run.path / CHOSEN]),
+        "users": hashlib.sha256(np.ascontiguousarray(asked).tobytes()).hexdigest(),
+        "k": k,
+        "leave_out_seen": leave_out_seen,
+        "users_per_part": users_per_part,
+        "data": manifest.digest,
+        "parts": total,
+    }
+    parts = Parts.begin(_folder(out), _ASKED, total, request)
+    schema, done, count = _schema(trained), parts.there(), 0
+    for number in parts.of(place):
+        if number in done:
+            continue
+        some = asked[number * users_per_part : (number + 1) * users_per_part]
+        with parts.write(number, schema) as file:
+            for block in recommend(trained, scorer, some, k, leave_out_seen=leave_out_seen):
+                file.write_table(_table(trained, schema, *block))
+        count += len(some)
+    if place.size == 1:
+        return trained.label(name), parts.join(out)
+    return trained.label(name), count
+
+
+def join_recommendations(out: Path) -> int:
+    """Make the file of the parts that several processes have written, and return the number of its users.
+
+    Raises:
+      DataError: A part is missing.
+      GmetaError: The file can't be written.
+    """
+    folder = _folder(out)
+    return Parts(folder, _ASKED, int(Parts.asked(folder, _ASKED)["parts"])).join(out)
+
+
+def _folder(out: Path) -> Path:
+    return out.with_name(f"{out.name}.parts")
+
+
+def _schema(trained: Trained) -> pa.Schema:
+    of_user, texts = trained.schema.task, trained.texts
     kinds = {of_user: pa.int64(), "items": pa.list_(pa.int64()), "scores": pa.list_(pa.float32())}
     if TEXT in texts.kinds(of_user):
         kinds[f"{of_user}_{TEXT}"] = pa.string()
-    kinds |= {f"{kind}s": pa.list_(pa.string()) for kind in texts.kinds(item)}
-    schema, count = pa.schema([*kinds.items()]), 0
-    unfinished = out.with_name(f".{out.name}.unfinished")
-    with explain_write_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with parquet.ParquetWriter(unfinished, schema) as file:
-                for ids, items, scores in recommend(trained, scorer, asked, k, leave_out_seen=leave_out_seen):
-                    left = scores > -np.inf
-                    lists = {"items": items[left], "scores": scores[left]}
-                    lists |= {f"{kind}s": texts.find(item, items[left], kind) for kind in texts.kinds(item)}
-                    splits = pa.array(np.concatenate([[0], np.cumsum(left.sum(axis=1))]), pa.int32())
-                    columns: dict[str, Any] = {
-                        of_user: ids,
-                        f"{of_user}_{TEXT}": texts.find(of_user, ids, TEXT),
-                    }
-                    for kind, flat in lists.items():
-                        values = pa.array(flat, kinds[kind].value_type)
-                        columns[kind] = pa.ListArray.from_arrays(splits, values)
-                    file.write_table(pa.table([columns[name] for name in schema.names], schema=schema))
-                    count += len(ids)
-            unfinished.replace(out)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    return trained.label(name), count
+    kinds |= {f"{kind}s": pa.list_(pa.string()) for kind in texts.kinds(trained.config.item)}
+    return pa.schema([*kinds.items()])
+
+
+def _table(trained: Trained, schema: pa.Schema, ids: Ints, items: Ints, scores: Scores) -> pa.Table:
+    of_user, item, texts = trained.schema.task, trained.config.item, trained.texts
+    left = scores > -np.inf
+    lists: dict[str, Any] = {"items": items[left], "scores": scores[left]}
+    lists |= {f"{kind}s": texts.find(item, items[left], kind) for kind in texts.kinds(item)}
+    splits = pa.array(np.concatenate([[0], np.cumsum(left.sum(axis=1))]), pa.int32())
+    columns: dict[str, Any] = {of_user: ids, f"{of_user}_{TEXT}": texts.find(of_user, ids, TEXT)}
+    for kind, flat in lists.items():
+        columns[kind] = pa.ListArray.from_arrays(splits, pa.array(flat, schema.field(kind).type.value_type))
+    return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
 def _read_users(path: Path, hashed: Ints | None) -> Ints:

@@ -16,9 +16,10 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
+from gmeta.experiment.next_item.generative import SearchScorer, check_answer
 from gmeta.experiment.next_item.models import ModelScorer
 from gmeta.experiment.next_item.runs import load_catalogue
-from gmeta.experiment.next_item.towers import USER, TowerScorer
+from gmeta.experiment.next_item.towers import OF_USER, USER, TowerScorer
 from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
@@ -135,7 +136,7 @@ def _solved(scorer: Solved, items: int) -> _Served:
 @in_tensorflow.register
 def _model(scorer: ModelScorer, items: int) -> _Served:
     model = scorer.model
-    vectors = tf.Variable(model.item_vectors(), trainable=False)
+    vectors = tf.Variable(model.item_vectors() / model.loss_of.temperature, trainable=False)
 
     def serve(asked: Padded) -> tf.Tensor:
         queries = model(asked.ragged(), training=False)
@@ -148,11 +149,46 @@ def _model(scorer: ModelScorer, items: int) -> _Served:
 @in_tensorflow.register
 def _towers(scorer: TowerScorer, items: int) -> _Served:
     vectors = tf.Variable(scorer.model.item_vectors(), trainable=False)
+    of_users = _columns_of_users(scorer)
 
     def serve(asked: Padded) -> tf.Tensor:
         columns = {**asked.ragged(), **({} if asked.users is None else {USER: asked.users})}
+        columns |= {} if of_users is None else {OF_USER: of_users(asked.users)}
         queries = scorer.model(columns, training=False)
         return tf.matmul(queries, tf.convert_to_tensor(vectors), transpose_b=True)
+
+    return serve
+
+
+def _columns_of_users(scorer: TowerScorer) -> Callable[[tf.Tensor], tf.RaggedTensor] | None:
+    """Return what finds the columns of users by their ids; an unknown user has none."""
+    if scorer.feed.columns is None or not scorer.feed.users:
+        return None
+    known = scorer.feed.columns.users.ids
+    numbers, splits = scorer.feed.columns.users.choose(scorer.feed.users, known)
+    ids, values, ends = (
+        tf.Variable(each, trainable=False) for each in (known, numbers, np.append(splits, splits[-1]))
+    )
+
+    def find(users: tf.Tensor) -> tf.RaggedTensor:
+        every = tf.convert_to_tensor(ids)
+        place = tf.minimum(tf.searchsorted(every, users, out_type=tf.int64), len(known) - 1)
+        place = tf.where(tf.gather(every, place) == users, place, len(known))
+        return tf.gather(tf.RaggedTensor.from_row_splits(values.read_value(), ends.read_value()), place)
+
+    return find
+
+
+@in_tensorflow.register
+def _search(scorer: SearchScorer, items: int) -> _Served:
+    search = scorer.search(scorer.width(0))
+
+    def serve(asked: Padded) -> tf.Tensor:
+        numbers, scores = search(asked.ragged())
+        there = tf.where(numbers >= 0)
+        at = tf.stack([there[:, 0], tf.gather_nd(numbers, there)], axis=1)
+        found = tf.fill(tf.stack([tf.shape(numbers)[0], items]), -np.inf)
+        return tf.tensor_scatter_nd_update(found, at, tf.gather_nd(scores, there))
 
     return serve
 
@@ -168,7 +204,11 @@ def _blended(scorer: Blended, items: int) -> _Served:
             if name == SEEN:
                 found += np.float32(weight / deviation) * tf.cast(asked.seen(items), tf.float32)
             else:
-                found += np.float32(weight / deviation) * (parts[name](asked) - np.float32(mean))
+                own = parts[name](asked)
+                absent = tf.math.is_inf(own)  # as in `with_floor`
+                lowest = tf.reduce_min(tf.where(absent, np.inf, own), axis=1, keepdims=True)
+                own = tf.where(absent, tf.where(tf.math.is_inf(lowest), 0.0, lowest), own)
+                found += np.float32(weight / deviation) * (own - np.float32(mean))
         return found
 
     return serve
@@ -188,7 +228,8 @@ def export_catalogue(
 
     Its one signature, ``recommend``, takes histories: the item's column, (users, width) int64 ids in the
     order of time, padded with -1; ``time`` of the same shape if a model reads times; and ``user`` (users,)
-    ids if a model reads them, where a user whom training didn't see has the initial row. If `gmeta prepare`
+    ids if a model reads them or the users' columns, where a user whom training didn't see has the initial
+    row, and one whom the data set lacks no columns. If `gmeta prepare`
     has hashed the items, their column takes the texts instead, padded with ``""``. It returns ``items``
     (users, k) ids, the likeliest first, and ``scores`` (users, k), and where the data set keeps them
     (`gmeta.core.texts`), ``texts`` and ``titles`` (users, k) of the items, ``""`` for an item without one.
@@ -205,8 +246,8 @@ def export_catalogue(
       leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
 
     Raises:
-      ConfigError: There is no such method or seed, the version exists, or the catalogue has fewer than k
-        items.
+      ConfigError: There is no such method or seed, the version exists, or the catalogue, or the beam of a
+        search, has fewer than k items.
       DataError: The run isn't trained to the end.
     """
     trained = load_catalogue(run)
@@ -216,9 +257,12 @@ def export_catalogue(
     cuts, item = trained.cuts, trained.config.item
     if k > cuts.items:
         raise ConfigError(f"k must be at most {cuts.items}, the catalogue's size, got {k}")
-    held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer | TowerScorer)]
+    check_answer(scorer, k)
+    held = [
+        each.model for each in _parts(scorer) if isinstance(each, ModelScorer | TowerScorer | SearchScorer)
+    ]
     timed = any(model.time is not None for model in held)
-    of_users = any(USER in getattr(model, "user_columns", ()) for model in held)
+    of_users = any({USER, OF_USER} & {*getattr(model, "user_columns", ())} for model in held)
     serve = in_tensorflow(scorer, cuts.items)
     ids = tf.Variable(cuts.ids, trainable=False)
     hashed = item in Manifest.load(run.load()[1]).roles.hashed

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
+from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories, in_batches
+from gmeta.experiment.next_item.side_columns import SideColumns, as_tensor
 from gmeta.experiment.plan.next_item_config import CatalogueConfig
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.initializers import Normal, Zeros
@@ -17,7 +21,8 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import TwoTower
 from gmeta.optimizers import AdamW
 
-USER = "user"
+USER, OF_USER, OF_ITEM = "user", "of_user", "of_item"
+"""The features of a user's id, and of the columns of users and of items."""
 _DEVIATION = 0.05
 _ASKED = 256  # users at once
 
@@ -32,6 +37,18 @@ def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cu
         FeatureConfig(name, TableConfig(name, settings.dim, initializer=initializer), hash=name == USER)
         for name in names
     ]
+    feed, item_columns = Feed.of(settings, cuts), {}
+    of_items = feed.of_items(cuts.ids)
+    if of_items is not None:
+        item_columns[OF_ITEM] = of_items
+    if not (feed.users or settings.user_id or settings.history):
+        raise ConfigError(
+            f"method {settings.label!r}: the data have no column of users, and the user tower needs the "
+            "user's id or history: set one to true"
+        )
+    for name in (*([OF_USER] if feed.users else []), *item_columns):
+        table = TableConfig(name, settings.dim, initializer=initializer)
+        features.append(FeatureConfig(name, table, combiner="sum"))
     features.append(FeatureConfig("bias", TableConfig("bias", 1, initializer=Zeros())))
     optimizer = AdamW(settings.learning_rate, weight_decay=settings.weight_decay)
     counts = np.bincount(cuts.train.items, minlength=cuts.items)
@@ -39,6 +56,7 @@ def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cu
         EmbeddingCollection(features, optimizer=optimizer, seed=seed),
         items=cuts.items,
         history="history" if settings.history else None,
+        item_columns=item_columns,
         bias="bias",
         law=settings.law,
         negatives=settings.negatives,
@@ -55,38 +73,75 @@ def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cu
     return model
 
 
-def training_batches(train: Histories, settings: TwoTowerMethod, seed: int, epoch: int) -> tf.data.Dataset:
-    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
-    assert settings.users_per_batch is not None
-    # Of one item, a history has nothing left when the item is asked for; the user's id can still learn it.
-    some = train.choose(train.sizes > (0 if settings.user_id else 1))
-    return in_batches(_columns(some), settings.users_per_batch, seed, epoch)
+@dataclass(frozen=True)
+class Feed:
+    """What models get of users: ids, histories, and the columns that a method reads.
 
+    Attributes:
+      columns: The columns of users and of items; None: the method reads none.
+      users: Those of users that it reads.
+      items: Those of items.
+    """
 
-def validation_batches(asked: Asked) -> tf.data.Dataset:
-    """Return batches of histories, with the items that are asked for as labels."""
-    targets = asked.targets.keep(asked.targets.items >= 0)
-    some = targets.sizes > 0
-    labels = _columns(targets.choose(some))["item"]
-    return tf.data.Dataset.from_tensor_slices((_columns(asked.histories.choose(some)), labels)).batch(_ASKED)
+    columns: SideColumns | None = None
+    users: Sequence[str] = ()
+    items: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, settings: TwoTowerMethod, cuts: Cuts) -> Feed:
+        """Return what feeds the models of a method."""
+        columns = cuts.columns
+        return cls() if columns is None else cls(columns, *columns.names(settings.columns))
 
-def _columns(histories: Histories) -> dict[str, tf.Tensor]:
-    items = tf.RaggedTensor.from_row_splits(tf.constant(histories.items, tf.int64), histories.row_splits)
-    return {USER: tf.constant(histories.users, tf.int64), "item": items}
+    def of_users(self, users: Ints) -> tf.RaggedTensor | None:
+        """Return the numbers of users' values, none of an unknown user; None if no column is read."""
+        if self.columns is None or not self.users:
+            return None
+        return as_tensor(self.columns.users.choose(self.users, users))
+
+    def of_items(self, items: Ints) -> tf.RaggedTensor | None:
+        """Return the numbers of items' values; None if no column is read."""
+        if self.columns is None or not self.items:
+            return None
+        return as_tensor(self.columns.items.choose(self.items, items))
+
+    def __call__(self, histories: Histories) -> dict[str, tf.Tensor]:
+        """Return the columns of a batch."""
+        items = tf.RaggedTensor.from_row_splits(tf.constant(histories.items, tf.int64), histories.row_splits)
+        own = self.of_users(histories.users)
+        known = {} if own is None else {OF_USER: own}
+        return {USER: tf.constant(histories.users, tf.int64), "item": items, **known}
+
+    def training_batches(
+        self, train: Histories, settings: TwoTowerMethod, seed: int, epoch: int
+    ) -> tf.data.Dataset:
+        """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
+        assert settings.users_per_batch is not None
+        # Of one item, a history has nothing left when the item is asked for; what else is known of the user
+        # can still learn it.
+        some = train.choose(train.sizes > (0 if settings.user_id or self.users else 1))
+        return in_batches(self(some), settings.users_per_batch, seed, epoch)
+
+    def validation_batches(self, asked: Asked) -> tf.data.Dataset:
+        """Return batches of histories, with the items that are asked for as labels."""
+        targets = asked.targets.keep(asked.targets.items >= 0)
+        some = targets.sizes > 0
+        labels = self(targets.choose(some))["item"]
+        return tf.data.Dataset.from_tensor_slices((self(asked.histories.choose(some)), labels)).batch(_ASKED)
 
 
 @dataclass(frozen=True)
 class TowerScorer:
-    """A trained model as a `gmeta.experiment.next_item.counting.Scorer`."""
+    """A trained model, and what feeds it, as a `gmeta.experiment.next_item.counting.Scorer`."""
 
     model: TwoTower
+    feed: Feed
 
     def scores(self, histories: Histories) -> Scores:
         """Compute the products of users' and items' vectors, (users, items)."""
         vectors = self.model.item_vectors()
         found = [
-            tf.matmul(self.model(_columns(part), training=False), vectors, transpose_b=True).numpy()
+            tf.matmul(self.model(self.feed(part), training=False), vectors, transpose_b=True).numpy()
             for begin in range(0, len(histories), _ASKED)
             for part in [histories.choose(slice(begin, begin + _ASKED))]
         ]

@@ -93,6 +93,35 @@ def default_methods() -> dict[str, RankingMethod]:
     }
 
 
+NegativeLaw = Literal["uniform", "popularity"]
+NEGATIVE_LAWS: tuple[str, ...] = get_args(NegativeLaw)
+ADVICE = "--set 'negatives={law=\"uniform\", count=4}'"
+"""How negatives are drawn, in messages."""
+
+
+@dataclass(frozen=True)
+class DrawnNegatives:
+    """Negatives for implicit feedback, whose rows are all positive (`gmeta.experiment.ranking.negatives`).
+
+    Attributes:
+      law: ``"uniform"``: each item is as likely as any other; ``"popularity"``: in proportion to its rows.
+      count: How many each positive row gets.
+      seed: Of the draws.
+    """
+
+    law: NegativeLaw = "uniform"
+    count: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.law not in NEGATIVE_LAWS:
+            raise ConfigError(f"negatives: law must be {' or '.join(NEGATIVE_LAWS)}, got {self.law!r}")
+        if self.count < 1 or self.seed < 0:
+            raise ConfigError(
+                f"negatives: count must be at least 1 and seed at least 0, got {self.count} and {self.seed}"
+            )
+
+
 @dataclass(frozen=True)
 class RankingConfig:
     """An experiment on rows with all settings decided.
@@ -106,6 +135,7 @@ class RankingConfig:
       time: The column of times, for the baseline with drift; empty: times play no part.
       protocol: Which rows are trained on (`gmeta.experiment.ranking.examples`).
       binary: Whether labels are 0 and 1.
+      negatives: Rows with the label 0 that are drawn for each row with the label 1; None: there are none.
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and row order.
       budget: About how long settings of methods are tried in validation, such as ``"2m"``; ``"0"``: not at
         all.
@@ -130,6 +160,7 @@ class RankingConfig:
     time: str = ""
     protocol: Protocol = "random"
     binary: bool = True
+    negatives: DrawnNegatives | None = None
     seeds: tuple[int, ...] = (0,)
     budget: str = "0"
     blend: bool = True
@@ -150,6 +181,11 @@ class RankingConfig:
             raise ConfigError("an experiment needs at least one method, or blend = true")
         if BLEND in self.methods:
             raise ConfigError(f"a method can't be called {BLEND!r}: this is the blend of all of them")
+        if self.negatives is not None and not (self.binary and self.user and self.item):
+            raise ConfigError(
+                "negatives are items that a user doesn't have, with the label 0: they need columns of users "
+                "and items, and labels of 0 and 1"
+            )
         budget_seconds(self.budget)
 
     @property

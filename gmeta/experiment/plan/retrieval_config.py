@@ -12,6 +12,9 @@ from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, Protocol
 
+ChosenColumns = bool | tuple[str, ...]
+"""All columns of users and of items, none, or these."""
+
 
 @dataclass(frozen=True)
 class TwoTowerMethod:
@@ -22,6 +25,8 @@ class TwoTowerMethod:
       model: The kind of model.
       user_id: Whether the user tower reads the user's id.
       history: Whether the user tower reads the user's other items.
+      columns: Whether the towers read the columns of users and of items, such as an age or genres
+        (`gmeta.experiment.next_item.side_columns`), or the names of those that they read.
       dim: The width of vectors.
       normalize: Whether scores are cosines, not products.
       temperature: What they are divided by.
@@ -41,6 +46,7 @@ class TwoTowerMethod:
     model: Literal["two-tower"] = "two-tower"
     user_id: bool = True
     history: bool = True
+    columns: ChosenColumns = True
     dim: int = 64
     normalize: bool = True
     temperature: float = 0.2
@@ -76,9 +82,10 @@ class TwoTowerMethod:
             raise ConfigError(
                 f"method {self.label!r}: the law 'in-batch' draws no items: leave negatives out"
             )
-        if not (self.user_id or self.history):
+        if not (self.user_id or self.history or self.columns):
             raise ConfigError(
-                f"method {self.label!r}: the user tower needs the user's id or history: set one to true"
+                f"method {self.label!r}: the user tower needs the user's id, history or columns: set one to "
+                "true"
             )
 
     def complete(self, sizes: Ints) -> TwoTowerMethod:

@@ -10,7 +10,10 @@ import numpy as np
 from scipy import optimize
 
 from gmeta.experiment.baselines.task_rows import Floats
+from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.baselines import Scorer
+from gmeta.experiment.ranking.bilinear import Bilinear
+from gmeta.experiment.ranking.drift import Drift
 from gmeta.experiment.ranking.examples import Examples
 
 _FLAT = 1e-6  # a deviation, as a share of the mean or of 1, from which on a score says something
@@ -128,3 +131,14 @@ class Blended:
     def scores(self, asked: Examples) -> Floats:
         """Weigh the scores of each row."""
         return self.blend.weigh({name: each.scores(asked) for name, each in self.scorers.items()})
+
+
+def columns_of(scorer: Scorer, config: RankingConfig) -> set[str]:
+    """Return the columns of a row that a scorer reads: of a blend, those of its members."""
+    if isinstance(scorer, Blended):
+        return set().union(*(columns_of(each, config) for each in scorer.scorers.values()))
+    if isinstance(scorer, Drift):
+        return {scorer.user, config.time} | columns_of(scorer.base, config)
+    if isinstance(scorer, Bilinear):
+        return {name for name in (scorer.user, scorer.item) if name is not None}
+    return {*config.features, *config.numbers}

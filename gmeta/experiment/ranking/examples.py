@@ -25,7 +25,8 @@ from gmeta.core.errors import DataError
 from gmeta.core.schema import OnBad
 from gmeta.core.shares import splitmix64
 from gmeta.experiment.baselines.task_rows import Floats, Ints
-from gmeta.experiment.plan.ranking_config import Protocol, RankingConfig
+from gmeta.experiment.plan.ranking_config import ADVICE, Protocol, RankingConfig
+from gmeta.experiment.ranking.negatives import add_negatives
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.read_options import OneEpoch
 from gmeta.preprocess.columns import Columns, Ragged, Values, join_rows, row_count, single, take
@@ -264,21 +265,25 @@ class Encoding:
         return {name: len(known) + 1 for name, known in self.ids.items()}
 
     def __call__(self, columns: Columns) -> Examples:
-        """Encode rows; the label may be absent."""
+        """Encode rows; ids of absent columns are unknown, numbers the mean, and labels NaN."""
         config, rows = self.config, row_count(columns)
+        nothing = np.zeros(rows, np.int64)
         ids: dict[str, Values] = {}
         for name, known in self.ids.items():
-            values = columns[name]
-            ids[name] = _known(values, known) if isinstance(values, tuple) else _number(values, known)
-        numbers = [scale(single(columns, name)) for name, scale in self.scales.items()]
+            values = columns.get(name)
+            if values is None:
+                ids[name] = (nothing[:0], np.zeros(rows + 1, np.int64)) if name in self.lists else nothing
+            else:
+                ids[name] = _known(values, known) if isinstance(values, tuple) else _number(values, known)
+        gaps = np.full(rows, np.nan)
+        numbers = [scale(np.asarray(columns.get(name, gaps))) for name, scale in self.scales.items()]
         labels = columns.get(config.label)
-        nothing = np.zeros(rows, np.int64)
         return Examples(
             ids,
             np.stack(numbers, axis=1) if numbers else np.zeros((rows, 0), np.float32),
             np.full(rows, np.nan) if labels is None else np.asarray(labels, np.float64),
-            single(columns, config.user) if config.user else nothing,
-            single(columns, config.time) if config.time else nothing,
+            np.asarray(columns.get(config.user or "", nothing)),
+            np.asarray(columns.get(config.time, nothing)),
         )
 
 
@@ -325,6 +330,8 @@ class Parts:
         # All columns, so that the protocol "random" cuts the same rows whatever the features are.
         names = [column.name for column in manifest.schema if column.name != manifest.schema.batch]
         columns = read_rows(data, names, on_bad)
+        if config.label not in names:  # of implicit feedback, each row is a positive
+            columns[config.label] = np.ones(row_count(columns), np.float32)
         labels = single(columns, config.label).astype(np.float64)
         bad = ~(np.isin(labels, (0.0, 1.0)) if config.binary else np.isfinite(labels))
         if bad.any():
@@ -337,6 +344,12 @@ class Parts:
             )
         own = {name: values for name, values in columns.items() if name != config.label}
         rows = cut(own, config.protocol, task=config.user or roles.task, time=config.time or roles.time)
+        if config.negatives is not None:
+            assert config.user is not None  # the settings are checked
+            assert config.item is not None
+            roles_of = {"user": config.user, "item": config.item, "label": config.label}
+            columns, rows = add_negatives(columns, rows, config.negatives, **roles_of)
+            labels = single(columns, config.label).astype(np.float64)
         if config.binary:
             for name, part in zip(("train on", "validate on"), rows[:2], strict=True):
                 ones = int(labels[part].sum())
@@ -344,7 +357,8 @@ class Parts:
                     raise DataError(
                         f"of {len(part):,} rows to {name}, {ones:,} have the label 1: both labels are needed",
                         path=data,
-                        advice="give more data, or another protocol",
+                        advice=f"if every row is a positive, draw negatives: {ADVICE}; else give more data, "
+                        "or another protocol",
                     )
         encoding = Encoding.of(config, take(columns, rows[0]))
         whole = encoding(columns)

@@ -15,6 +15,7 @@ from gmeta.core.settings import to_mapping
 from gmeta.core.terminal import Rows, method_table
 from gmeta.experiment.ranking.baselines import MEAN
 from gmeta.experiment.ranking.measured import Results, calibration
+from gmeta.experiment.ranking.negatives import describe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,11 +51,13 @@ def headline(results: Results) -> list[str]:
             f", difference {found.difference:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
         )
     drawn = "users" if trained.config.user else "blocks of rows"
+    negatives = trained.config.negatives
     return [
         f"{_capital(trained.label(method))} {verb} {trained.label(baseline)}, the strongest baseline: "
         f"{'; '.join(parts)}.",
         "Both are the best of their kind in validation. A method beats a baseline if the interval of 95%, by "
         f"a bootstrap over {drawn}, leaves out zero.",
+        *([] if negatives is None else [describe(negatives)]),
     ]
 
 

@@ -15,11 +15,14 @@ from gmeta.core.schema import Column, OnBad
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.plan.experiment_config import budget_seconds
 from gmeta.experiment.plan.own_columns import Survey, likeliest_item, survey
-from gmeta.experiment.plan.ranking_config import RankingConfig
+from gmeta.experiment.plan.ranking_config import ADVICE, RankingConfig
 from gmeta.experiment.ranking.examples import Parts, read_rows
+from gmeta.experiment.ranking.negatives import describe
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.preprocess.columns import Columns
 
+IMPLICIT = "interaction"
+"""The label of data of positive rows alone, which have none."""
 BUDGET = "2m"
 """The time in which settings of methods are chosen, if no methods are given."""
 
@@ -80,6 +83,7 @@ def plan_ranking(
         f"features: {', '.join(config.features)}",
         *([f"numbers: {', '.join(config.numbers)}"] if config.numbers else []),
         *chosen.notes,
+        *([] if config.negatives is None else [describe(config.negatives)]),
         f"protocol {config.protocol}: {len(parts.train):,} rows to train on, {len(parts.validation):,} in "
         f"validation, {len(parts.test):,} in the test",
     )
@@ -94,12 +98,17 @@ class _Choice:
         manifest = Manifest.load(data)
         self._schema, roles = manifest.schema, manifest.roles
         table = manifest.config.get("table") or {}
-        self.label = self._column("label", roles.label, lists=False)
-        if self.label is None:
+        implicit = given.get("negatives") is not None and IMPLICIT not in self._schema
+        label = None
+        if not (implicit and given.get("label", roles.label) in (None, IMPLICIT)):
+            label = self._column("label", roles.label, lists=False)
+        if label is None and not implicit:
             raise ConfigError(
                 f"{data} was prepared without a label, and there is nothing to predict: prepare it with "
-                f"--label, or name a column, --set 'label=\"COLUMN\"'; the columns are {self._names}"
+                f"--label, or name a column, --set 'label=\"COLUMN\"', or, if every row is a positive, draw "
+                f"negatives, {ADVICE}; the columns are {self._names}"
             )
+        self.label = label or IMPLICIT
         self.user = self._column("user", None if table.get("blocks") else roles.task, "int64", lists=False)
         self.time = given.get("time", roles.time) or ""
         if self.time:
@@ -114,9 +123,10 @@ class _Choice:
                 )
         blocks = roles.task if table.get("blocks") else None
         self._apart = {roles.batch, roles.time, self.time, roles.label, self.label, blocks}
-        found = survey(data / next(iter(manifest.splits)), self._schema, self.label, TaskChoice())
-        labels = found.numbers[self.label]
-        self.binary = given.get("binary", labels.zero_or_one and not labels.not_finite)
+        found = survey(data / next(iter(manifest.splits)), self._schema, label or "", TaskChoice())
+        labels = found.numbers.get(self.label)
+        usual = labels is None or (labels.zero_or_one and not labels.not_finite)
+        self.binary = given.get("binary", usual)
         self._hashed = roles.hashed
         self.item = self._item(found)
         self._names_of = self._same(data, manifest.splits, found, on_bad)

@@ -1,18 +1,11 @@
 """Predictions for new rows: a table is read as its run's data were prepared, and scored part by part.
 
-::
-
-  OUT/_predict.json              what was asked; another request is refused
-  OUT/part-00000.parquet         the rows of the first part of the input
-
-Each part is a fixed range of the input's records. It appears whole or not at all, and a second call makes the
-missing ones.
+Each part (`gmeta.experiment.runs.parts`) is a fixed range of the input's records.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -24,21 +17,21 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+from gmeta.core.collectives.place import RankPlace
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import explain_write_errors, write_atomically
-from gmeta.core.json_values import parse_json
+from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.ranking.examples import read_rows
+from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trained import CHOSEN
-from gmeta.preprocess.columns import Columns, join_rows, single, take
+from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
 from gmeta.preprocess.config import Progress
 from gmeta.preprocess.local.duckdb_engine import connect, default_limit
 from gmeta.preprocess.shape_spec import Shape
-from gmeta.preprocess.source import NUMBER, BadRecords
+from gmeta.preprocess.source import ELEMENT, RECORD, BadRecords
 from gmeta.preprocess.table_spec import CsvForm, FormatName, TableSpec
 from gmeta.preprocess.tables.recognition import open_text
 from gmeta.preprocess.tables.table_files import find_files
@@ -46,10 +39,12 @@ from gmeta.preprocess.tables.table_source import TableSource
 
 ROWS = 1 << 20
 """Records of the input in a part."""
-SCORE, ROW = "score", "row"
-"""The columns of a prediction, and of the number of its record in the input, from 0."""
+SCORE, ROW, PLACE = "score", "row", "element"
+"""The columns of a prediction, of its record's number in the input, and of its element's in an exploded list.
 
-_ASKED = "_predict.json"  # readers of a folder of Parquet files pass over such names
+Both count from 0."""
+
+_ASKED = "_predict.json"
 
 
 @dataclass(frozen=True)
@@ -77,9 +72,9 @@ class Written:
 
     Attributes:
       name: The name of what has predicted.
-      rows: The number of rows that this call has predicted.
+      rows: The number of rows that this process has predicted.
       parts: The number of parts that it has written.
-      before: The number of parts that were there before.
+      before: The number of its parts that were there before.
       left_out: (file name, reason) -> bad records left out.
     """
 
@@ -102,14 +97,16 @@ def predict_file(
     rows_per_part: int = ROWS,
     on_bad: OnBad = "raise",
     progress: Progress = lambda stage, done, total: None,
+    place: RankPlace = ALONE,
 ) -> Written:
     """Score the rows of new files, and write Parquet files of the same rows in the same order.
 
     A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps
     by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't
     apply, and the label may be absent. A part has the columns `ROW`, the task, the time and the item where
-    the input has them, as the data set stores them, and `SCORE`. A run for cold start adapts to a user's
-    rows in its data first; users without any get the shared weights.
+    the input has them, as the data set stores them, and `SCORE`. If the run's data have exploded lists, each
+    element is a row, and its place in the list is in the column `PLACE`. A run for cold start adapts to a
+    user's rows in its data first; users without any get the shared weights.
 
     Args:
       run: A run for ranking or for cold start that is trained to the end.
@@ -122,6 +119,7 @@ def predict_file(
       rows_per_part: The number of records in a part.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
       progress: As in `gmeta.preprocess.prepare`.
+      place: The place of this process among those that divide the parts.
 
     Raises:
       ConfigError: The run can't predict rows, a column is missing, or the folder has parts of another
@@ -140,23 +138,22 @@ def predict_file(
     bad = BadRecords(on_bad)
     with closing(connect(default_limit())) as connection:
         spec = table_spec(manifest, predictor, data, file_format, form or CsvForm())
-        source = TableSource(data, spec, connection)
+        source = TableSource(data, spec, connection, places=True)
         if on_bad == "skip" and any(file.is_text for file in find_files(data, spec)):
             raise ConfigError(
                 "--on-bad skip: rows are numbered by their records, and a malformed line of a text file has "
                 "no number: mend the line, or convert the file to Parquet"
             )
         read = {"format": file_format, "form": repr(form), "on_bad": on_bad, "rows_per_part": rows_per_part}
-        _agree(out, {**predictor.about, **read, "inputs": source.stamps()})
-        total = -(-source.count() // rows_per_part)
-        done = {number for number in range(total) if _part(out, number).exists()}
-        rows = 0
-        if len(done) < total:
+        total = -(-source.count_records() // rows_per_part)
+        parts = Parts.begin(out, _ASKED, total, {**predictor.about, **read, "inputs": source.stamps()})
+        done, own, rows = parts.there(), set(parts.of(place)), 0
+        if own - done:
             for number, columns in _ranges(source.chunks(bad, progress), rows_per_part, total):
-                if number not in done:
-                    rows += _write(_part(out, number), columns, predictor)
+                if number in own - done:
+                    rows += _write(parts, number, columns, predictor)
     left_out = {(file, reason.value): count for (file, reason), count in bad.counts.items()}
-    return Written(predictor.name, rows, total - len(done), len(done), left_out)
+    return Written(predictor.name, rows, len(own - done), len(own & done), left_out)
 
 
 def table_spec(
@@ -226,30 +223,6 @@ def _names(file: Any) -> Sequence[str]:
     return [*found]
 
 
-def _agree(out: Path, asked: Mapping[str, Any]) -> None:
-    """Record what is asked, or check that the folder has parts of the same request."""
-    file, wanted = out / _ASKED, parse_json(json.dumps(asked))
-    if file.exists():
-        try:
-            held = parse_json(file.read_text())
-        except ValueError as error:
-            raise DataError(f"not JSON: {error}", path=file, advice="delete the folder") from error
-        if held != wanted:
-            differing = sorted(name for name in {*wanted, *held} if wanted.get(name) != held.get(name))
-            raise ConfigError(
-                f"{out} has predictions of another request, with other {', '.join(differing)}: name another "
-                "--out, or delete the folder"
-            )
-        return
-    with explain_write_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(wanted, indent=1) + "\n")
-
-
-def _part(out: Path, number: int) -> Path:
-    return out / f"part-{number:05d}.parquet"
-
-
 def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[int, Columns]]:
     """Yield the rows of each range of records, in order; a range without a good record has no rows."""
     held: list[Columns] = []
@@ -257,7 +230,7 @@ def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[
     nothing: Columns | None = None
     for chunk in chunks:
         nothing = take(chunk, np.zeros(0, np.int64)) if nothing is None else nothing
-        number = single(chunk, NUMBER) // size
+        number = single(chunk, RECORD) // size
         for part in np.unique(number):
             while current < part:
                 yield current, join_rows(held or [nothing])
@@ -269,36 +242,23 @@ def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[
             held, current = [], current + 1
 
 
-def _write(path: Path, columns: Columns, predictor: Predictor) -> int:
+def _write(parts: Parts, number: int, columns: Columns, predictor: Predictor) -> int:
     """Predict a part's rows and write them; return their number."""
-    rows = single(columns, NUMBER)
+    rows = single(columns, RECORD)
+    place = {PLACE: columns[ELEMENT]} if ELEMENT in columns else {}
     scores = predictor.predict(columns) if len(rows) else np.zeros(0)
     kept = {name: columns[name] for name in predictor.kept if name in columns}
-    table = pa.table({ROW: rows, **kept, SCORE: np.asarray(scores, np.float32)})
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with explain_write_errors(path):
-        try:
-            parquet.write_table(table, unfinished)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+    table = pa.table({ROW: rows, **place, **kept, SCORE: np.asarray(scores, np.float32)})
+    with parts.write(number, table.schema) as writer:
+        writer.write_table(table)
     return len(rows)
 
 
 # What predicts, by the family of the run.
 
 
-def _about(run: RunFolder, method: str, seed: int | None, files: Sequence[Path]) -> dict[str, Any]:
-    """Return what changes when the predictions do: the run, and digests of what training has written."""
-    digests = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in (run.path / "config.json", *files)
-        if path.exists()
-    }
-    return {"run": str(run.path.resolve()), "method": method, "seed": seed, "trained": digests}
-
-
 def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
+    from gmeta.experiment.ranking.blend import columns_of
     from gmeta.experiment.ranking.runs import load_ranking
 
     trained = load_ranking(run)
@@ -311,14 +271,14 @@ def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predict
         return 1 / (1 + np.exp(-scores)) if config.binary else scores
 
     kept = (config.user, roles.time, config.item)
+    every = (*config.encoded, *config.numbers, config.time)
     seed = next(iter(trained.methods[name])) if seed is None and name in trained.methods else seed
-    about = _about(run, name, seed, [run.path / CHOSEN])
     return Predictor(
         trained.label(name),
-        tuple(dict.fromkeys((*config.encoded, *config.numbers, *([config.time] if config.time else [])))),
+        tuple(name for name in dict.fromkeys(every) if name in columns_of(scorer, config)),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
-        about,
+        about(run, name, seed, [run.path / CHOSEN]),
     )
 
 
@@ -333,6 +293,7 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
     method, seed, model = choose_trained(run, method, seed)
     manifest = Manifest.load(data)
     task = manifest.schema.task
+    adapts = model.adapter.learner.inner.steps_in("serving") > 0
     known = read_rows(data, [task, config.label, *config.columns])
     order = np.argsort(single(known, task), kind="stable")
     tasks = single(known, task)[order]
@@ -349,11 +310,12 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
         return (samples(known, rows), single(known, config.label)[rows]) if len(rows) else None
 
     def predict(columns: Columns) -> Floats:
-        users, places = np.unique(single(columns, task), return_inverse=True)
+        one = np.zeros(row_count(columns), np.int64)
+        users, places = np.unique(single(columns, task) if adapts else one, return_inverse=True)
         found = np.zeros(len(places))
         for begin in range(0, len(users), config.tasks_per_batch):
             some = range(begin, min(begin + config.tasks_per_batch, len(users)))
-            own = {each: pair for each in some if (pair := support(int(users[each]))) is not None}
+            own = {each: pair for each in some if adapts and (pair := support(int(users[each]))) is not None}
             adapted = dict(zip(own, model.adapt_many([*own.values()]) if own else [], strict=True))
             for each in some:
                 rows = np.flatnonzero(places == each)
@@ -364,10 +326,10 @@ def _of_cold_start(run: RunFolder, method: str | None, seed: int | None) -> Pred
     kept = (task, manifest.roles.time, config.item)
     return Predictor(
         label,
-        (task, *config.columns),
+        (*([task] if adapts else []), *config.columns),
         tuple(dict.fromkeys(each for each in kept if each is not None)),
         predict,
-        _about(run, method, seed, [run.training(method, seed) / "history.json"]),
+        about(run, method, seed, [run.training(method, seed) / "history.json"]),
     )
 
 

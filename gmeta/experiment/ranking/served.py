@@ -16,7 +16,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.ranking.baselines import Linear, Scorer
 from gmeta.experiment.ranking.bilinear import LEAST, Bilinear
-from gmeta.experiment.ranking.blend import Blended
+from gmeta.experiment.ranking.blend import Blended, columns_of
 from gmeta.experiment.ranking.drift import NEAREST, Drift
 from gmeta.experiment.ranking.examples import FARTHEST, GAP, Encoding, Scale
 from gmeta.experiment.ranking.models import IDS, NUMBERS, ModelScorer
@@ -172,10 +172,10 @@ def export_ranking(
 ) -> Exported:
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
-    Its one signature, ``predict``, takes the columns of rows: (rows,) int64 ids, (rows, width) int64 of a
-    list, padded with -1, and (rows,) float32 numbers. Of columns that `gmeta prepare` has hashed it takes
-    texts, lists padded with ``""``. It returns ``score`` (rows,): a probability, or a value. An id that
-    training didn't have is unknown.
+    Its one signature, ``predict``, takes the columns that the method reads: (rows,) int64 ids, (rows, width)
+    int64 of a list, padded with -1, and (rows,) float32 numbers. Of columns that `gmeta prepare` has hashed
+    it takes texts, lists padded with ``""``. It returns ``score`` (rows,): a probability, or a value. An id
+    that training didn't have is unknown.
 
     Args:
       run: A run that is trained to the end.
@@ -193,24 +193,25 @@ def export_ranking(
     folder = out / str(next_version(out) if version is None else version)
     encoding, config = trained.parts.encoding, trained.config
     serve, encode = in_tensorflow(scorer), _encoder(encoding)
-    hashed = Manifest.load(run.load()[1]).roles.hashed
+    hashed, read = Manifest.load(run.load()[1]).roles.hashed, columns_of(scorer, config)
     inputs: dict[str, tf.TypeSpec] = {
         name: tf.TensorSpec(
             [None, None] if name in encoding.lists else [None], tf.string if name in hashed else tf.int64
         )
         for name in config.encoded
+        if name in read or not read  # what reads nothing takes the number of rows from them
     }
     for name in config.numbers:
-        inputs.setdefault(name, tf.TensorSpec([None], tf.float32))
-    parts = _parts(scorer)
-    if any(isinstance(each, Drift) for each in parts):
+        if name in read:
+            inputs.setdefault(name, tf.TensorSpec([None], tf.float32))
+    if config.time in read:
         inputs.setdefault(config.time, tf.TensorSpec([None], tf.int64))
 
     def answer(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         scores = serve(encode(given))
         return {SCORE: tf.sigmoid(scores) if config.binary else scores}
 
-    held = [each.model for each in parts if isinstance(each, ModelScorer)]
+    held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer)]
     return export_model(
         HeldModels(held, "ranking"), folder, signatures={"predict": Signature(answer, inputs)}
     )
@@ -221,14 +222,15 @@ def _parts(scorer: Scorer) -> list[Scorer]:
 
 
 def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:
-    """Return `Encoding` as a function of TensorFlow's own ops."""
+    """Return `Encoding` as a function of TensorFlow's own ops; ids of columns that aren't sent stay out."""
     known = {name: tf.Variable(ids, trainable=False) for name, ids in encoding.ids.items()}
 
     def encode(given: Mapping[str, Any]) -> Sent:
-        numbers = [_scaled(scale, given[name]) for name, scale in encoding.scales.items()]
         rows = tf.shape(next(iter(given.values())))[0]
+        gaps = tf.fill([rows], np.float32(np.nan))
+        numbers = [_scaled(scale, given.get(name, gaps)) for name, scale in encoding.scales.items()]
         return Sent(
-            {name: _number(given[name], ids) for name, ids in known.items()},
+            {name: _number(given[name], ids) for name, ids in known.items() if name in given},
             tf.stack(numbers, axis=1) if numbers else tf.zeros([rows, 0]),
             given.get(encoding.config.time, tf.zeros([rows], tf.int64)),
         )

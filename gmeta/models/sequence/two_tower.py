@@ -216,6 +216,36 @@ class TwoTower(HistoryModel):
         numbers = tf.range(self.items, dtype=tf.int64)
         return self._item_vectors(self._vectors_of(self._of_items(numbers)), training=False)
 
+    def new_item_vectors(self, columns: Mapping[str, Any]) -> tf.Tensor:
+        """Compute the vectors of items that the catalogue lacks, (n, d), by their columns alone.
+
+        They have no row of their own, and no bias. Compare them with users' vectors as those of
+        `item_vectors`.
+
+        Args:
+          columns: Feature of ``item_columns`` -> (n,) ids, or ragged (n, None).
+
+        Raises:
+          ConfigError: The model reads no columns of items, or one is missing.
+
+        Example:
+          >>> features = [FeatureConfig(name, dim=4) for name in ("user", "item", "genre")]
+          >>> model = TwoTower(EmbeddingCollection(features), items=3, item_columns={"genre": [0, 1, 1]})
+          >>> model.new_item_vectors({"genre": [1, 0]}).shape
+          TensorShape([2, 4])
+        """
+        missing = [name for name in self.item_columns if name not in columns]
+        if missing or not self.item_columns:
+            needed = ", ".join(self.item_columns) or "a model with item_columns="
+            raise ConfigError(
+                f"{self.name}: new_item_vectors needs {needed}, and got {', '.join(columns) or 'nothing'}"
+            )
+        vectors = dict(self._vectors_of({name: _as_ids(columns[name]) for name in self.item_columns}))
+        rows = tf.shape(vectors[next(iter(self.item_columns))])[0]
+        for name in (self.item, *([] if self.bias is None else [self.bias])):
+            vectors[name] = tf.zeros([rows, vectors[name].shape[-1]])
+        return self._item_vectors(vectors, training=False)
+
     def recommend(
         self, x: Mapping[str, Any], k: int = 10, *, leave_out_seen: bool = True, vectors: Any = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -401,9 +431,13 @@ class TwoTower(HistoryModel):
         return cls(**{**config, "collection": made, "item_columns": columns})
 
 
+def _as_ids(values: Any) -> Any:
+    return values if isinstance(values, tf.RaggedTensor) else tf.constant(np.asarray(values))
+
+
 def _column(owner: str, name: str, values: Any, items: int) -> Any:
     """Return a column of the catalogue as a tensor."""
-    column = values if isinstance(values, tf.RaggedTensor) else tf.constant(np.asarray(values))
+    column = _as_ids(values)
     if column.shape[0] != items:
         raise ConfigError(
             f"{owner}: item_columns has {column.shape[0]} values of {name!r}, and the catalogue {items} items"

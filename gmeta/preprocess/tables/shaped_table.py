@@ -6,12 +6,13 @@ left decide the types (`table_survey`). A row remembers the file and the record 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from gmeta.core.errors import ConfigError, DataError, first_line
@@ -31,7 +32,11 @@ from gmeta.preprocess.tables.type_survey import JSON, TEXT
 if TYPE_CHECKING:
     import duckdb
 
-_FILE, _RECORD = f"{RESERVED}file", f"{RESERVED}record"
+_FILE, _RECORD, _ELEMENT = f"{RESERVED}file", f"{RESERVED}record", f"{RESERVED}element"
+PLACE = (_FILE, _RECORD, _ELEMENT)
+"""The columns of `ShapedScan.batches` with a row's file, its record there, and the element of the list there.
+
+Without an exploded list, the element is 0."""
 _ROWS, _SIDE = f"{RESERVED}rows", f"{RESERVED}side"
 
 
@@ -81,6 +86,11 @@ class ShapedScan(ParquetScan):
                 return json_list(value)
             value = _plain(value, JSON)
         return f"md5_number_lower({value})" if hashed else value
+
+    def _read(
+        self, values: Mapping[str, str], lists: Mapping[str, bool], *, skip: bool
+    ) -> Generator[pa.RecordBatch, None, None]:
+        yield from super()._read({**values, **{name: name for name in PLACE}}, lists, skip=skip)
 
     def origins(self, records: Collection[int]) -> dict[int, tuple[Scan, int]]:
         """Return where some records come from: number -> scan, and number there."""
@@ -153,7 +163,7 @@ class Shaping:
         if not self._count(rows):
             raise DataError("no row is left after the filters", path=self._scans[0].file.path)
         copy = Copy("rows.parquet")
-        order = f"ORDER BY {_FILE}, {_RECORD}"
+        order = f"ORDER BY {', '.join(PLACE)}"
         self._run(f"COPY (SELECT * FROM {rows.name} {order}) TO {sql_text(str(copy.path))} (FORMAT parquet)")
         self._run(f"DROP TABLE {rows.name}")
         forms = {name: form for name, form in rows.forms.items() if form is not None}
@@ -195,13 +205,14 @@ class Shaping:
                     },
                     _FILE: pa.array([file] * count, pa.int32()),
                     _RECORD: pa.array(records),
+                    _ELEMENT: pa.array(np.zeros(count, np.int64)),
                 }
             )
             self._sql.register(f"{RESERVED}batch", table)
             types = ", ".join(
                 f"{sql_name(n)}::VARCHAR AS {sql_name(n)}" if rows.forms[n] else sql_name(n) for n in names
             )
-            query = f"SELECT {types}, {_FILE}, {_RECORD} FROM {RESERVED}batch"
+            query = f"SELECT {types}, {', '.join(PLACE)} FROM {RESERVED}batch"
             if number:
                 self._run(f"INSERT INTO {rows.name} BY NAME {query}")
             else:
@@ -263,13 +274,16 @@ class Shaping:
             lists = f"CASE WHEN json_type({name}) = 'ARRAY' THEN {name}::JSON::VARCHAR[] ELSE {lists} END"
         elif form is None and pa.types.is_nested(self._arrow_type(rows, explode.column)):
             lists = f"{name}::VARCHAR[]"
-        elements = f"(SELECT *, unnest({lists}) AS x FROM {rows.name})"
+        one = f"{RESERVED}one"
+        elements = (
+            f"(SELECT * REPLACE (unnest(range(len({one}))) AS {_ELEMENT}, unnest({one}) AS {one}) FROM "
+            f"(SELECT *, {lists} AS {one} FROM {rows.name}))"
+        )
         parts = ", ".join(map(sql_text, explode.names))
-        one = explode.names[0] if len(explode.names) == 1 else ""
         whole = (
-            f"{{{sql_text(one)}: x}}"
-            if one
-            else f"regexp_extract(x, {sql_text(f'^{explode.pattern}$')}, [{parts}])"
+            f"{{{sql_text(explode.names[0])}: {one}}}"
+            if len(explode.names) == 1
+            else f"regexp_extract({one}, {sql_text(f'^{explode.pattern}$')}, [{parts}])"
         )
         columns = ", ".join(
             f"{self._encoded(rows, f'{RESERVED}x[{sql_text(part)}]')} AS {sql_name(part)}"
@@ -279,7 +293,7 @@ class Shaping:
         self._replace(
             rows,
             f"SELECT * EXCLUDE ({name}, {RESERVED}x), {columns} FROM "
-            f"(SELECT * EXCLUDE (x), {whole} AS {RESERVED}x FROM {elements})",
+            f"(SELECT * EXCLUDE ({one}), {whole} AS {RESERVED}x FROM {elements})",
             what,
         )
         form = rows.forms.pop(explode.column)
@@ -371,7 +385,7 @@ class Shaping:
     def _order(self, rows: _Rows, columns: Sequence[str]) -> str:
         named = [self._typed(rows, self._spec.time)] if self._spec.time in rows.forms else []
         rest = [f"{sql_name(name)}::VARCHAR" for name in rows.forms if name not in columns]
-        return ", ".join([*named, *rest, _FILE, _RECORD])
+        return ", ".join([*named, *rest, *PLACE])
 
     def _distinct(self, rows: _Rows, columns: Sequence[str]) -> None:
         for column in columns:
@@ -404,7 +418,7 @@ class Shaping:
             self._check(rows, column, "--session-gap")
         clock = self._clock(rows, time)
         key = f"({self._typed(rows, user)})::VARCHAR"
-        order = f"ORDER BY t, {_FILE}, {_RECORD}"
+        order = f"ORDER BY t, {', '.join(PLACE)}"
         starts = f"coalesce(t - lag(t) OVER (PARTITION BY u {order}) > {gap}, false)::INT AS s"
         number = f"sum(s) OVER (PARTITION BY u {order} ROWS UNBOUNDED PRECEDING)"
         session = self._encoded(rows, f"(u || '/' || {number})")

@@ -22,12 +22,12 @@ from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan.normalisation import Fault, Normalised, normalise
 from gmeta.preprocess.plan.texts import TextCollector, find_titles
 from gmeta.preprocess.shape_spec import SESSION, Join, Shape
-from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
+from gmeta.preprocess.source import ELEMENT, NUMBER, RECORD, BadRecord, BadRecords, Reason, Source
 from gmeta.preprocess.table_spec import GAPS, CsvForm, TableSpec
 from gmeta.preprocess.tables.json_scan import JsonScan
 from gmeta.preprocess.tables.parquet_scan import ParquetScan
 from gmeta.preprocess.tables.recognition import Format, TableFile, roles_of
-from gmeta.preprocess.tables.shaped_table import Shaping, raw_names
+from gmeta.preprocess.tables.shaped_table import PLACE, Shaping, raw_names
 from gmeta.preprocess.tables.table_files import FileDigests, find_files
 from gmeta.preprocess.tables.table_scan import CsvScan, Scan
 from gmeta.preprocess.tables.table_survey import resolve_spec
@@ -46,6 +46,8 @@ class TableSource:
       data: Files, folders and patterns (`table_files.find_files`).
       spec: The columns; the values of all files decide its open settings (`table_survey`).
       connection: DuckDB, with its limits set.
+      places: Whether `chunks` yields too where a row is from: `RECORD`, the number of the record among those
+        of all files, and `ELEMENT`, the number of the element in the record's list if lists are exploded.
 
     Attributes:
       files: The table's files, in the order in which they are read.
@@ -58,8 +60,14 @@ class TableSource:
     defaults = PlanConfig()
 
     def __init__(
-        self, data: Sequence[str | os.PathLike[str]], spec: TableSpec, connection: duckdb.DuckDBPyConnection
+        self,
+        data: Sequence[str | os.PathLike[str]],
+        spec: TableSpec,
+        connection: duckdb.DuckDBPyConnection,
+        *,
+        places: bool = False,
     ) -> None:
+        self._places = places
         self.files = find_files(data, spec)
         self.path = Path(data[0])
         self.name = self.path.name if len(data) == 1 else f"{self.path.name} and {len(data) - 1} more"
@@ -115,6 +123,10 @@ class TableSource:
         """Return the number of records of all files."""
         return sum(scan.count() for scan in self._scans)
 
+    def count_records(self) -> int:
+        """Return the number of the files' records, of which `RECORD` numbers those with rows."""
+        return sum(scan.count() for scan in self._given)
+
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield the good rows of all files, in parts."""
         skip = bad.on_bad == "skip"
@@ -131,6 +143,8 @@ class TableSource:
             examples: list[_Example] = []
             with closing(scan.batches(self.spec, skip=skip, texts=self._texts.sources)) as batches:
                 for batch in batches:
+                    place = {name: batch[name].to_numpy() for name in PLACE if name in batch.schema.names}
+                    batch = batch.drop_columns([*place])
                     found = self._normalise(batch, scan, hashed)
                     self._texts.add(batch, found)
                     for fault in _tell_apart(found.faults, batch, scan.file):
@@ -138,7 +152,8 @@ class TableSource:
                     if examples and not skip:
                         break
                     if len(found.rows):
-                        yield {**found.columns, NUMBER: self._rows + found.rows}
+                        number = self._rows + found.rows
+                        yield {**found.columns, NUMBER: number, **self._place(number, found.rows, place)}
                     self._rows += batch.num_rows
                     if self._rows < total:
                         progress("read", self._rows, total)
@@ -146,6 +161,17 @@ class TableSource:
         if not self._rows:
             raise DataError("there is no row in it", path=self.path)
         progress("read", self._rows, self._rows)
+
+    def _place(self, number: Ints, rows: Ints, place: Mapping[str, Ints]) -> Columns:
+        """Return `RECORD` and `ELEMENT` of rows, if they are asked for."""
+        if not self._places:
+            return {}
+        if not place:
+            return {RECORD: number}
+        file, record, element = (place[name][rows] for name in PLACE)
+        before = np.cumsum([0, *(scan.count() for scan in self._given)])
+        elements = {ELEMENT: element} if self.spec.shape.explode else {}
+        return {RECORD: before[file] + record, **elements}
 
     def _normalise(self, batch: pa.RecordBatch, scan: Scan, hashed: Collection[str]) -> Normalised:
         """Convert records to rows; a line that isn't JSON, and so null in each column, is no row of gaps."""

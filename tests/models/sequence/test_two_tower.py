@@ -189,3 +189,27 @@ def test_what_makes_no_sense_is_refused(settings, said):
 def test_evaluation_needs_right_items():
     with pytest.raises(ConfigError, match="right items as labels"):
         make_model().evaluate(tf.data.Dataset.from_tensors(users(3)), verbose=0)
+
+
+def test_new_items_have_the_vectors_of_their_columns():
+    kinds = np.arange(ITEMS) % 2
+    model = make_model(extra=["kind"], item_columns={"kind": kinds}, negatives=None)
+    data = tf.data.Dataset.from_tensor_slices(users(64)).batch(16)
+    model.fit(data, epochs=10, verbose=0)
+    known, new = model.item_vectors().numpy(), model.new_item_vectors({"kind": [0, 1]}).numpy()
+    assert new.shape == (2, DIM + 1)
+    own = model.collection({**_nothing(model), "kind": tf.constant([0, 1])}, training=False)["kind"]
+    np.testing.assert_allclose(new[:, :DIM], own)
+    np.testing.assert_allclose(new[:, DIM], 0.0)
+    queries = model(users(64), training=False).numpy()
+    scores = queries[:, :DIM] @ new[:, :DIM].T
+    assert (scores.argmax(axis=1) == np.arange(64) % 2).mean() > 0.9
+    assert known.shape == (ITEMS, DIM + 1)
+    with pytest.raises(ConfigError, match="new_item_vectors needs kind, and got nothing"):
+        model.new_item_vectors({})
+    with pytest.raises(ConfigError, match="needs a model with item_columns="):
+        make_model().new_item_vectors({"kind": [0]})
+
+
+def _nothing(model):
+    return {feature.name: tf.zeros([0], tf.int64) for feature in model.collection.features}

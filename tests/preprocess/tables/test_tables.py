@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,12 +22,14 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.group_index import GroupIndex
 from gmeta.core.schema import Column
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
+from gmeta.preprocess.columns import join_rows
 from gmeta.preprocess.config import no_progress
 from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.column_values import hash_text
-from gmeta.preprocess.source import BadRecords
+from gmeta.preprocess.shape_spec import Explode, Shape
+from gmeta.preprocess.source import ELEMENT, RECORD, BadRecords
 from gmeta.preprocess.tables.table_source import TableSource
 from support import plan_in_memory
 from support.data_files import EVENT_SPEC as SPEC
@@ -437,3 +441,45 @@ def test_a_disk_that_is_too_small_for_temporary_files(wide, tmp_path):
         r"gmeta: error: can't write temporary files while reading .*t\.parquet: .*too large", error
     )
     assert list(tmp_path.iterdir()) == []
+
+
+FORMS = {
+    "csv": lambda lists: (
+        "user,items\n" + "".join(f"{user},{' '.join(map(str, items))}\n" for user, items in enumerate(lists))
+    ),
+    "jsonl": lambda lists: "".join(
+        json.dumps({"user": user, "items": items}) + "\n" for user, items in enumerate(lists)
+    ),
+    "parquet": lambda lists: pa.table(
+        {"user": range(len(lists)), "items": pa.array(lists, pa.list_(pa.int64()))}
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("explode", [True, False])
+def test_rows_name_their_records_in_the_files(tmp_path, form, explode):
+    """Records are numbered over all files, those without a row too; items count up over the files."""
+    rng = np.random.default_rng(0)
+    sizes = [rng.integers(0, 4, 3000), rng.integers(0, 4, 2000)]
+    ends = np.cumsum(np.concatenate(sizes))
+    lists = [range(end - size, end) for size, end in zip(np.concatenate(sizes), ends, strict=True)]
+    lists = [[int(item) for item in each] for each in lists]
+    for number, part in enumerate((lists[:3000], lists[3000:])):
+        made = FORMS[form](part)
+        path = tmp_path / f"{number}.{form}"
+        path.write_text(made) if isinstance(made, str) else pq.write_table(made, path)
+    shape = Shape(Explode("items", "x")) if explode else Shape()
+    items = {} if explode else {"items": ColumnSpec(is_list=True)}
+    with closing(duckdb_engine.connect(1 << 30)) as connection:
+        spec = TableSpec("user", shape=shape, columns=items, defaults=("own",))
+        source = TableSource([tmp_path], spec, connection, places=True)
+        assert source.count_records() == 5000
+        rows = join_rows([*source.chunks(BadRecords("raise"), no_progress)])
+        if not explode:
+            assert rows[RECORD].tolist() == list(range(5000))
+            assert ELEMENT not in rows
+            return
+        assert rows["x"].tolist() == list(range(ends[-1]))
+        assert rows[RECORD].tolist() == [number for number, each in enumerate(lists) for _ in each]
+        assert rows[ELEMENT].tolist() == [place for each in lists for place in range(len(each))]
