@@ -17,6 +17,7 @@ from gmeta.core.terminal import Interrupts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.method_config import MethodConfig, default_methods, own_methods
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.plan.search_space import (
@@ -230,7 +231,7 @@ OF_NEXT_ITEM = [NextItemMethod("SASRec"), NextItemMethod('an "odd" name\x7f\n', 
     [(each, cold_start_space([each])) for each in METHODS]
     + [(each, next_item_space([each])) for each in OF_NEXT_ITEM]
     + [(each, retrieval_space([each])) for each in OF_RETRIEVAL]
-    + [(each, ranking_space([each])) for each in ranking_methods().values()],
+    + [(each, ranking_space([each])) for each in (*ranking_methods().values(), RankingMethod("GRM", "grm"))],
 )
 def test_a_space_contains_the_present_settings_and_only_settings_that_a_method_takes(method, space):
     for each in space:

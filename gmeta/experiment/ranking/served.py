@@ -19,7 +19,9 @@ from gmeta.experiment.ranking.bilinear import LEAST, Bilinear
 from gmeta.experiment.ranking.blend import Blended
 from gmeta.experiment.ranking.drift import NEAREST, Drift
 from gmeta.experiment.ranking.examples import FARTHEST, GAP, Encoding, Scale
-from gmeta.experiment.ranking.models import IDS, NUMBERS, ModelScorer
+from gmeta.experiment.ranking.grm import TIME, USER, SequenceModel
+from gmeta.experiment.ranking.models import ModelScorer
+from gmeta.experiment.ranking.networks import IDS, NUMBERS
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -142,6 +144,8 @@ def _model(scorer: ModelScorer) -> _Served:
         for name, start in layout.lists.items():
             number = sent.ids[name]
             inputs[name] = tf.ragged.boolean_mask(number + start, number > 0)
+        if isinstance(model, SequenceModel):
+            inputs |= {USER: sent.ids[model.user], TIME: sent.times}
         found = model(inputs, training=False)[:, 0]
         return found if encoding.config.binary else encoding.mean + encoding.deviation * found
 
@@ -203,7 +207,7 @@ def export_ranking(
     for name in config.numbers:
         inputs.setdefault(name, tf.TensorSpec([None], tf.float32))
     parts = _parts(scorer)
-    if any(isinstance(each, Drift) for each in parts):
+    if any(_reads_times(each) for each in parts):
         inputs.setdefault(config.time, tf.TensorSpec([None], tf.int64))
 
     def answer(given: dict[str, Any]) -> dict[str, tf.Tensor]:
@@ -218,6 +222,12 @@ def export_ranking(
 
 def _parts(scorer: Scorer) -> list[Scorer]:
     return [scorer, *(scorer.scorers.values() if isinstance(scorer, Blended) else ())]
+
+
+def _reads_times(scorer: Scorer) -> bool:
+    return isinstance(scorer, Drift) or (
+        isinstance(scorer, ModelScorer) and isinstance(scorer.model, SequenceModel)
+    )
 
 
 def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:

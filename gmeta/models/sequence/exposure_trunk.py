@@ -223,7 +223,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
             known = jagged.concat(first, known)
         view = sequence_view(self.backbone.mask, offsets, contexts, targets, known.values)
         own = view.column_times
-        # With exposures between events, the time of the next event may be after an exposure that sees this one.
+        # With exposures between events, the next event may come after an exposure that sees this one.
         times = (own if self.backbone.mask.by_time else view.row_times, own)
         rows, columns = (tf.where(kinds == 0, tf.constant(_CONTEXTS_TIME, tf.int64), each) for each in times)
         return view._replace(row_times=rows, column_times=columns)
