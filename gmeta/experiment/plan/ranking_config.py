@@ -194,8 +194,8 @@ class RankingConfig:
         for key, value, option in (("user", self.user, "--task"), ("time", self.time, "--time")):
             if not value:
                 raise ConfigError(
-                    f"methods.{name}: model = {GRM!r} reads the earlier rows of a row's user, and the data have "
-                    f'no {key}s: name a column, {key} = "COLUMN", or prepare them with {option} COLUMN'
+                    f"methods.{name}: model = {GRM!r} reads the earlier rows of a row's user, but the data "
+                    f'have no {key}s: name a column, {key} = "COLUMN", or prepare them with {option} COLUMN'
                 )
         if self.protocol == "tasks":
             raise ConfigError(
