@@ -10,7 +10,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from gmeta.cli import main
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
 from gmeta.experiment.ranking.examples import Encoding, Parts
 from gmeta.experiment.ranking.measured import evaluate_ranking
@@ -250,6 +250,26 @@ def test_what_gives_no_history_is_refused_in_one_line(folder, given, told):
         plan_ranking({**given, "methods": methods}, folder / "data")
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_flag_that_marks_no_row_is_refused(folder, tmp_path):
+    with pytest.raises(ConfigError, match="exposed names 'ghost', which isn't there"):
+        plan_ranking({"exposed": "ghost"}, folder / "data")
+    table = {**log(50), "exposed": np.zeros(50, np.int64)}
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    gmeta(
+        "prepare",
+        "--data",
+        tmp_path / "log.parquet",
+        "--task",
+        "user",
+        "--label",
+        "click",
+        "--out",
+        tmp_path / "d",
+    )
+    with pytest.raises(DataError, match="no row to predict: 'exposed' is 0 in all rows"):
+        plan_ranking({"exposed": "exposed", "item": "item", "features": ["item"]}, tmp_path / "d")
 
 
 def test_settings_that_no_model_has_are_refused():
