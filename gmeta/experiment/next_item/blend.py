@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from scipy import optimize, sparse
 from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Histories
-from gmeta.experiment.next_item.ranked import top, without_seen
+from gmeta.experiment.next_item.ranked import Key, top, without_seen
 
 SEEN = "seen"
 """The feature that is 1 for items of the history."""
@@ -126,14 +126,31 @@ class Blended:
 
     def scores(self, histories: Histories) -> Scores:
         """Weigh the scores for each history."""
+        return self.weigh(histories, lambda scorer: scorer.scores(histories))
+
+    def weigh(self, histories: Histories, scores: Callable[[Scorer], Scores]) -> Scores:
+        """Weigh the scores that a function returns for each scorer."""
         found: Any = 0.0
         for name, weight, mean, deviation in self.blend.rows():
             if name == SEEN:
                 found[histories.owner, histories.items] += np.float32(weight / deviation)
             else:
-                own = self.scorers[name].scores(histories) - np.float32(mean)
+                own = scores(self.scorers[name]) - np.float32(mean)
                 found = found + np.float32(weight / deviation) * own
         return np.asarray(found, np.float32)
+
+
+def scores_of_all(scorers: Mapping[Key, Scorer], histories: Histories) -> Iterator[tuple[Key, Scores]]:
+    """Yield the scores of each scorer, and compute what several blends weigh once."""
+    known: dict[int, Scores] = {}
+
+    def scores(scorer: Scorer) -> Scores:
+        if id(scorer) not in known:
+            known[id(scorer)] = scorer.scores(histories)
+        return known[id(scorer)]
+
+    for key, scorer in scorers.items():
+        yield key, scorer.weigh(histories, scores) if isinstance(scorer, Blended) else scores(scorer)
 
 
 def _seen(histories: Histories, items: int) -> Scores:

@@ -30,6 +30,7 @@ MOST_ITEMS = 15_000
 """EASE inverts a matrix of items by items; with more items it is left out."""
 
 _EPSILON, _LEAST = 1e-5, 1e-9
+_AT_ONCE = 1 << 22  # numbers of a batch of equations
 
 Known = dict[Any, Any]
 """What was computed last of the same histories: its settings -> a matrix."""
@@ -105,11 +106,14 @@ class Pairs:
     log: bool = True
 
     def scores(self, histories: Histories) -> Scores:
-        """Sum the rows for each history."""
-        asked = recency(histories, self.matrix.shape[0], self.last, self.decay)
-        found = asked @ self.matrix
+        """Sum the rows for each history, and scale the sums."""
+        found = self.sums(histories)
         dense = np.asarray(found.todense() if sparse.issparse(found) else found, np.float32)
         return np.asarray(self.scale(dense, np))
+
+    def sums(self, histories: Histories) -> Any:
+        """Sum the rows for each history, (users, items), sparse if the matrix is."""
+        return recency(histories, self.matrix.shape[0], self.last, self.decay) @ self.matrix
 
     def scale(self, sums: Any, by: Any) -> Any:
         """Return the log of each item's share, or the sums as they are; ``by`` is NumPy or TensorFlow."""
@@ -201,7 +205,7 @@ def _once(known: Known | None, key: Any, compute: Callable[..., Any], *arguments
     return known[key]
 
 
-def _sets(train: Histories, items: int) -> Any:
+def sets_of(train: Histories, items: int) -> Any:
     """Return which items each user has, (users, items), sparse, 0 or 1."""
     shape = (len(train), items)
     found = sparse.csr_matrix((np.ones(len(train.items), np.float32), (train.owner, train.items)), shape)
@@ -235,7 +239,7 @@ class Neighbours:
         return Pairs(_once(known, self.shrinkage, self._count, train, items), self.last, self.recency_decay)
 
     def _count(self, train: Histories, items: int) -> Any:
-        own = _sets(train, items)
+        own = sets_of(train, items)
         shared = (own.T @ own).tocoo()
         sizes = shared.diagonal()
         apart = shared.row != shared.col
@@ -274,7 +278,7 @@ class Walks:
 
     def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
         """Walk from each item."""
-        own = _sets(train, items)
+        own = sets_of(train, items)
         shares = [np.maximum(own.sum(axis=axis).A1, 1.0) for axis in (0, 1)]
         of_items, of_users = (sparse.diags(each**-self.flatness) for each in shares)
         walked = (of_items @ own.T @ of_users @ own @ sparse.diags(shares[0] ** -self.popularity)).tocoo()
@@ -317,7 +321,7 @@ class Ease:
         return Pairs(matrix, self.last, self.recency_decay, log=False)
 
     def _invert(self, train: Histories, items: int) -> Scores:
-        own = _sets(train, items)
+        own = sets_of(train, items)
         gram = (own.T @ own).toarray()
         gram[np.diag_indices(items)] += self.penalty
         inverse = linalg.inv(gram, overwrite_a=True, check_finite=False)
@@ -358,7 +362,7 @@ class Als:
 
     def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
         """Solve for items and users in turn."""
-        own = _sets(train, items)
+        own = sets_of(train, items)
         of_item = own.T.tocsr()
         vectors = np.random.default_rng(0).normal(0, 0.1, (items, self.rank)).astype(np.float32)
         for _ in range(self.sweeps):
@@ -366,15 +370,34 @@ class Als:
         return Solved(self, vectors)
 
     def _solve(self, sets: Any, others: Scores) -> Scores:
-        """Solve for the vectors of one side, given those of the other, (rows, rank)."""
+        """Solve for the vectors of one side, given those of the other, (rows, rank).
+
+        A row with n items, whose vectors are Y, solves :math:`(G + a Y^T Y) x = (1 + a) Y^T 1`. If n is less
+        than the rank, it solves n equations:
+        :math:`x = (1 + a) G^{-1} Y^T (I + a Y G^{-1} Y^T)^{-1} 1`.
+        """
         gram = others.T @ others + self.penalty * np.eye(self.rank, dtype=np.float32)
+        flat = others @ linalg.inv(gram)
+        counts = np.diff(sets.indptr)
         found = np.zeros((sets.shape[0], self.rank), np.float32)
         with one_thread():
-            for row in np.flatnonzero(np.diff(sets.indptr)):
-                own = others[sets.indices[sets.indptr[row] : sets.indptr[row + 1]]]
-                left = gram + self.confidence * (own.T @ own)
-                found[row] = np.linalg.solve(left, (1 + self.confidence) * own.sum(axis=0))
+            for count in np.unique(counts[counts > 0]):
+                of_count = np.flatnonzero(counts == count)
+                for rows in np.array_split(of_count, -(-len(of_count) * int(count) * self.rank // _AT_ONCE)):
+                    items = sets.indices[sets.indptr[rows, np.newaxis] + np.arange(count)]
+                    found[rows] = self._solve_rows(others[items], flat[items], gram)
         return found
+
+    def _solve_rows(self, own: Scores, flat: Scores, gram: Scores) -> Scores:
+        """Solve for rows with equally many items: ``own`` is Y and ``flat`` is Y / G, (rows, n, rank)."""
+        count = own.shape[1]
+        across = own.transpose(0, 2, 1)
+        if count < self.rank:
+            left = np.eye(count, dtype=np.float32) + self.confidence * (flat @ across)
+            weights = np.linalg.solve(left, np.ones((len(own), count, 1), np.float32))
+            return (1 + self.confidence) * (flat * weights).sum(axis=1)
+        right = (1 + self.confidence) * own.sum(axis=1)
+        return np.linalg.solve(gram + self.confidence * (across @ own), right[:, :, np.newaxis])[:, :, 0]
 
     def describe(self) -> str:
         """Return the settings as part of a sentence."""
@@ -390,7 +413,7 @@ class Solved:
 
     def scores(self, histories: Histories) -> Scores:
         """Solve for each history's vector, and multiply it with those of all items."""
-        users = self.als._solve(_sets(histories, len(self.vectors)), self.vectors)
+        users = self.als._solve(sets_of(histories, len(self.vectors)), self.vectors)
         return users @ self.vectors.T
 
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +24,11 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.schema import OnBad, Schema
 from gmeta.core.texts import Texts
 from gmeta.experiment.next_item import counting, models
-from gmeta.experiment.next_item.blend import Blend
+from gmeta.experiment.next_item.blend import Blend, scores_of_all
 from gmeta.experiment.next_item.counting import Scorer
-from gmeta.experiment.next_item.histories import Cuts
+from gmeta.experiment.next_item.histories import Asked, Cuts
 from gmeta.experiment.next_item.plan import read_cuts
-from gmeta.experiment.next_item.ranked import Ranked, rank
+from gmeta.experiment.next_item.ranked import Ranked, ndcg, rank_all
 from gmeta.experiment.plan.next_item_config import BLEND, CatalogueConfig
 from gmeta.experiment.runs.all_runs import TrainingProgress
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -121,17 +122,13 @@ def _choose(
     fitted: dict[str, Scorer] = {}
     found: dict[str, list[float]] = {}
 
-    def measured(scorer: Scorer) -> float:
-        ranked = rank(scorer, asked, cuts.items, seen=bool(config.seen), shown=k)
-        return float(ranked.of_users(k)["ndcg"].mean())
-
     timed = cuts.train.times is not None
     for name, grid in counting.grids(cuts.items, times=timed, ordered=config.ordered).items():
         best = -1.0
         known: counting.Known = {}
         for settings in grid:
             scorer = settings.fit(cuts.train, cuts.items, known)
-            value = measured(scorer)
+            value = ndcg(scorer, asked, cuts.items, seen=bool(config.seen), k=k)
             if value > best:
                 best, chosen[name], fitted[name] = value, asdict(settings), scorer  # type: ignore[call-overload]
         found[name] = [best]
@@ -139,15 +136,19 @@ def _choose(
     if cuts.items > counting.MOST_ITEMS:
         say(f"EASE is left out: it inverts a matrix of items by items, and there are {cuts.items:,}")
     blends = {}
+    scorers: dict[tuple[str, int], Scorer] = {}
     for seed in config.seeds:
         own = _models(config, run, cuts, seed)
-        for name, scorer in own.items():
-            found.setdefault(name, []).append(measured(scorer))
+        scorers |= {(name, seed): scorer for name, scorer in own.items()}
         if config.blend:
             blend = Blend.fit({**own, **fitted}, cuts.validation, cuts.items, seed, sets=config.SETS)
             say(f"blend, seed {seed}: {blend.describe()}")
             blends[str(seed)] = blend.to_json()
-            found.setdefault(BLEND, []).append(measured(blend.of({**own, **fitted})))
+            scorers[BLEND, seed] = blend.of({**own, **fitted})
+    for (name, _), ranked in _rank_all(scorers, asked, cuts.items, [bool(config.seen)], k)[
+        bool(config.seen)
+    ].items():
+        found.setdefault(name, []).append(float(ranked.of_users(k)["ndcg"].mean()))
     return {
         "baselines": chosen,
         "blends": blends,
@@ -227,15 +228,19 @@ class Measured:
 def measure(trained: Trained) -> Measured:
     """Rank the catalogue for all users of the test, by all methods and baselines."""
     config, cuts = trained.config, trained.cuts
-    scorers: dict[str, list[Scorer]] = {
-        name: list(seeds.values()) for name, seeds in trained.methods.items()
-    } | {name: [scorer] for name, scorer in trained.baselines.items()}
-    shown = max(config.ks)
-    test = {
-        seen: {
-            name: [rank(each, cuts.test, cuts.items, seen=seen, shown=shown) for each in seeds]
-            for name, seeds in scorers.items()
-        }
-        for seen in ((False,) if config.SETS else (bool(config.seen), not config.seen))
-    }
+    scorers = {(name, seed): each for name, seeds in trained.methods.items() for seed, each in seeds.items()}
+    scorers |= {(name, 0): scorer for name, scorer in trained.baselines.items()}
+    ways = (False,) if config.SETS else (bool(config.seen), not config.seen)
+    test: dict[bool, dict[str, list[Ranked]]] = {}
+    for seen, found in _rank_all(scorers, cuts.test, cuts.items, ways, max(config.ks)).items():
+        for (name, _), ranked in found.items():
+            test.setdefault(seen, {}).setdefault(name, []).append(ranked)
     return Measured(trained, test)
+
+
+def _rank_all(
+    scorers: Mapping[tuple[str, int], Scorer], asked: Asked, items: int, seen: Sequence[bool], shown: int
+) -> dict[bool, dict[tuple[str, int], Ranked]]:
+    return rank_all(
+        functools.partial(scores_of_all, scorers), asked, items, seen=seen, shown=shown, width=len(scorers)
+    )

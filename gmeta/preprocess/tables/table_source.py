@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +75,7 @@ class TableSource:
                 if spec.shape.session_gap:
                     spec = replace(spec, task=SESSION)
             self.spec = resolve_spec(self._scans, spec)
-            self.spec = replace(self.spec, notes=(*_notes(spec), *notes, *self.spec.notes))
+            self.spec = replace(self.spec, notes=(*_notes(spec, self.spec.columns), *notes, *self.spec.notes))
         except ConfigError as error:
             raise ConfigError(f"{self.files[0].path}: {error}") from error
         keys = [join.keys[0] for join in spec.shape.joins]
@@ -264,13 +266,22 @@ def _side_spec(join: Join, form: CsvForm) -> TableSpec:
     return TableSpec(csv=own)
 
 
-def _notes(spec: TableSpec) -> list[str]:
-    """Return a note on what stands for the task if there is none."""
+_USER_NAME = re.compile(r"(user|visitor|customer|member|reader|viewer|client|u)[\W_]*(id)?", re.IGNORECASE)
+
+
+def _notes(spec: TableSpec, columns: Iterable[str]) -> list[str]:
+    """Return a note on what stands for the task if there is none, and on a column that may be the task."""
     if not spec.blocks:
         return []
     blocks = f"a hash puts each row into one of {spec.blocks:,} blocks"
     gaps = ", and missing values are values of their own" * (GAPS in spec.defaults)
-    return [f"without --task, {blocks}{gaps}: for models that need no tasks"]
+    found = next((name for name in columns if _USER_NAME.fullmatch(name)), None)
+    advice = (
+        ""
+        if found is None
+        else f"; if {found!r} has the users, prepare again with --task {shlex.quote(found)}"
+    )
+    return [f"without --task, {blocks}{gaps}: for models that need no tasks{advice}"]
 
 
 def _tell_apart(faults: Sequence[Fault], batch: pa.RecordBatch, file: TableFile) -> Iterator[Fault]:

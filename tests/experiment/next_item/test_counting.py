@@ -92,7 +92,7 @@ def test_als_is_where_neither_side_can_be_better(train):
     als = Als(rank=3, confidence=4.0, penalty=2.0, sweeps=200)
     solved = als.fit(histories(train), ITEMS)
     sets = np.array([[float(i in history) for i in range(ITEMS)] for history in train])
-    users = als._solve(counting._sets(histories(train), ITEMS), solved.vectors)
+    users = als._solve(counting.sets_of(histories(train), ITEMS), solved.vectors)
     confidence = 1 + 4.0 * sets
     for one, other, c, p in (
         (users, solved.vectors, confidence, sets),

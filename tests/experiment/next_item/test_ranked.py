@@ -1,13 +1,18 @@
 """Ranks and metrics of ranked catalogues are those of loops; the blend finds what predicts."""
 
+import functools
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import sparse
 
-from gmeta.experiment.next_item.blend import SEEN, Blend
+from gmeta.experiment.next_item.blend import SEEN, Blend, scores_of_all
+from gmeta.experiment.next_item.counting import Pairs
 from gmeta.experiment.next_item.histories import Asked
-from gmeta.experiment.next_item.ranked import interval, rank, top
+from gmeta.experiment.next_item.ranked import interval, ndcg, rank, rank_all, top
 from support.next_item import Fixed, histories
 
 ITEMS = 6
@@ -52,6 +57,46 @@ def test_metrics_are_those_of_loops(drawn, seen, k):
         order = sorted(allowed, key=lambda item: (-scores[user, item], item))
         assert sorted(scores[user, shown].tolist()) == sorted(scores[user, order[: min(k, ITEMS)]].tolist())
         assert set(shown) <= set(allowed)
+
+
+@given(asked(), st.booleans(), st.sampled_from([1, 2, 5]), st.sampled_from([0.0, 1.0]))
+def test_sparse_sums_give_the_ndcg_of_dense_scores(drawn, seen, k, decay):
+    read, targets, _ = drawn
+    part = Asked(histories(read), histories(targets))
+    matrix = np.random.default_rng(0).integers(0, 3, (ITEMS, ITEMS)).astype(np.float32)
+    pairs = Pairs(sparse.csr_matrix(matrix), 0, decay)
+    found = ndcg(pairs, part, ITEMS, seen=seen, k=k)
+    by_scores = ndcg(Fixed(pairs.scores(part.histories)), part, ITEMS, seen=seen, k=k)
+    assert found == pytest.approx(by_scores)
+
+
+@given(asked(), st.lists(st.booleans(), min_size=1, max_size=2, unique=True))
+def test_scorers_are_ranked_together_as_alone(drawn, seen):
+    """A blend and its members, in one call, which asks each member once."""
+    read, targets, scores = drawn
+    part = Asked(histories(read), histories(targets))
+    one, other = Counted(Fixed(scores)), Counted(Fixed(scores[:, ::-1]))
+    blend = Blend(["one", "other", SEEN], *np.array([[1, 2, 3], [0, 1, 0], [1, 2, 1.0]])).of(
+        {"one": one, "other": other}
+    )
+    scorers = {"blend": blend, "one": one}
+    found = rank_all(functools.partial(scores_of_all, scorers), part, ITEMS, seen=seen, shown=2, width=2)
+    assert one.asked == other.asked == 1
+    for each, name in itertools.product(seen, scorers):
+        alone = rank(scorers[name], part, ITEMS, seen=each, shown=2)
+        np.testing.assert_array_equal(found[each][name].ranks, alone.ranks)
+        np.testing.assert_array_equal(found[each][name].shown, alone.shown)
+
+
+class Counted:
+    """A scorer that counts how often it is asked."""
+
+    def __init__(self, scorer):
+        self.scorer, self.asked = scorer, 0
+
+    def scores(self, histories):
+        self.asked += 1
+        return self.scorer.scores(histories)
 
 
 def test_a_table_describes_what_is_shown():

@@ -379,6 +379,15 @@ def test_a_table_needs_a_task(tmp_path, data, said):
         prepare(tmp_path / data, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [("userId", "--task userId"), ("User-ID", "--task User-ID"), ("used", "")]
+)
+def test_without_a_task_a_column_of_users_is_pointed_out(tmp_path, name, advice):
+    (tmp_path / "t.csv").write_text(f"{name},item,click\n1,5,0\n1,6,1\n")
+    (note,) = prepare(tmp_path / "t.csv", tmp_path / "out", spec=TableSpec(label="click")).notes
+    assert note.endswith(f"prepare again with {advice}" if advice else "for models that need no tasks")
+
+
 def test_a_file_is_not_read_twice(tmp_path):
     data = write_table(event_table(10), tmp_path / "t.parquet")
     with pytest.raises(ConfigError, match=r"t\.parquet is given twice"):
