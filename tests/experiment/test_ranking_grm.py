@@ -13,6 +13,7 @@ from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
 from gmeta.experiment.ranking.examples import Encoding, Parts
+from gmeta.experiment.ranking.grm import Histories
 from gmeta.experiment.ranking.measured import evaluate_ranking
 from gmeta.experiment.ranking.models import ModelScorer, batches, build
 from gmeta.experiment.ranking.plan import plan_ranking
@@ -149,7 +150,7 @@ def example_parts(seed=0, *, binary=True, protocol="time"):
 def model_of(parts, seed=0, **settings):
     settings = {"dim": 4, "width": 8, "hidden": (8,), "experts": 2, "rows_per_batch": 32, **settings}
     model = build(RankingMethod("GRM", "grm", **settings), parts, seed)
-    for weight in model.trainable_variables:  # scores that hang together by more than their first digits
+    for weight in model.trainable_variables:  # so that histories matter
         weight.assign(tf.random.stateless_normal(weight.shape, [seed, weight.shape.num_elements()]) * 0.7)
     return model
 
@@ -183,16 +184,11 @@ def test_rows_of_the_protocol_random_see_no_later_row():
     asked = parts.test.take(order)
     before, time = scores_of(parts, asked), asked.times[20]
     some = parts.train.times < time
-    model = model_of(parts)
-    moved = replace(parts, history=replace(parts.train, times=np.where(some, parts.train.times, 10**6)))
-    again = ModelScorer(_with(model, moved), parts.encoding).scores(asked)
+    model, moved = model_of(parts), replace(parts.train, times=np.where(some, parts.train.times, 10**6))
+    model.histories = Histories.of(moved, parts.encoding, model)
+    again = ModelScorer(model, parts.encoding).scores(asked)
     np.testing.assert_allclose(again[:20], before[:20], rtol=1e-6)
     assert np.any(np.abs(again[20:] - before[20:]) > 1e-3)
-
-
-def _with(model, parts):
-    model.histories = type(model.histories).of(parts.history, parts.encoding, model)
-    return model
 
 
 def test_a_score_depends_on_no_other_row_that_is_asked():
@@ -237,18 +233,18 @@ def test_numbers_as_labels_are_regressed():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"protocol": "tasks"}, "tests users without any: choose protocol 'time' or 'random'"),
         ({"time": "", "protocol": "random"}, 'have no times: name a column, time = "COLUMN"'),
         ({"user": None, "protocol": "random"}, "have no users: name a column"),
     ],
 )
-def test_what_gives_no_history_is_refused_in_one_line(folder, given, told):
+def test_what_gives_no_history_is_refused_in_one_line(folder, given, message):
     methods = {"grm": {"label": "GRM", "model": "grm"}}
     with pytest.raises(ConfigError, match="grm") as error:
         plan_ranking({**given, "methods": methods}, folder / "data")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
