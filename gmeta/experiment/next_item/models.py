@@ -54,6 +54,7 @@ def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts, ids: Sema
         model = generative.build(config, s, seed, cuts, ids, _backbone, timed)
     else:
         model = _build(config, s, seed, cuts)
+    model.leave_out_seen = config.SETS or not config.seen
     # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
     model.optimizer.build(model.trainable_variables)
     return model
@@ -229,16 +230,14 @@ def training_batches(
 
 
 def validation_batches(asked: Asked) -> tf.data.Dataset:
-    """Return batches of histories that end with the first item that is asked for."""
-    known = np.zeros(len(asked), bool)
-    first = asked.targets.row_splits[:-1]
-    some = asked.targets.sizes > 0
-    known[some] = asked.targets.items[first[some]] >= 0
-    asked = asked.choose(known & (asked.histories.sizes > 0))
-    ragged = asked.histories.ragged()
-    following = asked.targets.first(np.ones(len(asked), np.int64)).ragged()
-    whole = {name: tf.concat([column, following[name]], axis=1) for name, column in ragged.items()}
-    return tf.data.Dataset.from_tensor_slices(whole).batch(_ASKED)
+    """Return batches of histories, and of the items of the catalogue that are asked for as labels.
+
+    A label has no time, so models read what they will read in serving.
+    """
+    targets = asked.targets.keep(asked.targets.items >= 0)
+    some = (targets.sizes > 0) & (asked.histories.sizes > 0)
+    labels = targets.choose(some).ragged()["item"]
+    return tf.data.Dataset.from_tensor_slices((asked.histories.choose(some).ragged(), labels)).batch(_ASKED)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ class HistoryModel(Model):
     ranking: NextItem
     retrieval: Retrieval
     mean: tf.keras.metrics.Mean
-    _leaves_out_seen: bool = False  # in evaluation, unless `evaluate` is called with something else
+    leave_out_seen: bool = False
+    """Whether `evaluate`, and validation in `fit`, leave out the items of the history by default."""
+    _leaves_out_seen: bool = False  # what `test_step` was traced with
 
     def evaluate(self, *args: Any, leave_out_seen: bool | None = None, **kwargs: Any) -> Any:
         """Measure how high the items that were taken rank in the whole catalogue.
@@ -61,7 +63,7 @@ class HistoryModel(Model):
             y ragged, (users, None) items, ask for all items of y, given the history x, and give HR, recall
             and NDCG of users (`gmeta.metrics.retrieval`).
           leave_out_seen: Whether to leave out the items of the history. An item that is asked for, and that
-            the history has, is ranked nevertheless. None: as `recommend` does by default.
+            the history has, is ranked nevertheless. None: what the attribute ``leave_out_seen`` has.
           **kwargs: As there.
 
         Example:
@@ -70,7 +72,7 @@ class HistoryModel(Model):
           >>> model.evaluate(test, leave_out_seen=True, return_dict=True)  # doctest: +SKIP
           {'hr@10': 0.21, 'recall@10': 0.21, 'ndcg@10': 0.11, ...}
         """
-        wanted = type(self)._leaves_out_seen if leave_out_seen is None else bool(leave_out_seen)
+        wanted = bool(self.leave_out_seen if leave_out_seen is None else leave_out_seen)
         if wanted != self._leaves_out_seen:
             self._leaves_out_seen, self.test_function = wanted, None  # it has to be traced again
         return super().evaluate(*args, **kwargs)

@@ -112,7 +112,7 @@ class TwoTower(HistoryModel):
         "metrics": "HR, recall and NDCG are measured in evaluate, at the ks= that the model was made with",
     }
 
-    _leaves_out_seen = True
+    leave_out_seen = _leaves_out_seen = True
 
     def __init__(
         self,

@@ -105,12 +105,13 @@ def test_a_setting_that_the_model_cannot_use_is_refused(settings, says):
         NextItemMethod("X", **settings)
 
 
-def test_the_scorer_ranks_as_validation_does():
-    """Also of cosines, whose temperature the bias of repeats is added beside."""
-    model = built(normalize=True, temperature=0.05)
+@pytest.mark.parametrize(("kind", "seen"), [("sasrec", True), ("hstu", False)])
+def test_the_scorer_ranks_as_validation_does(kind, seen):
+    """Also of cosines, whose temperature the bias of repeats is added beside, and of models that read times."""
+    model = built(model=kind, normalize=True, temperature=0.05)
     model.repeat.assign(0.1)  # not so much that an item of the history can't be overtaken
     asked = cuts().validation
-    measured = model.evaluate(validation_batches(asked), verbose=0, return_dict=True)
-    ranked = rank(ModelScorer(model), asked, ITEMS, seen=True, shown=3).of_users(3)
-    assert measured["mrr"] == pytest.approx(ranked["mrr"].mean())
-    assert measured["ndcg@3"] == pytest.approx(ranked["ndcg"].mean())
+    measured = model.evaluate(validation_batches(asked), verbose=0, return_dict=True, leave_out_seen=not seen)
+    ranked = rank(ModelScorer(model), asked, ITEMS, seen=seen, shown=3).of_users(3)
+    for name in ("hr", "recall", "ndcg"):
+        assert measured[f"{name}@3"] == pytest.approx(ranked[name].mean())
