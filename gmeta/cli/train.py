@@ -101,8 +101,8 @@ def command(
     from gmeta.core.collectives import check_agreement, world
     from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.own_plan import plan_experiment
+    from gmeta.experiment.ranking.drawn_data import with_negatives
     from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
-    from gmeta.experiment.runs.drawn_data import with_negatives
     from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)

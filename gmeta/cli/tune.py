@@ -78,7 +78,7 @@ def command(
     from gmeta.core.files import explain_write_errors, write_atomically
     from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.experiment_config import budget_seconds
-    from gmeta.experiment.runs.drawn_data import with_negatives
+    from gmeta.experiment.ranking.drawn_data import with_negatives
     from gmeta.experiment.runs.run_folder import RunFolder, choose_family
     from gmeta.experiment.search.tunables import FAMILIES
 

@@ -15,11 +15,11 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.plan.drawn_negatives import ADVICE, DrawnNegatives
 from gmeta.experiment.plan.ranking_config import RankingConfig
+from gmeta.experiment.ranking.drawn_data import with_negatives
 from gmeta.experiment.ranking.examples import read_rows
 from gmeta.experiment.ranking.negatives import add_negatives
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.runs import load_ranking
-from gmeta.experiment.runs.drawn_data import with_negatives
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.preprocess.columns import row_count
 

@@ -190,7 +190,7 @@ class ExperimentConfig:
         last support samples, or all if it has fewer. Empty: no curve.
       support_steps: Inner steps for that curve.
       negatives: The rows with the label 0 that `gmeta train` has drawn for each row with the label 1
-        (`gmeta.experiment.runs.drawn_data`); None: there are none.
+        (`gmeta.experiment.ranking.drawn_data`); None: there are none.
       methods: Method name -> how it is trained.
       budget: About how long `gmeta train` tries settings of methods on training tasks before it trains
         (`gmeta.experiment.search.trials`), as in ``"90s"``, ``"2m"`` or ``"1h"``; ``"0"``: not at all. Only
