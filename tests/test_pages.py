@@ -310,7 +310,12 @@ def test_names_that_do_not_exist_are_found(code: str, says: str) -> None:
             "gmeta history grow x",
             "python tools/bench/exchange.py --rank 2",
         ),
-        *("make tset", "python models/hstu/train.py --layers 3", "python -m gmeta.selftset", "gemta train"),
+        *(
+            "make tset",
+            "python tools/dev/demo_clicks.py --layers 3",
+            "python -m gmeta.selftset",
+            "gemta train",
+        ),
         *("gmeta-map --jop x rows", "tools/preprocess/no.sh"),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import cattrs
 from cattrs import cols
@@ -72,18 +72,28 @@ def _is_choice(kind: Any) -> bool:
 def _choose(value: Any, union: Any) -> Any:
     """Choose a union's type by the value, and convert the value to it.
 
-    A text becomes a string or one of a ``Literal``'s words, a list a tuple, and a mapping a mapping or a
-    dataclass that has all its keys.
+    A text becomes a string or one of a ``Literal``'s words, a list a tuple, and a mapping a mapping or the
+    first dataclass that has all its keys, and whose ``Literal`` fields have its words. If there is none, the
+    errors are those of the first dataclass with these words.
     """
     kinds = [kind for kind in get_args(union) if kind is not type(None)]
     if value is None and type(None) in get_args(union):
         return None
     if isinstance(value, Mapping):
-        fitting: list[Any] = [
+        tables: list[Any] = [
+            k for k in kinds if is_dataclass(k) and all(_has_word(value, *each) for each in _words(k))
+        ]
+        fitting = [
             k
             for k in kinds
-            if get_origin(k) is Mapping or (is_dataclass(k) and value.keys() <= {f.name for f in fields(k)})
+            if get_origin(k) is Mapping or (k in tables and value.keys() <= {f.name for f in fields(k)})
         ]
+        fitting = fitting or tables
+        known = [(each.name, word) for k in kinds for each, words in _words(k) for word in words]
+        for name in dict.fromkeys(name for name, _ in known if not fitting and name in value):
+            words = [word for other, word in known if other == name]
+            if value[name] not in words:
+                raise TypeError(f"{name} must be one of {', '.join(words)}, got {value[name]!r}")
         keys = f"the keys {', '.join(value)}"
     elif isinstance(value, list | tuple):
         fitting, keys = [k for k in kinds if get_origin(k) is tuple], "a list"
@@ -93,6 +103,23 @@ def _choose(value: Any, union: Any) -> Any:
     if not fitting:
         raise TypeError(f"nothing here takes {keys}")
     return _converter.structure(value, fitting[0])
+
+
+def _words(kind: Any) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Return the fields of a dataclass that hold one of a ``Literal``'s words, with these."""
+    hints = get_type_hints(kind) if is_dataclass(kind) else {}
+    return [
+        (each, get_args(hints[each.name]))
+        for each in (fields(kind) if hints else ())
+        if get_origin(hints[each.name]) is Literal
+    ]
+
+
+def _has_word(value: Mapping[str, Any], field: Any, words: tuple[Any, ...]) -> bool:
+    """Return whether a mapping has one of the words for a field, or nothing and the field has a default."""
+    if field.name in value:
+        return value[field.name] in words
+    return not (field.default is MISSING and field.default_factory is MISSING)
 
 
 _converter.register_structure_hook_func(_is_choice, _choose)

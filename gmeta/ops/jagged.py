@@ -244,6 +244,13 @@ def sums(sequences: Jagged) -> tf.Tensor:
     )
 
 
+def mask(sequences: Jagged, chosen: tf.Tensor) -> Jagged:
+    """Keep some values of each sequence, those where (n,) bool is true."""
+    kept = sums(sequences._replace(values=tf.cast(chosen, tf.int64)))
+    offsets = tf.concat([[tf.constant(0, tf.int64)], tf.cumsum(kept)], axis=0)
+    return Jagged(tf.boolean_mask(sequences.values, chosen), offsets)
+
+
 def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     """Gather rows with a dense gradient; `tf.gather` gives slices, about which TensorFlow warns.
 

@@ -1,7 +1,7 @@
-"""Imitation, then rewards: a retriever of train.py learns on by what it draws, beside more imitation.
+"""Rewards after imitation: a generative model of a run learns on by what it draws, beside more imitation.
 
-python models/generative/rl.py beauty --seed 0 --minutes 8 --reward-minutes 4
-python models/generative/rl.py toys --ids runs/ids/toys-0 --reward rank --objective grpo
+python models/generative/rl.py --run runs/generative --minutes 4
+python models/generative/rl.py --run runs/generative --minutes 4 --set 'reward="rank"' --set targets=3
 """
 
 from __future__ import annotations
@@ -9,220 +9,251 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "hstu"))  # histories are read as there
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 
 # isort: split
 import click
+import numpy as np
 import tensorflow as tf
-from histories import LeaveLastOut, batches
-from item_codes import make_ids
-from report import CHOSEN_BY, choose_epoch
-from retriever_settings import RetrieverSettings, make_retriever
-from reward_report import MORE, PARTS, RL, SFT, write_report
-from reward_settings import RewardSettings, make_training, next_items
-from sequences import find_file, read_sequences
-from settings import options_of
-from train import MEASURED, choose_users, train
+from reward_report import MORE, PARTS, write_report
 
-from gmeta.core.errors import DataError, GmetaError
-from gmeta.core.files import write_atomically
-from gmeta.models import GenerativeRetriever
-from gmeta.preprocess import SemanticIds
+from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.settings import from_mapping, override
+from gmeta.experiment.next_item.generative import SearchScorer
+from gmeta.experiment.next_item.histories import Cuts, in_batches
+from gmeta.experiment.next_item.models import load_best, training_batches, validation_batches
+from gmeta.experiment.next_item.plan import read_cuts
+from gmeta.experiment.next_item.ranked import rank
+from gmeta.experiment.plan.generative_config import GenerativeMethod
+from gmeta.experiment.plan.next_item_config import NextItemConfig
+from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.reinforcement import ECPO, GRPO, PolicyTraining, Rollouts
+from gmeta.reinforcement.rewards import HitReward, RankAwareReward
 
+REWARDS = {"hit": HitReward, "rank": RankAwareReward}
+OBJECTIVES = {"ecpo": ECPO, "grpo": GRPO}
 Line = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class RewardSettings:
+    """Rewards, and training by them.
+
+    Attributes:
+      reward: ``"hit"`` or ``"rank"``.
+      objective: ``"ecpo"`` or ``"grpo"``.
+      sampling: How a group is found: ``"beam"``, ``"sample"`` or ``"without_replacement"``.
+      group: The number of items that are drawn for a history.
+      updates: The number of updates by one draw.
+      kl: The weight of the divergence from the policy at the start.
+      sft: The weight of the loss of imitation.
+      targets: How many items at the end of each training history are rewarded, each in a row of its own.
+      batch: Rows in a step.
+      rate: Adam's learning rate.
+      every: Steps between two measurements; 0: a pass over the rows.
+      measured: The users of validation that are measured; 0: all.
+    """
+
+    reward: str = "hit"
+    objective: str = "ecpo"
+    sampling: str = "beam"
+    group: int = 16
+    updates: int = 1
+    kl: float = 0.0
+    sft: float = 0.1
+    targets: int = 1
+    batch: int = 256
+    rate: float = 1e-4
+    every: int = 0
+    measured: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("reward", REWARDS), ("objective", OBJECTIVES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be {' or '.join(known)}, got {getattr(self, name)!r}")
+
+
+def next_items(train: Mapping[str, tf.RaggedTensor], targets: int) -> dict[str, Any]:
+    """Cut training histories before each of their last items, but not before a first one.
+
+    Args:
+      train: The columns of histories, without what validation and test ask for.
+      targets: How many items of each history.
+
+    Returns:
+      The columns of the histories so far, ``next``: the items that came then, ``user``: row numbers.
+    """
+    parts: list[dict[str, Any]] = []
+    for last in range(1, targets + 1):
+        long = tf.where(train["item"].row_lengths() > last)[:, 0]
+        rows = {name: tf.gather(column, long) for name, column in train.items()}
+        then = tf.gather(rows["item"].values, rows["item"].row_limits() - last)
+        parts.append(
+            {name: column[:, :-last] for name, column in rows.items()} | {"next": then, "user": long}
+        )
+    return {name: tf.concat([part[name] for part in parts], axis=0) for name in parts[0]}
+
+
+def by_rewards(model: Any, cuts: Cuts, settings: RewardSettings, seed: int) -> Callable[[int], Any]:
+    """Return what trains a model by rewards, for an epoch of that number."""
+    s = settings
+    training = PolicyTraining(
+        model,
+        REWARDS[s.reward](),
+        objective=OBJECTIVES[s.objective](kl=s.kl),
+        rollouts=Rollouts(s.group, s.sampling, seed, weights="equal"),
+        updates=s.updates,
+        sft=s.sft,
+        user="user",
+    )
+    training.compile(tf.keras.optimizers.Adam(s.rate))
+    columns = next_items(cuts.train.ragged(), s.targets)
+
+    def fit(epoch: int) -> Any:
+        rows = in_batches(columns, s.batch, seed, epoch)
+        rows, steps = (rows.repeat(), s.every) if s.every else (rows, None)
+        return training.fit(rows, initial_epoch=epoch - 1, epochs=epoch, steps_per_epoch=steps, verbose=0)
+
+    return fit
+
+
+def more_imitation(model: Any, cuts: Cuts, method: GenerativeMethod, seed: int) -> Callable[[int], Any]:
+    """Return what trains a model as in the run, with users in orders that the run hasn't had."""
+
+    def fit(epoch: int) -> Any:
+        rows = training_batches(cuts.train, method, seed, method.epochs + epoch)
+        return model.fit(rows, initial_epoch=epoch - 1, epochs=epoch, verbose=0)
+
+    return fit
+
+
 def go_on(
-    model: GenerativeRetriever,
+    model: Any,
     fit: Callable[[int], Any],
-    data: LeaveLastOut,
+    cuts: Cuts,
+    config: NextItemConfig,
     *,
     measured: int,
     minutes: float,
-    test: bool,
 ) -> Iterator[Line]:
-    """Train a model further for some minutes; measure it as `train` does, and before too, as epoch 0."""
-    validation = batches(choose_users(data.validation, measured), MEASURED)
-    begin, seconds, best, logs = time.perf_counter(), 0.0, -1.0, {}
+    """Train a model for some minutes; yield its measures at the start, as epoch 0, and after each epoch.
+
+    Test items are ranked where validation is better than before, as in `gmeta evaluate`.
+    """
+    k, users = config.ks[0], len(cuts.validation)
+    some = np.linspace(0, users - 1, min(measured or users, users)).astype(int)
+    validation = validation_batches(cuts.validation.choose(some))
+    seconds, best, logs = 0.0, -1.0, {}
     for epoch in itertools.count():
         if epoch:
             start = time.perf_counter()
             logs = {name: values[-1] for name, values in fit(epoch).history.items()}
             seconds += time.perf_counter() - start
-        found = {"validation": model.evaluate(validation, verbose=0, return_dict=True)}
-        if found["validation"][CHOSEN_BY] > best:
-            best = found["validation"][CHOSEN_BY]
-            if test:
-                found["test"] = model.evaluate(batches(data.test, MEASURED), verbose=0, return_dict=True)
-        took = {"seconds": round(seconds, 1), "elapsed": round(time.perf_counter() - begin, 1)}
-        yield {"epoch": epoch, **took, **logs, **found}
+        found: Line = {"validation": model.evaluate(validation, verbose=0, return_dict=True)}
+        if found["validation"][f"ndcg@{k}"] > best:
+            best = found["validation"][f"ndcg@{k}"]
+            ranked = rank(SearchScorer(model), cuts.test, cuts.items, seen=bool(config.seen), shown=k)
+            own = ranked.of_users(k)
+            found["test"] = {f"{name}@{k}": float(own[name].mean()) for name in ("hr", "ndcg")}
+        yield {"epoch": epoch, "k": k, "seconds": round(seconds, 1), **logs, **found}
         if seconds >= 60 * minutes:
             return
 
 
-def more_imitation(
-    model: GenerativeRetriever, data: LeaveLastOut, settings: RetrieverSettings, seed: int
-) -> Callable[[int], Any]:
-    """Return what trains epoch after epoch as before."""
-    histories = batches(data.train, settings.batch, shuffle=seed)
-    return lambda epoch: model.fit(histories, initial_epoch=epoch - 1, epochs=epoch, verbose=0)
-
-
-def by_rewards(
-    model: GenerativeRetriever, data: LeaveLastOut, rewards: RewardSettings, seed: int
-) -> Callable[[int], Any]:
-    """Return what trains by rewards for a number of steps, again and again."""
-    training = make_training(model, rewards, seed)
-    rows = batches(next_items(data.train, rewards.targets), rewards.reward_batch, shuffle=seed)
-    rows, steps = (rows.repeat(), rewards.reward_every) if rewards.reward_every else (rows, None)
-    return lambda epoch: training.fit(
-        rows, initial_epoch=epoch - 1, epochs=epoch, steps_per_epoch=steps, verbose=0
-    )
-
-
-def imitate(
-    data: LeaveLastOut,
-    ids: SemanticIds,
-    settings: RetrieverSettings,
-    seed: int,
-    folder: Path,
-    *,
-    test: bool,
-    minutes: float,
-) -> Iterator[Line]:
-    """Train as train.py does and keep the weights of the best epoch in a folder; or read what is kept there.
-
-    Raises:
-      DataError: What is kept there was trained with other data, ids or settings.
-    """
-    facts = {"data": data.name, "model": SFT, "seed": seed, "settings": asdict(settings), "ids": ids.digest}
-    kept = folder / "lines.jsonl"
-    if not kept.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = []
-        for found in train(data, ids, settings, seed, test=test, minutes=minutes, keep=folder / "weights"):
-            lines.append({**facts, **found})
-            yield lines[-1]
-        write_atomically(kept, "".join(json.dumps(line) + "\n" for line in lines))
-        return
-    lines = [json.loads(line) for line in kept.read_text().splitlines()]
-    if {name: lines[0].get(name) for name in facts} != facts or ("test" in lines[0]) != test:
-        raise DataError(
-            "what is kept there was trained with other data, ids or settings",
-            path=folder,
-            advice="name another folder as --keep",
-        )
-    yield from lines
-
-
-def run(
-    data: LeaveLastOut,
-    ids: SemanticIds,
-    settings: RetrieverSettings,
-    rewards: RewardSettings,
-    seed: int,
-    folder: Path,
+def learn_on(
+    run: RunFolder,
+    method: str | None,
+    seeds: Sequence[int],
+    settings: RewardSettings,
     *,
     parts: Sequence[str],
-    test: bool,
     minutes: float,
 ) -> Iterator[Line]:
-    """Yield the measures of imitation; and of going on from its best epoch, by more of it and by rewards."""
-    lines = []
-    for line in imitate(data, ids, settings, seed, folder, test=test, minutes=minutes):
-        lines.append(line)
-        if SFT in parts:
-            yield line
-    facts = {"data": data.name, "seed": seed, "began": choose_epoch(lines)["seconds"]}
-    for name in [each for each in (MORE, RL) if each in parts]:
-        random.seed(seed)  # what Keras' layers take their seeds from
-        tf.random.set_seed(seed)
-        model = make_retriever(ids, settings, seed)
-        model.load_weights(folder / "weights")
-        if name == MORE:
-            fit, of = more_imitation(model, data, settings, seed + 1), asdict(settings)
-        else:
-            fit, of = by_rewards(model, data, rewards, seed), asdict(settings) | asdict(rewards)
-        ends = {"measured": settings.measured, "minutes": rewards.reward_minutes, "test": test}
-        for found in go_on(model, fit, data, **ends):
-            yield {**facts, "model": name, "settings": of, **found}
+    """Yield the measures of each part and seed, which begin with the best epoch of a run.
+
+    Raises:
+      ConfigError: The run is for something else, or has no such method or seed.
+      DataError: The run isn't trained to the end.
+    """
+    config, data = run.load(unchanged=True)
+    methods = config.methods if isinstance(config, NextItemConfig) else {}
+    own = {name: each for name, each in methods.items() if isinstance(each, GenerativeMethod)}
+    chosen = method or next(iter(own), None)
+    if chosen not in own:
+        raise ConfigError(
+            f"{run.path} has no generative method {method or ''}: it has {', '.join(config.methods)}"
+        )
+    if strange := [seed for seed in seeds if seed not in config.seeds]:
+        raise ConfigError(f"{run.path} has no seed {strange[0]}; it has {', '.join(map(str, config.seeds))}")
+    cuts = read_cuts(config, data, attributes=False)
+    for seed in seeds or config.seeds:
+        for part in parts:
+            random.seed(seed)  # what Keras' layers take their seeds from
+            tf.random.set_seed(seed)
+            scorer: Any = load_best(config, chosen, seed, cuts=cuts, folder=run.training(chosen, seed))
+            model = scorer.model
+            if part == MORE:
+                fit, of = more_imitation(model, cuts, own[chosen], seed), {}
+            else:
+                fit, of = by_rewards(model, cuts, settings, seed), asdict(settings)
+            facts = {"run": str(run.path), "method": chosen, "seed": seed, "part": part, "settings": of}
+            for found in go_on(model, fit, cuts, config, measured=settings.measured, minutes=minutes):
+                yield {**facts, **found}
 
 
 def say(line: Line) -> None:
     """Print a measure."""
-    told = f"{line['model']}, seed {line['seed']}, epoch {line['epoch']} ({line['seconds']:.0f} s)"
-    told += "".join(f", {name} {line[name]:.4f}" for name in ("loss", "reward", "tied") if name in line)
+    k = line["k"]
+    text = f"{line['part']}, seed {line['seed']}, epoch {line['epoch']} ({line['seconds']:.0f} s)"
+    text += "".join(f", {name} {line[name]:.4f}" for name in ("loss", "reward", "tied") if name in line)
     for cut in ("validation", "test"):
         if cut in line:
-            told += f"; {cut} hr@10 {line[cut]['hr@10']:.4f}, ndcg@10 {line[cut]['ndcg@10']:.4f}"
-    click.echo(told)
+            text += f"; {cut} HR@{k} {line[cut][f'hr@{k}']:.4f}, NDCG@{k} {line[cut][f'ndcg@{k}']:.4f}"
+    click.echo(text)
 
 
 @click.command()
-@click.argument("data", metavar="DATA")
-@click.option("--folder", type=click.Path(path_type=Path), envvar="GMETA_SEQUENCES", help="Of text files.")
-@click.option("--seed", "seeds", multiple=True, type=int, default=[0], show_default=True)
-@click.option("--threads", type=click.IntRange(1), help="Of TensorFlow's; as many as cores by default.")
-@click.option("--minutes", type=float, default=float("inf"), help="After which imitation ends.")
-@click.option("--test/--no-test", default=True, help="Whether to measure test items.")
-@click.option("--keep", type=click.Path(path_type=Path), help="What imitation learned, a folder a seed.")
+@click.option("--run", "path", type=click.Path(path_type=Path), required=True, help="A run of gmeta train.")
+@click.option("--method", help="A generative method of the run.  [default: the first one]")
+@click.option(
+    "--seed", "seeds", multiple=True, type=int, help="May be repeated.  [default: those of the run]"
+)
+@click.option("--minutes", type=float, required=True, help="Of training for each part, without measures.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, show_default=True)
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where measures go, a line each.")
-@click.option("--figures", type=click.Path(path_type=Path), help="Where the table and the picture go.")
-@options_of(RetrieverSettings)
-@options_of(RewardSettings)
+@click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A RewardSettings field, in TOML.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Folder for measures, table and picture.  [default: RUN/rewards]",
+)
 def main(
-    data: str,
-    folder: Path | None,
+    path: Path,
+    method: str | None,
     seeds: tuple[int, ...],
-    threads: int | None,
     minutes: float,
-    test: bool,
-    keep: Path | None,
     parts: tuple[str, ...],
-    path: Path | None,
-    figures: Path | None,
-    **own: Any,
+    given: tuple[str, ...],
+    out: Path | None,
 ) -> None:
-    """Train a retriever on DATA by imitation (SFT), then by rewards, and say which is better.
-
-    DATA, ids and most options are those of train.py. Rewards go on from the best epoch in validation, and so
-    does "more SFT", for as many minutes of training. What --keep holds already isn't trained again. With some
-    of the parts alone, reward_report.py makes the table and the picture once all are there.
-    """
-    if threads is not None:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads)
-    given = {name: value for name, value in own.items() if value is not None}
-    settings, rewards = (
-        kind(**{name: value for name, value in given.items() if name in kind.__annotations__})
-        for kind in (RetrieverSettings, RewardSettings)
-    )
+    """Train the best epoch of a run further, by rewards and by more imitation, and compare the two."""
     try:
-        file = find_file(data, folder) or Path(data)
-        cuts = read_sequences(file)
-        out = Path("runs", "rl", cuts.name)
-        path, keep, figures = path or out / "runs.jsonl", keep or out / "sft", figures or out
-        path.parent.mkdir(parents=True, exist_ok=True)
-        click.echo(f"{cuts.name}: {cuts.users} users, {cuts.items} items")
-        for seed in seeds:
-            ids = make_ids(cuts, file, settings, seed)
-            ends = {"parts": parts, "test": test, "minutes": minutes}
-            for line in run(cuts, ids, settings, rewards, seed, keep / str(seed), **ends):
-                with path.open("a") as written:
-                    written.write(json.dumps(line) + "\n")
+        settings = from_mapping(RewardSettings, override({}, given), "--set")
+        out = out or path / "rewards"
+        out.mkdir(parents=True, exist_ok=True)
+        file = out / f"{'-'.join(parts)}-{'-'.join(map(str, seeds)) or 'all'}.jsonl"
+        with file.open("w") as written:
+            for line in learn_on(RunFolder(path), method, seeds, settings, parts=parts, minutes=minutes):
+                written.write(json.dumps(line) + "\n")
+                written.flush()
                 say(line)
-        if test and len(parts) == len(PARTS):
-            click.echo(write_report([path], figures))
+        if len(parts) == len(PARTS):
+            click.echo(write_report([file], out))
     except (GmetaError, OSError) as error:
         raise click.ClickException(str(error)) from error
 

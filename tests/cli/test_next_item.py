@@ -28,6 +28,8 @@ ks = [3, 5]
 label = "HSTU"
 model = "hstu"
 dim = 8
+normalize = true
+temperature = 0.5
 epochs = 2
 """
 
@@ -182,7 +184,7 @@ def test_people_read_titles_and_programs_send_texts(tmp_path, monkeypatch):
 
 @pytest.mark.slow  # Quick: tests/experiment/test_trainer.py, of the same checkpoints
 def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
-    given = {"ks": [3], "methods": {"sasrec": {"label": "SASRec", "dim": 8, "epochs": 3}}}
+    given = {"ks": [3], "methods": {"sasrec": {"label": "SASRec", "dim": 8, "warm_up": 4, "epochs": 3}}}
     config = plan_catalogue(given, folder / "data").config
     cuts = read_cuts(config, folder / "data")
 

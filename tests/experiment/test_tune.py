@@ -15,6 +15,7 @@ from gmeta.core.json_values import parse_toml
 from gmeta.core.settings import from_mapping, to_toml, without_defaults
 from gmeta.core.terminal import Interrupts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSettings
+from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import MethodConfig, default_methods, own_methods
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
@@ -22,6 +23,7 @@ from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.plan.search_space import (
     Choice,
     cold_start_space,
+    generative_space,
     get_setting,
     next_item_space,
     ranking_space,
@@ -222,13 +224,26 @@ OF_RETRIEVAL = [
     TwoTowerMethod("two-tower"),
     TwoTowerMethod("products", normalize=False, temperature=1.0, law="in-batch"),
 ]
-OF_NEXT_ITEM = [NextItemMethod("SASRec"), NextItemMethod('an "odd" name\x7f\n', "hstu", dim=96, heads=3)]
+OF_GENERATIVE = [
+    GenerativeMethod("generative", "generative"),
+    GenerativeMethod("flat", "generative", form="flat", codes=32, softmax="codes"),
+]
+OF_NEXT_ITEM = [
+    NextItemMethod("SASRec"),
+    NextItemMethod('an "odd" name\x7f\n', "hstu", dim=96, heads=3, times=False),
+    NextItemMethod("cosines", normalize=True, temperature=0.01),
+]
+
+
+def complete(method):
+    return method.complete(np.array([3, 5]), 100, [])
 
 
 @pytest.mark.parametrize(
     ("method", "space"),
     [(each, cold_start_space([each])) for each in METHODS]
     + [(each, next_item_space([each])) for each in OF_NEXT_ITEM]
+    + [(completed, generative_space([completed])) for completed in map(complete, OF_GENERATIVE)]
     + [(each, retrieval_space([each])) for each in OF_RETRIEVAL]
     + [(each, ranking_space([each])) for each in ranking_methods().values()],
 )
@@ -241,7 +256,7 @@ def test_a_space_contains_the_present_settings_and_only_settings_that_a_method_t
             assert get_setting(put(method, each.key, each.round(bound)), each.key) == each.round(bound)
 
 
-@pytest.mark.parametrize("method", [*METHODS, *OF_NEXT_ITEM, *OF_RETRIEVAL])
+@pytest.mark.parametrize("method", [*METHODS, *OF_NEXT_ITEM, *OF_GENERATIVE, *OF_RETRIEVAL])
 def test_a_settings_file_gives_the_method_again_and_states_no_default(method):
     text = to_toml({"methods": {"a": without_defaults(method)}}, {"methods.a": "found"})
     assert "# found\n[methods.a]\n" in text

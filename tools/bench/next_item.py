@@ -8,13 +8,13 @@ as many threads. Each runs in a process of its own; after an untimed turn they t
 share of an epoch, as the peer takes minutes for one: by default a third of gmeta's and 5 % of the peer's.
 
 epochs_per_second  of training alone, reading included, at the median turn
-    sasrec                each in its own form: the recipe's 8,192 negatives for all of a step; RecTools'
-                          default loss, a softmax of the whole catalogue
+    sasrec                each in its own form: 8,192 negatives for all of a step; RecTools' default loss, a
+                          softmax of the whole catalogue
     sasrec/negatives256   256 negatives for each position, RecTools' "sampled_softmax"
 processor_seconds_per_epoch  the same work in seconds of the process on all its processors, which others' work
                    on the machine makes less difference to
 seconds_to_0.0515  with --accuracy: until the test items' NDCG@10 is that at the epoch that is best in
-                   validation; start, first traces and measuring included. gmeta has the recipe's negatives,
+                   validation; start, first traces and measuring included. gmeta has 8,192 negatives a step,
                    RecTools the 256 that its authors report .0531 with (arXiv 2508.06450). All items are
                    ranked, and ties count against the model. What isn't there after --minutes, or after
                    --patience epochs without a better one in validation, has no such figure; how far it came
@@ -23,7 +23,7 @@ seconds_to_0.0515  with --accuracy: until the test items' NDCG@10 is that at the
 What differs: gmeta computes histories as long as they are, RecTools pads all to 50. gmeta's Adam moves the
 rows that a step looks up, RecTools' all. gmeta learns a bias of items that the history has, which are
 negatives too, leaves out negatives that are the positive, and multiplies vectors by 8 before the block.
-RecTools has weights in the block's norms, and knows and ranks only the items that training has.
+RecTools has weights in the block's norms. Both know and rank only the items that training has.
 
 RecTools can't be installed beside gmeta's pins: pip install 'rectools[torch]==0.19.0' in an environment of
 its own, and name its interpreter by --peer-python or GMETA_PEER_PYTHON. Without one the peer is absent.
@@ -43,15 +43,23 @@ from typing import Any
 
 import numpy as np
 from harness import Result, parser, report
-from parts.next_item.turns import RECIPE, Turns
+from parts.next_item.turns import Turns
 
-SETTINGS = {"dim": 64, "max_length": 50, "batch": 128, "dropout": 0.2, "learning_rate": 1e-3, "seed": 0}
+SETTINGS = {
+    "dim": 64,
+    "max_length": 50,
+    "users_per_batch": 128,
+    "dropout": 0.2,
+    "learning_rate": 1e-3,
+    "seed": 0,
+}
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sasrec": ({}, {"negatives": None}),
     "sasrec/negatives256": ({"negatives": 256, "negatives_per": "position"}, {"negatives": 256}),
 }
 """Form -> settings of gmeta's, and of the peer's."""
 
+FOLDERS = (Path("data/sequences"), Path("../shared/data/sequences"))
 GOAL = 0.0515
 OURS, PEER = "gmeta", "RecTools"
 WAY = {OURS: "sasrec", PEER: "sasrec/negatives256"}
@@ -139,11 +147,16 @@ def generate(path: Path) -> Path:
 
 
 def find_data(folder: Path | None) -> Path:
-    """Find Beauty as the recipe does."""
-    sys.path.append(str(RECIPE))
-    from sequences import find_file
+    """Find Beauty.
 
-    return find_file("beauty", folder)
+    Raises:
+      SystemExit: It isn't there.
+    """
+    folders = FOLDERS if folder is None else (folder,)
+    for each in folders:
+        if (path := each / "Beauty.txt").exists():
+            return path
+    raise SystemExit(f"no Beauty.txt in {' or '.join(map(str, folders))}: name its folder by --folder")
 
 
 def peer_versions(python: str | None) -> dict[str, str]:

@@ -80,7 +80,9 @@ class Blend:
         parts = []
         for begin in range(0, len(asked), _USERS):  # few users at once, of whose scores only some are kept
             part = asked.choose(slice(begin, begin + _USERS))
-            scores = [np.asarray(each.scores(part.histories), np.float32) for each in scorers.values()]
+            scores = [
+                with_floor(np.asarray(each.scores(part.histories), np.float32)) for each in scorers.values()
+            ]
             kept = _first(scores, part) if sets else np.broadcast_to(drawn, (len(part), len(drawn)))
             scores.append(_seen(part.histories, items))
             parts.append(_Examples.of(scores, part, kept))
@@ -135,9 +137,18 @@ class Blended:
             if name == SEEN:
                 found[histories.owner, histories.items] += np.float32(weight / deviation)
             else:
-                own = scores(self.scorers[name]) - np.float32(mean)
+                own = with_floor(scores(self.scorers[name])) - np.float32(mean)
                 found = found + np.float32(weight / deviation) * own
         return np.asarray(found, np.float32)
+
+
+def with_floor(scores: Scores) -> Scores:
+    """Replace -inf, of items that a search doesn't find, by the lowest score of the user's other items."""
+    absent = np.isneginf(scores)
+    if not absent.any():
+        return scores
+    lowest = np.where(absent, np.inf, scores).min(axis=1, keepdims=True)
+    return np.where(absent, np.where(np.isposinf(lowest), np.float32(0), lowest), scores)
 
 
 def scores_of_all(scorers: Mapping[Key, Scorer], histories: Histories) -> Iterator[tuple[Key, Scores]]:

@@ -111,6 +111,14 @@ class Histories:
         times = None if self.times is None else self.times[events]
         return Histories(self.users[chosen], splits, self.items[events], times)
 
+    def ragged(self) -> dict[str, tf.RaggedTensor]:
+        """Return the columns that a model reads: ``item``, and ``time`` if there are times."""
+        columns = {"item": self.items, **({} if self.times is None else {"time": self.times})}
+        return {
+            name: tf.RaggedTensor.from_row_splits(tf.constant(column, tf.int64), self.row_splits)
+            for name, column in columns.items()
+        }
+
 
 @dataclass(frozen=True)
 class Asked:

@@ -1,6 +1,7 @@
 """The models of an experiment that ranks a catalogue: how they are made, trained and asked for scores.
 
-`towers` has what is particular to two-tower models; the rest is of models over sequences, and of both.
+`towers` and `generative` have what is particular to two-tower and to generative models; the rest is of models
+over sequences, and of all.
 """
 
 from __future__ import annotations
@@ -14,32 +15,45 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.experiment.next_item import towers
+from gmeta.core.semantic_ids import SemanticIds
+from gmeta.experiment.next_item import generative, towers
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories, in_batches
+from gmeta.experiment.plan.generative_config import TIMED, GenerativeMethod
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.runs import best_epoch
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, TableConfig
+from gmeta.losses import SampledSoftmax
 from gmeta.models import NextItemModel
 from gmeta.models.zoo.softmax_blocks import LiGR, SASRec
-from gmeta.optimizers import AdamW
+from gmeta.optimizers import AdamW, Warmup
 
-_BETA_2 = 0.98
 _ASKED = 256  # users at once
 _BACKBONES: Mapping[str, Callable[..., Any]] = {"sasrec": SASRec, "esasrec": LiGR, "hstu": HSTU, "fuxi": FuXi}
-_TIMED = ("hstu", "fuxi")
 
 
-def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts) -> Any:
-    """Build and compile the model of a method, at its initial weights."""
+def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts, ids: SemanticIds | None = None) -> Any:
+    """Build and compile the model of a method, at its initial weights.
+
+    Args:
+      config: The experiment.
+      method: One of its methods.
+      seed: The seed of weights.
+      cuts: The data.
+      ids: The semantic ids of a generative method; None: they are made.
+    """
     s = config.methods[method]
-    model = (
-        towers.build(config, s, seed, cuts)
-        if isinstance(s, TwoTowerMethod)
-        else _build(config, s, seed, cuts)
-    )
+    if isinstance(s, TwoTowerMethod):
+        model: Any = towers.build(config, s, seed, cuts)
+    elif isinstance(s, GenerativeMethod):
+        timed = s.reads_times and cuts.train.times is not None
+        if ids is None:
+            ids = generative.make_ids(s, seed, cuts, lambda: _item_vectors(config, s, seed, cuts))
+        model = generative.build(config, s, seed, cuts, ids, _backbone, timed)
+    else:
+        model = _build(config, s, seed, cuts)
     # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
     model.optimizer.build(model.trainable_variables)
     return model
@@ -48,38 +62,70 @@ def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts) -> Any:
 def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) -> NextItemModel:
     random.seed(seed)  # what Keras' layers take their seeds from
     tf.random.set_seed(seed)
-    timed = s.model in _TIMED and cuts.train.times is not None
-    deviation = (2 / (cuts.items + s.dim)) ** 0.5  # Xavier's
+    timed = s.reads_times and cuts.train.times is not None
+    deviation = (2 / (cuts.items + s.dim)) ** 0.5 if s.initial_deviation is None else s.initial_deviation
+    rate: Any = s.learning_rate
+    if s.warm_up:  # step i of n has the share i / n of the rate
+        rate = Warmup(rate, max(s.warm_up - 1, 1), start=1 / s.warm_up)
     collection = EmbeddingCollection(
         [FeatureConfig("item", TableConfig("item", s.dim, initializer=Normal(0.0, deviation)))],
-        optimizer=AdamW(s.learning_rate, beta_2=_BETA_2),
+        optimizer=AdamW(rate, beta_2=s.beta_2, weight_decay=s.weight_decay),
         seed=seed,
     )
-    blocks: dict[str, Any] = {
-        "blocks": s.blocks,
-        "heads": s.heads,
-        "attention_dim": s.dim // s.heads,
-        "value_dim": s.dim // s.heads,
-        "max_length": s.max_length,
-        "dropout": s.dropout,
-        "seed": seed,
-    }
-    if s.model in _TIMED and not timed:
-        blocks["bias_by_time"] = False
     assert s.max_length is not None  # `NextItemMethod.complete` has decided it
     model = NextItemModel(
         collection,
-        _BACKBONES[s.model](**blocks),
+        _backbone(s.model, s, s.max_length, timed, seed, s.horizon),
         items=cuts.items,
         max_length=s.max_length,
         time="time" if timed else None,
         negatives=s.negatives,
+        negatives_per=s.negatives_per,
+        repeats=s.repeats,
+        popularity=np.bincount(cuts.train.items, minlength=cuts.items) if s.log_q else None,
+        loss=SampledSoftmax(s.temperature, s.normalize, s.in_batch),
+        token_scale=s.token_scale,
+        places=s.places,
+        norm=s.norm,
         dropout=s.dropout,
         seed=seed,
         ks=config.ks,
     )
-    model.compile(tf.keras.optimizers.Adam(s.learning_rate, beta_2=_BETA_2))
+    model.compile(tf.keras.optimizers.Adam(rate, beta_2=s.beta_2))
     return model
+
+
+def _backbone(
+    kind: str,
+    s: NextItemMethod | GenerativeMethod,
+    tokens: int,
+    timed: bool,
+    seed: int,
+    horizon: float | None = None,
+) -> Any:
+    """Make a backbone that reads sequences of so many tokens."""
+    return _BACKBONES[kind](
+        blocks=s.blocks,
+        heads=s.heads,
+        attention_dim=s.dim // s.heads,
+        value_dim=s.dim // s.heads,
+        max_length=tokens,
+        dropout=s.dropout,
+        seed=seed,
+        **({"bias_by_time": False} if kind in TIMED and not timed else {}),
+        **({} if horizon is None else {"horizon": horizon}),
+    )
+
+
+def _item_vectors(config: CatalogueConfig, s: GenerativeMethod, seed: int, cuts: Cuts) -> Any:
+    """Train SASRec for some epochs on the training part, and return its vectors of items."""
+    assert s.item_epochs is not None
+    own = NextItemMethod(
+        "SASRec", dim=s.dim, max_length=s.max_length, users_per_batch=s.users_per_batch, dropout=s.dropout
+    )
+    model = _build(config, own, seed, cuts)
+    model.fit(training_batches(cuts.train, own, seed, 0), epochs=s.item_epochs, verbose=0)
+    return model.item_vectors().numpy()
 
 
 def train(
@@ -94,13 +140,16 @@ def train(
     """Train a method until validation no longer improves, or resume its training.
 
     All ranks of a job call it together. A step's ``users_per_batch`` users are divided among them, so the
-    number of ranks changes neither the steps nor, but for rounding and dropout, what is learned; a job may
-    resume what another number of ranks began.
+    number of ranks changes neither the steps nor, but for rounding, dropout and negatives that are a rank's
+    own, what is learned; a job may resume what another number of ranks began.
 
     Returns:
       How many epochs earlier calls had done.
     """
-    model = build(config, method, seed, cuts)
+    s = config.methods[method]
+    if isinstance(s, GenerativeMethod):
+        generative.keep_ids(s, seed, cuts, folder, lambda: _item_vectors(config, s, seed, cuts))
+    model = build(config, method, seed, cuts, _kept_ids(s, seed, cuts, folder))
     training, validation = _batches(config, method, seed, cuts)
     return best_epoch.train(model, folder, _stopping(config, method), training, validation, callbacks)
 
@@ -135,15 +184,21 @@ def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, fo
     Raises:
       DataError: The method isn't trained to the end.
     """
+    s = config.methods[method]
     model = best_epoch.load_best(
-        lambda: build(config, method, seed, cuts),
+        lambda: build(config, method, seed, cuts, _kept_ids(s, seed, cuts, folder)),
         folder,
         _stopping(config, method),
         f"{method}, seed {seed}",
     )
-    settings = config.methods[method]
-    of_towers = isinstance(settings, TwoTowerMethod)
-    return towers.TowerScorer(model, towers.Feed.of(settings, cuts)) if of_towers else ModelScorer(model)
+    if isinstance(s, GenerativeMethod):
+        return generative.SearchScorer(model)
+    of_towers = isinstance(s, TwoTowerMethod)
+    return towers.TowerScorer(model, towers.Feed.of(s, cuts)) if of_towers else ModelScorer(model)
+
+
+def _kept_ids(s: Any, seed: int, cuts: Cuts, folder: Path) -> SemanticIds | None:
+    return generative.read_ids(s, seed, cuts, folder) if isinstance(s, GenerativeMethod) else None
 
 
 def _stopping(config: CatalogueConfig, method: str) -> best_epoch.Stopping:
@@ -164,11 +219,13 @@ def _batches(
     return lambda epoch: training(cuts.train, settings, seed, epoch), validation(cuts.validation)
 
 
-def training_batches(train: Histories, settings: NextItemMethod, seed: int, epoch: int) -> tf.data.Dataset:
+def training_batches(
+    train: Histories, settings: NextItemMethod | GenerativeMethod, seed: int, epoch: int
+) -> tf.data.Dataset:
     """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
     assert settings.users_per_batch is not None
     # A token without a successor teaches nothing.
-    return in_batches(_ragged(train.choose(train.sizes > 1)), settings.users_per_batch, seed, epoch)
+    return in_batches(train.choose(train.sizes > 1).ragged(), settings.users_per_batch, seed, epoch)
 
 
 def validation_batches(asked: Asked) -> tf.data.Dataset:
@@ -178,18 +235,10 @@ def validation_batches(asked: Asked) -> tf.data.Dataset:
     some = asked.targets.sizes > 0
     known[some] = asked.targets.items[first[some]] >= 0
     asked = asked.choose(known & (asked.histories.sizes > 0))
-    ragged = _ragged(asked.histories)
-    following = _ragged(asked.targets.first(np.ones(len(asked), np.int64)))
+    ragged = asked.histories.ragged()
+    following = asked.targets.first(np.ones(len(asked), np.int64)).ragged()
     whole = {name: tf.concat([column, following[name]], axis=1) for name, column in ragged.items()}
     return tf.data.Dataset.from_tensor_slices(whole).batch(_ASKED)
-
-
-def _ragged(histories: Histories) -> dict[str, tf.RaggedTensor]:
-    columns = {"item": histories.items, **({} if histories.times is None else {"time": histories.times})}
-    return {
-        name: tf.RaggedTensor.from_row_splits(tf.constant(column, tf.int64), histories.row_splits)
-        for name, column in columns.items()
-    }
 
 
 @dataclass(frozen=True)
@@ -200,8 +249,8 @@ class ModelScorer:
 
     def scores(self, histories: Histories) -> Scores:
         """Compute the logits of all items, (users, items)."""
-        ragged = _ragged(histories)
-        vectors = self.model.item_vectors()
+        ragged = histories.ragged()
+        vectors = self.model.item_vectors() / self.model.loss_of.temperature
         found = []
         for begin in range(0, len(histories), _ASKED):
             part = {name: column[begin : begin + _ASKED] for name, column in ragged.items()}

@@ -13,8 +13,10 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
+from gmeta.experiment.next_item.generative import attributes_of, check_source, describe_ids
 from gmeta.experiment.next_item.histories import Cuts, core, cut, first_of_each, read_events, time_column
 from gmeta.experiment.next_item.side_columns import SideColumns
+from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig
 from gmeta.experiment.plan.own_columns import likeliest_item, survey
 from gmeta.io.cuts.task_choice import TaskChoice
@@ -28,8 +30,16 @@ class Planned:
     notes: tuple[str, ...] = ()
 
 
-def read_cuts(config: CatalogueConfig, data: Path, on_bad: OnBad = "raise") -> Cuts:
+def read_cuts(
+    config: CatalogueConfig, data: Path, on_bad: OnBad = "raise", *, attributes: bool = True
+) -> Cuts:
     """Read the data set of an experiment, and cut it.
+
+    Args:
+      config: The experiment.
+      data: The data set.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      attributes: Whether to read the attributes of items that methods make semantic ids of.
 
     Raises:
       ConfigError: The protocol needs times that the data set lacks, or a method names a column that is
@@ -42,7 +52,10 @@ def read_cuts(config: CatalogueConfig, data: Path, on_bad: OnBad = "raise") -> C
     events, ids = core(events, ids, *config.core)
     cuts = cut(events, ids, config.protocol)
     reading = [method for method in config.methods.values() if getattr(method, "columns", False)]
-    if reading:
+    of_ids = attributes and any(
+        isinstance(method, GenerativeMethod) and method.reads_attributes for method in config.methods.values()
+    )
+    if reading or of_ids:
         columns = SideColumns.read(data, config.item, on_bad)
         for method in reading:
             of_users, _ = columns.names(method.columns)  # refuses unknown ones
@@ -108,7 +121,14 @@ def plan_catalogue(
     repeats = 1 - len(np.unique(events.owner * cuts.items + events.items)) / len(events.items)
     if config.seen is None:
         config = replace(config, seen=repeats > 0.02)
-    methods = {name: method.complete(cuts.train.sizes) for name, method in config.methods.items()}
+    methods, of_ids = {}, []
+    for name, method in config.methods.items():
+        if not isinstance(method, GenerativeMethod):
+            methods[name] = method.complete(cuts.train.sizes)
+            continue
+        check_source(method)
+        methods[name] = method.complete(cuts.train.sizes, cuts.items, attributes_of(method, cuts))
+        of_ids.append(f"semantic ids of {method.label}: {describe_ids(methods[name])}")
     counted = (
         "of each user, an item counts once"
         if config.SETS
@@ -121,16 +141,18 @@ def plan_catalogue(
         f"the test{_DRAWN if config.protocol == 'random' else ''}",
         f"{counted}: items seen are {'ranked too' if config.seen else 'left out of the ranking'}",
         *_columns_note(cuts, config),
+        *of_ids,
     )
     return Planned(replace(config, methods=methods), notes)
 
 
 def _columns_note(cuts: Cuts, config: CatalogueConfig) -> list[str]:
-    if cuts.columns is None:
+    chosen = [getattr(method, "columns", False) for method in config.methods.values()]
+    if cuts.columns is None or not any(chosen):
         return []
     read: list[dict[str, None]] = [{}, {}]
-    for method in config.methods.values():
-        for own, names in zip(read, cuts.columns.names(method.columns), strict=True):
+    for each in chosen:
+        for own, names in zip(read, cuts.columns.names(each), strict=True):
             own |= dict.fromkeys(names)
     of_users, of_items = (", ".join(own) or "none" for own in read)
     return [f"columns of {config.item}: {of_items}; of users: {of_users}"]

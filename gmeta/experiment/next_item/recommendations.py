@@ -22,6 +22,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.texts import TEXT
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
+from gmeta.experiment.next_item.generative import check_answer
 from gmeta.experiment.next_item.ranked import top, without_seen
 from gmeta.experiment.next_item.runs import Trained, load_catalogue
 from gmeta.experiment.runs.parts import ALONE, Parts, about
@@ -104,7 +105,8 @@ def write_recommendations(
       The method's name in tables, and the number of users that this process has written.
 
     Raises:
-      ConfigError: There is no such method or seed, or the folder of parts is of another request.
+      ConfigError: There is no such method or seed, the beam of a search is narrower than k, or the folder of
+        parts is of another request.
       DataError: The run isn't trained to the end, or the file of users can't be read.
       GmetaError: The file can't be written.
     """
@@ -117,6 +119,7 @@ def write_recommendations(
     if users is not None:
         asked = _read_users(users, whole if of_user in manifest.roles.hashed else None)
     name, scorer = trained.choose(method, seed)
+    check_answer(scorer, k)
     leave_out_seen = not trained.config.seen if leave_out_seen is None else leave_out_seen
     total = max(-(-len(asked) // users_per_part), 1)
     request = {

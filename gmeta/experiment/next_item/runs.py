@@ -99,7 +99,7 @@ def finish_catalogue(run: RunFolder, *, say: Callable[[str], None], on_bad: OnBa
     lock = run.lock
     lock.take()
     try:
-        _finish(config, run, read_cuts(config, data, on_bad), say)
+        _finish(config, run, read_cuts(config, data, on_bad, attributes=False), say)
     finally:
         lock.release()
 
@@ -189,7 +189,7 @@ def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
     """
     config, data = run.load(unchanged=True)
     assert isinstance(config, CatalogueConfig)
-    cuts = read_cuts(config, data, on_bad)
+    cuts = read_cuts(config, data, on_bad, attributes=False)
     with read_chosen(run) as chosen:
         settings = {name: counting.settings_of(name, values) for name, values in chosen["baselines"].items()}
         blends = {int(seed): Blend.from_json(values) for seed, values in chosen["blends"].items()}

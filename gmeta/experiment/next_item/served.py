@@ -16,6 +16,7 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
+from gmeta.experiment.next_item.generative import SearchScorer, check_answer
 from gmeta.experiment.next_item.models import ModelScorer
 from gmeta.experiment.next_item.runs import load_catalogue
 from gmeta.experiment.next_item.towers import OF_USER, USER, TowerScorer
@@ -135,7 +136,7 @@ def _solved(scorer: Solved, items: int) -> _Served:
 @in_tensorflow.register
 def _model(scorer: ModelScorer, items: int) -> _Served:
     model = scorer.model
-    vectors = tf.Variable(model.item_vectors(), trainable=False)
+    vectors = tf.Variable(model.item_vectors() / model.loss_of.temperature, trainable=False)
 
     def serve(asked: Padded) -> tf.Tensor:
         queries = model(asked.ragged(), training=False)
@@ -179,6 +180,20 @@ def _columns_of_users(scorer: TowerScorer) -> Callable[[tf.Tensor], tf.RaggedTen
 
 
 @in_tensorflow.register
+def _search(scorer: SearchScorer, items: int) -> _Served:
+    search = scorer.search(scorer.width(0))
+
+    def serve(asked: Padded) -> tf.Tensor:
+        numbers, scores = search(asked.ragged())
+        there = tf.where(numbers >= 0)
+        at = tf.stack([there[:, 0], tf.gather_nd(numbers, there)], axis=1)
+        found = tf.fill(tf.stack([tf.shape(numbers)[0], items]), -np.inf)
+        return tf.tensor_scatter_nd_update(found, at, tf.gather_nd(scores, there))
+
+    return serve
+
+
+@in_tensorflow.register
 def _blended(scorer: Blended, items: int) -> _Served:
     parts = {name: in_tensorflow(each, items) for name, each in scorer.scorers.items()}
     blend = scorer.blend
@@ -189,7 +204,11 @@ def _blended(scorer: Blended, items: int) -> _Served:
             if name == SEEN:
                 found += np.float32(weight / deviation) * tf.cast(asked.seen(items), tf.float32)
             else:
-                found += np.float32(weight / deviation) * (parts[name](asked) - np.float32(mean))
+                own = parts[name](asked)
+                absent = tf.math.is_inf(own)  # as in `with_floor`
+                lowest = tf.reduce_min(tf.where(absent, np.inf, own), axis=1, keepdims=True)
+                own = tf.where(absent, tf.where(tf.math.is_inf(lowest), 0.0, lowest), own)
+                found += np.float32(weight / deviation) * (own - np.float32(mean))
         return found
 
     return serve
@@ -227,8 +246,8 @@ def export_catalogue(
       leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
 
     Raises:
-      ConfigError: There is no such method or seed, the version exists, or the catalogue has fewer than k
-        items.
+      ConfigError: There is no such method or seed, the version exists, or the catalogue, or the beam of a
+        search, has fewer than k items.
       DataError: The run isn't trained to the end.
     """
     trained = load_catalogue(run)
@@ -238,7 +257,10 @@ def export_catalogue(
     cuts, item = trained.cuts, trained.config.item
     if k > cuts.items:
         raise ConfigError(f"k must be at most {cuts.items}, the catalogue's size, got {k}")
-    held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer | TowerScorer)]
+    check_answer(scorer, k)
+    held = [
+        each.model for each in _parts(scorer) if isinstance(each, ModelScorer | TowerScorer | SearchScorer)
+    ]
     timed = any(model.time is not None for model in held)
     of_users = any({USER, OF_USER} & {*getattr(model, "user_columns", ())} for model in held)
     serve = in_tensorflow(scorer, cuts.items)

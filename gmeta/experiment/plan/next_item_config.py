@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
-
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
+from gmeta.experiment.plan.generative_config import (
+    TIMED,
+    Backbone,
+    GenerativeMethod,
+    usual_length,
+    usual_users,
+)
 
 Protocol = Literal["leave-last-out", "time", "users", "random"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
-Backbone = Literal["sasrec", "esasrec", "hstu", "fuxi"]
 BLEND = "blend"
 """The method that weighs all models and baselines (`gmeta.experiment.next_item.blend`)."""
 
@@ -33,10 +38,29 @@ class NextItemMethod:
       heads: The heads of attention.
       max_length: How many of a history's last items are read; None: what nine in ten histories have, from 50
         to 200.
+      times: Whether the backbone reads times, which HSTU and FuXi-α can; None: if it can.
+      horizon: Of HSTU: how old an event is, in the unit of the times, that a token sees well at the start;
+        None: start as published.
+      places: Whether positions are counted ``"from_end"`` of a history or ``"from_start"``.
+      token_scale: The factor of an item's vector before the backbone; None: the square root of ``dim``.
+      norm: Whether the backbone's output gets a layer norm with weights.
+      repeats: Whether to learn how likely an item of the history comes again.
       dropout: The share of units that are dropped.
+      initial_deviation: The standard deviation of new rows; None: Xavier's, the square root of 2 / (items +
+        ``dim``).
+      normalize: Whether scores are cosines, not products.
+      temperature: What they are divided by.
+      negatives: Items drawn in a step, or for each user or position; None: the default of
+        `gmeta.models.NextItemModel`.
+      negatives_per: Which positions share them: all of a ``"step"``, those of a ``"user"``, or none:
+        ``"position"``.
+      in_batch: Whether the items that come next at the step's other positions are negatives too.
+      log_q: Whether the loss corrects for how often items occur among in-batch negatives.
       learning_rate: Adam's rate, of rows too.
+      warm_up: The number of steps in which the rate grows evenly to its full value; 0: it begins with it.
+      beta_2: Adam's decay of squared gradients, of rows too.
+      weight_decay: AdamW's decay of rows.
       users_per_batch: Users in a step; None: a thirtieth of all, from 32 to 128.
-      negatives: Items drawn in a step; None: the default of `gmeta.models.NextItemModel`.
       epochs: The most passes over all users.
       patience: After how many epochs without a better one in validation training ends.
     """
@@ -47,41 +71,78 @@ class NextItemMethod:
     blocks: int = 1
     heads: int = 1
     max_length: int | None = None
+    times: bool | None = None
+    horizon: float | None = None
+    places: Literal["from_end", "from_start"] = "from_end"
+    token_scale: float | None = None
+    norm: bool = True
+    repeats: bool = True
     dropout: float = 0.3
-    learning_rate: float = 1e-3
-    users_per_batch: int | None = None
+    initial_deviation: float | None = None
+    normalize: bool = False
+    temperature: float = 1.0
     negatives: int | None = None
+    negatives_per: Literal["step", "user", "position"] = "step"
+    in_batch: bool = False
+    log_q: bool = False
+    learning_rate: float = 1e-3
+    warm_up: int = 0
+    beta_2: float = 0.98
+    weight_decay: float = 0.0
+    users_per_batch: int | None = None
     epochs: int = 100
     patience: int = 10
 
     def __post_init__(self) -> None:
-        counts = {
-            name: getattr(self, name)
-            for name in ("dim", "blocks", "heads", "max_length", "users_per_batch", "negatives", "epochs")
-        }
-        for name, value in (counts | {"patience": self.patience}).items():
+        where = f"method {self.label!r}:"
+        counts = ("dim", "blocks", "heads", "max_length", "negatives", "users_per_batch", "epochs")
+        for name in (*counts, "patience"):
+            value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"method {self.label!r}: {name} must be at least 1, got {value}")
+                raise ConfigError(f"{where} {name} must be at least 1, got {value}")
         if self.dim % self.heads:
+            raise ConfigError(f"{where} dim={self.dim} must be a multiple of heads={self.heads}")
+        for name in ("horizon", "token_scale", "initial_deviation", "temperature", "learning_rate"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{where} {name} must be a finite number above 0, got {value}")
+        for name in ("dropout", "beta_2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{where} {name} must be at least 0 and below 1, got {getattr(self, name)}")
+        for name in ("warm_up", "weight_decay"):
+            if not (getattr(self, name) >= 0 and math.isfinite(getattr(self, name))):
+                raise ConfigError(
+                    f"{where} {name} must be a finite number of at least 0, got {getattr(self, name)}"
+                )
+        if self.times and self.model not in TIMED:
             raise ConfigError(
-                f"method {self.label!r}: dim={self.dim} must be a multiple of heads={self.heads}"
+                f"{where} {self.model!r} reads no times: leave times out, or choose {' or '.join(TIMED)}"
             )
-        if not (self.learning_rate > 0 and 0 <= self.dropout < 1):
+        if self.horizon is not None and not (self.model == "hstu" and self.reads_times):
             raise ConfigError(
-                f"method {self.label!r}: learning_rate must be above 0 and dropout in [0, 1), got "
-                f"{self.learning_rate} and {self.dropout}"
+                f"{where} horizon is of HSTU's bias by time, which this model doesn't have: leave it out"
             )
+        if self.log_q and not self.in_batch:
+            raise ConfigError(
+                f"{where} log_q corrects for in-batch negatives, and there are none: set in_batch = true, or "
+                "leave log_q out"
+            )
+
+    @property
+    def reads_times(self) -> bool:
+        """Whether the backbone reads times where there are any."""
+        return self.model in TIMED if self.times is None else self.times
 
     def complete(self, sizes: Ints) -> NextItemMethod:
         """Decide what is left open from the numbers of the users' events in training, (users,)."""
-        longest = self.max_length
-        if longest is None:
-            longest = int(np.clip(np.ceil(np.quantile(sizes, 0.9) / 50) * 50, 50, 200))
-        users = self.users_per_batch or int(np.clip(np.count_nonzero(sizes > 1) // 30, 32, 128))
-        return replace(self, max_length=longest, users_per_batch=users)
+        return replace(
+            self,
+            max_length=self.max_length or usual_length(sizes),
+            users_per_batch=self.users_per_batch or usual_users(sizes),
+        )
 
 
-def default_methods() -> dict[str, NextItemMethod]:
+def default_methods() -> dict[str, NextItemMethod | GenerativeMethod]:
     """Return SASRec and HSTU."""
     return {"sasrec": NextItemMethod("SASRec"), "hstu": NextItemMethod("HSTU", "hstu")}
 
@@ -164,7 +225,16 @@ class NextItemConfig(CatalogueConfig):
 
     PROTOCOLS: ClassVar[tuple[str, ...]] = tuple(each for each in PROTOCOLS if each != "random")
 
-    methods: Mapping[str, NextItemMethod] = field(default_factory=default_methods)
+    methods: Mapping[str, NextItemMethod | GenerativeMethod] = field(default_factory=default_methods)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, method in self.methods.items():
+            if isinstance(method, GenerativeMethod) and method.beam < max(self.ks):
+                raise ConfigError(
+                    f"methods.{name}: beam must be at least {max(self.ks)}, the most items that ks shows, "
+                    f"got {method.beam}"
+                )
 
     @property
     def title(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.experiment.plan.next_item_config import NextItemMethod
 from gmeta.experiment.plan.ranking_config import RankingMethod
@@ -106,15 +107,34 @@ def cold_start_space(starts: Sequence[MethodConfig]) -> Space:
     return space
 
 
-def next_item_space(starts: Sequence[NextItemMethod]) -> Space:
+def next_item_space(starts: Sequence[NextItemMethod] | Sequence[GenerativeMethod]) -> Space:
     """Return the settings of a model of the next item that are searched over; validation ends its epochs."""
     first = starts[0]
     widths = {width for width in (32, 64, 128, 256) if width % first.heads == 0}
+    of_cosines = isinstance(first, NextItemMethod) and first.normalize
     return [
         _around(starts, "learning_rate", 10.0),
         _within(starts, "dropout", 0.0, 0.7, log=False),
+        *([_within(starts, "temperature", 0.02, 1.0)] if of_cosines else []),
         _within(starts, "blocks", 1, 3, log=False, whole=True),
         Choice("dim", tuple(sorted(widths | {each.dim for each in starts}))),
+    ]
+
+
+def generative_space(starts: Sequence[GenerativeMethod]) -> Space:
+    """Return the settings of a generative model that are searched over, apart from its semantic ids."""
+    first = starts[0]
+    decoder = first.form == "decoder"
+    heads = first.decoder_heads or 1
+    widths = {width for width in (32, 64, 128, 256) if width % heads == 0}
+    return [
+        *next_item_space(starts),
+        *([_within(starts, "sampled", 0.1, 3.0)] if decoder and first.sampled else []),
+        *(
+            [Choice("width", tuple(sorted(widths | {each.width or 64 for each in starts})))]
+            if decoder
+            else []
+        ),
     ]
 
 

@@ -23,13 +23,16 @@ from gmeta.core.terminal import Interrupts
 from gmeta.experiment.next_item.models import measure_epochs
 from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
-from gmeta.experiment.plan.retrieval_config import RetrievalConfig
+from gmeta.experiment.plan.retrieval_config import RetrievalConfig, TwoTowerMethod
 from gmeta.experiment.plan.search_space import (
+    Space,
     cold_start_space,
+    generative_space,
     next_item_space,
     ranking_space,
     retrieval_space,
@@ -122,6 +125,11 @@ def _measure_tasks(
 
 _USUAL_EPOCHS = 30  # until validation ends training
 _START, _OF_TOKEN = 8.0, 1.5e-4  # seconds on two cores: to make a model; of a token and a block at 64 numbers
+_SPACES: Mapping[type, Callable[[Any], Space]] = {
+    NextItemMethod: next_item_space,
+    GenerativeMethod: generative_space,
+    TwoTowerMethod: retrieval_space,
+}
 
 
 def _search_catalogue(config: CatalogueConfig, data: Path, on_bad: OnBad) -> Search:
@@ -136,15 +144,16 @@ def _search_catalogue(config: CatalogueConfig, data: Path, on_bad: OnBad) -> Sea
 
     tunables = []
     for name, method in config.methods.items():
-        of_sequences = isinstance(method, NextItemMethod)
+        of_sequences = isinstance(method, NextItemMethod | GenerativeMethod)
         blocks = method.blocks if of_sequences else 1
+        space = next(own for kind, own in _SPACES.items() if isinstance(method, kind))
         epochs = min(method.epochs, _USUAL_EPOCHS)
         tunables.append(
             Tunable(
                 name,
                 method.label,
                 [method],
-                (next_item_space if of_sequences else retrieval_space)([method]),
+                space([method]),
                 partial(evaluate, name),
                 _START + epochs * tokens * blocks * method.dim / 64 * _OF_TOKEN,
                 warm_up=min(method.patience, 5),

@@ -22,6 +22,9 @@ class After:
       column: A column of one number a row, such as the one that tasks are sorted by. It is a feature only if
         ``features`` names it.
       time: The first time of the query set, in the column's own unit.
+      until: For `gmeta.io.sequences`: rows at or after this time are left out, so that validation doesn't see
+        the rows of the test. None: none is. With ``until=time`` no row is a query row: a sequence is what
+        came before, to train on.
 
     Example:
       >>> tasks("data/train", query=After("timestamp", 978_300_000))  # doctest: +SKIP
@@ -29,12 +32,26 @@ class After:
 
     column: str
     time: float
+    until: float | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether any row can be a query row."""
+        return self.until is None or self.until > self.time
 
     def choose(self, values: tf.Tensor) -> tf.Tensor:
         """Mark the query rows, by the column's values."""
-        if values.dtype.is_integer:
-            return values >= tf.constant(math.ceil(self.time), values.dtype)
-        return tf.cast(values, tf.float64) >= tf.constant(self.time, tf.float64)
+        return _from(values, self.time) & self.keeps(values)
+
+    def keeps(self, values: tf.Tensor) -> tf.Tensor:
+        """Mark the rows before ``until``, by the column's values."""
+        return tf.ones_like(values, tf.bool) if self.until is None else ~_from(values, self.until)
+
+
+def _from(values: tf.Tensor, time: float) -> tf.Tensor:
+    if values.dtype.is_integer:
+        return values >= tf.constant(math.ceil(time), values.dtype)
+    return tf.cast(values, tf.float64) >= tf.constant(time, tf.float64)
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,10 @@ def check_query(query: Query, schema: Schema, what: str = "tasks: query") -> Que
             raise ConfigError(f"{what}={query} must name {kind} of one value a record that is no key")
         if isinstance(query, After):
             finite_number(f"{what}={query}: the time", query.time)
+            if query.until is not None:
+                until = finite_number(f"{what}={query}: until", query.until)
+                if until < query.time:
+                    raise ConfigError(f"{what}={query}: until must be at least the time, got {until:g}")
         return query
     if isinstance(query, int | np.integer) and not isinstance(query, bool) and query >= 1:
         return int(query)

@@ -59,6 +59,9 @@ class GroupRows(NamedTuple):
         return GroupRows(tf.gather(self.numbers, places.values), places.row_splits)
 
 
+LastOut = Literal["train", "validation", "test"]
+"""The parts of leave-last-out."""
+
 Unexposed = Literal["leave_out", "keep"]
 _PARTS = ("contexts", "history", "targets", "labels")
 
@@ -105,7 +108,7 @@ class SequenceSplit:
     history: Sequence[str] = ()
     targets: Sequence[str] = ()
     labels: Sequence[str] = ()
-    exposed: Query | None = None
+    exposed: Query | LastOut | None = None
     history_of: Flag | None = None
     longest: int | None = None
     unexposed: Unexposed = "leave_out"
@@ -142,7 +145,13 @@ class SequenceSplit:
         """
         self._check_columns(schema)
         rule = self.exposed
-        if rule is not None:
+        if isinstance(rule, str):
+            if rule not in get_args(LastOut):
+                raise ConfigError(
+                    f"sequences: exposed must be one of {', '.join(get_args(LastOut))}, or a rule, got "
+                    f"{rule!r}"
+                )
+        elif rule is not None:
             rule = check_query(rule, schema, "sequences: exposed")
         if self.history_of is not None:
             check_query(self.history_of, schema, "sequences: history_of")
@@ -166,12 +175,14 @@ class SequenceSplit:
     def _cut(self, element: dict[str, Any]) -> _Cut:
         columns, splits, task = element["columns"], element["row_splits"], element["task"]
         groups, schema = tf.range(tf.size(task, tf.int64)), _schema(element, self.task)
-        exposed = self.fit_to(schema)._exposures(element)
-        events = ~exposed
+        fitted = self.fit_to(schema)
+        kept = fitted._kept(element)
+        exposed = fitted._exposures(element) & kept
+        events = kept & ~exposed
         if self.history_of is not None:
             events &= self.history_of.choose(columns[self.history_of.column])
         history, targets = GroupRows.of_marks(events, splits), GroupRows.of_marks(exposed, splits)
-        if self.unexposed == "leave_out" and isinstance(self.exposed, After | Flag):
+        if self.unexposed == "leave_out" and self._leaves_out_users:
             shown = targets.lengths
             about = About(self.path, str(self.exposed), "exposed", "; such users are left out", "unexposed")
             task = count_unsound(element, shown > 0, shown, self.stats, about)["task"]
@@ -181,11 +192,33 @@ class SequenceSplit:
             history = history.latest(self.longest)
         return _Cut(groups, tf.gather(task, groups), tf.gather(splits, groups), history, targets)
 
+    @property
+    def _leaves_out_users(self) -> bool:
+        rule = self.exposed
+        return (
+            isinstance(rule, Flag)
+            or rule in ("validation", "test")
+            or (isinstance(rule, After) and rule.asks)
+        )
+
+    def _kept(self, element: dict[str, Any]) -> tf.Tensor:
+        """Mark the rows that the sequences have, be they events or exposures, (rows,) bool."""
+        columns, splits, rule = element["columns"], element["row_splits"], self.exposed
+        if isinstance(rule, After):
+            return rule.keeps(columns[rule.column])
+        if not isinstance(rule, str):
+            return tf.ones([splits[-1]], tf.bool)
+        place, long = _from_end(splits)
+        return ~long | (place >= 2) if rule == "train" else long & (place >= (rule == "validation"))
+
     def _exposures(self, element: dict[str, Any]) -> tf.Tensor:
         """Mark the rows that are exposures, (rows,) bool."""
         columns, splits, rule = element["columns"], element["row_splits"], self.exposed
         if isinstance(rule, After | Flag):
             return rule.choose(columns[rule.column])
+        if isinstance(rule, str):
+            place, long = _from_end(splits)
+            return long & (place == {"train": -1, "validation": 1, "test": 0}[rule])
         lengths = splits[1:] - splits[:-1]
         counts = tf.zeros_like(lengths)
         if rule is not None:  # a user of fewer rows has seen nothing before
@@ -203,6 +236,13 @@ class SequenceSplit:
                     raise ConfigError(
                         f"sequences: {part} must have one value a record, and {name!r} is a list"
                     )
+
+
+def _from_end(splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return each row's place from its group's end, from 0, and whether its group has three rows."""
+    lengths = splits[1:] - splits[:-1]
+    place = tf.repeat(splits[1:], lengths) - 1 - tf.range(splits[-1])
+    return place, tf.repeat(lengths >= 3, lengths)
 
 
 def _schema(element: dict[str, Any], task: str) -> Schema:

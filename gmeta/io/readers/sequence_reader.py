@@ -13,7 +13,7 @@ import tensorflow as tf
 from gmeta.core.errors import whole_number
 from gmeta.io.balance import bound_batch
 from gmeta.io.cuts.query_rule import Flag, Query
-from gmeta.io.cuts.sequence_split import SequenceSplit, Unexposed
+from gmeta.io.cuts.sequence_split import LastOut, SequenceSplit, Unexposed
 from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
@@ -28,7 +28,7 @@ def sequences(
     targets: Sequence[str] = (),
     labels: Sequence[str] | None = None,
     contexts: Sequence[str] = (),
-    exposed: Query | None = None,
+    exposed: Query | LastOut | None = None,
     history_of: Flag | None = None,
     longest: int | None = None,
     unexposed: Unexposed = "leave_out",
@@ -61,15 +61,19 @@ def sequences(
         - an int: this many of the latest rows; all rows of a user who has no more;
         - a float above 0 and below 1: this share of the user's n rows, ``floor(exposed * n + 1/2)``, but at
           least one and, if n is above one, at most n - 1;
-        - ``After("timestamp", t)``: the rows whose column is at least ``t``;
-        - ``Flag("is_exposure")``: the rows whose column isn't 0.
+        - ``After("timestamp", t)``: the rows whose column is at least ``t``; with ``until=u``, those from u
+          on are left out of the sequence;
+        - ``Flag("is_exposure")``: the rows whose column isn't 0;
+        - a part of leave-last-out. ``"test"``: the last row. ``"validation"``: the last but one; the last row
+          is left out. ``"train"``: no row; the last two rows are left out. A user with fewer than three rows
+          is in ``"train"`` alone, with all rows.
       history_of: A flag that marks which of the other rows are events; rows that are neither exposures nor
         events are left out. None: all other rows are events.
       longest: The most events of a history; its last events are kept. None: all.
-      unexposed: What to do with a user who has no exposure by `After` or `Flag`. Such a user gives nothing to
-        learn from, but costs as much as others. ``"leave_out"`` makes the batch smaller, and counts the user
-        in ``options.stats`` as ``"unexposed"``; ``"keep"`` keeps the user, with no targets. A user without
-        events is kept, with no history.
+      unexposed: What to do with a user who has no exposure by `After`, `Flag` or a part. Such a user gives
+        nothing to learn from, but costs as much as others. ``"leave_out"`` makes the batch smaller, and
+        counts the user in ``options.stats`` as ``"unexposed"``; ``"keep"`` keeps the user, with no targets. A
+        user without events is kept, with no history.
       sequences_per_batch: Sequences ``B`` of a batch; the last batch of a range may hold fewer.
       balance: Make batches of about equal cost instead. A sequence's tokens are its user's rows, at most
         ``longest`` unless ``balance`` sets its own limit. Users who are left out count as well. With
@@ -104,7 +108,8 @@ def sequences(
       ...     balance=Balance(5e11, SequenceCost.of_hstu(dim=512)),
       ... )
       >>> model.fit(train, epochs=2)
-      >>> next_item = sequences("data/train", history=["item", "timestamp"]).map(lambda b: b["history"])
+      >>> cut = functools.partial(sequences, "data/train", history=["item", "timestamp"], targets=["item"])
+      >>> train, validation, test = (cut(exposed=part) for part in ("train", "validation", "test"))
 
     References:
       MTGenRec, section 3.4 and appendix A.

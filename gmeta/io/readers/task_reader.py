@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from gmeta.core.errors import whole_number
+from gmeta.core.errors import ConfigError, whole_number
 from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, least_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.cuts.task_split import Rows, TaskSplit
@@ -114,6 +114,8 @@ def tasks(
     opened = open_split(path, options.on_bad)
     schema, roles = opened.schema, opened.roles
     query = check_query(query, schema)
+    if isinstance(query, After) and query.until is not None:
+        raise ConfigError(f"tasks: query={query}: until is for gmeta.io.sequences, leave it out")
     label = choose_label("tasks", schema, roles, label)
     weight = choose_weight("tasks", schema, weight)
     labels = (label,) if isinstance(label, str) else label

@@ -16,10 +16,9 @@ from gmeta.core.shares import splitmix64
 from gmeta.models.generative.code_tables import CodeTables
 from gmeta.models.generative.digit_decoder import Walk
 from gmeta.models.generative.searches import distinct, independent, likeliest, without_trie
-from gmeta.models.sequence.history_model import HistoryModel
+from gmeta.models.sequence.history_model import HistoryModel, but_last
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.trie_draws import TrieNoise
-from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step
 
 # Looks up, for many (user, item) pairs at once, whether the user's history holds the item.
@@ -225,19 +224,31 @@ class CodeModel(HistoryModel):
         return tf.reduce_sum(self.digit_log_probs(x, tf.tile(ids[tf.newaxis], [users, 1])), axis=-1)
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Search for each history's last item by beams; histories of one item don't count."""
-        x = only_columns(self.name, data)
+        """Search for the items that are asked for by beams (`evaluate`); what isn't found ranks last.
+
+        Without labels, histories of one item don't count.
+        """
+        x, right = self._asked(data)
         with rank_step(self, data) as step:
+            if right is not None:
+                right = right._replace(values=self.catalogue.numbers(right.values))
+                found, _ = self._search(*self._open(x), max(self.retrieval.ks))
+                ranks = self._places(tf.gather(found, jagged.row_ids(right)), right.values)
+                self.retrieval.update_state(jagged.to_ragged(right._replace(values=ranks)))
+                return step.end_forward(self.retrieval.result())
             ids, times = self._sequences(x, self.max_length + 1)
             items = ids._replace(values=self.catalogue.numbers(ids.values))
             walk = self._open_before_last(ids, items, times)
-            found, _ = likeliest(walk, max(self.ranking.ks), self.beam)
-            there = found == jagged.last(items)[:, tf.newaxis]
-            places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
-            ranks = tf.where(tf.reduce_any(there, axis=1), places, self.items)
+            found, _ = self._search(walk, but_last(items), max(self.ranking.ks))
             known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
-            self.ranking.update_state(ranks, sample_weight=known)
+            self.ranking.update_state(self._places(found, jagged.last(items)), sample_weight=known)
             return step.end_forward(self.ranking.result())
+
+    def _places(self, found: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        """Return the places from 1 of items (n,) in what was found for each, (n, k)."""
+        there = found == right[:, tf.newaxis]
+        places = tf.argmax(tf.cast(there, tf.int32), axis=1) + 1
+        return tf.where(tf.reduce_any(there, axis=1), places, self.items)
 
     def load_own_variables(self, store: Any) -> None:
         """Load the weights that are in no layer; earlier files have a digest of the ids after them."""
@@ -294,6 +305,23 @@ class CodeModel(HistoryModel):
         beam = self.beam if beam is None else beam
         self._check_beam(k, beam)
         allowed = self._allowed(allow)
+        numbers, scores = self._search(walk, histories, k, beam, allowed, leave_out_seen)
+        popular = self.catalogue.most_popular(k, allow) if popular is None else popular
+        numbers, scores = self._by_popularity(histories, numbers, scores, popular)
+        return self._ids(numbers), scores
+
+    def _search(
+        self,
+        walk: Walk,
+        histories: Jagged,
+        k: int,
+        beam: int | None = None,
+        allowed: Any = None,
+        leave_out_seen: bool | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the numbers and scores of the k likeliest items, (users, k); -1 where there are fewer."""
+        beam = self.beam if beam is None else beam
+        leave_out_seen = self._leaves_out_seen if leave_out_seen is None else leave_out_seen
         numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
         if leave_out_seen:
             users = tf.range(tf.cast(walk.users, tf.int64))
@@ -301,9 +329,7 @@ class CodeModel(HistoryModel):
             scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
             nothing = tf.constant(-1, tf.int64)
             numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
-        popular = self.catalogue.most_popular(k, allow) if popular is None else popular
-        numbers, scores = self._by_popularity(histories, numbers, scores, popular)
-        return self._ids(numbers), scores
+        return numbers, scores
 
     def _allowed(self, allow: Any) -> tuple[NDArray[np.bool_], ...] | None:
         """Return which nodes of each level lead to allowed items."""

@@ -13,6 +13,7 @@ from gmeta.layers import FeatureConfig, SequenceStack
 from gmeta.layers.sequence.reading import sequence_view
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
+from gmeta.metrics.retrieval import Retrieval
 from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_scorer import CodeVectors
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
@@ -158,7 +159,7 @@ class FlatRetriever(CodeModel):
         self.hash, self.softmax, self.beam = hash, softmax, beam
         self.feature = FeatureConfig(item, dim=dim, hash=hash)
         self.catalogue = Catalogue(catalogue_of(ids), name, self.feature)
-        self.ranking = NextItem(ks)
+        self.ranking, self.retrieval = NextItem(ks), Retrieval(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         self._check_beam(max(self.ranking.ks), beam)
         self.depth = depth_of(name, ids, depth)

@@ -13,6 +13,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.metrics import NextItem
+from gmeta.metrics.retrieval import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import Jagged, jagged
 from gmeta.training.model import Model
@@ -29,7 +30,8 @@ class HistoryModel(Model):
       max_length: The longest history that is read.
       item: The column of items.
       time: The column of times; None: no times are read.
-      ranking: The metrics of evaluation.
+      ranking: The metrics of evaluation by the last item of each history.
+      retrieval: The metrics of evaluation by labels.
       mean: The mean of the loss.
     """
 
@@ -46,7 +48,39 @@ class HistoryModel(Model):
     item: str
     time: str | None
     ranking: NextItem
+    retrieval: Retrieval
     mean: tf.keras.metrics.Mean
+    _leaves_out_seen: bool = False  # in evaluation, unless `evaluate` is called with something else
+
+    def evaluate(self, *args: Any, leave_out_seen: bool | None = None, **kwargs: Any) -> Any:
+        """Measure how high the items that were taken rank in the whole catalogue.
+
+        Args:
+          *args: As for `tf.keras.Model.evaluate`. A batch of columns asks for the last item of each history,
+            given those before it, and gives the metrics of `gmeta.metrics.NextItem`. Labels, ``(x, y)`` with
+            y ragged, (users, None) items, ask for all items of y, given the history x, and give HR, recall
+            and NDCG of users (`gmeta.metrics.retrieval`).
+          leave_out_seen: Whether to leave out the items of the history. An item that is asked for, and that
+            the history has, is ranked nevertheless. None: as `recommend` does by default.
+          **kwargs: As there.
+
+        Example:
+          >>> cut = functools.partial(gmeta.io.sequences, "data/train", history=["item"], targets=["item"])
+          >>> test = cut(exposed="test").map(lambda batch: (batch["history"], batch["targets"]["item"]))
+          >>> model.evaluate(test, leave_out_seen=True, return_dict=True)  # doctest: +SKIP
+          {'hr@10': 0.21, 'recall@10': 0.21, 'ndcg@10': 0.11, ...}
+        """
+        wanted = type(self)._leaves_out_seen if leave_out_seen is None else bool(leave_out_seen)
+        if wanted != self._leaves_out_seen:
+            self._leaves_out_seen, self.test_function = wanted, None  # it has to be traced again
+        return super().evaluate(*args, **kwargs)
+
+    def _asked(self, data: Any) -> tuple[Mapping[str, Any], Jagged | None]:
+        """Return the columns of a batch, and its labels if it has any."""
+        x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
+        if weights is not None:
+            raise ConfigError(f"{self.name}: sample weights have no use: leave them out")
+        return x, None if y is None else self._column(self.item, y, "labels")
 
     def gather_ranks(self) -> None:
         """Add up the ranks' counts of items; all must call this together, between two steps."""
@@ -121,7 +155,7 @@ class HistoryModel(Model):
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The training loss and the ranking metrics of evaluation, reset at each epoch."""
-        return [self.mean, self.ranking]
+        return [self.mean, self.ranking, self.retrieval]
 
     def unknown_history(self, x: Mapping[str, Any]) -> tf.Tensor:
         """Count the items of each history that aren't in the catalogue, (users,) int64.
@@ -132,6 +166,12 @@ class HistoryModel(Model):
         ids = self._sequences(x, self.max_length)[0]
         unknown = ids._replace(values=tf.cast(self.catalogue.find(ids.values) < 0, tf.int64))
         return jagged.sums(unknown)
+
+    def _numbers(self, x: Mapping[str, Any], longest: int | None) -> Jagged:
+        """Return the numbers of histories' last items; items that the catalogue lacks are left out."""
+        ids = self._sequences(x, longest)[0]
+        found = self.catalogue.find(ids.values)
+        return jagged.mask(ids._replace(values=found), found >= 0)
 
     def _sequences(self, x: Mapping[str, Any], longest: int | None) -> tuple[Jagged, Jagged | None]:
         """Return ids and times, cut to the last ``longest`` of each user; None: all."""
@@ -149,18 +189,18 @@ class HistoryModel(Model):
             found.append(column)
         return found[0], found[1] if self.time is not None else None
 
-    def _column(self, name: str, column: Any) -> Jagged:
-        sequences = jagged.as_jagged(column)
+    def _column(self, name: str, column: Any, what: str | None = None) -> Jagged:
+        sequences, what = jagged.as_jagged(column), what or name
         if sequences is None:
             raise ConfigError(
-                f"{self.name}: {name} must be ragged, one row per user, or a gmeta.ops.Jagged, got "
+                f"{self.name}: {what} must be ragged, one row per user, or a gmeta.ops.Jagged, got "
                 f"{type(column).__name__}; tf.ragged.boolean_mask(x, x != -1) makes it of a matrix padded "
                 "with -1"
             )
         dtype = sequences.values.dtype
         if not dtype.is_integer and (name != self.item or dtype != tf.string):
             wanted = "integers or texts" if name == self.item else "integers, such as seconds"
-            raise ConfigError(f"{self.name}: {name} must be {wanted}, got {dtype.name}")
+            raise ConfigError(f"{self.name}: {what} must be {wanted}, got {dtype.name}")
         return sequences
 
 

@@ -16,6 +16,7 @@ from gmeta.losses import SampledSoftmax
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import catalogue_ranks
+from gmeta.metrics.retrieval import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 from gmeta.models.sequence.history_model import HistoryModel, but_first, but_last, check_times
 from gmeta.models.sequence.negatives import DrawnLaw, NegativeDraw, Per, log_expected, popularity_shares
@@ -164,7 +165,7 @@ class NextItemModel(HistoryModel):
         if norm:
             self.norm_scale = self.add_weight(name="norm/scale", shape=(self.dim,), initializer="ones")
             self.norm_offset = self.add_weight(name="norm/offset", shape=(self.dim,), initializer="zeros")
-        self.ranking = NextItem(ks)
+        self.ranking, self.retrieval = NextItem(ks), Retrieval(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         # Create all weights now: a model needs them before weights can be loaded.
         nothing = Jagged(tf.zeros([0, self.dim]), tf.zeros([2], tf.int64))
@@ -336,22 +337,41 @@ class NextItemModel(HistoryModel):
         }
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Measure the rank of each history's last item among all items; histories of one item don't count."""
-        x = only_columns(self.name, data)
+        """Measure the ranks of the items that are asked for (`evaluate`).
+
+        Without labels, histories of one item don't count.
+        """
+        x, right = self._asked(data)
         with rank_step(self, data) as step:
+            if right is not None:
+                histories, last = self._numbers(x, self.max_length), self(x, training=False)
+                right = right._replace(values=self.catalogue.numbers(right.values))
+                owner = jagged.row_ids(right)
+                ranks = self._ranks(histories, last, right.values, owner)
+                self.retrieval.update_state(jagged.to_ragged(right._replace(values=ranks)))
+                return step.end_forward(self.retrieval.result())
             ids, times = self._sequences(x, self.max_length + 1)
             numbers = Jagged(self.catalogue.numbers(ids.values), ids.offsets)
             found = self.catalogue.keys(numbers.values)
             vectors = self.collection({self.item: found}, training=False)[self.item]
             queries, _ = self._ask(Jagged(vectors, ids.offsets), times, training=False)
             last = self._normalize(jagged.last(queries))
-            seen = {}
-            if self.repeats:
-                seen = {"seen": jagged.to_ragged(but_last(numbers)), "seen_bias": self._scaled_bias}
-            ranks = catalogue_ranks(last, self.item_vectors(), jagged.last(numbers), **seen)
+            ranks = self._ranks(but_last(numbers), last, jagged.last(numbers))
             known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
             self.ranking.update_state(ranks, sample_weight=known)
             return step.end_forward(self.ranking.result())
+
+    def _ranks(self, histories: Jagged, queries: tf.Tensor, right: tf.Tensor, owner: Any = None) -> tf.Tensor:
+        """Return the ranks of items, (n,): of users 0, 1, …, or of those that ``owner`` names."""
+        seen: dict[str, Any] = {}
+        if self._leaves_out_seen or self.repeats:
+            seen["seen"] = jagged.to_ragged(histories)
+        if self.repeats and not self._leaves_out_seen:
+            seen["seen_bias"] = self._scaled_bias
+        if owner is not None:
+            queries = tf.gather(queries, owner)
+            seen |= {name: tf.gather(seen[name], owner) for name in ("seen",) if name in seen}
+        return catalogue_ranks(queries, self.item_vectors(), right, **seen)
 
     def _ask(self, tokens: Jagged, times: Jagged | None, training: bool) -> tuple[Jagged, Jagged]:
         """Return a query for each token with a successor, and the vectors of the successors."""

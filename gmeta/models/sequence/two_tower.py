@@ -62,7 +62,7 @@ class TwoTower(HistoryModel):
     A batch is a dict of columns: ``item`` ragged, one row per user, and the columns of users, dense or
     ragged. Where the right items are others than those of the history, give them as labels: ``(x, y)`` with y
     ragged. `evaluate` needs such labels, and measures HR, recall and NDCG (`gmeta.metrics.retrieval`) over
-    the whole catalogue without the items of the history.
+    the whole catalogue, by default without the items of the history.
 
     Args:
       collection: The embedding of ``item``; of ``history``, if the user tower reads it; and of columns of
@@ -111,6 +111,8 @@ class TwoTower(HistoryModel):
         **HistoryModel.refused_settings,
         "metrics": "HR, recall and NDCG are measured in evaluate, at the ks= that the model was made with",
     }
+
+    _leaves_out_seen = True
 
     def __init__(
         self,
@@ -182,7 +184,7 @@ class TwoTower(HistoryModel):
         self.hidden = [whole_number(f"{name}: hidden", width, least=1) for width in hidden]
         self.seed = seed
         self.user_tower, self.item_tower = (self._tower(of) for of in ("user_tower", "item_tower"))
-        self.ranking = Retrieval(ks)
+        self.retrieval = Retrieval(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         if not self.hidden and len({features[each].width for each in features if each != bias}) > 1:
             raise ConfigError(
@@ -305,9 +307,14 @@ class TwoTower(HistoryModel):
         """Return the one lookup of a train step: of users, histories and candidates."""
         return [(self.collection, self._wanted(*self._read(data)))]
 
+    @property
+    def metrics(self) -> list[tf.keras.metrics.Metric]:
+        """The training loss and the metrics of evaluation, reset at each epoch."""
+        return [self.mean, self.retrieval]
+
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Measure the ranks of the labels among all items that the history doesn't have."""
-        x, y = self._split(data)
+        """Measure the ranks of the labels, (users, None), among all items (`evaluate`)."""
+        x, y = self._asked(data)
         if y is None:
             raise ConfigError(
                 f"{self.name}: evaluation needs the right items as labels: batches (x, y), with y ragged"
@@ -315,26 +322,16 @@ class TwoTower(HistoryModel):
         with rank_step(self, data) as step:
             right = y._replace(values=self.catalogue.numbers(y.values))
             owner = jagged.row_ids(right)
-            seen = tf.gather(jagged.to_ragged(self._numbers(x, None)), owner)
+            seen = None
+            if self._leaves_out_seen:
+                seen = tf.gather(jagged.to_ragged(self._numbers(x, None)), owner)
             queries = tf.gather(self(x, training=False), owner)
             ranks = catalogue_ranks(queries, self.item_vectors(), right.values, seen=seen)
-            self.ranking.update_state(jagged.to_ragged(right._replace(values=ranks)))
-            return step.end_forward(self.ranking.result())
-
-    def _split(self, data: Any) -> tuple[Mapping[str, Any], Jagged | None]:
-        x, y, weights = tf.keras.utils.unpack_x_y_sample_weight(data)
-        if weights is not None:
-            raise ConfigError(f"{self.name}: sample weights have no use: leave them out")
-        return x, None if y is None else self._column(self.item, y)
-
-    def _numbers(self, x: Mapping[str, Any], longest: int | None) -> Jagged:
-        """Return the numbers of histories' last items; items that the catalogue lacks are left out."""
-        ids = self._sequences(x, longest)[0]
-        found = self.catalogue.find(ids.values)
-        return _some(ids._replace(values=found), found >= 0)
+            self.retrieval.update_state(jagged.to_ragged(right._replace(values=ranks)))
+            return step.end_forward(self.retrieval.result())
 
     def _read(self, data: Any) -> tuple[Mapping[str, Any], _Batch]:
-        x, y = self._split(data)
+        x, y = self._asked(data)
         history, whole = (
             ids._replace(values=self.catalogue.numbers(ids.values))
             for ids in (self._sequences(x, longest)[0] for longest in (self.max_length, None))
@@ -347,7 +344,7 @@ class TwoTower(HistoryModel):
         # The step is the same on all ranks, whose users are others, and which may draw alike.
         seeds = tf.stack([tf.constant(self.seed, tf.int64), tf.cast(self.step_number, tf.int64)])
         drawn = tf.random.stateless_uniform(tf.shape(history.values), seeds)
-        kept = _some(history, drawn >= self.item_dropout)
+        kept = jagged.mask(history, drawn >= self.item_dropout)
         return x, _Batch(known, kept, right, self.negatives(right, self.step_number))
 
     def _of_items(self, numbers: tf.Tensor) -> dict[str, Any]:
@@ -419,7 +416,7 @@ class TwoTower(HistoryModel):
             "history": self.pooled,
             **self.negatives.config,
             "max_length": self.read_length,
-            "ks": self.ranking.ks,
+            "ks": self.retrieval.ks,
             **{name: getattr(self, name) for name in (*names, "normalize", "seed", "name")},
         }
 
@@ -452,13 +449,6 @@ def _share(what: str, value: float) -> float:
     if not 0 <= finite_number(what, value) < 1:
         raise ConfigError(f"{what} must be at least 0 and below 1, got {value}")
     return value
-
-
-def _some(sequences: Jagged, chosen: tf.Tensor) -> Jagged:
-    """Return some values of each sequence, (n,) bool."""
-    kept = jagged.sums(sequences._replace(values=tf.cast(chosen, tf.int64)))
-    offsets = tf.concat([[tf.constant(0, tf.int64)], tf.cumsum(kept)], axis=0)
-    return Jagged(tf.boolean_mask(sequences.values, chosen), offsets)
 
 
 def _holds(known: Jagged, candidates: tf.Tensor) -> tf.Tensor:

@@ -144,7 +144,7 @@ def test_one_sided_tasks_are_named_or_counted(tmp_path):
     with pytest.raises(DataError) as caught, data_errors():
         list(tasks(path, query=After("timestamp", 6), options=ReadOptions(shuffle=False)))
     assert str(caught.value) == (
-        f"{path}: task 0, batch 0 has 0 query rows of 4 by After(column='timestamp', time=6); "
+        f"{path}: task 0, batch 0 has 0 query rows of 4 by After(column='timestamp', time=6, until=None); "
         "give it a row of either kind, or leave such tasks out with on_bad='skip'"
     )
     stats = ReaderStats()

@@ -143,6 +143,52 @@ def test_users_who_were_shown_nothing_are_left_out_and_counted_or_kept(tmp_path)
     assert stats.read().groups == 4
 
 
+def test_leave_last_out_is_one_argument(tmp_path):
+    path = write_folder(tmp_path, [4, 2, 3])  # timestamps 0 to 8
+    stats = ReaderStats()
+
+    def read(part):
+        [batch] = sequences(
+            path,
+            history=["timestamp"],
+            targets=["timestamp"],
+            exposed=part,
+            options=ReadOptions(shuffle=False, stats=stats),
+        )
+        return [plain(batch[name]) for name in ("task",)] + [
+            plain(batch[name]["timestamp"]) for name in ("history", "targets")
+        ]
+
+    assert read("train") == [[0, 1, 2], [[0, 1], [4, 5], [6]], [[], [], []]]
+    assert read("validation") == [[0, 2], [[0, 1], [6]], [[2], [7]]]
+    assert stats.read().bad == {"unexposed": 1}
+    assert read("test") == [[0, 2], [[0, 1, 2], [6, 7]], [[3], [8]]]
+    with pytest.raises(
+        ConfigError, match="exposed must be one of train, validation, test, or a rule, got 'tset'"
+    ):
+        read("tset")
+
+
+def test_times_cut_training_validation_and_test(tmp_path):
+    path = write_folder(tmp_path, [4, 2, 3])  # timestamps 0 to 8
+
+    def read(rule):
+        [batch] = sequences(
+            path,
+            history=["timestamp"],
+            targets=["timestamp"],
+            exposed=rule,
+            options=ReadOptions(shuffle=False),
+        )
+        return [plain(batch["task"]), *(plain(batch[name]["timestamp"]) for name in ("history", "targets"))]
+
+    assert read(After("timestamp", 3, until=3)) == [[0, 1, 2], [[0, 1, 2], [], []], [[], [], []]]
+    assert read(After("timestamp", 3, until=5)) == [[0, 1], [[0, 1, 2], []], [[3], [4]]]
+    assert read(After("timestamp", 5)) == [[1, 2], [[4], []], [[5], [6, 7, 8]]]
+    with pytest.raises(ConfigError, match="until must be at least the time, got 2"):
+        read(After("timestamp", 3, until=2))
+
+
 def test_a_batch_may_hold_no_sequence(prepared):
     [batch] = sequences(
         prepared, **reading(sequences_per_batch=20, **{**PARTS, "exposed": After("rating", 6)})

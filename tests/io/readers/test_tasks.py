@@ -254,6 +254,7 @@ def test_a_manifest_of_another_number_of_groups(copy):
         ),
         ({"query": After("genre", 3)}, "a column of one value a record"),
         ({"query": After("timestamp", float("nan"))}, "finite"),
+        ({"query": After("timestamp", 3, until=4)}, "until is for gmeta.io.sequences"),
         ({"query": Flag("rating")}, "an int64 column of one value a record"),
         ({"query": Flag("task")}, "no key"),
         ({"query": Flag("timestamp"), "resample": True}, "defines the query rows"),

@@ -177,6 +177,36 @@ def test_what_it_cannot_read_is_named():
         NextItemModel(model.collection, model.backbone, items=ITEMS, max_length=6)
 
 
+def test_evaluation_by_labels_and_without_items_seen():
+    """Against plain NumPy: the same query, several right items, with and without the history's items."""
+    model = make_model(time=None, repeats=False)
+    batch = {"item": tf.ragged.constant([[3, 5], [7], [1, 2, 4]], tf.int64)}
+    right = tf.ragged.constant([[0, 9], [], [11]], tf.int64)
+    scores = model.predict(batch, verbose=0) @ model.item_vectors().numpy().T
+
+    def expected(left_out):
+        hits = []
+        for user, (history, wanted) in enumerate(zip(batch["item"].to_list(), right.to_list(), strict=True)):
+            own = scores[user].copy()
+            own[history if left_out else []] = -np.inf
+            hits += [np.mean([np.sum(own >= own[item]) <= 5 for item in wanted])] if wanted else []
+        return np.mean(hits)
+
+    data = tf.data.Dataset.from_tensors((batch, right))
+    for left_out in (True, False, True):
+        found = model.evaluate(data, verbose=0, return_dict=True, leave_out_seen=left_out)
+        assert found["recall@5"] == pytest.approx(expected(left_out))
+        assert {"hr@5", "ndcg@5"} < set(found)
+    one = tf.data.Dataset.from_tensors((batch, tf.ragged.constant([[0], [9], [11]], tf.int64)))
+    whole = {"item": tf.ragged.constant([[3, 5, 0], [7, 9], [1, 2, 4, 11]], tf.int64)}
+    for left_out in (True, False):  # a label is the last item of a longer history
+        by_label = model.evaluate(one, verbose=0, return_dict=True, leave_out_seen=left_out)
+        by_last = model.evaluate(
+            tf.data.Dataset.from_tensors(whole), verbose=0, return_dict=True, leave_out_seen=left_out
+        )
+        assert by_label["ndcg@5"] == pytest.approx(by_last["ndcg@5"])
+
+
 def test_labels_and_weights_beside_a_batch_are_refused():
     model, batch = make_model(), histories(3)
     for data, told in (((batch, tf.ones(3)), "labels"), ((batch, None, tf.ones(3)), "sample weights")):

@@ -43,8 +43,8 @@ class RecTools:
     """See `parts.next_item.turns.Trainer`.
 
     Args:
-      settings: ``file``, ``dim``, ``max_length``, ``batch``, ``dropout``, ``learning_rate``, ``threads``,
-        ``workers``, ``seed``; ``negatives``, or None for a softmax of the whole catalogue.
+      settings: ``file``, ``dim``, ``max_length``, ``users_per_batch``, ``dropout``, ``learning_rate``,
+        ``threads``, ``workers``, ``seed``; ``negatives``, or None for a softmax of the whole catalogue.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class RecTools:
             n_heads=1,
             n_factors=settings["dim"],
             session_max_len=settings["max_length"],
-            batch_size=settings["batch"],
+            batch_size=settings["users_per_batch"],
             dropout_rate=settings["dropout"],
             lr=settings["learning_rate"],
             loss="softmax" if negatives is None else "sampled_softmax",
@@ -71,7 +71,7 @@ class RecTools:
         )
         trained = [row[:-2] for row in self.histories]
         learnt_from = sum(len(row) > 1 for row in trained)  # RecTools leaves out the others
-        self.steps = math.ceil(learnt_from / settings["batch"])
+        self.steps = math.ceil(learnt_from / settings["users_per_batch"])
         lengths = [*map(len, trained)]
         places = np.concatenate([*map(np.arange, lengths)])
         self.dataset = Dataset.construct(

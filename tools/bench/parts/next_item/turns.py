@@ -20,7 +20,6 @@ import numpy as np
 
 _BENCH = Path(__file__).resolve().parents[2]
 _ROOT = _BENCH.parents[1]
-RECIPE = _ROOT / "models" / "hstu"
 
 
 class Trainer(Protocol):
@@ -48,7 +47,7 @@ class Turns:
 
     def __init__(self, python: str | Path, module: str, settings: dict[str, Any]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - until the process ends
-        paths = os.pathsep.join(map(str, (_BENCH, _ROOT, RECIPE)))
+        paths = os.pathsep.join(map(str, (_BENCH, _ROOT)))
         self._process = subprocess.Popen(
             [python, "-m", f"parts.next_item.{module}", json.dumps(settings)],
             stdin=subprocess.PIPE,
