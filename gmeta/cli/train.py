@@ -87,7 +87,8 @@ def command(
     blend of all of them. With --for retrieval, it learns which items belong to a user, whatever their order:
     a two-tower model beside item neighbours, RP3beta, EASE and implicit ALS, and a blend; it needs no times.
     With --for ranking, or without users, it learns the label from the ids and numbers of a row: DCN-v2, DLRM
-    and a factorisation machine beside linear models and matrix factorisation, and a blend of all of them.
+    and a factorisation machine beside linear models and matrix factorisation, and a blend of all of them; if
+    settings name it, also GRM, which reads users' earlier rows.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.

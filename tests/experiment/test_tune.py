@@ -18,6 +18,7 @@ from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSet
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import MethodConfig, default_methods, own_methods
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.plan.search_space import (
@@ -245,7 +246,7 @@ def complete(method):
     + [(each, next_item_space([each])) for each in OF_NEXT_ITEM]
     + [(completed, generative_space([completed])) for completed in map(complete, OF_GENERATIVE)]
     + [(each, retrieval_space([each])) for each in OF_RETRIEVAL]
-    + [(each, ranking_space([each])) for each in ranking_methods().values()],
+    + [(each, ranking_space([each])) for each in (*ranking_methods().values(), RankingMethod("GRM", "grm"))],
 )
 def test_a_space_contains_the_present_settings_and_only_settings_that_a_method_takes(method, space):
     for each in space:

@@ -2,8 +2,8 @@
 
     python tools/bench/history_quality.py --json FILE
 
-A log (`gmeta.preprocess.synthetic.exposures`, law `lasting` of `models/grm`) with more events a user than the
-recipe's, and nothing else changed: clicks go with a user's lasting taste of categories, which long-ago events
+A log (`gmeta.preprocess.synthetic.exposures`, law `lasting` of `grm_quality.py`) with more events a user than
+there, and nothing else changed: clicks go with a user's lasting taste of categories, which long-ago events
 tell as well as those of yesterday, and hardly with what the user does now. So more events tell the taste more
 exactly; another log would gain less, or nothing. A user has 20 requests of 10 exposures, all in the later
 half of the events. Each request is an example: its history is the newest 100, 1,000 or 4,000 events before
@@ -32,11 +32,9 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 from gmeta.preprocess.synthetic.exposures import ExposureConfig, exposure_log
@@ -44,18 +42,13 @@ from gmeta.preprocess.synthetic.exposures import ExposureConfig, exposure_log
 import numpy as np
 import tensorflow as tf
 from harness import Result, parser, report
+from parts.exposure_logs import LAWS, Batches, oracle, parts, prepare_log
+from parts.exposure_rankers import Row, chosen_by, train
 from parts.history_counts import rank_by_counts
 from parts.history_rows import size, write_requests
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models" / "grm"))
-
-from logs import LAWS, Batches, oracle, parts, prepare_log
-from results import chosen_by
-from train import train
-
 LENGTHS = (100, 1_000, 4_000)
 PAGE, REQUESTS = 10, 20
-Row = dict[str, Any]
 
 
 def log_of(given: Namespace, seed: int) -> ExposureConfig:
@@ -82,17 +75,17 @@ def measure(given: Namespace, seed: int, folder: Path) -> list[Row]:
         batches = Batches(users=given.batch, store=store, longest=longest)
         about = {"longest": longest, "seed": seed}
 
-        def tell(row: Row, about: Row = about) -> None:
+        def keep(row: Row, about: Row = about) -> None:
             rows.append({**row, **about})
             print(json.dumps(rows[-1]), flush=True)
 
         splits = parts(data, seed, batches)
-        tell({"kind": "counts", **rank_by_counts(*splits)})
+        keep({"kind": "counts", **rank_by_counts(*splits)})
         for kind in given.kinds:
             settings = {"dim": given.dim, "blocks": given.blocks, "rate": given.rate, "length": longest}
             if kind == "hstu":
                 settings["horizon"] = given.horizon
-            train(kind, log, splits, epochs=given.epochs, seconds=given.seconds, tell=tell, **settings)
+            train(kind, log, splits, epochs=given.epochs, seconds=given.seconds, keep=keep, **settings)
     return rows
 
 

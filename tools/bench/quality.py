@@ -5,8 +5,9 @@
 MAML-DLRM, MeLU and CBML learn on MovieLens-1M, as `gmeta prepare` makes it of MeLU's published files, whether
 a user rates a movie with 4 or more; users of MeLU's `user_cold` are measured. Networks and rates are those of
 `models/dlrm`, `models/melu` and `models/cbml`, the inner loop is that of `ml-1m-binary.toml` for all. GRM
-(`models/grm`) learns clicks and purchases on a generated log, one for each seed, and new users are measured.
-A global batch has as many tasks, or users, on any number of ranks, and an epoch is `--steps` of them.
+(`grm_quality.py`) learns clicks and purchases on a generated log, one for each seed, and new users are
+measured. A global batch has as many tasks, or users, on any number of ranks, and an epoch is `--steps` of
+them.
 
 np1, np2, …   AUC and GAUC of so many ranks after the last epoch, the mean of the seeds. They all see the same
               global batches in the same order: data are divided into as many shares as the most ranks there

@@ -15,8 +15,11 @@ from gmeta.experiment.plan.next_item_config import BLEND
 
 Protocol = Literal["random", "time", "tasks"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
-Network = Literal["dcn", "dlrm", "fm"]
+GRM = "grm"
+Network = Literal["dcn", "dlrm", "fm", "grm"]
 NETWORKS: tuple[str, ...] = get_args(Network)
+Backbone = Literal["hstu", "fuxi"]
+BACKBONES: tuple[str, ...] = get_args(Backbone)
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,23 @@ class RankingMethod:
 
     Attributes:
       label: Its name in tables and figures.
-      model: ``"dcn"`` (`gmeta.models.DCN`'s network), ``"dlrm"`` (that of `gmeta.models.dlrm`) or ``"fm"``, a
-        factorisation machine. Each has a weight of its own for each id, as linear models have, besides.
+      model: ``"dcn"`` (`gmeta.models.DCN`'s network), ``"dlrm"`` (that of `gmeta.models.dlrm`), ``"fm"``, a
+        factorisation machine, or ``"grm"``, which reads the earlier rows of a row's user as a sequence
+        (`gmeta.experiment.ranking.grm`). Each has a weight of its own for each id, as linear models have,
+        besides.
       dim: The width of ids' vectors.
-      hidden: The units of the perceptron's layers.
+      hidden: The units of the perceptron's layers; of GRM, those of the experts' layer, then those of the
+        tower's.
       cross: Of DCN, the number of cross layers.
       rank: Of DCN, the rank of their matrices; None: full.
-      dropout: The share of vectors, of DLRM, or of units, of DCN, that are dropped.
+      backbone: Of GRM, ``"hstu"`` or ``"fuxi"``, FuXi-α.
+      width: Of GRM, the width of a token.
+      blocks: Of GRM, the number of the backbone's blocks.
+      heads: Of GRM, the number of a block's heads.
+      experts: Of GRM, the number of experts.
+      longest: Of GRM, how many earlier rows a row sees in a block.
+      dropout: The share of vectors, of DLRM, of units, of DCN, or of tokens' numbers and in the backbone, of
+        GRM, that are dropped.
       unknown: The share of ids that training takes for unknown ones, whose vectors are zero.
       bias_variance: The prior variance of an id's weight (`gmeta.optimizers.RowPrior`).
       variance: That of the components of its vector.
@@ -47,6 +60,12 @@ class RankingMethod:
     hidden: tuple[int, ...] = (64, 32)
     cross: int = 2
     rank: int | None = None
+    backbone: Backbone = "hstu"
+    width: int = 32
+    blocks: int = 2
+    heads: int = 2
+    experts: int = 4
+    longest: int = 200
     dropout: float = 0.0
     unknown: float = 0.01
     bias_variance: float = 0.3
@@ -61,10 +80,22 @@ class RankingMethod:
             raise ConfigError(
                 f"method {self.label!r}: model must be one of {', '.join(NETWORKS)}, got {self.model!r}"
             )
-        counts = ("dim", "cross", "rank", "rows_per_batch", "epochs", "patience")
+        if self.backbone not in BACKBONES:
+            raise ConfigError(
+                f"method {self.label!r}: backbone must be one of {', '.join(BACKBONES)}, got "
+                f"{self.backbone!r}"
+            )
+        counts = ["dim", "cross", "rank", "width", "blocks", "heads", "experts", "longest"]
+        counts += ["rows_per_batch", "epochs", "patience"]
         for name, value in [(name, getattr(self, name)) for name in counts]:
             if value is not None and value < 1:
                 raise ConfigError(f"method {self.label!r}: {name} must be at least 1, got {value}")
+        if self.width % self.heads:
+            raise ConfigError(
+                f"method {self.label!r}: width must be a multiple of heads, got {self.width} and {self.heads}"
+            )
+        if self.model == GRM and not self.hidden:
+            raise ConfigError(f"method {self.label!r}: hidden must give the units of the experts' layer")
         if not all(units >= 1 for units in self.hidden):
             raise ConfigError(
                 f"method {self.label!r}: hidden must be numbers of units, got {list(self.hidden)}"
@@ -104,7 +135,9 @@ class RankingConfig:
       numbers: Columns of numbers, of floats or of whole numbers.
       item: The column of items, for baselines and groups; None: there is none.
       user: The column of users, for baselines, groups and GAUC; None: rows have no user.
-      time: The column of times, for the baseline with drift; empty: times play no part.
+      time: The column of times, for GRM and for the baseline with drift; empty: times play no part.
+      exposed: A column that isn't 0 in rows that are predicted. The other rows are events, such as views: GRM
+        reads them as history, and nothing else does. Empty: all rows are predicted.
       protocol: Which rows are trained on (`gmeta.experiment.ranking.examples`).
       binary: Whether labels are 0 and 1.
       negatives: Rows with the label 0 that are drawn for each row with the label 1; None: there are none.
@@ -130,6 +163,7 @@ class RankingConfig:
     item: str | None = None
     user: str | None = None
     time: str = ""
+    exposed: str = ""
     protocol: Protocol = "random"
     binary: bool = True
     negatives: DrawnNegatives | None = None
@@ -151,6 +185,9 @@ class RankingConfig:
                 raise ConfigError(f"{key} names {', '.join(twice)} twice, or the label")
         if not self.methods and not self.blend:
             raise ConfigError("an experiment needs at least one method, or blend = true")
+        for name, method in self.methods.items():
+            if method.model == GRM:
+                self._check_histories(name)
         if BLEND in self.methods:
             raise ConfigError(f"a method can't be called {BLEND!r}: this is the blend of all of them")
         if self.negatives is not None and not (self.binary and self.user and self.item):
@@ -159,6 +196,20 @@ class RankingConfig:
                 "and items, and labels of 0 and 1"
             )
         budget_seconds(self.budget)
+
+    def _check_histories(self, name: str) -> None:
+        """Check that a row of a GRM has earlier ones to read."""
+        for key, value, option in (("user", self.user, "--task"), ("time", self.time, "--time")):
+            if not value:
+                raise ConfigError(
+                    f"methods.{name}: model = {GRM!r} reads the earlier rows of a row's user, but the data "
+                    f'have no {key}s: name a column, {key} = "COLUMN", or prepare them with {option} COLUMN'
+                )
+        if self.protocol == "tasks":
+            raise ConfigError(
+                f"methods.{name}: model = {GRM!r} reads the earlier rows of a row's user in training, and "
+                "protocol 'tasks' tests users without any: choose protocol 'time' or 'random'"
+            )
 
     @property
     def encoded(self) -> tuple[str, ...]:

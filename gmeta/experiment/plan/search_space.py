@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.experiment.plan.next_item_config import NextItemMethod
-from gmeta.experiment.plan.ranking_config import RankingMethod
+from gmeta.experiment.plan.ranking_config import GRM, RankingMethod
 from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 
 M = TypeVar("M")
@@ -162,6 +162,16 @@ def ranking_space(starts: Sequence[RankingMethod]) -> Space:
         _within(starts, "unknown", 0.0, 0.3, log=False),
         *([] if first.model == "fm" else [_within(starts, "dropout", 0.0, 0.6, log=False)]),
         *([_within(starts, "cross", 1, 4, log=False, whole=True)] if first.model == "dcn" else []),
+        *(_of_sequences(starts) if first.model == GRM else []),
+    ]
+
+
+def _of_sequences(starts: Sequence[RankingMethod]) -> Space:
+    widths = {width for width in (16, 32, 64, 128) if width % starts[0].heads == 0}
+    return [
+        _within(starts, "blocks", 1, 3, log=False, whole=True),
+        _within(starts, "longest", 20, 500, whole=True),
+        Choice("width", tuple(sorted(widths | {each.width for each in starts}))),
     ]
 
 

@@ -15,6 +15,8 @@ from gmeta.experiment.ranking.baselines import Scorer
 from gmeta.experiment.ranking.bilinear import Bilinear
 from gmeta.experiment.ranking.drift import Drift
 from gmeta.experiment.ranking.examples import Examples
+from gmeta.experiment.ranking.grm import SequenceModel
+from gmeta.experiment.ranking.models import ModelScorer
 
 _FLAT = 1e-6  # a deviation, as a share of the mean or of 1, from which on a score says something
 _PENALTY = 10.0  # in rows
@@ -141,4 +143,7 @@ def columns_of(scorer: Scorer, config: RankingConfig) -> set[str]:
         return {scorer.user, config.time} | columns_of(scorer.base, config)
     if isinstance(scorer, Bilinear):
         return {name for name in (scorer.user, scorer.item) if name is not None}
-    return {*config.features, *config.numbers}
+    found = {*config.features, *config.numbers}
+    if isinstance(scorer, ModelScorer) and isinstance(scorer.model, SequenceModel):
+        found |= {name for name in (config.user, config.time) if name}
+    return found

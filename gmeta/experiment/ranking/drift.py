@@ -44,19 +44,14 @@ class DriftSettings:
     @classmethod
     def grid(cls, train: Examples, user: str) -> list[DriftSettings]:
         """Return the settings to choose from, by the median gap between two rows of a user."""
-        users, times = np.asarray(train.ids[user]), train.times
-        order = np.lexsort((times, users))
-        same = users[order][1:] == users[order][:-1]
-        gaps = np.diff(times[order])[same]
-        gap = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+        gap = train.median_gap(user)
         return [cls(gap * times, damping) for times, damping in product(_GAPS, _DAMPINGS)]
 
     def fit(self, train: Examples, encoding: Encoding, base: Bilinear) -> Drift:
         """Take the residuals of the training rows from the predictions of a fitted baseline."""
         user = encoding.config.user
         assert user is not None
-        users = np.asarray(train.ids[user])
-        order = np.lexsort((train.times, users))
+        users, order = np.asarray(train.ids[user]), train.by_user(user)
         residuals = (train.labels - base.values(train))[order]
         splits = np.searchsorted(users[order], np.arange(encoding.sizes[user] + 1))
         return Drift(self, base, user, splits, train.times[order], residuals)

@@ -216,6 +216,35 @@ class Examples:
             self.times[rows],
         )
 
+    def join(self, more: Examples) -> Examples:
+        """Return these rows and more after them."""
+        return Examples(
+            join_rows([self.ids, more.ids]),
+            *(
+                np.concatenate([getattr(self, name), getattr(more, name)])
+                for name in ("numbers", "labels", "users", "times")
+            ),
+        )
+
+    def by_user(self, user: str) -> Ints:
+        """Return the rows user after user, by time, (rows,).
+
+        Args:
+          user: The feature of users.
+        """
+        return np.lexsort((self.times, np.asarray(self.ids[user])))
+
+    def median_gap(self, user: str) -> float:
+        """Return the median time between two rows of a user, of times that differ; 1 if there are none.
+
+        Args:
+          user: The feature of users.
+        """
+        order = self.by_user(user)
+        users, times = np.asarray(self.ids[user])[order], self.times[order]
+        gaps = np.diff(times)[users[1:] == users[:-1]]
+        return float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+
 
 @dataclass(frozen=True)
 class Encoding:
@@ -223,7 +252,7 @@ class Encoding:
 
     Attributes:
       config: Which columns are what.
-      ids: Feature -> its ids, ascending; the first has the number 1.
+      ids: Feature -> the ids of training rows and of events, ascending; the first has the number 1.
       lists: The features that are lists.
       scales: Column of numbers -> its scale.
       mean: The mean label in training.
@@ -244,12 +273,13 @@ class Encoding:
     deviation: float
 
     @classmethod
-    def of(cls, config: RankingConfig, columns: Columns) -> Encoding:
-        """Take the ids and scales of training rows."""
+    def of(cls, config: RankingConfig, columns: Columns, events: Columns | None = None) -> Encoding:
+        """Take the ids and scales of training rows, and the ids of events."""
         ids = {}
         for name in config.encoded:
-            values = columns[name]
-            ids[name] = np.unique(values[0] if isinstance(values, tuple) else values)
+            known = [part[name] for part in (columns, events) if part is not None]
+            flat = [values[0] if isinstance(values, tuple) else values for values in known]
+            ids[name] = np.unique(np.concatenate(flat))
         labels = single(columns, config.label).astype(np.float64)
         return cls(
             config,
@@ -312,12 +342,14 @@ class Parts:
       train: What models and baselines are fitted to.
       validation: What settings, epochs and weights are chosen by.
       test: What is reported.
+      history: What a GRM reads as histories: the training rows, and events, whose labels are NaN.
     """
 
     encoding: Encoding
     train: Examples
     validation: Examples
     test: Examples
+    history: Examples
 
     @classmethod
     def read(cls, config: RankingConfig, data: Path, on_bad: OnBad = "raise") -> Parts:
@@ -333,6 +365,16 @@ class Parts:
         columns = read_rows(data, names, on_bad)
         if config.label not in names:  # of implicit feedback, each row is a positive
             columns[config.label] = np.ones(row_count(columns), np.float32)
+        events: Columns | None = None
+        if config.exposed:
+            shown = single(columns, config.exposed) != 0
+            events, columns = (take(columns, np.flatnonzero(rows)) for rows in (~shown, shown))
+        if not row_count(columns):
+            raise DataError(
+                f"no row to predict: {config.exposed!r} is 0 in all rows",
+                path=data,
+                advice="name another column",
+            )
         labels = single(columns, config.label).astype(np.float64)
         bad = ~(np.isin(labels, (0.0, 1.0)) if config.binary else np.isfinite(labels))
         if bad.any():
@@ -361,9 +403,14 @@ class Parts:
                         advice=f"if every row is a positive, draw negatives: {ADVICE}; else give more data, "
                         "or another protocol",
                     )
-        encoding = Encoding.of(config, take(columns, rows[0]))
+        encoding = Encoding.of(config, take(columns, rows[0]), events)
         whole = encoding(columns)
-        return cls(encoding, *(whole.take(part) for part in rows))
+        train, validation, test = (whole.take(part) for part in rows)
+        history = train
+        if events is not None:
+            past = encoding({name: values for name, values in events.items() if name != config.label})
+            history = train.join(past)
+        return cls(encoding, train, validation, test, history)
 
     def under(self, config: RankingConfig) -> Parts:
         """Return the parts with other settings of methods."""

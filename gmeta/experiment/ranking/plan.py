@@ -66,6 +66,7 @@ def plan_ranking(
         "item": chosen.item,
         "user": chosen.user,
         "time": chosen.time,
+        "exposed": chosen.exposed,
         "features": chosen.features,
         "numbers": chosen.numbers,
         "protocol": chosen.protocol,
@@ -84,6 +85,11 @@ def plan_ranking(
         *([f"numbers: {', '.join(config.numbers)}"] if config.numbers else []),
         *chosen.notes,
         *([] if config.negatives is None else [describe(config.negatives)]),
+        *(
+            [f"{len(parts.history) - len(parts.train):,} events, of which a GRM makes histories"]
+            if config.exposed
+            else []
+        ),
         f"protocol {config.protocol}: {len(parts.train):,} rows to train on, {len(parts.validation):,} in "
         f"validation, {len(parts.test):,} in the test",
     )
@@ -113,6 +119,9 @@ class _Choice:
         self.time = given.get("time", roles.time) or ""
         if self.time:
             self._check("time", self.time, "int64", lists=False)
+        self.exposed = given.get("exposed", "")
+        if self.exposed:
+            self._check("exposed", self.exposed, "int64", lists=False)
         self.protocol = given.get("protocol", "time" if self.time else "random")
         times = self.time or roles.time
         for protocol, needed, option in (("time", times, "--time"), ("tasks", self.user, "--task")):
@@ -122,7 +131,7 @@ class _Choice:
                     f"{option} COLUMN"
                 )
         blocks = roles.task if table.get("blocks") else None
-        self._apart = {roles.batch, roles.time, self.time, roles.label, self.label, blocks}
+        self._apart = {roles.batch, roles.time, self.time, roles.label, self.label, blocks, self.exposed}
         found = survey(data / next(iter(manifest.splits)), self._schema, label or "", TaskChoice())
         labels = found.numbers.get(self.label)
         usual = labels is None or (labels.zero_or_one and not labels.not_finite)

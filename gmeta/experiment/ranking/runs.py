@@ -23,7 +23,7 @@ from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.plan.experiment_config import budget_seconds
 from gmeta.experiment.plan.next_item_config import BLEND
-from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
+from gmeta.experiment.plan.ranking_config import GRM, RankingConfig, RankingMethod
 from gmeta.experiment.ranking import models
 from gmeta.experiment.ranking.baselines import LABELS, MEAN, Scorer, Tuned
 from gmeta.experiment.ranking.blend import Blend, Blended
@@ -55,6 +55,7 @@ _MOVES: tuple[Move, ...] = (
 )
 _START, _STEP, _VALUE = 5.0, 4e-3, 8e-8
 """Seconds to make a model, of a step, and of a value of a row, on two cores."""
+_NUMBER = 2e-7  # seconds of a number of a token in a block of GRM
 _EPOCHS = 12  # that a trial is expected to take
 _SHARE = 0.6  # of what is left of the budget, for a method that isn't the last
 
@@ -95,8 +96,10 @@ def choose_settings(config: RankingConfig, parts: Parts, say: Callable[[str], No
 def trial_seconds(method: RankingMethod, parts: Parts) -> float:
     """Estimate the duration of a method's training on two cores."""
     rows, size = len(parts.train), method.rows_per_batch or 1
-    values = len(parts.encoding.config.features) * (method.dim + 4)
-    return _START + _EPOCHS * (rows / size * _STEP + rows * values * _VALUE)
+    row = len(parts.encoding.config.features) * (method.dim + 4) * _VALUE
+    if method.model == GRM:  # a row is in a history too
+        row = 2 * (row + method.blocks * method.width * _NUMBER)
+    return _START + _EPOCHS * (rows / size * _STEP + rows * row)
 
 
 def _changes(before: RankingMethod, now: RankingMethod) -> str:

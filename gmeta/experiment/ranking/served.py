@@ -19,7 +19,9 @@ from gmeta.experiment.ranking.bilinear import LEAST, Bilinear
 from gmeta.experiment.ranking.blend import Blended, columns_of
 from gmeta.experiment.ranking.drift import NEAREST, Drift
 from gmeta.experiment.ranking.examples import FARTHEST, GAP, Encoding, Scale
-from gmeta.experiment.ranking.models import IDS, NUMBERS, ModelScorer
+from gmeta.experiment.ranking.grm import TIME, USER, SequenceModel
+from gmeta.experiment.ranking.models import ModelScorer
+from gmeta.experiment.ranking.networks import IDS, NUMBERS
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -142,6 +144,8 @@ def _model(scorer: ModelScorer) -> _Served:
         for name, start in layout.lists.items():
             number = sent.ids[name]
             inputs[name] = tf.ragged.boolean_mask(number + start, number > 0)
+        if isinstance(model, SequenceModel):
+            inputs |= {USER: sent.ids[model.user], TIME: sent.times}
         found = model(inputs, training=False)[:, 0]
         return found if encoding.config.binary else encoding.mean + encoding.deviation * found
 

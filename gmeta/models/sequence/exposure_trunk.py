@@ -8,16 +8,64 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.layers import MLP
+from gmeta.layers import HSTU, MLP, FuXi
 from gmeta.layers.sequence.hstu import GroupLayerNorm
 from gmeta.layers.sequence.reading import SequenceView, sequence_view
 from gmeta.metrics import AUC, UserGAUC
 from gmeta.metrics.ranking import TaskMetric
 from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
-from gmeta.ops import Jagged, jagged
+from gmeta.ops import AttentionMask, Jagged, jagged
 
 _PARTS = 3  # contexts, history, targets: the groups of tokens
 _CONTEXTS_TIME = -(2**60)  # long ago: every time distance to it falls into the last bucket, reserved for it
+_BACKBONES: Mapping[str, Any] = {"hstu": HSTU, "fuxi": FuXi}
+
+
+def make_backbone(
+    kind: str,
+    *,
+    dim: int,
+    blocks: int,
+    heads: int,
+    max_length: int,
+    timed: bool,
+    mask: AttentionMask,
+    horizon: float | None,
+    dropout: float,
+    seed: int,
+) -> tf.keras.layers.Layer:
+    """Make a backbone for `ExposureTrunk`: blocks of HSTU or FuXi-α without a bias of places.
+
+    Args:
+      kind: ``"hstu"`` or ``"fuxi"``.
+      dim: The width of a token; a head has the width ``dim // heads``.
+      blocks: The number of blocks.
+      heads: The number of heads of a block.
+      max_length: About the length of sequences.
+      timed: Whether there is a bias of times.
+      mask: Which tokens a token sees.
+      horizon: As for `gmeta.layers.HSTU`; None for FuXi-α.
+      dropout: The share of numbers that are dropped in training.
+      seed: The seed of the initial weights and of dropout.
+
+    Raises:
+      ConfigError: There is no such backbone.
+    """
+    if kind not in _BACKBONES:
+        raise ConfigError(f"backbone must be 'hstu', 'fuxi' or a layer, got {kind!r}")
+    return _BACKBONES[kind](
+        blocks=blocks,
+        heads=heads,
+        attention_dim=dim // heads,
+        value_dim=dim // heads,
+        max_length=max_length,
+        bias_by_place=False,
+        bias_by_time=timed,
+        mask=mask,
+        horizon=horizon,
+        dropout=dropout,
+        seed=seed,
+    )
 
 
 class ExposureTrunk(tf.keras.layers.Layer):
@@ -174,9 +222,10 @@ class ExposureTrunk(tf.keras.layers.Layer):
             first = Jagged(tf.fill([size], some), count * tf.range(tf.size(contexts, tf.int64) + 1))
             known = jagged.concat(first, known)
         view = sequence_view(self.backbone.mask, offsets, contexts, targets, known.values)
-        rows, columns = (
-            tf.where(kinds == 0, tf.constant(_CONTEXTS_TIME, tf.int64), times) for times in view[1:]
-        )
+        own = view.column_times
+        # With exposures between events, the next event may come after an exposure that sees this one.
+        times = (own if self.backbone.mask.by_time else view.row_times, own)
+        rows, columns = (tf.where(kinds == 0, tf.constant(_CONTEXTS_TIME, tf.int64), each) for each in times)
         return view._replace(row_times=rows, column_times=columns)
 
 

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, FuXi, MMoE
+from gmeta.layers import EmbeddingCollection, FeatureConfig, MMoE
 from gmeta.layers.multitask.task_heads import TaskHeads
 from gmeta.losses import MultiTaskBCE
 from gmeta.metrics import AUC, UserGAUC
-from gmeta.models.sequence.exposure_trunk import ExposureTrunk, LabelMetrics
+from gmeta.models.sequence.exposure_trunk import ExposureTrunk, LabelMetrics, make_backbone
 from gmeta.models.sequence.sequence_columns import Batch, Layout, SequenceColumns
 from gmeta.ops import AttentionMask, jagged
 from gmeta.optimizers import SparseOptimizer
@@ -400,21 +400,17 @@ class GRM(Model):
                 "neither"
             )
         if isinstance(backbone, str):
-            kinds = {"hstu": HSTU, "fuxi": FuXi}
-            if backbone not in kinds:
-                raise ConfigError(f"GRM.of: backbone must be 'hstu', 'fuxi' or a layer, got {backbone!r}")
-            backbone = kinds[backbone](
+            backbone = make_backbone(
+                backbone,
+                dim=dim,
                 blocks=blocks,
                 heads=heads,
-                attention_dim=dim // heads,
-                value_dim=dim // heads,
                 max_length=max_length,
-                bias_by_place=False,
-                bias_by_time=time is not None,
+                timed=time is not None,
                 mask=AttentionMask(by_time=by_time, window=window),
+                horizon=(_HORIZON if adapts else None) if horizon == "auto" else horizon,
                 dropout=dropout,
                 seed=seed,
-                horizon=(_HORIZON if adapts else None) if horizon == "auto" else horizon,
             )
         labels = {"ctr": "click", "ctcvr": "buy"} if labels is None else labels
         products = {"ctcvr": ("ctr", "cvr")} if "ctcvr" in labels else {}

@@ -94,6 +94,20 @@ def test_with_a_mask_by_time_an_exposure_sees_what_came_before_it():
     assert after[3] != before[3]
 
 
+def test_with_a_mask_by_time_no_later_time_reaches_an_exposure():
+    model = make_model(by_time=True, blocks=2)
+    batch = draw_exposures(5, [6], [4])
+    times = batch["history"]["time"].values
+    batch["targets"]["time"] = tf.RaggedTensor.from_row_lengths(tf.repeat(times[3:4], 4), [4])
+    before = flat(model(batch))
+    later = tf.concat([times[:4], times[4:] + 10**6], axis=0)
+    batch["history"]["time"] = tf.RaggedTensor.from_row_lengths(later, [6])
+    np.testing.assert_array_equal(flat(model(batch)), before)
+    later = tf.concat([times[:3], times[3:] + 10**6], axis=0)  # the event at the exposures' own time
+    batch["history"]["time"] = tf.RaggedTensor.from_row_lengths(later, [6])
+    np.testing.assert_array_equal(flat(model(batch)), before)
+
+
 def test_contexts_history_and_the_exposure_itself_make_the_score():
     model = make_model()
     batch = draw_exposures(7, [5], [2])

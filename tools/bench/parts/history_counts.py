@@ -28,7 +28,7 @@ class _Counted(NamedTuple):
 def rank_by_counts(
     train: tf.data.Dataset, validation: tf.data.Dataset, test: tf.data.Dataset
 ) -> dict[str, float]:
-    """Return the GAUC on validation and test users, as a row of the recipe has them.
+    """Return the GAUC on validation and test users, as a row of `parts.exposure_rankers.train` has them.
 
     The score is ``log CTR(item) + a log((n(category) + 1) / (n + categories))``; a is the weight that is best
     on the validation users.

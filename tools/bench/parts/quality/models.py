@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,8 @@ from gmeta.metrics import AUC, GAUC
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
 import tensorflow as tf
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "models" / "grm"))
-
-from logs import Batches, prepare_log
-from rankers import ranker
+from parts.exposure_logs import Batches, prepare_log
+from parts.exposure_rankers import ranker
 
 __all__ = ["GRM", "WAYS", "Trainee", "experiment", "prepare_log", "prepare_trainee"]
 

@@ -1,10 +1,10 @@
-"""What the recipe compares: sequences by HSTU or FuXi, and a DNN over the means of what a user did."""
+"""Rankers of exposures: sequences by HSTU or FuXi, and a DNN over the means of what a user did."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any, Literal, get_args
-
-import tensorflow as tf
 
 from gmeta.initializers import Normal
 from gmeta.layers import FeatureConfig, TableConfig
@@ -15,9 +15,15 @@ from gmeta.ops import AttentionMask, Jagged, jagged
 from gmeta.optimizers import Adam
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
 
+import tensorflow as tf
+
 Kind = Literal["hstu", "fuxi", "dnn", "dnn-recent"]
 KINDS: tuple[str, ...] = get_args(Kind)
 RECENT = 10  # events of "dnn-recent"
+PATIENCE = 8  # epochs without a better validation before a kind's training ends
+
+Row = dict[str, Any]
+"""What is known of an epoch."""
 
 CONTEXTS = ["city", "age"]
 HISTORY = ["item", "category", "style", "action"]
@@ -116,3 +122,49 @@ def ranker(
     )
     model.compile(tf.keras.optimizers.Adam(rate))
     return model
+
+
+def train(
+    kind: Kind,
+    log: ExposureConfig,
+    data: tuple[tf.data.Dataset, tf.data.Dataset, tf.data.Dataset],
+    *,
+    epochs: int,
+    seconds: float | None,
+    keep: Callable[[Row], None],
+    **settings: Any,
+) -> None:
+    """Train on the old users, and measure on the new ones after each epoch.
+
+    Args:
+      kind: The model.
+      log: What the data are of.
+      data: Old users, and new ones for validation and for test.
+      epochs: The most.
+      seconds: The most of training, measurements not counted; the epoch that passes them isn't ``in_time``.
+        None: as many as the epochs take.
+      keep: Takes a row after each epoch.
+      **settings: Of `ranker`.
+    """
+    model = ranker(kind, log, seed=log.seed, **settings)
+    spent, best, waited = 0.0, 0.0, 0
+    for epoch in range(1, epochs + 1):
+        begin = time.perf_counter()
+        trained = model.fit(data[0], verbose=0).history
+        spent += time.perf_counter() - begin
+        row: Row = {"kind": kind, "seed": log.seed, "epoch": epoch, "seconds": round(spent, 1)}
+        row["loss"] = trained["loss"][0]
+        for prefix, users_of in (("validation_", data[1]), ("", data[2])):
+            measured = model.evaluate(users_of, verbose=0, return_dict=True)
+            kept = {name: value for name, value in measured.items() if name.startswith(("auc", "gauc"))}
+            row |= {prefix + name: value for name, value in kept.items()}
+        keep(row | {"in_time": seconds is None or spent <= seconds})
+        waited = 0 if chosen_by(row) > best else waited + 1
+        best = max(best, chosen_by(row))
+        if waited == PATIENCE or (seconds is not None and spent >= seconds):
+            return
+
+
+def chosen_by(row: Row) -> float:
+    """Return what epochs are chosen by, the GAUC of both labels on the validation users; 0 without it."""
+    return float(row.get("validation_gauc_ctr", 0.0) + row.get("validation_gauc_ctcvr", 0.0))

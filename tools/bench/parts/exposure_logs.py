@@ -1,4 +1,4 @@
-"""The recipe's data: generated logs, and their users as batches for training, validation and test."""
+"""Generated logs of exposures, and their users as batches for training, validation and test."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
+from gmeta import io
+from gmeta.metrics import UserGAUC
+from gmeta.preprocess import HistorySpec, PrepareConfig, prepare
+from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
+
 import numpy as np
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 import tensorflow as tf
-from rankers import CONTEXTS, HISTORY, TARGETS, TIME
-
-from gmeta import io
-from gmeta.core.errors import GmetaError
-from gmeta.metrics import UserGAUC
-from gmeta.preprocess import HistorySpec, PrepareConfig, prepare
-from gmeta.preprocess.history.append import append_history
-from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
+from parts.exposure_rankers import CONTEXTS, HISTORY, TARGETS, TIME
 
 LABELS = ["click", "buy"]
 COLD = 5  # every fifth user is new to the model; every other of these is for validation, the others for test
@@ -82,26 +80,20 @@ def prepare_log(
       log: The log.
       store: Where to make a store of all events; the folders then hold exposures alone.
       batch_rows: Exposures of an example; None: all of a user.
-
-    Raises:
-      click.ClickException: The folder can't be written to, or the log can't be made.
     """
     table, folder = out / f"log-{log.seed}.parquet", out / f"data-{log.seed}"
     halves = out / f"new-{log.seed}.parquet"
-    try:
-        rows = seen(pyarrow.parquet.read_table(write_exposures(table, log)))
-        if store is not None:
-            shown = pyarrow.array(rows["exposed"].to_numpy() == 1)
-            keep_events(store, rows.filter(pyarrow.compute.invert(shown)))
-            rows = rows.filter(shown)
-        new = pyarrow.array(rows["user"].to_numpy() % COLD == 0)
-        pyarrow.parquet.write_table(rows, table)
-        pyarrow.parquet.write_table(rows.filter(new), halves)
-        for source, into, modulus in ((table, folder, COLD), (halves, out / f"new-{log.seed}", 2 * COLD)):
-            config = PrepareConfig(cold_modulus=modulus, seed=log.seed, batch_rows=batch_rows)
-            prepare([source], into, config, spec=EXPOSURE_SPEC, overwrite=True)
-    except (GmetaError, OSError) as error:
-        raise click.ClickException(f"{out}: {error}") from error
+    rows = seen(pyarrow.parquet.read_table(write_exposures(table, log)))
+    if store is not None:
+        shown = pyarrow.array(rows["exposed"].to_numpy() == 1)
+        keep_events(store, rows.filter(pyarrow.compute.invert(shown)))
+        rows = rows.filter(shown)
+    new = pyarrow.array(rows["user"].to_numpy() % COLD == 0)
+    pyarrow.parquet.write_table(rows, table)
+    pyarrow.parquet.write_table(rows.filter(new), halves)
+    for source, into, modulus in ((table, folder, COLD), (halves, out / f"new-{log.seed}", 2 * COLD)):
+        config = PrepareConfig(cold_modulus=modulus, seed=log.seed, batch_rows=batch_rows)
+        prepare([source], into, config, spec=EXPOSURE_SPEC, overwrite=True)
     return folder
 
 
