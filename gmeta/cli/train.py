@@ -102,6 +102,7 @@ def command(
     from gmeta.core.collectives import check_agreement, world
     from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.own_plan import plan_experiment
+    from gmeta.experiment.ranking.drawn_data import with_negatives
     from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
     from gmeta.experiment.runs.run_folder import RunFolder, choose_family
 
@@ -124,6 +125,7 @@ def command(
         else:
             _train_catalogue(chosen, settings, run, data, where, on_bad, finish=size is not None)
         return
+    data = with_negatives(settings, data, run, where, on_bad)
     planned = plan_experiment(settings, data, where)
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})

@@ -78,6 +78,7 @@ def command(
     from gmeta.core.files import explain_write_errors, write_atomically
     from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.experiment_config import budget_seconds
+    from gmeta.experiment.ranking.drawn_data import with_negatives
     from gmeta.experiment.runs.run_folder import RunFolder, choose_family
     from gmeta.experiment.search.tunables import FAMILIES
 
@@ -98,6 +99,8 @@ def command(
         data = data or find_data(run.data)
         where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
         family = choose_family(family, settings, data)
+        if family == "cold-start":
+            data = with_negatives(settings, data, run, where, on_bad)
         planned = FAMILIES[family].plan(settings, data, where, on_bad)
         config, notes = planned.config, planned.notes
     for note in notes:

@@ -11,8 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.cli import main
+from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.experiment.plan.ranking_config import ADVICE, DrawnNegatives, RankingConfig
+from gmeta.experiment.plan.drawn_negatives import ADVICE, DrawnNegatives
+from gmeta.experiment.plan.ranking_config import RankingConfig
+from gmeta.experiment.ranking.drawn_data import with_negatives
+from gmeta.experiment.ranking.examples import read_rows
 from gmeta.experiment.ranking.negatives import add_negatives
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.runs import load_ranking
@@ -157,3 +161,47 @@ def test_negatives_need_users_items_and_labels(tmp_path):
     gmeta("prepare", "--data", tmp_path / "t.parquet", "--label", "click", "--out", tmp_path / "data")
     with pytest.raises(DataError, match="draw negatives"):
         plan_ranking({"methods": {}}, tmp_path / "data")
+
+
+def test_a_run_for_cold_start_reads_a_data_set_with_negatives(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = taken(rows=2000)
+    log["item"] = [f"item {each}" for each in log["item"]]
+    log["click"] = np.ones(len(log["user"]), np.int64)
+    pq.write_table(pa.table(log), "log.parquet")
+    gmeta("prepare", "--data", "log.parquet", "--task", "user", "--time", "ts", "--label", "click")
+    methods = 'methods={maml={label="MAML",description="x",epochs=1,inner={steps=1,learning_rate=0.1}}}'
+    words = ["train", "--set", methods, "--set", "hidden=[4]", "--set", "evaluation_steps=[0]"]
+    assert ADVICE in gmeta(*words, code=2).stderr
+    words += ["--set", "negatives={count=2}"]
+    gmeta(*words)
+    config, data = RunFolder(tmp_path / "runs/default").load()
+    assert config.negatives == DrawnNegatives(count=2)
+    rows, before = (
+        read_rows(data, ["user", "item", "click", "ts"]),
+        read_rows(tmp_path / "data", ["user", "ts"]),
+    )
+    assert len(rows["user"]) > 2.9 * len(before["user"])
+    assert rows["click"].mean() == pytest.approx(1 / 3, abs=0.01)
+    assert set(rows["ts"]) == set(before["ts"])
+    held = {*zip(rows["user"][rows["click"] > 0], rows["item"][rows["click"] > 0], strict=True)}
+    drawn = {*zip(rows["user"][rows["click"] == 0], rows["item"][rows["click"] == 0], strict=True)}
+    assert not held & drawn
+    assert Manifest.load(data).roles == Manifest.load(tmp_path / "data").roles
+    assert "all 1 epochs were done before" in gmeta(*words).stderr  # the same data again
+    run, drawn = RunFolder(tmp_path / "other"), {"negatives": {"count": 2}}
+    assert with_negatives(drawn, data, run, "config") == data  # which has them
+    with pytest.raises(ConfigError, match="has negatives already, by DrawnNegatives"):
+        with_negatives({"negatives": {"count": 3}}, data, run, "config")
+    with pytest.raises(
+        ConfigError, match="data: no column ghost of ids to draw items from; name one of item, kind, city"
+    ):
+        with_negatives({**drawn, "item": "ghost"}, tmp_path / "data", run, "config")
+    gmeta("evaluate", "--json", "table.json")
+    notes = json.loads((tmp_path / "table.json").read_text())["notes"]
+    assert any(note.startswith("Each positive row has 2 negatives") for note in notes)
+    gmeta("export")
+    new = {name: values[:10] for name, values in log.items() if name != "click"}
+    pq.write_table(pa.table(new), "new.parquet")
+    gmeta("predict", "--data", "new.parquet")
+    assert len(pq.read_table("scores")) == 10

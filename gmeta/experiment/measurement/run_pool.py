@@ -16,6 +16,7 @@ from gmeta.experiment.baselines import ATTRIBUTES, BIASES, FACTORS, ITEM_MEAN, K
 from gmeta.experiment.baselines.tuning import Tuned
 from gmeta.experiment.measurement.methods import measure
 from gmeta.experiment.measurement.split import Split
+from gmeta.experiment.plan.drawn_negatives import describe as describe_negatives
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, budget_seconds
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, count_unmeasured, training_queries
 from gmeta.experiment.results.bootstrap import Bootstrap
@@ -121,6 +122,8 @@ def notes_on_methods(config: ExperimentConfig) -> list[str]:
         notes.append("No method was trained without an inner loop, so the gain of meta-learning is unknown.")
     if config.item is None:
         notes.append(NO_ITEM)
+    if config.negatives is not None:
+        notes.append(describe_negatives(config.negatives))
     if config.train_split in config.test_splits:
         notes.append(
             f"Methods were trained on the {config.train_split} tasks whose table is shown; baselines predict "

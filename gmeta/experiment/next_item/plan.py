@@ -43,7 +43,7 @@ def read_cuts(
 
     Raises:
       ConfigError: The protocol needs times that the data set lacks, or a method names a column that is
-        neither one of users nor one of items.
+        neither one of users nor one of items, or its user tower reads nothing.
       DataError: The data set can't be read, or a part is empty.
     """
     events, ids = read_events(data, config.item, on_bad, ordered=config.ordered)
@@ -51,14 +51,19 @@ def read_cuts(
         events = first_of_each(events)
     events, ids = core(events, ids, *config.core)
     cuts = cut(events, ids, config.protocol)
-    chosen = [getattr(method, "columns", False) for method in config.methods.values()]
+    reading = [method for method in config.methods.values() if getattr(method, "columns", False)]
     of_ids = attributes and any(
         isinstance(method, GenerativeMethod) and method.reads_attributes for method in config.methods.values()
     )
-    if any(chosen) or of_ids:
+    if reading or of_ids:
         columns = SideColumns.read(data, config.item, on_bad)
-        for names in chosen:
-            columns.names(names)  # refuses unknown ones
+        for method in reading:
+            of_users, _ = columns.names(method.columns)  # refuses unknown ones
+            if not (of_users or method.user_id or method.history):
+                raise ConfigError(
+                    f"method {method.label!r}: the data have no column of users, and the user tower needs "
+                    "the user's id or history: set one to true"
+                )
         cuts = replace(cuts, columns=columns)
     return cuts
 

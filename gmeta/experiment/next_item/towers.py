@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scores
 from gmeta.experiment.next_item.histories import Asked, Cuts, Histories, in_batches
@@ -41,11 +40,6 @@ def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cu
     of_items = feed.of_items(cuts.ids)
     if of_items is not None:
         item_columns[OF_ITEM] = of_items
-    if not (feed.users or settings.user_id or settings.history):
-        raise ConfigError(
-            f"method {settings.label!r}: the data have no column of users, and the user tower needs the "
-            "user's id or history: set one to true"
-        )
     for name in (*([OF_USER] if feed.users else []), *item_columns):
         table = TableConfig(name, settings.dim, initializer=initializer)
         features.append(FeatureConfig(name, table, combiner="sum"))

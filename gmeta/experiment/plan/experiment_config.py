@@ -15,6 +15,7 @@ from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.core.json_values import folder_name
 from gmeta.experiment.baselines import NAMES as BASELINES
+from gmeta.experiment.plan.drawn_negatives import DrawnNegatives
 from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
 from gmeta.io.cuts.task_choice import By, TaskChoice, check_bounds
@@ -188,6 +189,8 @@ class ExperimentConfig:
       support_sizes: The sizes for the curve of error against support size: a task uses only so many of its
         last support samples, or all if it has fewer. Empty: no curve.
       support_steps: Inner steps for that curve.
+      negatives: The rows with the label 0 that `gmeta train` has drawn for each row with the label 1
+        (`gmeta.experiment.ranking.drawn_data`); None: there are none.
       methods: Method name -> how it is trained.
       budget: About how long `gmeta train` tries settings of methods on training tasks before it trains
         (`gmeta.experiment.search.trials`), as in ``"90s"``, ``"2m"`` or ``"1h"``; ``"0"``: not at all. Only
@@ -228,6 +231,7 @@ class ExperimentConfig:
     evaluation_steps: tuple[int, ...] = (0, 1, 3, 5)
     support_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     support_steps: int = 5
+    negatives: DrawnNegatives | None = None
     methods: Mapping[str, MethodConfig] = field(default_factory=default_methods)
     budget: str = "0"
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from gmeta.core.errors import ConfigError
+from gmeta.experiment.plan.drawn_negatives import DrawnNegatives
 from gmeta.experiment.plan.experiment_config import budget_seconds
 from gmeta.experiment.plan.next_item_config import BLEND
 
@@ -122,35 +123,6 @@ def default_methods() -> dict[str, RankingMethod]:
         "dlrm": RankingMethod("DLRM", "dlrm", dropout=0.2),
         "fm": RankingMethod("FM", "fm", variance=0.05, learning_rate=3e-3),
     }
-
-
-NegativeLaw = Literal["uniform", "popularity"]
-NEGATIVE_LAWS: tuple[str, ...] = get_args(NegativeLaw)
-ADVICE = "--set 'negatives={law=\"uniform\", count=4}'"
-"""How negatives are drawn, in messages."""
-
-
-@dataclass(frozen=True)
-class DrawnNegatives:
-    """Negatives for implicit feedback, whose rows are all positive (`gmeta.experiment.ranking.negatives`).
-
-    Attributes:
-      law: ``"uniform"``: each item is as likely as any other; ``"popularity"``: in proportion to its rows.
-      count: How many each positive row gets.
-      seed: Of the draws.
-    """
-
-    law: NegativeLaw = "uniform"
-    count: int = 4
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.law not in NEGATIVE_LAWS:
-            raise ConfigError(f"negatives: law must be {' or '.join(NEGATIVE_LAWS)}, got {self.law!r}")
-        if self.count < 1 or self.seed < 0:
-            raise ConfigError(
-                f"negatives: count must be at least 1 and seed at least 0, got {self.count} and {self.seed}"
-            )
 
 
 @dataclass(frozen=True)

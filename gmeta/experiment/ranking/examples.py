@@ -25,7 +25,8 @@ from gmeta.core.errors import DataError
 from gmeta.core.schema import OnBad
 from gmeta.core.shares import splitmix64
 from gmeta.experiment.baselines.task_rows import Floats, Ints
-from gmeta.experiment.plan.ranking_config import ADVICE, Protocol, RankingConfig
+from gmeta.experiment.plan.drawn_negatives import ADVICE
+from gmeta.experiment.plan.ranking_config import Protocol, RankingConfig
 from gmeta.experiment.ranking.negatives import add_negatives
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.read_options import OneEpoch

@@ -12,7 +12,7 @@ import numpy as np
 
 from gmeta.experiment.baselines.attributes import belongs
 from gmeta.experiment.baselines.task_rows import Ints
-from gmeta.experiment.plan.ranking_config import DrawnNegatives
+from gmeta.experiment.plan.drawn_negatives import DrawnNegatives
 from gmeta.preprocess.columns import Columns, Values, join_rows, row_count, single, take
 
 _TRIES = 16
@@ -88,12 +88,3 @@ def add_negatives(
         found.append(np.concatenate([part, np.arange(end, end + len(source))]))
         end += len(source)
     return join_rows(added), found
-
-
-def describe(settings: DrawnNegatives) -> str:
-    """Return how negatives are drawn, as a sentence."""
-    law = "evenly" if settings.law == "uniform" else "in proportion to the items' rows"
-    return (
-        f"Each positive row has {settings.count:,} negatives, of items that the user doesn't have, drawn "
-        f"{law}: once, so that all methods and baselines see the same rows."
-    )

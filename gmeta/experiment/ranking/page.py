@@ -13,9 +13,9 @@ import numpy as np
 from gmeta.core.files import write_atomically
 from gmeta.core.settings import to_mapping
 from gmeta.core.terminal import Rows, method_table
+from gmeta.experiment.plan.drawn_negatives import describe
 from gmeta.experiment.ranking.baselines import MEAN
 from gmeta.experiment.ranking.measured import Results, calibration
-from gmeta.experiment.ranking.negatives import describe
 
 if TYPE_CHECKING:
     from rich.table import Table

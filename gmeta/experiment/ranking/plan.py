@@ -13,11 +13,11 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.schema import Column, OnBad
 from gmeta.core.settings import from_mapping
+from gmeta.experiment.plan.drawn_negatives import ADVICE, describe
 from gmeta.experiment.plan.experiment_config import budget_seconds
 from gmeta.experiment.plan.own_columns import Survey, likeliest_item, survey
-from gmeta.experiment.plan.ranking_config import ADVICE, RankingConfig
+from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.examples import Parts, read_rows
-from gmeta.experiment.ranking.negatives import describe
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.preprocess.columns import Columns
 

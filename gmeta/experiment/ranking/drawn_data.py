@@ -1,0 +1,190 @@
+"""A prepared data set with negatives, for experiments that read tasks from its files.
+
+The rows of a data set and the negatives that are drawn for them are written once, as a data set like the one
+that `gmeta prepare` made, in a folder of the run. Training, measurement, baselines and exports read it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmeta.checkpoint.rank_group import Ranks
+from gmeta.core.data_manifest import Manifest
+from gmeta.core.errors import ConfigError
+from gmeta.core.schema import OnBad
+from gmeta.core.settings import from_mapping
+from gmeta.core.texts import FOLDER as TEXTS
+from gmeta.experiment.plan.drawn_negatives import ADVICE, DrawnNegatives
+from gmeta.experiment.plan.own_columns import likeliest_item, survey
+from gmeta.experiment.ranking.examples import read_rows
+from gmeta.experiment.ranking.negatives import add_negatives
+from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.io.cuts.task_choice import TaskChoice
+from gmeta.preprocess.columns import Columns, part, row_count, single
+from gmeta.preprocess.config import PlanConfig, PrepareConfig, Progress
+from gmeta.preprocess.local.preparation import prepare_source
+from gmeta.preprocess.source import NUMBER, BadRecords, Source
+from gmeta.preprocess.table_spec import TableSpec
+
+FOLDER = "with-negatives"
+"""The data set's folder in that of a run."""
+
+_ROWS = 1 << 16  # a chunk
+_SETTINGS = "negatives"  # the entry of a manifest's inputs with how they were drawn
+
+
+def with_negatives(
+    settings: Mapping[str, Any], data: Path, run: RunFolder, where: str, on_bad: OnBad = "raise"
+) -> Path:
+    """Return the data that an experiment for cold start reads: with negatives, if its settings draw some.
+
+    The first rank of a job writes them.
+
+    Args:
+      settings: The experiment's, some of which may be left out.
+      data: Its data set.
+      run: Its folder, in which `FOLDER` is written.
+      where: The name of the settings in error messages.
+      on_bad: As for `draw_data`.
+
+    Raises:
+      ConfigError: As in `draw_data`, or the data have other negatives already.
+      DataError: As in `draw_data`.
+      GmetaError: As in `draw_data`.
+    """
+    if settings.get("negatives") is None:
+        return data
+    drawn = from_mapping(DrawnNegatives, settings["negatives"], f"{where}.negatives")
+    held = (Manifest.load(data).config.get("inputs") or {}).get(_SETTINGS)
+    if held is None:
+        out = run.path / FOLDER
+        return Ranks.of().from_first(lambda: draw_data(drawn, data, out, settings.get("item"), on_bad))
+    if held != repr(drawn):
+        raise ConfigError(f"{data} has negatives already, by {held}: name the data that it was made of")
+    return data
+
+
+def draw_data(
+    settings: DrawnNegatives, data: Path, out: Path, item: str | None = None, on_bad: OnBad = "raise"
+) -> Path:
+    """Write a data set's rows with negatives, unless the folder has them, and return the folder.
+
+    Each row with the label 1 gets negatives of the items of all rows
+    (`gmeta.experiment.ranking.negatives.add_negatives`), with the row's task and time. A task stays in its
+    split.
+
+    Args:
+      settings: How negatives are drawn.
+      data: A data set that `gmeta prepare` made of a table, with a label of 1 in some rows and 0 in the rest.
+      out: The folder to write.
+      item: The column of items; None: the likeliest.
+      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+
+    Raises:
+      ConfigError: The data have no users, items or label, or other labels, or were prepared in another way.
+      DataError: The data can't be read.
+      GmetaError: The folder has other data, or can't be written.
+    """
+    source = _Drawn(settings, data, item, on_bad)
+    kept = {each.name for each in fields(PrepareConfig)} & source.manifest.config.keys()
+    config = PrepareConfig(**{name: source.manifest.config[name] for name in kept})
+    prepare_source(lambda connection, bad: source, out, config)
+    return out
+
+
+class _Drawn:
+    """The rows of a data set and their negatives, as a `Source`."""
+
+    defaults = PlanConfig()
+    rows_read = 0
+
+    def __init__(self, settings: DrawnNegatives, data: Path, item: str | None, on_bad: OnBad) -> None:
+        self.manifest, self.path, self._on_bad = Manifest.load(data), data, on_bad
+        schema, roles, table = self.manifest.schema, self.manifest.roles, self.manifest.config.get("table")
+        if not table or table.get("blocks") or self.manifest.config.get("partitions"):
+            raise ConfigError(
+                f"{data}: negatives need data that gmeta prepare made of one table, with --task, the user"
+            )
+        if roles.label is None:
+            raise ConfigError(
+                f"{data} was prepared without a label: prepare it with --label '*=1', which makes each row a "
+                f"positive, and draw negatives, {ADVICE}"
+            )
+        self.name = f"{self.manifest.config.get('source', data.name)}, with negatives"
+        self.spec = replace(from_mapping(TableSpec, table, "the data set"), unique=())
+        self._settings, self._label, self._task = settings, roles.label, schema.task
+        apart = {schema.task, schema.batch, roles.time, roles.label}
+        ids = [
+            each.name
+            for each in schema
+            if each.dtype == "int64" and not each.is_list and each.name not in apart
+        ]
+        if item is None:
+            found = survey(data / next(iter(self.manifest.splits)), schema, roles.label, TaskChoice())
+            item = likeliest_item(found, ids)
+        if item not in ids:
+            raise ConfigError(
+                f"{data}: no column {item or 'of items'} of ids to draw items from; name one of "
+                f"{', '.join(ids)}, --set 'item=\"COLUMN\"'"
+            )
+        self._item = item
+
+    def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
+        """Yield the rows, then the negatives."""
+        columns = read_rows(self.path, [*self.spec.columns], self._on_bad)
+        labels = single(columns, self._label)
+        if not np.isin(labels, (0, 1)).all():
+            raise ConfigError(
+                f"{self.path}: negatives have the label 0, and {self._label!r} holds others than 0 and 1"
+            )
+        names = {"user": self._task, "item": self._item, "label": self._label}
+        every, _ = add_negatives(columns, [np.arange(len(labels))], self._settings, **names)
+        total = row_count(every)
+        for begin in range(0, total, _ROWS):
+            end = min(begin + _ROWS, total)
+            yield {**part(every, begin, end), NUMBER: np.arange(begin, end)}
+            self.rows_read = end
+            progress("read", end, total)
+
+    def parts(self) -> Sequence[Source]:
+        """Return the source itself."""
+        return (self,)
+
+    def digests(self) -> Mapping[str, str]:
+        """Return the digest of the data, and the settings."""
+        return {self.path.name: self.manifest.digest, _SETTINGS: repr(self._settings), "item": self._item}
+
+    def start_digests(self) -> None:
+        """Do nothing: the manifest has the digest."""
+
+    def stamps(self) -> Mapping[str, Any]:
+        """Return what changes when the rows do."""
+        return {**self.digests(), **asdict(self._settings)}
+
+    def count(self) -> int:
+        """Return the most rows that there are."""
+        rows = sum(split.rows for split in self.manifest.splits.values())
+        return rows * (1 + self._settings.count)
+
+    def write_texts(self, folder: Path) -> Sequence[str]:
+        """Copy the texts of the data."""
+        if (self.path / TEXTS).is_dir():
+            shutil.copytree(self.path / TEXTS, folder / TEXTS)
+        return ()
+
+    def where(self, number: int) -> tuple[Path, int | None, str]:
+        """Return the place of a row."""
+        return self.path, None, f"row {number + 1}: "
+
+    def check(self, tasks: Any, bad: BadRecords) -> None:
+        """Do nothing: the rows are of a prepared data set."""
+
+    def holds_rows(self, file: str) -> bool:
+        """Return whether a name is that of the data set."""
+        return file == self.path.name
