@@ -13,7 +13,6 @@ from gmeta.layers import FeatureConfig, SequenceStack
 from gmeta.layers.sequence.reading import sequence_view
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
-from gmeta.metrics.retrieval import Retrieval
 from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_scorer import CodeVectors
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
@@ -159,7 +158,8 @@ class FlatRetriever(CodeModel):
         self.hash, self.softmax, self.beam = hash, softmax, beam
         self.feature = FeatureConfig(item, dim=dim, hash=hash)
         self.catalogue = Catalogue(catalogue_of(ids), name, self.feature)
-        self.ranking, self.retrieval = NextItem(ks), Retrieval(ks)
+        self.ranking = NextItem(ks)
+        self._measure_labels(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         self._check_beam(max(self.ranking.ks), beam)
         self.depth = depth_of(name, ids, depth)

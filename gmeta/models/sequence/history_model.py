@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -53,6 +53,10 @@ class HistoryModel(Model):
     leave_out_seen: bool = False
     """Whether `evaluate`, and validation in `fit`, leave out the items of the history by default."""
     _leaves_out_seen: bool = False  # what `test_step` was traced with
+
+    @tf.__internal__.tracking.no_automatic_dependency_tracking  # checkpoints of earlier versions lack it
+    def _measure_labels(self, ks: Sequence[int]) -> None:
+        self.retrieval = Retrieval(ks)
 
     def evaluate(self, *args: Any, leave_out_seen: bool | None = None, **kwargs: Any) -> Any:
         """Measure how high the items that were taken rank in the whole catalogue.

@@ -16,7 +16,6 @@ from gmeta.losses import SampledSoftmax
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import catalogue_ranks
-from gmeta.metrics.retrieval import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 from gmeta.models.sequence.history_model import HistoryModel, but_first, but_last, check_times
 from gmeta.models.sequence.negatives import DrawnLaw, NegativeDraw, Per, log_expected, popularity_shares
@@ -165,7 +164,8 @@ class NextItemModel(HistoryModel):
         if norm:
             self.norm_scale = self.add_weight(name="norm/scale", shape=(self.dim,), initializer="ones")
             self.norm_offset = self.add_weight(name="norm/offset", shape=(self.dim,), initializer="zeros")
-        self.ranking, self.retrieval = NextItem(ks), Retrieval(ks)
+        self.ranking = NextItem(ks)
+        self._measure_labels(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         # Create all weights now: a model needs them before weights can be loaded.
         nothing = Jagged(tf.zeros([0, self.dim]), tf.zeros([2], tf.int64))

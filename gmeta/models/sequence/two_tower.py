@@ -184,7 +184,7 @@ class TwoTower(HistoryModel):
         self.hidden = [whole_number(f"{name}: hidden", width, least=1) for width in hidden]
         self.seed = seed
         self.user_tower, self.item_tower = (self._tower(of) for of in ("user_tower", "item_tower"))
-        self.retrieval = Retrieval(ks)
+        self.ranking = Retrieval(ks)
         self.mean = tf.keras.metrics.Mean(name="loss")
         if not self.hidden and len({features[each].width for each in features if each != bias}) > 1:
             raise ConfigError(
@@ -310,7 +310,7 @@ class TwoTower(HistoryModel):
     @property
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The training loss and the metrics of evaluation, reset at each epoch."""
-        return [self.mean, self.retrieval]
+        return [self.mean, self.ranking]
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:
         """Measure the ranks of the labels, (users, None), among all items (`evaluate`)."""
@@ -327,8 +327,8 @@ class TwoTower(HistoryModel):
                 seen = tf.gather(jagged.to_ragged(self._numbers(x, None)), owner)
             queries = tf.gather(self(x, training=False), owner)
             ranks = catalogue_ranks(queries, self.item_vectors(), right.values, seen=seen)
-            self.retrieval.update_state(jagged.to_ragged(right._replace(values=ranks)))
-            return step.end_forward(self.retrieval.result())
+            self.ranking.update_state(jagged.to_ragged(right._replace(values=ranks)))
+            return step.end_forward(self.ranking.result())
 
     def _read(self, data: Any) -> tuple[Mapping[str, Any], _Batch]:
         x, y = self._asked(data)
@@ -416,7 +416,7 @@ class TwoTower(HistoryModel):
             "history": self.pooled,
             **self.negatives.config,
             "max_length": self.read_length,
-            "ks": self.retrieval.ks,
+            "ks": self.ranking.ks,
             **{name: getattr(self, name) for name in (*names, "normalize", "seed", "name")},
         }
 

@@ -107,7 +107,7 @@ def test_a_setting_that_the_model_cannot_use_is_refused(settings, says):
 
 @pytest.mark.parametrize(("kind", "seen"), [("sasrec", True), ("hstu", False)])
 def test_the_scorer_ranks_as_validation_does(kind, seen):
-    """Also of cosines, whose temperature the bias of repeats is added beside, and of models that read times."""
+    """Also of cosines, whose temperature the bias of repeats is added beside, and where times are read."""
     model = built(model=kind, normalize=True, temperature=0.05)
     model.repeat.assign(0.1)  # not so much that an item of the history can't be overtaken
     asked = cuts().validation

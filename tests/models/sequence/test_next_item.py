@@ -207,6 +207,10 @@ def test_evaluation_by_labels_and_without_items_seen():
         assert by_label["ndcg@5"] == pytest.approx(by_last["ndcg@5"])
 
 
+def test_checkpoints_have_no_metric_that_earlier_versions_lack():
+    assert "retrieval" not in dict(make_model()._trackable_children())
+
+
 def test_labels_and_weights_beside_a_batch_are_refused():
     model, batch = make_model(), histories(3)
     for data, told in (((batch, tf.ones(3)), "labels"), ((batch, None, tf.ones(3)), "sample weights")):
