@@ -94,6 +94,8 @@ def command(
         kept = {
             name: value for name, value in to_mapping(config).items() if name in _DATA and value is not None
         }
+        if family == "cold-start":
+            data = with_negatives(kept, data, run, "config", on_bad)
         settings = kept | _given(config, FAMILIES[family].plan(kept, data, "config", on_bad).config)
     else:
         data = data or find_data(run.data)
@@ -121,7 +123,7 @@ def command(
         raise KeyboardInterrupt
 
 
-_DATA = ("item", "label", "protocol", "core", "user", "time", "negatives")
+_DATA = ("item", "label", "protocol", "core", "user", "time", "negatives", "exposed", "binary")
 """The settings of a run by which its data are read."""
 
 

@@ -116,7 +116,7 @@ def test_strangers_are_answered_and_times_are_asked_for_where_needed(folder, tmp
     for setting, told in (
         ("seen=true", "nothing that the user has is asked for"),
         ('methods.a={label="a",laws="b"}', "unknown keys: laws"),
-        ('methods.a={label="a",user_id=false,history=false}', "the data have no column of users"),
+        ('methods.a={label="a",user_id=false,history=false}', "columns names none of users"),
         ('methods.a={label="a",columns=["age"]}', "columns names age, which aren't the same in all rows"),
     ):
         assert told in gmeta("train", *data, "--set", setting, code=2).stderr  # without times: retrieval

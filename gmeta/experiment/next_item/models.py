@@ -141,8 +141,8 @@ def train(
     """Train a method until validation no longer improves, or resume its training.
 
     All ranks of a job call it together. A step's ``users_per_batch`` users are divided among them, so the
-    number of ranks changes neither the steps nor, but for rounding, dropout and negatives that are a rank's
-    own, what is learned; a job may resume what another number of ranks began.
+    number of ranks changes neither the steps nor, apart from rounding, dropout and negatives that each rank
+    draws for itself, what is learned; a job may resume what another number of ranks began.
 
     Returns:
       How many epochs earlier calls had done.

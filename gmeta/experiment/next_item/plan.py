@@ -61,8 +61,8 @@ def read_cuts(
             of_users, _ = columns.names(method.columns)  # refuses unknown ones
             if not (of_users or method.user_id or method.history):
                 raise ConfigError(
-                    f"method {method.label!r}: the data have no column of users, and the user tower needs "
-                    "the user's id or history: set one to true"
+                    f"method {method.label!r}: columns names none of users, and the user tower would read "
+                    "nothing: set user_id or history to true, or name a column of users"
                 )
         cuts = replace(cuts, columns=columns)
     return cuts

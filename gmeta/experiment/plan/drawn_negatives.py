@@ -40,6 +40,6 @@ def describe(settings: DrawnNegatives) -> str:
     """Return how negatives are drawn, as a sentence."""
     law = "evenly" if settings.law == "uniform" else "in proportion to the items' rows"
     return (
-        f"Each positive row has {settings.count:,} negatives, of items that the user doesn't have, drawn "
-        f"{law}: once, so that all methods and baselines see the same rows."
+        f"Each positive row has up to {settings.count:,} negatives, of items that the user doesn't have, "
+        f"drawn {law}: once, so that all methods and baselines see the same rows."
     )

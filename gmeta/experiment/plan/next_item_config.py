@@ -88,7 +88,7 @@ class NextItemMethod:
     learning_rate: float = 1e-3
     warm_up: int = 0
     beta_2: float = 0.98
-    weight_decay: float = 0.0
+    weight_decay: float = 0.004
     users_per_batch: int | None = None
     epochs: int = 100
     patience: int = 10
@@ -121,6 +121,11 @@ class NextItemMethod:
         if self.horizon is not None and not (self.model == "hstu" and self.reads_times):
             raise ConfigError(
                 f"{where} horizon is of HSTU's bias by time, which this model doesn't have: leave it out"
+            )
+        if self.negatives_per != "step" and self.negatives is None:
+            raise ConfigError(
+                f"{where} negatives_per={self.negatives_per!r} draws them for each {self.negatives_per}: set "
+                "negatives to a small number, such as 128"
             )
         if self.log_q and not self.in_batch:
             raise ConfigError(

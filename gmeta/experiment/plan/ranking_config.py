@@ -43,8 +43,8 @@ class RankingMethod:
       heads: Of GRM, the number of a block's heads.
       experts: Of GRM, the number of experts.
       longest: Of GRM, how many earlier rows a row sees in a block.
-      dropout: The share of vectors, of DLRM, of units, of DCN, or of tokens' numbers and in the backbone, of
-        GRM, that are dropped.
+      dropout: The share that is dropped: of vectors (DLRM), of units (DCN), of tokens' numbers and in the
+        backbone (GRM).
       unknown: The share of ids that training takes for unknown ones, whose vectors are zero.
       bias_variance: The prior variance of an id's weight (`gmeta.optimizers.RowPrior`).
       variance: That of the components of its vector.

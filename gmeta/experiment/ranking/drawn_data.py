@@ -63,15 +63,22 @@ def with_negatives(
     drawn = from_mapping(DrawnNegatives, settings["negatives"], f"{where}.negatives")
     held = (Manifest.load(data).config.get("inputs") or {}).get(_SETTINGS)
     if held is None:
-        out = run.path / FOLDER
-        return Ranks.of().from_first(lambda: draw_data(drawn, data, out, settings.get("item"), on_bad))
+        out, new = run.path / FOLDER, not (run.path / "config.json").exists()
+        item = settings.get("item")
+        return Ranks.of().from_first(lambda: draw_data(drawn, data, out, item, on_bad, overwrite=new))
     if held != repr(drawn):
         raise ConfigError(f"{data} has negatives already, by {held}: name the data that it was made of")
     return data
 
 
 def draw_data(
-    settings: DrawnNegatives, data: Path, out: Path, item: str | None = None, on_bad: OnBad = "raise"
+    settings: DrawnNegatives,
+    data: Path,
+    out: Path,
+    item: str | None = None,
+    on_bad: OnBad = "raise",
+    *,
+    overwrite: bool = False,
 ) -> Path:
     """Write a data set's rows with negatives, unless the folder has them, and return the folder.
 
@@ -85,6 +92,7 @@ def draw_data(
       out: The folder to write.
       item: The column of items; None: the likeliest.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
+      overwrite: Whether to replace other data in the folder.
 
     Raises:
       ConfigError: The data have no users, items or label, or other labels, or were prepared in another way.
@@ -94,7 +102,8 @@ def draw_data(
     source = _Drawn(settings, data, item, on_bad)
     kept = {each.name for each in fields(PrepareConfig)} & source.manifest.config.keys()
     config = PrepareConfig(**{name: source.manifest.config[name] for name in kept})
-    prepare_source(lambda connection, bad: source, out, config)
+    config = replace(config, max_rows=0)  # tasks were chosen before they got negatives
+    prepare_source(lambda connection, bad: source, out, config, overwrite=overwrite)
     return out
 
 
@@ -144,7 +153,8 @@ class _Drawn:
                 f"{self.path}: negatives have the label 0, and {self._label!r} holds others than 0 and 1"
             )
         names = {"user": self._task, "item": self._item, "label": self._label}
-        every, _ = add_negatives(columns, [np.arange(len(labels))], self._settings, **names)
+        times = [name for name in (self.manifest.roles.time,) if name]
+        every, _ = add_negatives(columns, [np.arange(len(labels))], self._settings, **names, apart=times)
         total = row_count(every)
         for begin in range(0, total, _ROWS):
             end = min(begin + _ROWS, total)

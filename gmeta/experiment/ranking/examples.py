@@ -391,7 +391,8 @@ class Parts:
             assert config.user is not None  # the settings are checked
             assert config.item is not None
             roles_of = {"user": config.user, "item": config.item, "label": config.label}
-            columns, rows = add_negatives(columns, rows, config.negatives, **roles_of)
+            times = {name for name in (config.time, roles.time) if name}
+            columns, rows = add_negatives(columns, rows, config.negatives, **roles_of, apart=times)
             labels = single(columns, config.label).astype(np.float64)
         if config.binary:
             for name, part in zip(("train on", "validate on"), rows[:2], strict=True):

@@ -46,7 +46,7 @@ class Histories:
 
     Attributes:
       inputs: What `RowModel.embed` takes, and ``"numbers"``.
-      answers: (rows, 2) labels less their mean, in units of their deviation, and 1; both 0 of an event.
+      answers: (rows, 2) the standardised label and 1; of an event, 0 and 0.
       times: (rows,).
       splits: (users + 2,) where the rows of each user's number begin, and where the last ones end.
       clock: (times,) the distinct times, ascending.
@@ -117,7 +117,7 @@ class SequenceModel(RowModel):
         super().__init__(settings, encoding, samples, seed)
         s, self.user = settings, _user(encoding)
         self.histories = Histories.of(history, encoding, self)
-        self.longest, self.reach = s.longest, s.longest * s.blocks
+        self.longest, self.blocks = s.longest, s.blocks
         rows = len(history) / max(len(np.unique(np.asarray(history.ids[self.user]))), 1)
         self.trunk = ExposureTrunk(
             make_backbone(
@@ -190,7 +190,13 @@ class SequenceModel(RowModel):
         ends = tf.cumsum(counts)
         before = self.histories.earlier(users, times)
         first, last = tf.gather(before, ends - counts), tf.gather(before, ends - 1)
-        begin = tf.maximum(tf.gather(self.histories.splits, distinct), first - self.reach)
+        begin, least = first, tf.gather(self.histories.splits, distinct)
+        for _ in range(self.blocks):  # a row sees the rows before those of its own time
+            begin = tf.maximum(begin - self.longest, least)
+            when = tf.gather(
+                self.histories.times, tf.minimum(begin, tf.size(self.histories.times, tf.int64) - 1)
+            )
+            begin = tf.minimum(begin, self.histories.earlier(distinct, when))
         past = tf.ragged.range(begin, last)
         layout = Layout(
             past.row_splits,

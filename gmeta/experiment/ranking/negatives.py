@@ -6,7 +6,7 @@ methods and baselines, in all epochs and with all seeds, see the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -26,6 +26,7 @@ def add_negatives(
     user: str,
     item: str,
     label: str,
+    apart: Collection[str] = (),
 ) -> tuple[dict[str, Values], list[Ints]]:
     """Add negatives to the rows of the parts of a data set.
 
@@ -42,6 +43,7 @@ def add_negatives(
       user: The column of users.
       item: The column of items.
       label: The column of labels.
+      apart: Columns that stay those of the row, such as its time.
 
     Returns:
       The columns with the negatives at the end, and the places of all rows of each part, ascending.
@@ -61,7 +63,9 @@ def add_negatives(
     users = np.unique(single(columns, user), return_inverse=True)[1]
     positive = single(columns, label) > 0
     own = [
-        name for name in columns if name not in (user, item, label) and belongs(columns[name], first[items])
+        name
+        for name in columns
+        if name not in (user, item, label, *apart) and belongs(columns[name], first[items])
     ]
     added: list[Columns] = [columns]
     found: list[Ints] = []

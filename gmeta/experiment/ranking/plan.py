@@ -19,7 +19,7 @@ from gmeta.experiment.plan.own_columns import Survey, likeliest_item, survey
 from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.examples import Parts, read_rows
 from gmeta.io.cuts.task_choice import TaskChoice
-from gmeta.preprocess.columns import Columns
+from gmeta.preprocess.columns import Columns, single
 
 IMPLICIT = "interaction"
 """The label of data of positive rows alone, which have none."""
@@ -135,6 +135,9 @@ class _Choice:
         found = survey(data / next(iter(manifest.splits)), self._schema, label or "", TaskChoice())
         labels = found.numbers.get(self.label)
         usual = labels is None or (labels.zero_or_one and not labels.not_finite)
+        if self.exposed and labels is not None:  # events may have any label
+            rows = read_rows(data, [self.label, self.exposed], on_bad)
+            usual = bool(np.isin(single(rows, self.label)[single(rows, self.exposed) != 0], (0, 1)).all())
         self.binary = given.get("binary", usual)
         self._hashed = roles.hashed
         self.item = self._item(found)

@@ -40,9 +40,8 @@ from gmeta.preprocess.tables.table_source import TableSource
 ROWS = 1 << 20
 """Records of the input in a part."""
 SCORE, ROW, PLACE = "score", "row", "element"
-"""The columns of a prediction, of its record's number in the input, and of its element's in an exploded list.
-
-Both count from 0."""
+"""The columns of the score, of the record's number in the input, and of an element's place in its exploded
+list. Both count from 0."""
 
 _ASKED = "_predict.json"
 

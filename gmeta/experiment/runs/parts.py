@@ -65,6 +65,7 @@ class Parts:
           GmetaError: The folder can't be written.
         """
         file, wanted = folder / record, parse_json(json.dumps(asked))
+        parts = sorted(folder.glob("part-*.parquet"))  # before the record, which others write first
         if file.exists():
             held = cls.asked(folder, record)
             if held != wanted:
@@ -73,6 +74,11 @@ class Parts:
                     f"{folder} has parts of another request, with other {', '.join(differing)}: name another "
                     "--out, or delete the folder"
                 )
+        elif parts:
+            raise ConfigError(
+                f"{folder} has {parts[0].name}, but not {record}, the record of what was asked: name another "
+                "--out, or delete the folder"
+            )
         else:
             with explain_write_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -144,6 +150,8 @@ class Parts:
         except pa.ArrowException as error:
             raise DataError(f"a part can't be read: {error}", path=self.folder, advice="delete it") from error
         with explain_write_errors(self.folder):
+            for number in range(self.total):  # before the record, without which parts are refused
+                self.path(number).unlink()
             shutil.rmtree(self.folder)
         return rows
 

@@ -108,7 +108,7 @@ class RunFolder:
         if file.exists():
             held = self._read(file)
             # Settings that didn't exist yet when the run was begun get their defaults.
-            known = from_mapping(FAMILIES[held["for"]], held["experiment"], where=str(file))
+            known = from_mapping(FAMILIES[held["for"]], _as_begun(held), where=str(file))
             differing = _differences(held | {"experiment": _plain(to_mapping(known))}, _plain(begun))
             if differing:
                 raise ConfigError(
@@ -159,7 +159,7 @@ class RunFolder:
                 path=self.path,
                 advice="prepare it as it was, or train in another --run",
             )
-        return from_mapping(FAMILIES[held["for"]], held["experiment"], where=str(file)), data
+        return from_mapping(FAMILIES[held["for"]], _as_begun(held), where=str(file)), data
 
     @property
     def family(self) -> str:
@@ -188,6 +188,15 @@ class RunFolder:
                 advice=f"it knows {', '.join(FAMILIES)}: install the gmeta that made it",
             )
         return held
+
+
+def _as_begun(held: Mapping[str, Any]) -> Any:
+    """Return the settings that a run has held, with what was the default when it was begun."""
+    experiment = held["experiment"]
+    if held["for"] == "retrieval" and isinstance(experiment, dict):
+        for method in (experiment.get("methods") or {}).values():
+            method.setdefault("columns", False)
+    return experiment
 
 
 def _differences(held: Any, given: Any, where: str = "") -> list[str]:

@@ -23,8 +23,8 @@ class After:
         ``features`` names it.
       time: The first time of the query set, in the column's own unit.
       until: For `gmeta.io.sequences`: rows at or after this time are left out, so that validation doesn't see
-        the rows of the test. None: none is. With ``until=time`` no row is a query row: a sequence is what
-        came before, to train on.
+        the rows of the test. None: no row is left out. With ``until=time`` no row is a query row: a sequence
+        is what came before, to train on.
 
     Example:
       >>> tasks("data/train", query=After("timestamp", 978_300_000))  # doctest: +SKIP

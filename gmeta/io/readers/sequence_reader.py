@@ -66,7 +66,8 @@ def sequences(
         - ``Flag("is_exposure")``: the rows whose column isn't 0;
         - a part of leave-last-out. ``"test"``: the last row. ``"validation"``: the last but one; the last row
           is left out. ``"train"``: no row; the last two rows are left out. A user with fewer than three rows
-          is in ``"train"`` alone, with all rows.
+          is in ``"train"`` alone, with all rows. Rows of equal times keep the order of the data set, where
+          ``gmeta train`` puts them into an order by a hash.
       history_of: A flag that marks which of the other rows are events; rows that are neither exposures nor
         events are left out. None: all other rows are events.
       longest: The most events of a history; its last events are kept. None: all.

@@ -232,7 +232,8 @@ class CodeModel(HistoryModel):
         with rank_step(self, data) as step:
             if right is not None:
                 right = right._replace(values=self.catalogue.numbers(right.values))
-                found, _ = self._search(*self._open(x), max(self.retrieval.ks))
+                walk, _ = self._open(x)
+                found, _ = self._search(walk, self._numbers(x, None), max(self.retrieval.ks))
                 ranks = self._places(tf.gather(found, jagged.row_ids(right)), right.values)
                 self.retrieval.update_state(jagged.to_ragged(right._replace(values=ranks)))
                 return step.end_forward(self.retrieval.result())

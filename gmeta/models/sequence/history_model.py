@@ -67,7 +67,7 @@ class HistoryModel(Model):
             y ragged, (users, None) items, ask for all items of y, given the history x, and give HR, recall
             and NDCG of users (`gmeta.metrics.retrieval`).
           leave_out_seen: Whether to leave out the items of the history. An item that is asked for, and that
-            the history has, is ranked nevertheless. None: what the attribute ``leave_out_seen`` has.
+            the history has, is ranked nevertheless. None: as the attribute ``leave_out_seen`` says.
           **kwargs: As there.
 
         Example:
@@ -162,6 +162,14 @@ class HistoryModel(Model):
     def metrics(self) -> list[tf.keras.metrics.Metric]:
         """The training loss and the ranking metrics of evaluation, reset at each epoch."""
         return [self.mean, self.ranking, self.retrieval]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Return the metrics of what was asked for: labels, or else the last items of histories."""
+        found = super().get_metrics_result()
+        if getattr(self, "retrieval", None) is not None and not float(self.retrieval.users):
+            found = {name: value for name, value in found.items() if name not in self.retrieval.result()}
+            found |= self.ranking.result()
+        return found
 
     def unknown_history(self, x: Mapping[str, Any]) -> tf.Tensor:
         """Count the items of each history that aren't in the catalogue, (users,) int64.

@@ -344,7 +344,8 @@ class NextItemModel(HistoryModel):
         x, right = self._asked(data)
         with rank_step(self, data) as step:
             if right is not None:
-                histories, last = self._numbers(x, self.max_length), self(x, training=False)
+                longest = None if self._leaves_out_seen else self.max_length
+                histories, last = self._numbers(x, longest), self(x, training=False)
                 right = right._replace(values=self.catalogue.numbers(right.values))
                 owner = jagged.row_ids(right)
                 ranks = self._ranks(histories, last, right.values, owner)
