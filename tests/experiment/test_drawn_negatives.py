@@ -124,7 +124,8 @@ def test_a_run_on_positive_rows_learns_from_drawn_ones(tmp_path, monkeypatch, la
     words += ["--set", 'protocol="random"', "--set", 'negatives={law="uniform",count=3}']
     said = gmeta(*words).stderr
     assert (
-        "Each positive row has up to 3 negatives, of items that the user doesn't have, drawn evenly: once" in said
+        "Each positive row has up to 3 negatives, of items that the user doesn't have, drawn evenly: once"
+        in said
     )
     shown = gmeta("evaluate", "--json", "table.json").stdout
     table = json.loads((tmp_path / "table.json").read_text())
