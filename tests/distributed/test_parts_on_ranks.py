@@ -87,7 +87,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("family", "method"), [("ranking", "blend"), ("cold-start", "maml")])
+# Quick: of ranking.
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [("ranking", "blend"), pytest.param("cold-start", "maml", marks=pytest.mark.slow)],
+)
 def test_predictions_of_two_ranks_are_those_of_one_process(folder: Path, family: str, method: str) -> None:
     words = ["predict", "--run", family, "--method", method, "--data", "new.parquet", "--rows-per-part", 12]
     alone = on_ranks(folder, *words, "--out", f"{family}-one")

@@ -111,7 +111,8 @@ def test_a_user_who_has_every_item_gets_none():
     assert len(rows) == 6
 
 
-@pytest.mark.parametrize("labelled", [False, True])
+# Quick: without labels.
+@pytest.mark.parametrize("labelled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_on_positive_rows_learns_from_drawn_ones(tmp_path, monkeypatch, labelled):
     monkeypatch.chdir(tmp_path)
     ones = {"click": np.ones(len(taken()["user"]), np.int64)} if labelled else {}

@@ -166,7 +166,8 @@ def relabelled(parts, rows):
     return replace(parts, train=train, history=train)
 
 
-@pytest.mark.parametrize("backbone", ["hstu", "fuxi"])
+# Quick: of HSTU.
+@pytest.mark.parametrize("backbone", ["hstu", pytest.param("fuxi", marks=pytest.mark.slow)])
 def test_no_label_of_its_own_time_or_later_reaches_a_row(backbone):
     parts = example_parts()
     times = parts.train.times
