@@ -16,7 +16,7 @@ def test_every_recipe_loads(file):
     settings = read_toml(file)
     family = FAMILIES[settings.pop("for", "cold-start")]
     if family is RankingConfig:
-        settings = {"label": "click", **settings}  # which the data decide
+        settings = {"label": "click", "user": "user", "time": "ts", **settings}  # which the data decide
     assert from_mapping(family, settings, str(file)).methods
 
 
