@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.checkpoint.callback import ShardedCheckpoint

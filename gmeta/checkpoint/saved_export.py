@@ -13,7 +13,7 @@ from gmeta.checkpoint.column_files import check_target, size_of, write_table
 from gmeta.checkpoint.contents import find_checkpoint
 from gmeta.checkpoint.table_description import Format, TableDescription
 from gmeta.core.files import resumable_folder
-from gmeta.core.named_tables import NamedTable, find_table
+from gmeta.core.merged_tables import NamedTable, find_table
 from gmeta.core.shares import LOGICAL_SHARDS
 
 

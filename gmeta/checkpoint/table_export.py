@@ -22,7 +22,7 @@ from gmeta.checkpoint.table_description import Format, TableDescription
 from gmeta.checkpoint.table_part import export_ranges, layout, refuse_foreign
 from gmeta.core.errors import ConfigError
 from gmeta.core.files import explain_write_errors, resumable_folder
-from gmeta.core.named_tables import NamedTable, find_table
+from gmeta.core.merged_tables import NamedTable, find_table
 from gmeta.core.shares import owned_shards
 from gmeta.ops.table.hash_table import HashTable
 

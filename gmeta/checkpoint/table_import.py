@@ -22,8 +22,7 @@ from gmeta.checkpoint.table_description import VOCABULARY, TableDescription
 from gmeta.checkpoint.table_part import export_ranges
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.finite import rows_not_finite
-from gmeta.core.merged_keys import fold_numbers
-from gmeta.core.named_tables import NamedTable, find_table
+from gmeta.core.merged_tables import NamedTable, find_table, fold_numbers
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.ops.distinct import owned_by
 from gmeta.ops.id_hash import hash_text

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.export.saved_model import export_model

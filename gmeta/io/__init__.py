@@ -16,7 +16,7 @@ Beside them, `reader_stats` counts what was read, skipped and bad, and turns Ten
 line.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.io.balance import SequenceCost
 from gmeta.io.cuts.query_rule import After, Flag
 from gmeta.io.features import (

@@ -5,7 +5,7 @@
 - `sequence` holds HSTU, FuXi and their stacks, `multitask` MMoE and heads for several tasks.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.layers.adaptive.mlp import MLP
 from gmeta.layers.embedding.collection import EmbeddingCollection
 from gmeta.layers.embedding.feature_config import FeatureConfig

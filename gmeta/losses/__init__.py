@@ -4,7 +4,7 @@
 `mean_loss` computes the mean, optionally over the samples of all ranks.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.losses.multi_task import MultiTaskBCE
 from gmeta.losses.sampled_softmax import SampledSoftmax
 

@@ -6,7 +6,7 @@ parameters are mappings of tensors, and losses are functions of them. See G-Meta
 et al., 2017), algorithm 1.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.meta.inner_loop import HeadPrior, InnerLoop
 from gmeta.meta.inner_optimizers import SGD, Adam, Momentum
 

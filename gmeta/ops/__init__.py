@@ -9,7 +9,7 @@
 - `device`: where a table's rows are. `support.reference` computes the same in NumPy, for tests.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.ops import jagged
 from gmeta.ops.attention_inputs import AttentionMask, RelativeBias
 from gmeta.ops.distinct import unique

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
-from gmeta.core.merged_keys import HASHED_BITS, Fold, MergedKeys, check_fold
+from gmeta.core.merged_tables import HASHED_BITS, Fold, MergedKeys, check_fold
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import splitmix64_tensor
 from gmeta.ops.device import ids_tensor, integers_of
@@ -148,7 +148,7 @@ def hash_text(texts: Any) -> tf.Tensor:
 
 
 def fold_ids(numbers: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> tf.Tensor:
-    """Fold 64-bit numbers x into ids in [0, 2^bits): `gmeta.core.merged_keys.fold_numbers` of tensors.
+    """Fold 64-bit numbers x into ids in [0, 2^bits): `gmeta.core.merged_tables.fold_numbers` of tensors.
 
     Args:
       numbers: Integers of any shape; negative ones stand for their two's complement.
@@ -223,7 +223,7 @@ def merge_keys(
       id_bits: How many bits an id may have, 0 to 63.
       hashed: For each feature, whether its numbers are folded into ids (`gmeta.ops.id_hash.fold_ids`). None:
         those of no feature are.
-      mix: How they are folded: True by "mix" into `gmeta.core.merged_keys.HASHED_BITS` bits, False by
+      mix: How they are folded: True by "mix" into `gmeta.core.merged_tables.HASHED_BITS` bits, False by
         "xor" into ``id_bits``. A tensor is read when the graph runs.
 
     Returns:
@@ -323,7 +323,7 @@ class HoldsMergedKeys:
 
     @property
     def fold(self) -> Fold:
-        """How hashed ids are folded (`gmeta.core.merged_keys`)."""
+        """How hashed ids are folded (`gmeta.core.merged_tables`)."""
         return "mix" if self._merged_keys is None else self._merged_keys.fold
 
     def follow_fold(self, fold: Fold) -> None:

@@ -7,7 +7,7 @@ of rows and the memory that holds them. Settings are equal if their fields are; 
 whatever the number of threads.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.policies.admission import Bloom, CountAdmission, ProbabilityAdmission
 from gmeta.policies.eviction import LFU, LRU, TTL, MinNorm
 from gmeta.policies.storage import Tiers, TwoPrecisions

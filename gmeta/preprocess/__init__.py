@@ -8,7 +8,7 @@
 Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig

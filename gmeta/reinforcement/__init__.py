@@ -5,7 +5,7 @@
 - `policy_training` is the Keras model that trains a policy.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.reinforcement import rewards as rewards
 from gmeta.reinforcement.objectives import DPO, ECPO, GRPO
 from gmeta.reinforcement.policy_training import PolicyTraining

@@ -15,8 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.step import StepNumber, step_context, within_step
-from gmeta.core.step_marks import use_clock
+from gmeta.core.step import StepNumber, step_context, use_clock, within_step
 from gmeta.layers import record_lookups
 from gmeta.layers.exchange.ahead import Wanted, note_lookups
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.schedules import OneCycle, Warmup
-from gmeta.core.step_marks import StepCallback
+from gmeta.core.step import StepCallback
 
 
 class RateInFit(StepCallback):

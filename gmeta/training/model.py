@@ -14,7 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import collect_ops
 from gmeta.core.keras import refuse_keras_3
-from gmeta.core.step_marks import mark_end, upstream_of
+from gmeta.core.step import mark_end, upstream_of
 from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.ops.table.finite import NamedGradient

@@ -18,7 +18,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph import name_refusals
 from gmeta.core.keras import refuse_keras_3, submodules
 from gmeta.core.position import Position
-from gmeta.core.step_marks import StepCallback
+from gmeta.core.step import StepCallback
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.training.faults import NanGuard, name_bad_ids
 from gmeta.training.joint_optimizer import JointOptimizer

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.graph import hold
-from gmeta.core.step import step_context
-from gmeta.core.step_marks import begin_span, mark_end
+from gmeta.core.step import begin_span, mark_end, step_context
 from gmeta.layers.exchange.ahead import Fetched, Wanted, use_fetched
 from gmeta.layers.exchange.frozen_window import FrozenWindow
 from gmeta.layers.exchange.window_keys import request_window

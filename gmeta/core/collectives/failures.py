@@ -17,9 +17,9 @@ from types import FrameType, TracebackType
 import tensorflow as tf
 
 from gmeta.core.collectives.counting import count_finished, forget_starts, waiting
-from gmeta.core.collectives.horovod_elastic import start_again, start_again_at_exit
-from gmeta.core.collectives.notes import LOST_PEERS, leave_note
+from gmeta.core.collectives.elastic import start_again, start_again_at_exit
 from gmeta.core.collectives.place import World, world
+from gmeta.core.collectives.rendezvous import LOST_PEERS, leave_note
 from gmeta.core.errors import CollectiveError, ConfigError, GmetaError
 
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")

@@ -20,11 +20,10 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.collectives import lane
-from gmeta.core.collectives.backend import import_horovod, node_name
 from gmeta.core.collectives.counting import count, count_start
 from gmeta.core.collectives.failures import name_failures
-from gmeta.core.collectives.place import world
-from gmeta.core.step_marks import begin_span
+from gmeta.core.collectives.place import import_horovod, node_name, world
+from gmeta.core.step import begin_span
 
 _WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of the same width; Horovod lacks this one
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type

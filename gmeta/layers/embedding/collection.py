@@ -15,9 +15,8 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.merged_keys import Fold, check_fold, fold_of
-from gmeta.core.step import step_context
-from gmeta.core.step_marks import begin_span
+from gmeta.core.merged_tables import Fold, check_fold, fold_of
+from gmeta.core.step import begin_span, step_context
 from gmeta.layers.embedding import keras_config as settings
 from gmeta.layers.embedding.feature_config import (
     FeatureConfig,

@@ -1,7 +1,7 @@
 """Merges tables, and keeps the ids of different tables apart in the merged one.
 
 MTGenRec section 3.2: tables of equal width and policy become one physical table, so that a step makes one
-lookup instead of one per feature. `gmeta.core.merged_keys` describes how ids become keys.
+lookup instead of one per feature. `gmeta.core.merged_tables` describes how ids become keys.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.merged_keys import MOST_HASHED, Fold, MergedKeys
+from gmeta.core.merged_tables import MOST_HASHED, Fold, MergedKeys
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.table_config import RowPolicy, TableConfig
 from gmeta.ops.table.hash_table import HashTable

@@ -25,7 +25,7 @@ from tensorflow.python.checkpoint.tensor_callable import Callable as LateTensor
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.keras import submodules
-from gmeta.core.merged_keys import MergedKeys
+from gmeta.core.merged_tables import MergedKeys
 from gmeta.ops.distinct import owned_by
 from gmeta.ops.table.followed_optimizer import KINDS
 from gmeta.ops.table.hash_table import HashTable

@@ -24,8 +24,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.step import step_context
-from gmeta.core.step_marks import beside_step
+from gmeta.core.step import beside_step, step_context
 from gmeta.layers.exchange.ahead import Fetched, check_end, check_next, hear_samples
 from gmeta.layers.exchange.fetch import Fetch, Requested
 from gmeta.layers.exchange.pieces import SentKeys, exchange_values

@@ -1,6 +1,6 @@
 """Finds saved rows by the names of their tables, and fills tables with them.
 
-Tables may have been merged in another way when they were saved (`gmeta.core.named_tables`). Their keys
+Tables may have been merged in another way when they were saved (`gmeta.core.merged_tables`). Their keys
 are then converted. A row's age, the number of steps since it was used, is preserved: if sources are at
 different steps, last steps are shifted by the difference. The counts of an admission filter aren't loaded
 then, because a filter has no ids.
@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.core.errors import warn_caller
-from gmeta.core.merged_keys import Fold, MergedKeys
-from gmeta.core.named_tables import NamedTable, tables_by_full_name
+from gmeta.core.merged_tables import Fold, MergedKeys, NamedTable, tables_by_full_name
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import AdmissionState, Records

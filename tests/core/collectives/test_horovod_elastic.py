@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gmeta.core.collectives import horovod_elastic
+from gmeta.core.collectives import elastic
 from gmeta.core.errors import CollectiveError
 from gmeta.core.shares import SHARES
 
@@ -42,46 +42,46 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     lines: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, line: lines.append(line))
     monkeypatch.setattr(os, "set_inheritable", lambda *_: None)
-    monkeypatch.setattr(horovod_elastic.atexit, "register", lambda function: None)
+    monkeypatch.setattr(elastic.atexit, "register", lambda function: None)
     yield lines
-    horovod_elastic._again.clear()
-    os.environ.pop(horovod_elastic._AGAIN, None)
+    elastic._again.clear()
+    os.environ.pop(elastic._AGAIN, None)
     server.shutdown()
     server.server_close()
 
 
 def test_a_rank_starts_again_when_it_was_told_so_and_not_for_ever(started: list[list[str]]) -> None:
-    horovod_elastic.start_again()
+    elastic.start_again()
     assert started == []
-    horovod_elastic.start_again_at_exit()
+    elastic.start_again_at_exit()
     for _ in range(5):
-        horovod_elastic.start_again()
-    assert started == [[sys.executable, *sys.orig_argv[1:]]] * horovod_elastic.FRUITLESS
-    horovod_elastic.note_checkpoint()
-    horovod_elastic.start_again()
-    assert len(started) == horovod_elastic.FRUITLESS + 1
+        elastic.start_again()
+    assert started == [[sys.executable, *sys.orig_argv[1:]]] * elastic.FRUITLESS
+    elastic.note_checkpoint()
+    elastic.start_again()
+    assert len(started) == elastic.FRUITLESS + 1
 
 
 def test_it_takes_the_place_that_the_driver_has_for_it_then(
     started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    horovod_elastic.find_place()
+    elastic.find_place()
     assert os.environ["HOROVOD_RANK"] == "5"  # the driver has started it as that
-    horovod_elastic.start_again_at_exit()
-    horovod_elastic.start_again()
-    horovod_elastic.find_place()
+    elastic.start_again_at_exit()
+    elastic.start_again()
+    elastic.find_place()
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     assert [os.environ[f"HOROVOD_{name}"] for name in names] == ["1", "3", "0", "1", "1", "3"]
     monkeypatch.setenv("HOROVOD_HOSTNAME", "lost")
     with pytest.raises(SystemExit):
-        horovod_elastic.find_place()
+        elastic.find_place()
     monkeypatch.setenv("HOROVOD_HOSTNAME", "unknown")
     with pytest.raises(CollectiveError, match=r"has no place for unknown:0: .*404"):
-        horovod_elastic.find_place()
+        elastic.find_place()
 
 
 def test_no_other_process_starts_again(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOROVOD_ELASTIC")
-    horovod_elastic.start_again_at_exit()
-    horovod_elastic.start_again()
+    elastic.start_again_at_exit()
+    elastic.start_again()
     assert started == []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gmeta.core.merged_keys import MergedKeys
+from gmeta.core.merged_tables import MergedKeys
 
 
 @given(tables=st.integers(1, 70), fold=st.sampled_from(["mix", "xor"]), data=st.data())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gmeta.core.collectives import wire
-from gmeta.core.collectives.lane_start import Gpu, can_use_nccl, choose_lane, lane_key
+from gmeta.core.collectives.lane import Gpu, can_use_nccl, choose_lane, lane_key
 from gmeta.core.collectives.rendezvous import SECRET
 from gmeta.core.errors import ConfigError
 from gmeta.core.launcher.meeting import meet_by_horovod
