@@ -16,8 +16,8 @@ import numpy as np
 from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.chain import Columns
 from gmeta.checkpoint.column_files import check_target, open_source, size_of, write_table
+from gmeta.checkpoint.contents import TableExport
 from gmeta.checkpoint.rank_group import Gather, Ranks
-from gmeta.checkpoint.saved_export import TableExport
 from gmeta.checkpoint.table_description import Format, TableDescription
 from gmeta.checkpoint.table_part import export_ranges, layout, refuse_foreign
 from gmeta.core.errors import ConfigError

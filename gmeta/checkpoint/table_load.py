@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.checkpoint.admission import load_admission, read_waiting
 from gmeta.checkpoint.chain import CheckpointReader
 from gmeta.checkpoint.manifest import TableEntry
-from gmeta.checkpoint.table_part import layout
+from gmeta.checkpoint.table_part import layout, load_admission, read_waiting
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.ops.distinct import owned_by

@@ -43,7 +43,7 @@ class StepContext:
       samples: The `StepSamples` of the same module, which the first key exchange sends.
       wanted: The list of `gmeta.layers.exchange.ahead.note_lookups`, which lookups join; nothing is read.
       fetched: The `LookupsAhead` of the same module, from which lookups take keys and rows.
-      number: The number of the step, where it is predicted (`gmeta.training.foresight.step_number`).
+      number: The number of the step, where it is predicted (`gmeta.training.pipeline.step_number`).
       clock: The `gmeta.core.step.Clock` that measures the step.
       batches_ahead: How many steps later the batch is trained for which spans are begun.
       beside: Whether spans are beside the step.

@@ -1,6 +1,6 @@
 """Exports trained models as SavedModels that stock TensorFlow Serving loads.
 
-- `saved_model` writes the export, with the signatures of `defaults`, or those that `signature` describes.
+- `saved_model` writes the export, with default signatures, or those that `signature` describes.
 - `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
 - `sequence_models` has the signatures of models over histories.
 
@@ -26,7 +26,7 @@ _MOVED = {
     "Exported": "gmeta.export.saved_model",
     "PADDING": "gmeta.export.signature",
     "Signature": "gmeta.export.signature",
-    "default_signatures": "gmeta.export.defaults",
+    "default_signatures": "gmeta.export.saved_model",
     "exposure_signatures": "gmeta.export.sequence_models",
     "feature_inputs": "gmeta.export.signature",
     "meta_sequence_signatures": "gmeta.export.meta_models",

@@ -12,13 +12,13 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph import hold, lift_variables
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, RowGradients, TableGradient
 from gmeta.ops.table.finite import NamedGradient, describe_bad, refuse_bad
-from gmeta.training.accumulator import GradientAccumulator
 from gmeta.training.compile_settings import LossScale
 from gmeta.training.faults import refusal
 from gmeta.training.mean_gradients import (
     NOT_FINITE,
     SOUND,
     Gradient,
+    GradientAccumulator,
     PackedGradients,
     all_finite,
     global_means,

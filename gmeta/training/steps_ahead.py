@@ -43,7 +43,7 @@ from gmeta.core.step import begin_span, beside_step, step_context
 from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, use_fetched
 from gmeta.layers.exchange.fetch import prefetch
 from gmeta.layers.exchange.frozen_window import FrozenWindow
-from gmeta.training.foresight import foresee, use_step_number
+from gmeta.training.pipeline import foresee, use_step_number
 from gmeta.training.rank_steps import batch_size
 
 Function = Callable[..., Any]

@@ -13,7 +13,7 @@ Micro-batches compute one after another, so that only one of them takes memory.
 
 The paper sends a key with each micro-batch that uses it, and therefore gathers samples of equal keys in one
 micro-batch. Here a key travels once however samples are divided. To gather them
-(`gmeta.training.clusters`) saves no bytes; it lets fewer rows wait between two micro-batches.
+(`gmeta.training.windows`) saves no bytes; it lets fewer rows wait between two micro-batches.
 """
 
 from __future__ import annotations
