@@ -11,14 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import whole_number
-from gmeta.io.balance import bound_batch
-from gmeta.io.cuts.query_rule import Flag, Query
 from gmeta.io.cuts.sequence_split import LastOut, SequenceSplit, Unexposed
+from gmeta.io.cuts.task_split import Flag, Query
+from gmeta.io.readers.balance import Balance, bound_batch
 from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start, shares_of
-from gmeta.io.readers.step_balance import Balance
 
 
 def sequences(

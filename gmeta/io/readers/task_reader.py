@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, least_rows
 from gmeta.io.cuts.task_choice import TaskChoice
-from gmeta.io.cuts.task_split import Rows, TaskSplit
+from gmeta.io.cuts.task_split import After, Flag, Query, Rows, TaskSplit, check_query, least_rows
+from gmeta.io.readers.balance import Balance
 from gmeta.io.readers.group_reader import groups, settle
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.prepared_split import choose_features, choose_label, choose_weight, open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
-from gmeta.io.readers.step_balance import Balance
 
 
 def tasks(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import balance
-from gmeta.io.balance import SequenceCost
+from gmeta.io.readers import balance
+from gmeta.io.readers.balance import SequenceCost
 
 APART = [[1, 1, 1, 1], [2, 2, 2], [5, 2], [1]]
 """Batches that tell tokens from squared lengths."""
