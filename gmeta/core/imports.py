@@ -117,7 +117,12 @@ def name_missing_extras() -> None:
 OLD_MODULES = {
     "gmeta.experiment.runs.rated_at_least": "gmeta.experiment.runs.model_choice",
     "gmeta.experiment.runs.scaled_error": "gmeta.experiment.runs.model_choice",
+    "gmeta.layers.adaptive.mlp": "gmeta.layers.networks",
+    "gmeta.layers.adaptive.task_network": "gmeta.layers.networks",
     "gmeta.layers.embedding.entity_vector": "gmeta.layers.embedding.pooling",
+    "gmeta.layers.multitask.mmoe": "gmeta.layers.mmoe",
+    "gmeta.layers.multitask.task_heads": "gmeta.layers.task_heads",
+    "gmeta.layers.sequence.bias_tables": "gmeta.layers.sequence.block",
     "gmeta.layers.sequence.group_layer_norm": "gmeta.layers.sequence.hstu",
     "gmeta.metrics.gauc": "gmeta.metrics.ranking",
     "gmeta.metrics.ndcg": "gmeta.metrics.ranking",

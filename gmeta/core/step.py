@@ -41,7 +41,7 @@ class StepContext:
     Attributes:
       recording: The `RecordedLookups` of `gmeta.layers.exchange.recorded_lookups` that note each lookup.
       samples: The `StepSamples` of the same module, which the first key exchange sends.
-      wanted: The list of `gmeta.layers.exchange.ahead.note_lookups`, which lookups join; nothing is read.
+      wanted: The list of `gmeta.layers.exchange.fetch.note_lookups`, which lookups join; nothing is read.
       fetched: The `LookupsAhead` of the same module, from which lookups take keys and rows.
       number: The number of the step, where it is predicted (`gmeta.training.pipeline.step_number`).
       clock: The `gmeta.core.step.Clock` that measures the step.

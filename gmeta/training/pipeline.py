@@ -18,7 +18,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.step import StepNumber, step_context, use_clock, within_step
 from gmeta.layers import record_lookups
-from gmeta.layers.exchange.ahead import Wanted, note_lookups
+from gmeta.layers.exchange.fetch import Wanted, note_lookups
 from gmeta.layers.exchange.window_keys import MOST_MICRO_BATCHES
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import hold, refuse_unless
 from gmeta.core.step import begin_span, mark_end, step_context
-from gmeta.layers.exchange.ahead import Fetched, Wanted, use_fetched
+from gmeta.layers.exchange.fetch import Fetched, Wanted, use_fetched
 from gmeta.layers.exchange.frozen_window import FrozenWindow
 from gmeta.layers.exchange.window_keys import request_window
 from gmeta.ops import Jagged, jagged

@@ -116,7 +116,7 @@ class Plan:
 
 
 class Order(Protocol):
-    """The order of a collection's features (`gmeta.layers.embedding.feature_order.FeatureOrder`)."""
+    """The order of a collection's features (`gmeta.layers.embedding.merge_plan.FeatureOrder`)."""
 
     @property
     def widths(self) -> Widths:

@@ -11,8 +11,8 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.step import mark_end
 from gmeta.layers import MLP
-from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.layers.embedding.collection import CollectionLookup
+from gmeta.layers.networks import TaskNetwork
 from gmeta.meta.adaptation import Parameters, per_task
 from gmeta.meta.ridge import DualDense
 from gmeta.models.meta.task_learner import OuterLoss, TaskLearner

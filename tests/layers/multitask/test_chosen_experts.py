@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import MMoE
-from gmeta.layers.adaptive.task_network import TaskNetwork
-from gmeta.layers.multitask.mmoe import group_by_expert, strongest
+from gmeta.layers.mmoe import group_by_expert, strongest
+from gmeta.layers.networks import TaskNetwork
 from support.layer_parity import check_layer
 from support.reference import sequence_layers as reference
 
@@ -157,8 +157,8 @@ def test_experts_that_nobody_chose_are_computed_only_by_the_form_of_all(experts,
 @pytest.fixture
 def gpu(monkeypatch):
     """A process that seems to compute on a GPU, where few numbers spared an expert are enough."""
-    monkeypatch.setattr("gmeta.layers.multitask.mmoe.on_gpu", lambda: True)
-    monkeypatch.setattr("gmeta.layers.multitask.mmoe._SAVED_ON_GPU", 42)
+    monkeypatch.setattr("gmeta.layers.mmoe.on_gpu", lambda: True)
+    monkeypatch.setattr("gmeta.layers.mmoe._SAVED_ON_GPU", 42)
 
 
 def on_gpu_pays_from_8(sparse="auto", **options):
@@ -215,7 +215,7 @@ def test_a_graph_that_chooses_its_form_has_the_outputs_and_gradients_of_that_for
 
 
 def test_on_a_gpu_the_choice_is_the_faster_one_of_those_measured(monkeypatch):
-    monkeypatch.setattr("gmeta.layers.multitask.mmoe.on_gpu", lambda: True)
+    monkeypatch.setattr("gmeta.layers.mmoe.on_gpu", lambda: True)
     _, *measured = json.loads((RESULTS / "experts-h100.json").read_text())
     faster = {True: [], False: []}  # of training: the chosen experts beside all, where they are chosen
     for row in measured:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import MMoE
-from gmeta.layers.adaptive.task_network import TaskNetwork
-from gmeta.layers.multitask.mmoe import expert_balance, squared_variation
-from gmeta.layers.multitask.task_heads import TaskHeads, product_logits
+from gmeta.layers.mmoe import expert_balance, squared_variation
+from gmeta.layers.networks import TaskNetwork
+from gmeta.layers.task_heads import TaskHeads, product_logits
 from support.layer_parity import check_layer
 from support.reference import sequence_layers as reference
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.adaptive.mlp import MLP
+from gmeta.layers.networks import MLP
 
 
 def product_logits(*logits: tf.Tensor) -> tf.Tensor:

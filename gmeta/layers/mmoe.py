@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.adaptive.task_network import is_mapped
+from gmeta.layers.networks import is_mapped
 from gmeta.ops import jagged
 from gmeta.ops.native_forms import on_gpu
 
