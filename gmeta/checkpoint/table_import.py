@@ -28,8 +28,8 @@ from gmeta.ops.distinct import owned_by
 from gmeta.ops.id_hash import hash_text
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.moved_rows import clear_table
 from gmeta.ops.table.records import Records
+from gmeta.ops.table.restored_rows import clear_table
 
 # Checks rows that come from a file, and gives them the form of a table's records.
 

@@ -126,9 +126,10 @@ OLD_MODULES = {
     "gmeta.layers.sequence.group_layer_norm": "gmeta.layers.sequence.hstu",
     "gmeta.metrics.gauc": "gmeta.metrics.ranking",
     "gmeta.metrics.ndcg": "gmeta.metrics.ranking",
+    "gmeta.metrics.retrieval": "gmeta.metrics.next_item",
     "gmeta.metrics.sample_metric": "gmeta.metrics.auc",
     "gmeta.metrics.task_metric": "gmeta.metrics.ranking",
-    "gmeta.models.generative.code_vectors": "gmeta.models.generative.code_scorer",
+    "gmeta.models.generative.code_vectors": "gmeta.models.generative.digit_decoder",
     "gmeta.models.meta.learner.adaptive_network": "gmeta.models.meta.task_view",
     "gmeta.models.meta.learner.inner_rates": "gmeta.models.meta.task_losses",
     "gmeta.models.meta.learner.task_losses": "gmeta.models.meta.task_losses",
@@ -138,6 +139,7 @@ OLD_MODULES = {
     "gmeta.models.training.pipeline.settings": "gmeta.training.pipeline",
     "gmeta.models.zoo.factor_network": "gmeta.models.zoo.factor_model",
     "gmeta.models.zoo.row_network": "gmeta.models.zoo.meta_emb",
+    "gmeta.models.zoo.scaled_numbers": "gmeta.models.zoo.factor_model",
     "gmeta.models.zoo.task_clusters": "gmeta.models.zoo.cbml_model",
 }
 """Name in saved models -> the present module."""

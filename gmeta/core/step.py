@@ -44,7 +44,7 @@ class StepContext:
       wanted: The list of `gmeta.layers.exchange.fetch.note_lookups`, which lookups join; nothing is read.
       fetched: The `LookupsAhead` of the same module, from which lookups take keys and rows.
       number: The number of the step, where it is predicted (`gmeta.training.pipeline.step_number`).
-      clock: The `gmeta.core.step.Clock` that measures the step.
+      clock: The `Clock` that measures the step.
       batches_ahead: How many steps later the batch is trained for which spans are begun.
       beside: Whether spans are beside the step.
       mapped: Whether the graph of one task is traced, to be turned into that of all tasks.

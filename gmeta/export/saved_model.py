@@ -236,9 +236,9 @@ def export_model(
       model: Any Keras model; embedding collections may be anywhere in it.
       folder: The folder to create. TensorFlow Serving expects ``<model>/<number>``, and serves a new number
         as soon as it appears; this function makes it appear whole.
-      signatures: Name -> signature; the first is also served as `DEFAULT_SIGNATURE`. None: the signatures
-        that `gmeta.export.saved_model` has for every model.
-      unknown: The row that an untrained id reads; see `gmeta.export.saved_model.Unknown`.
+      signatures: Name -> signature; the first is also served as `DEFAULT_SIGNATURE`. None: those
+        of `default_signatures`.
+      unknown: The row that an untrained id reads; see `Unknown`.
       text_ids: Whether clients send text for the inputs that have the name of a feature that hashes. False:
         they send the numbers that ``gmeta prepare`` would store for it (`gmeta.ops.hash_text`). Where the
         model itself takes text, clients send text in either case.

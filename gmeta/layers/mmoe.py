@@ -12,7 +12,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.layers.networks import is_mapped
 from gmeta.ops import jagged
-from gmeta.ops.native_forms import on_gpu
+from gmeta.ops.device import on_gpu
 
 # Computes for each sample only the experts that its gates have chosen.
 

@@ -18,7 +18,7 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.layers.embedding.table_weights import tables_of
-from gmeta.ops.table.snapshot import TableSnapshot
+from gmeta.ops.table.restored_rows import TableSnapshot
 from gmeta.training.model import Model
 from gmeta.training.rank_steps import make_variables
 

@@ -230,7 +230,7 @@ class StoreDriver:
 
 
 class HorovodDriver:
-    """Horovod's own elastic driver; see `gmeta.core.collectives.elastic`."""
+    """Horovod's own elastic driver."""
 
     def job(self) -> str:
         """Return the address of the driver's server."""

@@ -169,7 +169,7 @@ def distribute(
       deterministic: True: the order is a pure function of the epoch, ``at_once`` and the number of pieces,
         independent of the workers. False: training takes elements as they arrive.
       batches: How many base batches, elements of ``dataset``, are joined to one batch
-        (`gmeta.io.service.served_epochs.rebatch`).
+        (`rebatch`).
       shuffle: How many base batches are permuted together. None: rows keep their order.
       seed: The seed of these permutations, which differ from epoch to epoch.
       patience: Seconds without an element after which a worker counts as lost.

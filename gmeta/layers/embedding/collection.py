@@ -35,9 +35,8 @@ from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.fetch import Fetch, Requested, hear_samples, note, prefetch
 from gmeta.layers.exchange.pieces import SentKeys
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups
-from gmeta.ops.device import DEVICE_NAMES, Device
+from gmeta.ops.device import DEVICE_NAMES, Device, freeze, is_portable
 from gmeta.ops.id_hash import merge_keys
-from gmeta.ops.native_forms import freeze, is_portable
 from gmeta.ops.row_buffers import WIRE_DTYPES
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.optimizers import Adam, SparseOptimizer

@@ -29,7 +29,6 @@ from gmeta.core.merged_tables import MergedKeys
 from gmeta.ops.distinct import owned_by
 from gmeta.ops.table.followed_optimizer import KINDS
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.moved_rows import Keep, SavedTable, fill_table, plan_moves, warn_of_filters
 from gmeta.ops.table.records import (
     AdmissionState,
     Records,
@@ -37,6 +36,7 @@ from gmeta.ops.table.records import (
     refuse_asynchronous,
     refuse_part,
 )
+from gmeta.ops.table.restored_rows import Keep, SavedTable, fill_table, plan_moves, warn_of_filters
 
 Widths = tuple[tuple[str, int], ...]
 """Features in their order, with the widths of their vectors."""

@@ -57,7 +57,7 @@ def run_batch(
     has samples and tasks.
 
     Args:
-      model: A `gmeta.models.meta.task_model.TaskModel`.
+      model: A `TaskModel`.
       doing: ``"train"``, ``"test"`` or ``"predict"``.
       batch: The batch.
       reset_metrics: As in Keras.

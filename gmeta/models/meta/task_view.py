@@ -123,7 +123,7 @@ class TaskView:
     Attributes:
       batch: The batch.
       lookup: The lookup.
-      copies: The tasks' own rows, or None if rows don't adapt; see `gmeta.models.meta.task_view`.
+      copies: The tasks' own rows, or None if rows don't adapt; see `TaskRows`.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from gmeta.ops.device import (
     DeviceKind,
     asked_place,
     float_matrix,
+    freeze,
     ids_tensor,
     keys_vector,
     place_of,
@@ -25,7 +26,6 @@ from gmeta.ops.device import (
 )
 from gmeta.ops.distinct import unique
 from gmeta.ops.id_hash import HoldsMergedKeys
-from gmeta.ops.native_forms import freeze
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.followed_optimizer import FollowsModels
 from gmeta.ops.table.read_ahead import ReadsAhead

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.code_trie import CodeTrie
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.models.generative.code_tables import CodeTrie
 
 SEEDS = st.integers(0, 2**31 - 1)
 
