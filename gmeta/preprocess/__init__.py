@@ -2,8 +2,8 @@
 
 - `local` and `cluster`: the engines; `plan`: the functions that they run; `shards`: the files they write.
 - `tables`, `movielens` and `synthetic`: where rows come from, by the interface of `source`.
-- `config`, `table_spec`, `columns`, `summary` and `task_sizes`: settings, columns, and what was kept.
-- `history`: stores of users' histories. `item_codes` and `cooccurrence`: semantic ids out of vectors.
+- `config`, `table_spec` and `summary`: settings, columns, and what was kept.
+- `history`: stores of users' histories. `item_codes`: vectors of items, and semantic ids out of vectors.
 
 Nothing here imports TensorFlow: a separate native library encodes the records.
 """
@@ -12,9 +12,8 @@ from gmeta.core.imports import load_lazily
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
-from gmeta.preprocess.cooccurrence import cooccurrence_vectors
 from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.item_codes import semantic_ids
+from gmeta.preprocess.item_codes import cooccurrence_vectors, semantic_ids
 from gmeta.preprocess.local.preparation import prepare
 from gmeta.preprocess.synthetic.ratings import SyntheticConfig
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
@@ -29,10 +28,10 @@ _MOVED = {
     "PrepareSummary": "gmeta.preprocess.summary",
     "RebuildSummary": "gmeta.preprocess.history.rebuild",
     "RqVae": "gmeta.preprocess.item_codes",
-    "SimulatorConfig": "gmeta.preprocess.synthetic.simulator_config",
+    "SimulatorConfig": "gmeta.preprocess.synthetic.user_law",
     "UserHistories": "gmeta.preprocess.synthetic.user_simulator",
     "UserSimulator": "gmeta.preprocess.synthetic.user_simulator",
-    "UserStates": "gmeta.preprocess.synthetic.simulator_config",
+    "UserStates": "gmeta.preprocess.synthetic.user_law",
     "append_history": "gmeta.preprocess.history.append",
     "append_history_on_spark": "gmeta.preprocess.history.spark_append",
     "compact_history": "gmeta.preprocess.history.rebuild",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.task_sizes import bin_edges, draw_task_sizes
+from gmeta.preprocess.summary import bin_edges, draw_task_sizes
 from gmeta.testing.small_experiment import small_100k
 
 

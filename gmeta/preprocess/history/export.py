@@ -22,9 +22,8 @@ from gmeta.core.files import resumable_folder, sync
 from gmeta.core.history_manifest import BIRTH, HistoryManifest, user_shards
 from gmeta.preprocess.config import Progress, no_progress
 from gmeta.preprocess.history.generation import Generation, settle_or_warn
-from gmeta.preprocess.history.shard_reader import REQUEST, Histories, Index, ShardReader
+from gmeta.preprocess.history.shard_reader import REQUEST, Histories, Index, ShardReader, as_floats
 from gmeta.preprocess.history.shard_writer import count_events
-from gmeta.preprocess.history.stripe import as_floats
 
 SPEC = "_spec.toml"
 _ALL = np.iinfo(np.int64)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from gmeta.core.errors import DataError
 from gmeta.core.history_manifest import HistoryManifest, user_shards
 from gmeta.preprocess.history.generation import Generation, find_left, find_strange, settle
-from gmeta.preprocess.history.shard_reader import Index
+from gmeta.preprocess.history.shard_reader import Index, read_stripe
 from gmeta.preprocess.history.shard_writer import owners
-from gmeta.preprocess.history.stripe import read_stripe
 from gmeta.preprocess.tables.table_files import sha256
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from gmeta.core.data_manifest import Manifest, Shard, Split
 from gmeta.core.group_index import Codec, Layout
 from gmeta.core.schema import Schema
-from gmeta.preprocess.columns import Columns
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan.placement import PLAN_VERSION, splits
 from gmeta.preprocess.plan.texts import text_files
 from gmeta.preprocess.shards.record_writer import RecordWriter
+from gmeta.preprocess.source import Columns
 from gmeta.preprocess.summary import PrepareSummary
 
 LAYOUT_VERSION = 1
