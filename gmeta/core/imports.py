@@ -129,6 +129,7 @@ OLD_MODULES = {
     "gmeta.metrics.retrieval": "gmeta.metrics.next_item",
     "gmeta.metrics.sample_metric": "gmeta.metrics.auc",
     "gmeta.metrics.task_metric": "gmeta.metrics.ranking",
+    "gmeta.models.generative.code_scorer": "gmeta.models.generative.digit_decoder",
     "gmeta.models.generative.code_vectors": "gmeta.models.generative.digit_decoder",
     "gmeta.models.meta.learner.adaptive_network": "gmeta.models.meta.task_view",
     "gmeta.models.meta.learner.inner_rates": "gmeta.models.meta.task_losses",

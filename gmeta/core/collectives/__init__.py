@@ -8,9 +8,9 @@ started the process, the world is one rank, every collective is the identity, an
 - `objects`, between steps: `allgather_objects`, `broadcast_object`, `barrier`, `check_agreement` and others.
 - `lane`: gmeta's own channels for steps, with or without Horovod.
 - `peers`: the two ways in which ranks find each other and send objects, Horovod's and gmeta's.
-- `rendezvous`, `greeting` and `wire`: how processes find and trust each other, and their messages.
+- `rendezvous` and `wire`: how processes find and trust each other, and their messages.
 - `elastic`: the messages of ranks to the driver of a job whose number of ranks changes, and their restart.
-- `counting`, `failures` and `shared_data`: counts, explanations of errors, and a rank's part of the data.
+- `monitoring` and `shared_data`: counts and explanations of errors, and a rank's part of the data.
 
 Importing this package imports neither TensorFlow nor Horovod: the names below are loaded on first use.
 """
@@ -32,8 +32,7 @@ from gmeta.core.collectives.place import (
 from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
-    from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
-    from gmeta.core.collectives.failures import name_failures
+    from gmeta.core.collectives.monitoring import CollectiveCounts, count_collectives, name_failures
     from gmeta.core.collectives.objects import (
         allgather_objects,
         barrier,
@@ -69,7 +68,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CollectiveCounts": "counting",
+    "CollectiveCounts": "monitoring",
     "allgather_objects": "objects",
     "allreduce_sum": "tensors",
     "alltoall": "tensors",
@@ -77,9 +76,9 @@ _LAZY = {
     "broadcast_object": "objects",
     "broadcast_variables": "objects",
     "check_agreement": "objects",
-    "count_collectives": "counting",
+    "count_collectives": "monitoring",
     "gather_states": "objects",
-    "name_failures": "failures",
+    "name_failures": "monitoring",
     "part_of": "shared_data",
 }
 """Name -> the module that defines it and imports TensorFlow."""

@@ -111,8 +111,8 @@ def init(groups: int | None = None) -> World:
     here = World(place.rank, place.size, place.local_rank, groups)
     enter(here)
     # These import TensorFlow.
-    from gmeta.core.collectives.failures import print_errors_first, watch_for_stalls
     from gmeta.core.collectives.lane import open_lanes
+    from gmeta.core.collectives.monitoring import print_errors_first, watch_for_stalls
     from gmeta.core.collectives.objects import check_agreement, use_peers
 
     print_errors_first(here.rank, here.size)

@@ -40,13 +40,11 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from gmeta.core.collectives.counting import LaneCounts, add_counts
-from gmeta.core.collectives.failures import name_failures
-from gmeta.core.collectives.greeting import sign
+from gmeta.core.collectives.monitoring import LaneCounts, add_counts, name_failures
 from gmeta.core.collectives.objects import allgather_objects, check_agreement
 from gmeta.core.collectives.place import World, node_name
 from gmeta.core.collectives.rendezvous import SECRET
-from gmeta.core.collectives.wire import choose_addresses, name_loopback, name_machine
+from gmeta.core.collectives.wire import choose_addresses, name_loopback, name_machine, sign
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.native import build_info, library_path, load_op_library
 

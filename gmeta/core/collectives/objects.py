@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.collectives.failures import name_failures
+from gmeta.core.collectives.monitoring import name_failures
 from gmeta.core.collectives.place import RankPlace, World, world
 from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError

@@ -18,8 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.collectives import elastic, rendezvous
-from gmeta.core.collectives.counting import count, count_as, count_start, leave_out_alltoall
-from gmeta.core.collectives.failures import name_failures
 from gmeta.core.collectives.lane import (
     Lane,
     choose_lane,
@@ -30,6 +28,7 @@ from gmeta.core.collectives.lane import (
     start_seconds,
     use_lanes,
 )
+from gmeta.core.collectives.monitoring import count, count_as, count_start, leave_out_alltoall, name_failures
 from gmeta.core.collectives.place import (
     RankPlace,
     World,

@@ -36,8 +36,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.collectives.greeting import sign
-from gmeta.core.collectives.wire import pack, unpack
+from gmeta.core.collectives.wire import pack, sign, unpack
 from gmeta.core.errors import CollectiveError, ConfigError
 
 NOTES = "GMETA_NOTES"
@@ -75,7 +74,7 @@ def new_secret() -> str:
 
 
 def signature(secret: str, *parts: bytes) -> str:
-    """Sign a message of parts (`greeting.sign`); return the signature in hexadecimal."""
+    """Sign a message of parts (`wire.sign`); return the signature in hexadecimal."""
     return sign(secret.encode(), *parts).hex()
 
 

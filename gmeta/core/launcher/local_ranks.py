@@ -54,7 +54,7 @@ class RankEnd:
       seconds: The time from the start of the job until the rank ended.
       ended_here: Whether the launcher ended it.
       tail: The last lines of its stderr.
-      told: The notes that it left for the launcher (`gmeta.core.collectives.failures`).
+      told: The notes that it left for the launcher (`gmeta.core.collectives.monitoring`).
       lost_host: The machine that was lost with it; "" if its end is known.
     """
 

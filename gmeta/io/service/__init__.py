@@ -3,8 +3,8 @@
 - `channel` carries messages, and announces the addresses of workers.
 - `worker_server` is a worker: it reads pieces on request.
 - `worker_pool` holds the workers of a training process, and starts and stops them.
-- `lanes` reads the pieces of an epoch from workers, `served_position` is the progress of training, and
-  `served_epochs` makes a dataset of both.
+- `pieces` reads the pieces of an epoch from workers and counts the progress of training, and
+  `served_epochs` makes a dataset of them.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,7 @@
 """Messages between a worker and the process that trains: small values and arrays, over TCP.
 
 Both sides prove that they know the same key, and sign each message
-(`gmeta.core.collectives.greeting`). A message is one of `gmeta.core.collectives.wire`, so
+(`gmeta.core.collectives.wire`). A message is one of `gmeta.core.collectives.wire`, so
 reading it runs no code. The kernel notices a machine that vanished: within 20 s a read fails. A process that
 was killed closes its connections at once.
 """
@@ -18,8 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gmeta.core.collectives.greeting import SignedLink
-from gmeta.core.collectives.wire import name_loopback, pack_parts, unpack
+from gmeta.core.collectives.wire import SignedLink, name_loopback, pack_parts, unpack
 from gmeta.core.errors import CollectiveError, ConfigError
 
 _PURPOSE = b"gmeta workers"

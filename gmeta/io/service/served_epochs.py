@@ -14,8 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.io.readers.group_reader import settle
 from gmeta.io.readers.read_options import OneEpoch, Waiting
-from gmeta.io.service.lanes import Lanes
-from gmeta.io.service.served_position import Cursor, ServedPosition
+from gmeta.io.service.pieces import Cursor, Lanes, ServedPosition
 from gmeta.io.service.worker_pool import WorkerPool
 
 # Large batches of small ones: each row once, shuffled over a block of base batches.

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.collectives.greeting import Callers
+from gmeta.core.collectives.wire import Callers
 from gmeta.core.native import load_op_library
 from gmeta.core.settings import from_mapping
 from gmeta.core.version import __version__

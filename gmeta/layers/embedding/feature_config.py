@@ -21,7 +21,7 @@ from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.ops import attention_inputs
 from gmeta.ops.device import VARIABLE, asked_place, integers_of
 from gmeta.ops.id_hash import hash_text
-from gmeta.policies import admission, eviction, storage
+from gmeta.policies import row_lifetimes, storage
 
 Combiner = Literal["sum", "mean", "sqrtn"]
 Join = Literal["concat", "sum"]
@@ -354,7 +354,7 @@ def from_config(config: Any) -> Any:
     given = {name: from_config(value) for name, value in config.items() if name != _KIND}
     if kind == FeatureConfig.__name__ and "pooling" in given:
         return _feature_of_old(given)
-    modules = (optimizers, admission, eviction, storage, initializers, attention_inputs)
+    modules = (optimizers, row_lifetimes, storage, initializers, attention_inputs)
     found = [getattr(module, str(kind)) for module in modules if hasattr(module, str(kind))]
     own = {each.__name__: each for each in (FeatureConfig, TableConfig)}
     made = own[kind] if kind in own else found[0] if found else None

@@ -20,7 +20,7 @@ from gmeta.preprocess.movielens.movielens_records import (
 )
 from gmeta.preprocess.movielens.movielens_source import map_rating
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason, gather_ragged
-from gmeta.testing.small_experiment import ITEMS, USERS, as_1m, small_100k
+from gmeta.testing import ITEMS, USERS, as_1m, small_100k
 
 
 def flags(*genres):
