@@ -23,7 +23,7 @@ from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
 from gmeta.models import Model
 
 
-@pytest.mark.parametrize("module", ["objects", "counting", "tensors", "entry"])
+@pytest.mark.parametrize("module", ["objects", "monitoring", "tensors", "entry"])
 def test_examples(module: str) -> None:
     names = {"tf": tf, "alltoall": collectives.alltoall}
     result = doctest.testmod(importlib.import_module(f"gmeta.core.collectives.{module}"), extraglobs=names)

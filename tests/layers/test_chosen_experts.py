@@ -18,7 +18,7 @@ from support.layer_parity import check_layer
 from support.reference import sequence_layers as reference
 
 SHAPE = tf.TensorSpec([None, 5])
-RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
 
 def pair(tasks=("a", "b"), **options):
