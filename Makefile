@@ -41,7 +41,7 @@ ifeq ($(DATA),)
 else
 	$(BIN)/gmeta prepare --out '$(RUN)/data' --data '$(DATA)'
 endif
-	$(BIN)/gmeta train --run '$(RUN)' $(if $(DATA),,--budget 55s)
+	$(BIN)/gmeta train --run '$(RUN)' $(if $(DATA),,--for cold-start --budget 55s)
 	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'
 ifeq ($(DATA),)
 	$(BIN)/gmeta export --run '$(RUN)' --out '$(RUN)/serving'
