@@ -24,7 +24,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench demo test test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup bench demo test test-longer test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -41,7 +41,7 @@ ifeq ($(DATA),)
 else
 	$(BIN)/gmeta prepare --out '$(RUN)/data' --data '$(DATA)'
 endif
-	$(BIN)/gmeta train --run '$(RUN)' $(if $(DATA),,--budget 55s)
+	$(BIN)/gmeta train --run '$(RUN)' $(if $(DATA),,--for cold-start --budget 55s)
 	$(BIN)/gmeta evaluate --run '$(RUN)' --json '$(RUN)/evaluation.json'
 ifeq ($(DATA),)
 	$(BIN)/gmeta export --run '$(RUN)' --out '$(RUN)/serving'
@@ -51,11 +51,14 @@ endif
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
 	$(BIN)/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
-test-all: setup lint  ## `test`, and what it leaves out: benchmarks, soaks, more of what another test shows, all ranks
+test-longer: setup  ## What `test` leaves out to take ten minutes: tests that a quicker one stands for
+	$(BIN)/pytest $(IN_PARALLEL) -m 'longer and not slow' $(PYTEST_ARGS)
+
+test-all: setup lint  ## `test` and `test-longer`, and the rest: benchmarks, soaks, more of what another test shows, all ranks
 	GMETA_ALL_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m '' $(PYTEST_ARGS)
 
 test-ranks: setup  ## Every model and optimizer on 2, 3 and 4 ranks, and what else `test` leaves out
-	GMETA_ALL_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or ranks'
+	GMETA_ALL_CASES=1 $(BIN)/pytest $(IN_PARALLEL) -m 'slow or longer or ranks'
 
 # An environment of its own, beside .venv; Horovod's tests are skipped there.
 test-tensorflow:  ## All tests on another TensorFlow, under build/tensorflow/ [TENSORFLOW=2.21.0, or lowest] [PYTHON=...] [PYTEST_ARGS=...]

@@ -73,9 +73,11 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In the order of `LONGEST`, then as they were found; without Horovod those that need it are skipped."""
     here = Path(__file__).parent
+    leave_longer(items, here)
     places = {here / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     if not HAS_HOROVOD:
@@ -83,6 +85,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("horovod") is not None or "horovod" in _words(item):
                 item.add_marker(skip)
+
+
+def leave_longer(items: list[pytest.Item], tests: Path) -> None:
+    """Mark as ``longer`` what `make test` leaves to `make test-longer`.
+
+    ``@pytest.mark.shown_by("test_name")`` names a test of the same file that shows the same in less time. It
+    may also name one elsewhere, ``"ops/test_x.py::test_name"``, or a folder of tests.
+    ``@pytest.mark.shown_by(case="x-1")`` leaves out all cases but that one.
+    """
+    cases: dict[tuple[Path, str, str], list[bool]] = {}
+    for item in items:
+        mark = item.get_closest_marker("shown_by")
+        if mark is None:
+            continue
+        if "case" in mark.kwargs:
+            case = mark.kwargs["case"]
+            kept = item.name.endswith(f"[{case}]")
+            cases.setdefault((item.path, item.originalname, case), []).append(kept)  # type: ignore[attr-defined]
+        else:
+            kept = False
+            [quick] = mark.args
+            file, _, name = quick.rpartition("::")
+            path = tests / file if file else item.path
+            shown = f"def {name}(" in path.read_text() if path.is_file() else (tests / quick).is_dir()
+            if not shown:
+                raise pytest.UsageError(f"{item.nodeid} is shown by {quick!r}, which doesn't exist")
+        if not kept:
+            item.add_marker("longer")
+    for (path, function, case), found in cases.items():
+        if not any(found) and not any("::" in word for word in items[0].config.args):
+            raise pytest.UsageError(f"{path}::{function} has no case {case!r}")
 
 
 def _words(item: pytest.Item) -> list[str]:

@@ -9,11 +9,13 @@ import click
 
 from gmeta.cli.options import RUN, on_bad_option
 from gmeta.cli.rank_options import ranks_option, start_ranks
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.schema import OnBad
 
 if TYPE_CHECKING:
+    from gmeta.experiment.ranking.measured import Results
+    from gmeta.experiment.report.page import Beside
     from gmeta.experiment.runs.run_folder import RunFolder
 
 
@@ -40,7 +42,8 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
 
     Of a run for cold start, it measures the tasks of every test split before adaptation and after several
     inner steps, over all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence
-    of the report says whether a method beats the strongest of them.
+    of the report says whether a method beats the strongest of them. If the same command trained for ranking
+    too, both are measured, and the report shows both.
     """
     if start_ranks(size):
         return
@@ -73,7 +76,21 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
     if json_path:
         save(evaluation, json_path)
         click.echo(f"table as data: {json_path}")
-    click.echo(f"report: {write_report(evaluation, run.path)}")
+    beside = None if others or not run.beside.begun else _measure_ranking(run.beside, on_bad)
+    click.echo(f"report: {write_report(evaluation, run.path, beside=beside)}")
+
+
+def _measure_ranking(run: RunFolder, on_bad: OnBad) -> Beside | None:
+    """Measure the run for ranking beside one for cold start; None if its training hasn't ended."""
+    from gmeta.experiment.ranking.page import about, headline, table
+    from gmeta.experiment.report.page import Beside
+
+    try:
+        results = _evaluate_ranking(run, None, on_bad)
+    except DataError as error:
+        click.echo(f"ranking is left out: {error}", err=True)
+        return None
+    return Beside(about(results), headline(results), *table(results), f"{run.path.name}/report.html")
 
 
 def _evaluate_catalogue(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
@@ -94,7 +111,7 @@ def _evaluate_catalogue(run: RunFolder, json_path: Path | None, on_bad: OnBad) -
     click.echo(f"report: {write_report(results, run.path)}")
 
 
-def _evaluate_ranking(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:
+def _evaluate_ranking(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> Results:
     import json
 
     from rich.console import Console
@@ -110,6 +127,7 @@ def _evaluate_ranking(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> 
         write_atomically(json_path, json.dumps(to_json(results), indent=1) + "\n")
         click.echo(f"table as data: {json_path}")
     click.echo(f"report: {write_report(results, run.path)}")
+    return results
 
 
 _EVALUATE = {

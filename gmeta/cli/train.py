@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,14 @@ import click
 from gmeta.cli.options import FAMILY, find_data, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.imports import MissingExtraError
 from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad
 
 if TYPE_CHECKING:
     from gmeta.experiment.plan.experiment_config import ExperimentConfig
+    from gmeta.experiment.ranking.plan import PlannedRanking
     from gmeta.experiment.runs.run_folder import RunFolder
 
 
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     type=FAMILY,
     help="What to learn: the label of a new user's rows, the next item of a user's history, which items a "
     "user takes in any order, or the label of any row.  [default: next-item for data that were prepared "
-    "without a label; ranking for data without users; else cold-start]",
+    "without a label; ranking for data without users; else cold-start and ranking]",
 )
 @click.option(
     "--budget",
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     "--checkpoint-every",
     type=click.IntRange(min=1),
     metavar="STEPS",
-    help="Save after so many steps too, besides at the end of each epoch.",
+    help="Save after so many steps too, besides at the end of each epoch; for cold start alone.",
 )
 @ranks_option
 @elastic_options
@@ -81,14 +83,15 @@ def command(
     """Train on a prepared data set; resume where a run stopped.
 
     On a data set of your own, it learns to predict the label that the data were prepared with, from all other
-    columns, and prints its choices; --config and --set override them. Settings of methods are chosen by
-    trials on training tasks. Without a label, or with --for next-item, it learns which item comes next in a
-    user's history: SASRec and HSTU beside sequential rules, item neighbours, EASE and implicit ALS, and a
-    blend of all of them. With --for retrieval, it learns which items belong to a user, whatever their order:
-    a two-tower model beside item neighbours, RP3beta, EASE and implicit ALS, and a blend; it needs no times.
-    With --for ranking, or without users, it learns the label from the ids and numbers of a row: DCN-v2, DLRM
-    and a factorisation machine beside linear models and matrix factorisation, and a blend of all of them; if
-    settings name it, also GRM, which reads users' earlier rows.
+    columns, and prints its choices; --config and --set override them. It does so twice: for new users, from a
+    few of their rows (cold start), and in RUN/ranking for the rows of all users (ranking). Settings of
+    methods are chosen by trials on training data. Without a label, or with --for next-item, it learns which
+    item comes next in a user's history: SASRec and HSTU beside sequential rules, item neighbours, EASE and
+    implicit ALS, and a blend of all of them. With --for retrieval, it learns which items belong to a user,
+    whatever their order: a two-tower model beside item neighbours, RP3beta, EASE and implicit ALS, and a
+    blend; it needs no times. For ranking, with --for ranking or without users alone, it learns from the ids
+    and numbers of a row: DCN-v2, DLRM and a factorisation machine beside linear models and matrix
+    factorisation, and a blend of all of them; if settings name it, also GRM, which reads users' earlier rows.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
@@ -104,7 +107,7 @@ def command(
     from gmeta.experiment.plan.own_plan import plan_experiment
     from gmeta.experiment.ranking.drawn_data import with_negatives
     from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
-    from gmeta.experiment.runs.run_folder import RunFolder, choose_family
+    from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
     if budget is not None:
@@ -114,7 +117,7 @@ def command(
     where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
     run = RunFolder(run_path)
     named = family or settings.get("for")
-    chosen = choose_family(family, settings, data)
+    chosen, *beside = choose_families(family, settings, data)
     if chosen != "cold-start":
         if checkpoint_every is not None:
             raise ConfigError(f"--checkpoint-every: training for {chosen} saves after each epoch alone")
@@ -125,14 +128,17 @@ def command(
         else:
             _train_catalogue(chosen, settings, run, data, where, on_bad, finish=size is not None)
         return
+    shared, source = dict(settings), data
     data = with_negatives(settings, data, run, where, on_bad)
     planned = plan_experiment(settings, data, where)
     config = planned.config
     check_agreement({name: repr(value) for name, value in to_mapping(config).items()})
     first = world().rank == 0
+    if first and beside:
+        click.echo("learns to predict for new users: cold start", err=True)
     for note in planned.notes if first else ():
         click.echo(note, err=True)
-    if first and named is None and Manifest.load(data).config.get("table"):
+    if first and not beside and named is None and Manifest.load(data).config.get("table"):
         click.echo("learns to predict for new users; --for ranking learns from all rows", err=True)
     resumed = run.resume(config)
     config = _choose(config, data, on_bad, first) if resumed is None else resumed
@@ -148,7 +154,27 @@ def command(
     if first:
         if waiting.elements:
             click.echo(str(waiting), err=True)
+        if beside:
+            _train_beside(shared, run, source, where, on_bad)
         _point_to_evaluate(run.path)
+
+
+def _train_beside(settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad) -> None:
+    """Train for ranking after cold start, unless there are several ranks, or the data don't allow it."""
+    from gmeta.core.collectives import world
+    from gmeta.experiment.ranking.plan import plan_ranking
+
+    own = ["gmeta", "train", "--for", "ranking", "--run", str(run.beside.path), "--data", str(data)]
+    if world().size > 1:
+        click.echo(f"ranking trains in one process: `{shlex.join(own)}`", err=True)
+        return
+    click.echo(f"learns to predict for all rows: ranking, in {run.beside.path}", err=True)
+    try:
+        planned = plan_ranking(settings, data, where, on_bad)
+    except (ConfigError, DataError) as error:
+        click.echo(f"ranking is left out: {error}", err=True)
+        return
+    _train_planned(planned, run.beside, data)
 
 
 def _train_catalogue(
@@ -206,15 +232,19 @@ def _train_ranking(
     settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad
 ) -> None:
     from gmeta.experiment.ranking.plan import plan_ranking
+
+    _train_planned(plan_ranking(settings, data, where, on_bad), run, data)
+    _point_to_evaluate(run.path)
+
+
+def _train_planned(planned: PlannedRanking, run: RunFolder, data: Path) -> None:
     from gmeta.experiment.ranking.runs import train_ranking
     from gmeta.experiment.runs.all_runs import TrainingProgress
 
-    planned = plan_ranking(settings, data, where, on_bad)
     for note in planned.notes:
         click.echo(note, err=True)
     with TrainingProgress() as progress:
         train_ranking(planned.config, run, data, planned.parts, progress=progress)
-    _point_to_evaluate(run.path)
 
 
 def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) -> ExperimentConfig:

@@ -79,7 +79,7 @@ def command(
     from gmeta.core.settings import override, read_toml, to_mapping
     from gmeta.experiment.plan.experiment_config import budget_seconds
     from gmeta.experiment.ranking.drawn_data import with_negatives
-    from gmeta.experiment.runs.run_folder import RunFolder, choose_family
+    from gmeta.experiment.runs.run_folder import RunFolder, choose_families
     from gmeta.experiment.search.tunables import FAMILIES
 
     seconds = budget_seconds(budget)
@@ -87,7 +87,7 @@ def command(
         raise ConfigError(f"--budget {budget}: give a time above 0, such as 30m")
     run = RunFolder(run_path)
     settings = override(read_toml(config_path) if config_path else {}, assignments)
-    begun = (run.path / "config.json").exists()
+    begun = run.begun
     if begun and not settings and family in (None, run.family):
         family, (config, held) = run.family, run.load()
         data, notes = data or held, tuple[str, ...]()
@@ -100,7 +100,7 @@ def command(
     else:
         data = data or find_data(run.data)
         where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
-        family = choose_family(family, settings, data)
+        family = choose_families(family, settings, data)[0]
         if family == "cold-start":
             data = with_negatives(settings, data, run, where, on_bad)
         planned = FAMILIES[family].plan(settings, data, where, on_bad)

@@ -16,7 +16,7 @@ from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
 from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.next_item.runs import load_catalogue
-from gmeta.experiment.runs.run_folder import RunFolder, choose_family
+from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 from gmeta.experiment.runs.trainer import read_logged
 from gmeta.preprocess.plan.column_values import hash_text
 from support.next_item import ITEMS, USERS, write_events
@@ -208,7 +208,7 @@ def test_tuning_goes_on_from_the_run_and_writes_what_train_takes(folder, tmp_pat
     assert "now `gmeta train --run runs/default-tuned --data " in done.stdout
     settings = read_toml(tmp_path / "tuned.toml")
     data = folder / "data"
-    assert choose_family(None, settings, data) == "next-item"
+    assert choose_families(None, settings, data) == ("next-item",)
     assert settings.keys() == {"item", "protocol", "core", "ks", "methods"}
     config, _ = RunFolder(folder / "runs" / "default").load()
     assert plan_catalogue(settings, data).config == config  # with one trial, settings are as before

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
+from gmeta.core.errors import DataError
+from gmeta.experiment.plan import own_plan
+from gmeta.experiment.plan.ranking_config import RankingMethod
+from gmeta.experiment.ranking import plan
 from gmeta.experiment.results import evaluation_json
+from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 from support import warm
 from support.data_files import TAGS, write_click_log
 from support.process_ranks import own_lines
@@ -113,6 +119,41 @@ def test_a_run_without_a_data_set_says_which_command_makes_one(tmp_path, monkeyp
     result = CliRunner().invoke(main, ["train"])
     assert result.exit_code == 2
     assert "no prepared data set, neither here nor in data; run `gmeta prepare` first" in result.stderr
+
+
+def test_cold_start_and_ranking_train_side_by_side(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    small = RunFolder(folder / "runs/default").load()[0].methods["joint"]
+    monkeypatch.setattr(own_plan, "own_methods", lambda steps: {"joint": small})
+    short = {"rows_per_batch": 512, "epochs": 1}
+    monkeypatch.setattr(RankingMethod, "complete", lambda method, rows: replace(method, **short))
+    words = ["train", "--run", "both", "--budget", "0", "--set", "seeds=[3]"]
+    gmeta(*words)
+    run = RunFolder(folder / "both")
+    assert (run.family, run.beside.family) == ("cold-start", "ranking")
+    config, data = run.beside.load()
+    assert (config.label, config.seeds, data) == ("click", (3,), (folder / "data").resolve())
+    shown = gmeta("evaluate", "--run", "both").stdout
+    ranking = json.loads((folder / "both/ranking/evaluation.json").read_text())["headline"][0]
+    assert ranking in shown.replace("\n", " ")
+    page = (folder / "both/report.html").read_text()
+    assert "on held-out tasks" in page
+    assert ranking in page
+    assert 'href="ranking/report.html"' in page
+
+    def too_few(*_):
+        raise DataError("too few rows")
+
+    monkeypatch.setattr(plan, "plan_ranking", too_few)
+    assert "ranking is left out: too few rows" in gmeta(*words).stderr  # and cold start was trained before
+    (folder / "both/ranking/chosen.json").unlink()
+    assert "ranking is left out" in gmeta("evaluate", "--run", "both").stderr
+
+
+def test_a_setting_of_cold_start_trains_that_alone(folder):
+    for settings in ({"held_out": 4}, {"features": ["item_id"]}):
+        assert choose_families(None, settings, folder / "data") == ("cold-start",)
+    assert choose_families(None, {"seeds": [1], "budget": "0"}, folder / "data") == ("cold-start", "ranking")
 
 
 @pytest.mark.slow

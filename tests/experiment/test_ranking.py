@@ -22,7 +22,7 @@ from gmeta.experiment.ranking.predictions import predict_file
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.ranking.served import export_ranking
 from gmeta.experiment.runs.all_runs import choose_trained
-from gmeta.experiment.runs.run_folder import RunFolder, choose_family
+from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 from gmeta.experiment.search.tunables import FAMILIES
 from gmeta.ops import hash_text
 from gmeta.preprocess.source import take
@@ -346,7 +346,7 @@ def test_rows_without_users_are_for_ranking(tmp_path, monkeypatch):
     log["price"] = [None if each % 9 == 0 else int(price) - 5 for each, price in enumerate(log["price"])]
     pq.write_table(pa.table(log), "log.parquet")
     gmeta("prepare", "--data", "log.parquet", "--label", "click")
-    assert choose_family(None, {}, tmp_path / "data") == "ranking"
+    assert choose_families(None, {}, tmp_path / "data") == ("ranking",)
     planned = plan_ranking({"methods": {}}, tmp_path / "data")
     assert planned.config.user is None
     assert planned.config.features == ("item", "price")

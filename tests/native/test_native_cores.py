@@ -52,6 +52,9 @@ def programs() -> Path:
     return BUILD
 
 
+@pytest.mark.shown_by(
+    "ops/table/test_hash_table.py::test_any_sequence_of_operations_agrees_with_the_reference"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_native_core(programs: Path, name: str) -> None:
     done = run(programs / name)

@@ -205,7 +205,7 @@ def _count_tasks(config: ExperimentConfig, data: Path) -> tuple[int, str]:
                 f"{split}: no task is large enough for a support and a query set; {small:,} are smaller"
                 + (f" (measured_rows is {list(config.measured_rows)})" if config.measured_rows else ""),
                 path=data,
-                advice="prepare more data, or give another query, held_out or measured_rows",
+                advice="prepare more data, give another query, held_out or measured_rows, or --for ranking",
             )
     small = sum({split: each for split, (_, each) in counts}.values())
     trained, *measured = (f"{tasks:,} tasks ({split})" for split, (tasks, _) in counts)

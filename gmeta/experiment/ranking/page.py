@@ -92,14 +92,18 @@ def table(results: Results) -> tuple[list[str], Rows]:
     return [_TITLES[metric] for metric in metrics], rows
 
 
+def about(results: Results) -> str:
+    """Describe what was measured: the label, the rows of the test, and the protocol."""
+    trained = results.trained
+    return f"{trained.config.label}, {len(trained.parts.test):,} rows, protocol {trained.config.protocol}"
+
+
 def rich_table(results: Results) -> Table:
     """Build the table for a terminal of 80 columns."""
-    trained = results.trained
     header, rows = table(results)
     several = max(map(len, results.metrics.values())) > 1
     kept = [name for name in header if not (several and name in ("ECE", "ratio"))]
-    title = f"{trained.config.label}, {len(trained.parts.test):,} rows, protocol {trained.config.protocol}"
-    return method_table(title, header, rows, kept)
+    return method_table(about(results), header, rows, kept)
 
 
 def to_json(results: Results) -> dict[str, Any]:

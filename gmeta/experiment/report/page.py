@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from gmeta.experiment.results.metrics import ERRORS, METRICS
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from gmeta.core.terminal import Rows
 
 # The table of differences between methods and baselines, with their intervals.
 
@@ -156,10 +158,29 @@ def rich_table(evaluation: Evaluation) -> Table:
     return table
 
 
+@dataclass(frozen=True)
+class Beside:
+    """The outcome of a run for ranking, as the report of a run for cold start shows it.
+
+    Attributes:
+      about: What was measured.
+      headline: The sentences of its report.
+      header: The titles of its table's columns.
+      rows: Its table's lines.
+      page: Its report, relative to this one.
+    """
+
+    about: str
+    headline: Sequence[str]
+    header: Sequence[str]
+    rows: Rows
+    page: str
+
+
 FILE_NAME, FIGURES = "report.html", "figures"
 
 
-def write_report(evaluation: Evaluation, folder: Path) -> Path:
+def write_report(evaluation: Evaluation, folder: Path, *, beside: Beside | None = None) -> Path:
     """Write ``report.html`` and ``figures/*.png`` into ``folder``.
 
     The page embeds its figures and loads nothing from the network, so it can be mailed or filed as it is. If
@@ -169,6 +190,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
     Args:
       evaluation: What to report.
       folder: The folder to write to; created if it doesn't exist.
+      beside: The ranking of the same data; None: there is none.
 
     Returns:
       The path of the page.
@@ -210,6 +232,7 @@ def write_report(evaluation: Evaluation, folder: Path) -> Path:
             if one.bootstrap
         ],
         drawings=list(zip(drawings, images, strict=True)),
+        beside=beside,
         settings=flatten(evaluation.config),
     )
     return write_atomically(folder / FILE_NAME, text)

@@ -5,6 +5,7 @@
   RUN/data/                      the prepared data set (gmeta prepare)
   RUN/config.json                the settings; a run is resumed only with the same
   RUN/maml/seed-0/               one training run: checkpoints and history.json
+  RUN/ranking/                   a run for ranking, if cold start and ranking were trained side by side
   RUN/tune/study.db              trials of settings, and what they have found (gmeta tune)
   RUN/tuned.toml
   RUN/evaluation.json            (gmeta evaluate)
@@ -45,15 +46,20 @@ def family_of(config: Config) -> str:
     return next(name for name, kind in FAMILIES.items() if isinstance(config, kind))
 
 
-def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> str:
+def choose_families(given: str | None, settings: dict[str, Any], data: Path) -> tuple[str, ...]:
     """Return what an experiment is for, and remove it from its settings.
 
     Args:
       given: A key of `FAMILIES`, which the settings mustn't contradict; None: that of the settings, or else
-        what the data set suggests: one that was prepared without a label is for the next item, or without
-        times for retrieval; one without users is for ranking.
+        what the data set suggests. One that was prepared without a label is for the next item, or without
+        times for retrieval. One without users is for ranking. One with users and a label is for cold start
+        and ranking side by side, unless a setting is one of cold start alone.
       settings: The settings; their key ``for`` is removed.
       data: A prepared data set.
+
+    Returns:
+      Keys of `FAMILIES`; of two, the first one trains in the run's folder and the second one in
+      `RunFolder.beside`.
 
     Raises:
       ConfigError: It is no family, or two different ones are given.
@@ -64,11 +70,18 @@ def choose_family(given: str | None, settings: dict[str, Any], data: Path) -> st
     if given and named and given != named:
         raise ConfigError(f"--for {given}, but the settings have for = {named!r}: leave one of them out")
     if given or named:
-        return str(given or named)
+        return (str(given or named),)
     table = Manifest.load(data).config.get("table") or {}
     if table and not table.get("label") and "label" not in settings:
-        return "next-item" if table.get("time") else "retrieval"
-    return "ranking" if table.get("blocks") else "cold-start"
+        return ("next-item",) if table.get("time") else ("retrieval",)
+    if table.get("blocks"):
+        return ("ranking",)
+    return ("cold-start", "ranking") if table and settings.keys() <= _OF_BOTH else ("cold-start",)
+
+
+_CONFIG = "config.json"
+_OF_BOTH = {"label", "item", "seeds", "budget", "negatives"}
+"""The settings that cold start and ranking share."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,16 @@ class RunFolder:
         return self.path / method / f"seed-{seed}"
 
     @property
+    def beside(self) -> RunFolder:
+        """The run for ranking that is trained after one for cold start (`choose_families`)."""
+        return RunFolder(self.path / "ranking")
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / _CONFIG).exists()
+
+    @property
     def lock(self) -> FolderLock:
         """The lock that lets one job at a time train in this folder."""
         return FolderLock(self.path / FILE_NAME, f"{self.path} is trained")
@@ -98,7 +121,7 @@ class RunFolder:
           ConfigError: The folder holds a run with other settings or other data.
           GmetaError: The file can't be written.
         """
-        file = self.path / "config.json"
+        file = self.path / _CONFIG
         begun = {
             "for": family_of(config),
             "data": str(data.resolve()),
@@ -129,7 +152,7 @@ class RunFolder:
           ConfigError: The run is for something else.
           DataError: The settings that were saved can't be read.
         """
-        if not (self.path / "config.json").exists():
+        if not self.begun:
             return None
         held, _ = self.load()
         if not isinstance(held, ExperimentConfig):
@@ -147,7 +170,7 @@ class RunFolder:
         Raises:
           DataError: No run was begun here, or the data were prepared again since.
         """
-        file = self.path / "config.json"
+        file = self.path / _CONFIG
         if not file.exists():
             raise DataError("no run was begun here", path=self.path, advice="run `gmeta train` first")
         held = self._read(file)
