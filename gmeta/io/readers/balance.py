@@ -354,8 +354,8 @@ class Balance:
 
     Example:
       >>> cost = SequenceCost.of_hstu(dim=512, blocks=3)
-      >>> balance = Balance.of("data/train", sequences=480, cost=cost, longest=3000)
-      >>> batches = sequences("data/train", history=["item"], balance=balance)
+      >>> balance = Balance.of("data/train", sequences=480, cost=cost, longest=3000)  # doctest: +SKIP
+      >>> batches = sequences("data/train", history=["item"], balance=balance)  # doctest: +SKIP
     """
 
     target: float
