@@ -191,7 +191,10 @@ FIELD = st.text('ab,"\n\r 7', max_size=4)
 @given(st.lists(st.tuples(FIELD, FIELD), max_size=6), st.sampled_from(["\n", "\r\n"]), st.integers(1, 40))
 def test_records_are_counted_as_a_parser_of_csv_does(tmp_path_factory, rows, end, block):
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator=end).writerows(rows)
+    for row in rows:  # Python before 3.13 quotes a return only if lines end with one
+        line = io.StringIO(newline="")
+        csv.writer(line, lineterminator="\r\n").writerow(row)
+        text.write(line.getvalue().removesuffix("\r\n") + end)
     path = tmp_path_factory.mktemp("count") / "t.csv"
     path.write_bytes(text.getvalue().encode())
     with pytest.MonkeyPatch.context() as patch:
