@@ -1,7 +1,7 @@
 """Code that all packages use: errors, configuration, native libraries, collectives, the choice of Keras.
 
 - `errors`, `settings`, `json_values` and `files`: errors, TOML settings, foreign JSON, and atomic writes.
-- `native`, `graph`, `autograph`, `keras` and `version`: native libraries, and checks around TensorFlow.
+- `native`, `graph`, `keras` and `version`: native libraries, and what fits TensorFlow and Keras to gmeta.
 - `schema`, `data_manifest`, `group_index`, `texts`, `position` and `shares`: prepared data, and how ranks
   share it.
 - `history_manifest` and `semantic_ids`: stores of histories, and codes of items.

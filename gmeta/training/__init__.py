@@ -1,7 +1,7 @@
 """What `fit` does: steps, optimizers, pipelines, ranks, and the guards of a training.
 
 - `model`: the Keras model that trains tables; `compile_settings` and `saves_tables` are parts of it.
-- `joint_optimizer`, `table_rule` and `learning_rates`: one optimizer and one rate for dense weights and rows.
+- `joint_optimizer` and `table_rule`: one optimizer and one rate for dense weights and rows.
 - `mean_gradients`: gradients over ranks, and over several batches.
 - `pipeline`, `steps_ahead` and `windows`: steps that fetch ahead, in micro-batches.
 - `rank_steps`, `rank_loops` and `rank_data`: training on several ranks.

@@ -30,7 +30,7 @@ from gmeta.experiment.runs.model_choice import build_model
 from gmeta.io.reader_stats import ReaderStats, data_errors
 from gmeta.io.readers.read_options import AfterSteps, ReadingTime, Waiting
 from gmeta.models import MetaModel
-from gmeta.training.learning_rates import RateInFit
+from gmeta.training.joint_optimizer import RateInFit
 
 # Checkpoints of a training run and its curves, saved after and within epochs, and their restoring.
 

@@ -24,9 +24,8 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.position import Position, int64_variable
 from gmeta.core.version import __version__
 from gmeta.io.readers.read_options import OneEpoch
-from gmeta.io.service.channel import Channel
+from gmeta.io.service.worker import Channel, decode, digest_of
 from gmeta.io.service.worker_pool import WorkerPool
-from gmeta.io.service.worker_server import decode, digest_of
 
 _SCALARS = ("epoch", "turn", "within")
 _VECTORS = ("taken", "ended")

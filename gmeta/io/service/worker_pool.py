@@ -23,7 +23,7 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.launcher.rank_processes import module_command
 from gmeta.core.version import __version__
 from gmeta.io.readers.read_options import Waiting
-from gmeta.io.service.channel import Channel, announced, key_of, split_address
+from gmeta.io.service.worker import Channel, announced, key_of, split_address
 
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = (0.5, 30.0)
