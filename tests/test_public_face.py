@@ -25,7 +25,7 @@ PUBLIC = {
     "gmeta": "Pipeline init",
     "gmeta.callbacks": "AdaptationCurve StepTimes",
     "gmeta.checkpoint": "ShardedCheckpoint export_saved_table export_table import_table",
-    "gmeta.export": "export_model",
+    "gmeta.export": "Publisher export_model",
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (
         "After AfterSteps ArrowSource Balance FeatureSource FetchPolicy Flag HBaseSource HistoryStore "
