@@ -24,7 +24,7 @@ PACKAGES += ["gmeta.optimizers"]
 PUBLIC = {
     "gmeta": "Pipeline init",
     "gmeta.callbacks": "AdaptationCurve StepTimes",
-    "gmeta.checkpoint": "ShardedCheckpoint export_saved_table export_table import_table",
+    "gmeta.checkpoint": "ShardedCheckpoint export_table import_table",
     "gmeta.export": "Publisher export_model",
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (

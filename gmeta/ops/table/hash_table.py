@@ -5,7 +5,6 @@ The engine is native: ``ops/table/host/table.h`` describes how it works and why 
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -142,7 +141,6 @@ class HashTable(
         self._dim, self._seed, self._name = int(dim), int(seed), name
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._start_following(follows)
-        self.removal_readers = weakref.WeakSet()
         self._initializer = initializer if initializer is not None else Normal()
         self._admission = admission or Always()
         self._eviction = eviction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -368,14 +369,14 @@ class RemovalReader(Protocol):
 
 
 class NotesRemovals:
-    """A table's journal of removed keys.
-
-    Attributes:
-      removal_readers: Who reads the journal besides checkpoints; each reads it before it loses keys.
-    """
+    """A table's journal of removed keys."""
 
     resource_handle: tf.Tensor
-    removal_readers: Any
+
+    @functools.cached_property
+    def removal_readers(self) -> weakref.WeakSet[RemovalReader]:
+        """Who reads the journal besides checkpoints; each reads it before it loses keys."""
+        return weakref.WeakSet()
 
     def start_journal(self, limit: int) -> tf.Operation | None:
         """Note removed keys from now on, so that `export_shards` can give them to an incremental save.
