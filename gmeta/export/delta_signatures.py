@@ -3,7 +3,8 @@
 The graph reads a delta (`gmeta.export.model_deltas`) and checks it before it changes anything: that it is
 whole, of this model, and continues the version that the server has. A delta that the server has already
 changes nothing. Otherwise removed ids are removed, rows set, weights assigned, and the version last. Each of
-these is atomic, all together are not: a request meanwhile may read some rows before and some after the delta.
+these is atomic (rows, some at a time), all together are not: a request meanwhile may read some rows before
+and some after the delta.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ class Apply:
                 with tf.control_dependencies([table.remove(words[place:middle] | prefix)]):
                     values = tf.reshape(tf.bitcast(words[middle + rows : end], tf.float32), [-1])
                     values = tf.reshape(values[: rows * dim], tf.stack([rows, dim]))
-                    done.append(table.upsert(words[middle : middle + rows] | prefix, values))
+                    done.append(_upsert(table, words[middle : middle + rows] | prefix, values))
             place = end
         for number, (name, (shape, dtype)) in enumerate(layout.dense.items()):
             kind, count = tf.as_dtype(dtype), int(np.prod(shape, dtype=np.int64))
@@ -225,6 +226,19 @@ class Apply:
         return tf.cond(there > 0, assign, lambda: tf.constant(False))
 
 
+def _upsert(table: LiveTable, keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Set rows, some at a time: requests wait while the hash table inserts."""
+    count = tf.size(keys)
+
+    def some(begin: tf.Tensor) -> list[tf.Tensor]:
+        end = tf.minimum(begin + _ROWS_AT_A_TIME, count)
+        with tf.control_dependencies([table.upsert(keys[begin:end], rows[begin:end])]):
+            return [tf.identity(end)]
+
+    return tf.while_loop(lambda begin: begin < count, some, [tf.constant(0)], parallel_iterations=1)[0]
+
+
+_ROWS_AT_A_TIME = 512
 _BITCAST = {
     tf.float32: tf.float32,
     tf.float64: tf.float64,

@@ -12,11 +12,13 @@ from gmeta.export.delivery import Server, catch_up, deliver
 from gmeta.export.delta_signatures import layout_of, tables_of
 from gmeta.export.model_deltas import Delta, Layout, TableChange, combine, deltas_in, models_in
 from gmeta.export.saved_model import Signature, feature_inputs
-from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.models import Model, NextItemModel
+from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaModel, Model, NextItemModel
+from gmeta.models.meta.fast_weights import FastWeights
 from support.serving import ask, ask_all, rest_server
 
-NORMAL = initializers.Normal(0, 1)
+NORMAL, START = initializers.Normal(0, 1), initializers.Constant(0.5)
 EVICTS = policies.LRU(max_rows=400)
 FEATURES = (
     FeatureConfig("user", TableConfig("user", 4, initializer=NORMAL)),
@@ -88,6 +90,7 @@ def send(published):
     return {"delta_bytes": np.array(published.path.read_bytes(), object)}
 
 
+@pytest.mark.shown_by(case="True")
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_each_delta_makes_the_answers_of_an_export_to_the_last_bit(model, tmp_path, checkpoints):
     """Rows that are new, changed, removed, and new again; checkpoints empty the journals meanwhile."""
@@ -316,3 +319,33 @@ def test_an_export_without_deltas_is_as_before(model, tmp_path):
     )
     with pytest.raises(DataError, match="fingerprint"):
         Layout.load(tmp_path / "stream.json")
+
+
+def test_a_server_adapts_by_the_weights_of_its_version_and_refuses_what_was_adapted_before(tmp_path):
+    """Bytes of `adapt` are differences from the shared weights, which a delta changes."""
+    features = [FeatureConfig(name, TableConfig(name, 3, initializer=START)) for name in ("user", "item")]
+    collection = EmbeddingCollection(features, optimizer=optimizers.SGD(0.1))
+    model = MetaModel(collection, MLP({"fc": 4, "out": 1}), inner=InnerLoop(steps=1, learning_rate=0.1))
+    model.compile("adam", "mse")
+    label = np.array([5.0, 1.0, 3.0], np.float32)
+    task = {name: np.arange(3) for name in ("user", "item")}
+    model.adapt(task, label)
+    publisher = Publisher(model, tmp_path / "online")
+    base = publisher.publish().path
+    for weight in model.learner.network.trainable_weights:
+        weight.assign_add(tf.fill(weight.shape, 0.05))
+    collection.lookup({name: tf.constant(ids) for name, ids in task.items()}, insert=True)
+    delta = publisher.publish()
+    before, _, after = ask_all(
+        [
+            (base, "adapt", {**task, "label": label}),
+            (base, "apply_delta", send(delta)),
+            (base, "adapt", {**task, "label": label}),
+        ]
+    )
+    with pytest.raises(RuntimeError, match="has deltas from other shared weights than these"):
+        ask(base, "predict_with", {**task, **before})
+    answer = ask(base, "predict_with", {**task, **after})
+    fast = model.adapt(task, label)
+    np.testing.assert_allclose(answer["rating"], model.predict(task, weights=fast), rtol=1e-4)
+    assert FastWeights.from_bytes(after["weights_bytes"].item()).fingerprint == fast.fingerprint

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.initializers import portable_initial_rows, portable_round_to_float16
-from gmeta.ops.native_forms import portable_forms
+from gmeta.ops.native_forms import ACTIVE, portable_forms
 from gmeta.ops.table.finite import refuse_bad_rows
 from gmeta.ops.table.hash_table import HashTable
 
@@ -246,8 +246,7 @@ class PortableTables:
     """
 
     def __init__(self, unknown: Callable[[HashTable], UnknownRows], live: bool = False) -> None:
-        self._unknown = unknown
-        self._kind = LiveTable if live else FrozenTable
+        self._unknown, self.live = unknown, live
         self._frozen: dict[int, tuple[HashTable, FrozenTable | LiveTable]] = {}
 
     @property
@@ -265,12 +264,19 @@ class PortableTables:
             with tf.init_scope():  # variables, not parts of the graph that is being traced
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
                 refuse_bad_rows(table, records.keys, records.rows)
-                copy = self._kind(records.keys, records.rows, self._unknown(table))
+                kind = LiveTable if self.live else FrozenTable
+                copy = kind(records.keys, records.rows, self._unknown(table))
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]
 
     def __iter__(self) -> Iterator[FrozenTable | LiveTable]:
         return (copy for _, copy in self._frozen.values())
+
+
+def weights_change() -> bool:
+    """Return whether the graph that is traced is of a server that takes new weights (`LiveTable`)."""
+    tables = ACTIVE.get()
+    return isinstance(tables, PortableTables) and tables.live
 
 
 def initial_rows_of(table: HashTable) -> UnknownRows:
