@@ -18,6 +18,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 500  # lines; what is longer holds more than one idea
+MOST_FILES = 400  # of gmeta
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
 # Whose machine a path is from, and whose mirror a host is, is nobody else's business. In pieces, so that this
 # file isn't its own offender.
@@ -144,6 +145,11 @@ SOURCES = [
 def test_files_hold_one_idea() -> None:
     lines = {shown(path): len(path.read_text().splitlines()) for path in SOURCES}
     assert {path: count for path, count in lines.items() if count > LONGEST} == {}
+
+
+def test_the_package_has_few_files() -> None:
+    """A module with one importer in its package is usually a part of that importer."""
+    assert len(list((ROOT / "gmeta").rglob("*.py"))) <= MOST_FILES
 
 
 def test_no_module_refers_readers_to_itself() -> None:
