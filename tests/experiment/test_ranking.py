@@ -274,6 +274,7 @@ def test_training_again_changes_nothing(folder, monkeypatch):
     assert "begun with other settings" in error
 
 
+@pytest.mark.shown_by("test_what_is_served_is_what_the_run_predicts")
 def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     methods = (
@@ -370,6 +371,7 @@ def test_new_users_have_baselines_of_items_alone(folder, tmp_path, monkeypatch):
     assert results.metrics["linear"][0]["auc"] > 0.53
 
 
+@pytest.mark.shown_by("experiment/test_ranking_grm.py::test_numbers_as_labels_are_regressed")
 def test_numbers_as_labels_are_regressed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = events(1500)
