@@ -136,6 +136,18 @@ def run_page(page: str, *, slow: bool = False) -> None:
                 printed = _run_shell(block, environment, where)
 
 
+def check_page(page: str) -> None:
+    """Check the Python blocks of a page, its path from the project's root, as `check_python` does.
+
+    Raises:
+      AssertionError: A block has names or arguments that don't exist.
+    """
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.kind == "python":
+            names |= check_python(block.text, names, f"{page}:{block.line}")
+
+
 def _expect(lines: list[str], printed: str, where: str) -> None:
     """Check that these lines were printed in this order, among others."""
     there = iter(printed.splitlines())
