@@ -208,6 +208,7 @@ def test_a_missing_column_is_named(folder, tmp_path, monkeypatch):
     assert "lacks the column price, by which the run predicts; it has item, one, sku" in error
 
 
+@pytest.mark.shown_by(case="linear-absent1")
 @pytest.mark.parametrize(
     ("method", "absent"),
     [
@@ -330,6 +331,9 @@ def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monk
     assert found["score"][0] == pytest.approx(expit(stranger[0]), rel=1e-5)
 
 
+@pytest.mark.shown_by(
+    "experiment/test_tune.py::test_a_search_begins_with_the_present_settings_and_goes_on_where_it_ended"
+)
 def test_a_trial_of_gmeta_tune_reports_its_epochs(folder):
     config, data = RunFolder(folder / "runs/default").load()
     searched = FAMILIES["ranking"].search(config, data, "raise")
@@ -396,6 +400,7 @@ def test_labels_of_other_values_are_refused(folder, tmp_path):
         plan_ranking({"features": ["price"]}, folder / "data")
 
 
+@pytest.mark.shown_by("test_predictions_are_in_parts_in_the_order_of_the_file")
 def test_elements_of_exploded_lists_name_their_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log, begin, lines = events(900), 0, ["user,shown"]

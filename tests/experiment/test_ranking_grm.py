@@ -18,6 +18,7 @@ from gmeta.experiment.ranking.measured import evaluate_ranking
 from gmeta.experiment.ranking.models import ModelScorer, batches, build
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.runs.run_folder import RunFolder
+from support.eager import eagerly
 
 USERS, ITEMS, ROWS = 20, 12, 1600
 SMALL = """
@@ -168,7 +169,8 @@ def model_of(parts, seed=0, **settings):
 
 
 def scores_of(parts, asked, **settings):
-    return ModelScorer(model_of(parts, **settings), parts.encoding).scores(asked)
+    with eagerly():
+        return ModelScorer(model_of(parts, **settings), parts.encoding).scores(asked)
 
 
 def relabelled(parts, rows):
@@ -199,7 +201,8 @@ def test_rows_of_the_protocol_random_see_no_later_row():
     some = parts.train.times < time
     model, moved = model_of(parts), replace(parts.train, times=np.where(some, parts.train.times, 10**6))
     model.histories = Histories.of(moved, parts.encoding, model)
-    again = ModelScorer(model, parts.encoding).scores(asked)
+    with eagerly():
+        again = ModelScorer(model, parts.encoding).scores(asked)
     np.testing.assert_allclose(again[:20], before[:20], rtol=1e-6)
     assert np.any(np.abs(again[20:] - before[20:]) > 1e-3)
 
@@ -207,13 +210,13 @@ def test_rows_of_the_protocol_random_see_no_later_row():
 def test_a_score_depends_on_no_other_row_that_is_asked():
     parts = example_parts()
     model = model_of(parts, longest=5)  # less than users have
-    scorer = ModelScorer(model, parts.encoding)
-    whole = scorer.scores(parts.test)
-    alone = [scorer.scores(parts.test.take(np.array([row])))[0] for row in range(0, 40, 8)]
+    scorer, some = ModelScorer(model, parts.encoding), np.arange(0, len(parts.train), 7)
+    with eagerly():
+        whole, inside = scorer.scores(parts.test), scorer.scores(parts.train)
+        alone = [scorer.scores(parts.test.take(np.array([row])))[0] for row in range(0, 40, 8)]
+        again = scorer.scores(parts.train.take(some))
     np.testing.assert_allclose(whole[::8], alone, rtol=1e-5, atol=1e-6)
-    inside = scorer.scores(parts.train)
-    some = np.arange(0, len(parts.train), 7)
-    np.testing.assert_allclose(scorer.scores(parts.train.take(some)), inside[some], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(again, inside[some], rtol=1e-5, atol=1e-6)
 
 
 def test_an_epoch_has_every_row_once_and_users_rows_together():
@@ -241,7 +244,8 @@ def test_numbers_as_labels_are_regressed():
     encoding = parts.encoding
     twice = replace(encoding, deviation=2 * encoding.deviation)
     model = model_of(parts)
-    found = ModelScorer(model, twice).scores(parts.test)
+    with eagerly():
+        found = ModelScorer(model, twice).scores(parts.test)
     np.testing.assert_allclose(found - encoding.mean, 2 * (scores - encoding.mean), rtol=1e-6)
 
 
