@@ -283,9 +283,11 @@ def check_expression(node: ast.expr, known: Mapping[str, Any], where: str) -> An
             if inspect.ismodule(value):  # a page may name a module that nothing has imported yet
                 importlib.import_module(f"{value.__name__}.{node.attr}")
         found = getattr(value, node.attr, UNKNOWN)
-        of_instances = inspect.isclass(value) and f"self.{node.attr}" in inspect.getsource(value)
-        of_instances = of_instances or node.attr in getattr(value, "__annotations__", ())
-        assert found is not UNKNOWN or of_instances, f"{where}: {ast.unparse(node)} doesn't exist"
+        if found is UNKNOWN:
+            of_instances = node.attr in getattr(value, "__annotations__", ())
+            if inspect.isclass(value) and not of_instances:
+                of_instances = f"self.{node.attr}" in inspect.getsource(value)
+            assert of_instances, f"{where}: {ast.unparse(node)} doesn't exist"
         return found
     if isinstance(node, ast.Call) and not any(isinstance(each, ast.Starred) for each in node.args):
         function = check_expression(node.func, known, where)
