@@ -2,10 +2,14 @@
 Hypothesis is given time, draws are the same in every run, and what takes longest comes first.
 """
 
+import os
+
+# Each core runs a worker of pytest already: more threads of BLAS would only wait for one another.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import gc
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import random
 import signal
