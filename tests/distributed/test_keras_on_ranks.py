@@ -269,26 +269,6 @@ def only_ranks(folder: str) -> dict[str, Any]:
     return seen
 
 
-def continued(folder: str) -> dict[str, Any]:
-    """An epoch more, from the checkpoint that the ranks have saved after two."""
-    x, y, _ = samples()
-    model = make()
-    checkpoints = ShardedCheckpoint(Path(folder))
-    first = checkpoints.restore(model)
-    restored = trained(model)
-    model.fit(x, y, batch_size=rate_of(12), initial_epoch=first, epochs=3, shuffle=False, verbose=0)
-    return {"first": first, "restored": restored, "after": trained(model)}
-
-
-def checkpointed(folder: str) -> dict[str, Any]:
-    """Two epochs of all ranks, saved, and a third by those who load it."""
-    x, y, _ = samples()
-    model = make()
-    settings = {"batch_size": rate_of(12), "shuffle": False, "verbose": 0}
-    model.fit(x, y, epochs=2, callbacks=[ShardedCheckpoint(Path(folder))], **settings)
-    return {"saved": trained(model), **continued(folder)}
-
-
 LONGER = (accumulated, ignored)
 SLOWLY = (dataset, mixed, eager, rows_alone)
 
@@ -303,9 +283,9 @@ def train_longer() -> dict[str, Any]:
     return {function.__name__: function() for function in LONGER}
 
 
-def work_longer(folder: str) -> dict[str, Any]:
+def work_longer() -> dict[str, Any]:
     """Runs on every rank."""
-    return {**train_longer(), "again": arrays(), "checkpointed": checkpointed(folder)}
+    return {**train_longer(), "again": arrays()}
 
 
 def train_slowly() -> dict[str, Any]:
@@ -329,8 +309,8 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def longer_ranks(folder: str) -> list[dict[str, Any]]:
-    return run_ranks(work_longer, RANKS, folder, timeout=400)
+def longer_ranks() -> list[dict[str, Any]]:
+    return run_ranks(work_longer, RANKS, timeout=400)
 
 
 @pytest.fixture(scope="module")
@@ -438,21 +418,6 @@ def test_mixed_precision_trains_and_all_ranks_leave_out_a_bad_step(slow_ranks: A
 def test_two_runs_are_the_same_to_the_last_bit(ranks: Any, longer_ranks: Any) -> None:
     for rank, again in zip(ranks, longer_ranks, strict=True):
         np.testing.assert_equal(again["again"], rank["arrays"])
-
-
-@pytest.mark.shown_by(
-    "distributed/test_checkpoints_on_ranks.py"
-    "::test_other_numbers_of_ranks_go_on_with_one_run_and_it_is_one_ranks"
-)
-def test_ranks_save_together_and_one_rank_goes_on_from_there(longer_ranks: Any, folder: str) -> None:
-    saved = [rank["checkpointed"] for rank in longer_ranks]
-    mine = continued(folder)
-    assert [rank["first"] for rank in saved] == [2, 2]
-    assert mine["first"] == 2
-    assert_trained_alike([rank["saved"] for rank in saved], mine["restored"], tolerance=0)
-    for rank in saved:
-        np.testing.assert_equal(rank["restored"], rank["saved"])
-    assert_trained_alike([rank["after"] for rank in saved], mine["after"])
 
 
 def test_moving_averages_become_those_of_all_samples_when_an_epoch_ends(ranks: Any) -> None:
