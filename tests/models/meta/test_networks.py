@@ -8,7 +8,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.layers.adaptive.task_network import TaskNetwork
+from gmeta.layers.networks import TaskNetwork
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from support.drawn_batches import drawn_alone as alone

@@ -283,7 +283,7 @@ def test_ranks_count_together(tmp_path):
 
 
 def test_trial_steps_leave_no_counts():
-    from gmeta.training.rank_start import make_variables
+    from gmeta.training.rank_steps import make_variables
     from gmeta.training.token_limit import keep_state
 
     model, x = make("next"), histories()

@@ -19,7 +19,7 @@ import gmeta
 from gmeta.callbacks import StepTimes
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.layers.exchange import window_gradients
+from gmeta.layers.exchange import frozen_window
 from gmeta.models import Model
 from support.cells import slow_but
 from support.pipeline_runs import distances, make_model, own_data, train_to_compare_sums
@@ -90,7 +90,7 @@ def test_a_loss_that_is_a_sum_is_refused():
 
 @pytest.mark.parametrize("kind", ["ctr", pytest.param("maml", marks=pytest.mark.slow)])
 def test_gradients_that_leave_too_early_are_noticed(kind, monkeypatch):
-    monkeypatch.setattr(window_gradients, "leaves_after", lambda keys: keys.first)
+    monkeypatch.setattr(frozen_window, "leaves_after", lambda keys: keys.first)
     assert far(undivided(kind), train(kind, 0, 2), limit=1e-3) != {}
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.group_index import Layout
 from gmeta.core.schema import Schema
-from gmeta.io.cuts.query_rule import After, Flag
+from gmeta.io.cuts.task_split import After, Flag
 from support.reference.table import splitmix64
 
 # What the columnar layout is, in plain Python and NumPy: what tests compare the native code with.

@@ -11,7 +11,7 @@ import tensorflow as tf
 import gmeta
 from gmeta.core.errors import ConfigError
 from gmeta.ops import Jagged
-from gmeta.training.clusters import cluster, column_keys, even_units, take_units
+from gmeta.training.windows import cluster, column_keys, even_units, take_units
 from support.pipeline_runs import differences, distances, make_model, train_at_depth
 
 LIMIT = 1e-6  # as of micro-batches in the order of the batch: sums are made in another order
