@@ -208,6 +208,7 @@ def test_a_missing_column_is_named(folder, tmp_path, monkeypatch):
     assert "lacks the column price, by which the run predicts; it has item, one, sku" in error
 
 
+@pytest.mark.shown_by(case="linear-absent1")
 @pytest.mark.parametrize(
     ("method", "absent"),
     [
@@ -274,6 +275,7 @@ def test_training_again_changes_nothing(folder, monkeypatch):
     assert "begun with other settings" in error
 
 
+@pytest.mark.shown_by("test_what_is_served_is_what_the_run_predicts")
 def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     methods = (
@@ -329,6 +331,9 @@ def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monk
     assert found["score"][0] == pytest.approx(expit(stranger[0]), rel=1e-5)
 
 
+@pytest.mark.shown_by(
+    "experiment/test_tune.py::test_a_search_begins_with_the_present_settings_and_goes_on_where_it_ended"
+)
 def test_a_trial_of_gmeta_tune_reports_its_epochs(folder):
     config, data = RunFolder(folder / "runs/default").load()
     searched = FAMILIES["ranking"].search(config, data, "raise")
@@ -357,6 +362,17 @@ def test_rows_without_users_are_for_ranking(tmp_path, monkeypatch):
     assert [*results.trained.baselines] == ["mean", "linear"]
 
 
+def test_rows_that_times_cannot_divide_are_drawn_at_random(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table(events(300) | {"ts": [1_600_000_000] * 300}), "log.parquet")
+    gmeta("prepare", "--data", "log.parquet", "--task", "user", "--time", "ts", "--label", "click")
+    planned = plan_ranking({"methods": {}}, tmp_path / "data")
+    assert (planned.config.protocol, planned.config.time) == ("random", "ts")
+    assert any("the rows can't be divided by their times" in note for note in planned.notes)
+    with pytest.raises(DataError, match="protocol 'time' leaves 0 rows to train on"):
+        plan_ranking({"methods": {}, "protocol": "time"}, tmp_path / "data")
+
+
 def test_new_users_have_baselines_of_items_alone(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     run = tmp_path / "tasks"
@@ -370,6 +386,7 @@ def test_new_users_have_baselines_of_items_alone(folder, tmp_path, monkeypatch):
     assert results.metrics["linear"][0]["auc"] > 0.53
 
 
+@pytest.mark.shown_by("experiment/test_ranking_grm.py::test_numbers_as_labels_are_regressed")
 def test_numbers_as_labels_are_regressed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = events(1500)
@@ -394,6 +411,7 @@ def test_labels_of_other_values_are_refused(folder, tmp_path):
         plan_ranking({"features": ["price"]}, folder / "data")
 
 
+@pytest.mark.shown_by("test_predictions_are_in_parts_in_the_order_of_the_file")
 def test_elements_of_exploded_lists_name_their_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log, begin, lines = events(900), 0, ["user,shown"]

@@ -39,6 +39,7 @@ def train(kind, depth=0, micro_batches=1, cluster=False):
         *(pytest.param(k, 1, marks=pytest.mark.slow) for k in ("maml", "towers", "rows", "grm", "next item")),
     ],
 )
+@pytest.mark.shown_by("test_samples_of_equal_keys_come_into_one_part")
 def test_a_step_of_clusters_is_the_step_of_the_batch_at_every_depth(kind, depth):
     found = train(kind, depth, 2, cluster=True)
     apart = distances(train(kind), found)
