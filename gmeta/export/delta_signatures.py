@@ -208,10 +208,10 @@ class Apply:
 
     def _check_and_change(self, delta: tf.Tensor) -> tf.Tensor:
         words = tf.io.decode_raw(delta, tf.int64)
-        size = tf.size(words)
-        whole = tf.debugging.Assert(size >= HEAD, ["not a delta of gmeta: words", size])
+        whole = tf.debugging.Assert(tf.size(words) >= HEAD, ["not a delta of gmeta: words", tf.size(words)])
         with tf.control_dependencies([whole]):
             words = tf.identity(words)
+        size = tf.size(words)
         factors = 2 * tf.range(tf.cast(size, tf.int64)) + 1
         factors = tf.tensor_scatter_nd_update(factors, [[CHECKSUM]], tf.zeros([1], tf.int64))
         sound = tf.equal(tf.reduce_sum(words * factors), words[CHECKSUM])
