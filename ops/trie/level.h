@@ -3,7 +3,7 @@
 //
 // A level is two arrays (gmeta/core/code_trie.py): the children of node i are the nodes
 // starts[i] to starts[i + 1] - 1 of the next level, and digits[c] is the last digit of child c.
-// `allowed`, if given, says which children lead to an item that may come out. A beam is a node and
+// `allowed`, if given, says which children lead to an allowed item. A beam is a node and
 // a score, the log of its probability.
 
 #ifndef GMETA_OPS_TRIE_LEVEL_H_
@@ -33,7 +33,7 @@ struct Level {
   }
 };
 
-// The beams of a user: nodes below 0 are of no beam.
+// The beams of a user: where a node is below 0, there is no beam.
 struct Beams {
   const float* logits;  // beams x codes
   const float* scores;
