@@ -220,9 +220,9 @@ def arguments() -> argparse.Namespace:
     )
     given = options.parse_args()
     if given.meta and given.seconds is not None:
-        options.error("--seconds can't be combined with --meta, which counts epochs")
+        options.error("--seconds isn't taken with --meta, which counts epochs")
     if given.horizon is not None and not (given.meta or "hstu" in given.kinds):
-        options.error("--horizon is for hstu, which isn't among --kinds")
+        options.error("--horizon is of hstu, which isn't among --kinds")
     if given.smoke:
         small = {"seeds": [0, 1], "users": 40, "events": 20, "exposures": 10, "epochs": 1, "tokens": 600}
         given.__dict__ |= {**small, "kinds": ["dnn"], "dim": 4, "blocks": 1}
