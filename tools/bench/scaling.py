@@ -213,7 +213,7 @@ def arguments() -> argparse.Namespace:
     given = options.parse_args()
     given.gpu = bool(tf.config.list_physical_devices("GPU"))
     if given.network and not given.gpu:
-        options.error("--network selects how NCCL joins GPUs, and there is none: pass --gbit")
+        options.error("--network names how NCCL joins GPUs, and there is none: give --gbit")
     if given.gbit is not None and (given.gpu or (why := why_no_rack())):
         options.error("--gbit is for ranks on a CPU; GPUs have --network" if given.gpu else f"--gbit: {why}")
     if given.ablation and (given.network or given.read != "memory" or (not given.gpu and not given.gbit)):
