@@ -24,8 +24,8 @@ PACKAGES += ["gmeta.optimizers"]
 PUBLIC = {
     "gmeta": "Pipeline init",
     "gmeta.callbacks": "AdaptationCurve StepTimes",
-    "gmeta.checkpoint": "ShardedCheckpoint export_saved_table export_table import_table",
-    "gmeta.export": "export_model",
+    "gmeta.checkpoint": "ShardedCheckpoint export_table import_table",
+    "gmeta.export": "Publisher export_model",
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (
         "After AfterSteps ArrowSource Balance FeatureSource FetchPolicy Flag HBaseSource HistoryStore "

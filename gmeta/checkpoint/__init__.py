@@ -17,13 +17,11 @@ from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.checkpoint.callback import ShardedCheckpoint
-    from gmeta.checkpoint.saved_export import export_saved_table
     from gmeta.checkpoint.table_export import export_table
     from gmeta.checkpoint.table_import import import_table
 
 _WHERE = {
     "ShardedCheckpoint": "gmeta.checkpoint.callback",
-    "export_saved_table": "gmeta.checkpoint.saved_export",
     "export_table": "gmeta.checkpoint.table_export",
     "import_table": "gmeta.checkpoint.table_import",
 }
@@ -36,12 +34,13 @@ _MOVED = {
     "CheckpointSummary": "gmeta.checkpoint.contents",
     "TableExport": "gmeta.checkpoint.saved_export",
     "TableImport": "gmeta.checkpoint.table_import",
+    "export_saved_table": "gmeta.checkpoint.saved_export",
     "load": "gmeta.checkpoint.sharded",
     "save": "gmeta.checkpoint.sharded",
     "summarize": "gmeta.checkpoint.contents",
 }
 """Old name -> the module that has it now, for one release."""
 
-__all__ = ["ShardedCheckpoint", "export_saved_table", "export_table", "import_table"]
+__all__ = ["ShardedCheckpoint", "export_table", "import_table"]
 
 __getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

@@ -17,7 +17,7 @@ from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.chain import Columns
 from gmeta.checkpoint.column_files import check_target, open_source, size_of, write_table
 from gmeta.checkpoint.rank_group import Gather, Ranks
-from gmeta.checkpoint.saved_export import TableExport
+from gmeta.checkpoint.saved_export import TableExport, export_saved_table
 from gmeta.checkpoint.table_description import Format, TableDescription
 from gmeta.checkpoint.table_part import export_ranges, layout, refuse_foreign
 from gmeta.core.errors import ConfigError
@@ -61,7 +61,8 @@ def export_table(
     into one file. Ids that wait for admission have no row and are left out. Export between two steps.
 
     Args:
-      model: A model, layer or `gmeta.ops.HashTable`.
+      model: A model, layer or `gmeta.ops.HashTable`; or the path of a checkpoint, or of a folder of
+        checkpoints, whose latest one is read. Without a model, one process reads it alone.
       table: The name of the table: that of its `gmeta.layers.TableConfig`, or of the feature that has it for
         itself, however tables are merged; ``"<collection>/<name>"`` if two collections have one of that name;
         the name of a `gmeta.ops.HashTable`. None: the only one.
@@ -79,7 +80,8 @@ def export_table(
 
     Raises:
       ConfigError: There is no such table or format; or the table holds keys of shards that this rank doesn't
-        own.
+        own; or ranks are named for a checkpoint on disk.
+      DataError: The checkpoint is missing or damaged.
       NotFiniteError: A row holds NaN or infinity; the message names its id.
       GmetaError: ``out`` exists, or can't be written. An error on one rank is raised by all ranks.
 
@@ -89,6 +91,12 @@ def export_table(
         export_table(model, "item", "item", format="npy")
         keys, values = np.load("item/keys.npy"), np.load("item/values.npy")
     """
+    if isinstance(model, str | os.PathLike):
+        if (rank, world_size, gather) != (None, None, None):
+            raise ConfigError("rank, world_size and gather are for tables of a model: leave them out")
+        return export_saved_table(
+            model, table, out, format=format, state=state, overwrite=overwrite, finite=finite
+        )
     started, out = time.perf_counter(), Path(out)
     tables = tables_by_name(model)
     merged = {name: each.merged_keys for name, each in tables.items()}

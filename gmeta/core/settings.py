@@ -328,3 +328,22 @@ def parse_size(text: str, what: str, least: int = 0) -> int:
     if not least <= size < 1 << 62:
         raise ConfigError(f"{what} must be at least {least >> 20}MiB and below 4EiB, got {text!r}")
     return int(size)
+
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(text: str, what: str) -> float:
+    """Parse a time such as ``"90s"``, ``"2m"``, ``"1.5h"`` or ``"1d"``, and return it in seconds.
+
+    Raises:
+      ConfigError: The text isn't a number of at least 0, followed by ``s``, ``m``, ``h``, ``d`` or nothing.
+
+    Example:
+      >>> parse_duration("2m", "the budget")
+      120.0
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if found is None:
+        raise ConfigError(f'{what} must be a time such as "90s", "2m" or "1h", or "0", got {text!r}')
+    return float(found[1]) * _SECONDS[found[2]]

@@ -3,6 +3,8 @@
 - `saved_model` writes the export, with the signatures of `defaults`, or those that `signature` describes.
 - `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
 - `sequence_models` has the signatures of models over histories.
+- `publisher` publishes a model while it trains: `model_deltas` are what has changed, `delta_signatures` take
+  them in a server, and `delivery` sends them there.
 
 Each name is loaded when it is first used.
 """
@@ -14,9 +16,11 @@ from typing import TYPE_CHECKING
 from gmeta.core.lazy import load_lazily
 
 if TYPE_CHECKING:
+    from gmeta.export.publisher import Publisher
     from gmeta.export.saved_model import export_model
 
 _WHERE = {
+    "Publisher": "gmeta.export.publisher",
     "export_model": "gmeta.export.saved_model",
 }
 """Name -> the module that defines it."""
@@ -37,6 +41,6 @@ _MOVED = {
 }
 """Old name -> the module that has it now, for one release."""
 
-__all__ = ["export_model"]
+__all__ = ["Publisher", "export_model"]
 
 __getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

@@ -26,6 +26,7 @@ from gmeta.models.meta.fast_weights import (
 )
 from gmeta.models.meta.task_losses import check_compiled
 from gmeta.models.meta.task_view import row_names
+from gmeta.ops.table.portable_tables import weights_change
 
 # Encodes and decodes the safetensors format with TensorFlow ops, for graphs that run without Python.
 #
@@ -40,16 +41,20 @@ from gmeta.models.meta.task_view import row_names
 _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
 
 
-def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str]) -> tf.Tensor:
+def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str | tf.Tensor]) -> tf.Tensor:
     """Encode tensors as the bytes of a safetensors file, () string.
 
     Args:
       tensors: Name -> tensor of float32, float16 or int64.
-      metadata: The header's ``__metadata__``.
+      metadata: The header's ``__metadata__``; a tensor holds text that needs no escapes.
     """
     # The library's layout: tensors of wide numbers come first, so all are aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.size, name))
-    entries: list[tf.Tensor | str] = [f'{{"__metadata__":{_json(dict(metadata))}']
+    entries: list[tf.Tensor | str] = ['{"__metadata__":{']
+    for number, (key, value) in enumerate(metadata.items()):
+        quoted = ['"', value, '"'] if tf.is_tensor(value) else [_json(value)]
+        entries += ["," * (number > 0), _json(key), ":", *quoted]
+    entries.append("}")
     end = tf.constant(0, tf.int64)
     for name in order:
         tensor = tensors[name]
@@ -104,15 +109,19 @@ class Decoder:
             whole = is_whole(self._data)
         self._header = self._check(self._header, whole, "is damaged: its checksum differs")
 
-    def expect(self, key: str, value: str, otherwise: str) -> None:
+    def expect(self, key: str, value: str | tf.Tensor, otherwise: str) -> None:
         """Check an entry of the metadata before any later read.
 
         Args:
           key: The entry.
-          value: The value that the entry must have.
+          value: The value that the entry must have; a tensor holds text that needs no escapes.
           otherwise: The error's text if it has another value.
         """
-        pattern = f"(?s).*{re.escape(_json(key) + ':' + _json(value))}.*"
+        pattern: str | tf.Tensor
+        if tf.is_tensor(value):
+            pattern = tf.strings.join([f'(?s).*"{key}":"', value, '".*'])
+        else:
+            pattern = f"(?s).*{re.escape(_json(key) + ':' + _json(value))}.*"
         self._header = self._check(
             self._header, tf.strings.regex_full_match(self._header, pattern), otherwise
         )
@@ -209,9 +218,14 @@ class DeltaStrings:
                 raise ConfigError(f"{name} must be {' or '.join(map(repr, get_args(known)))}, got {given!r}")
         check_compiled(model.learner)
         here = fingerprint(model.learner).numpy().decode()
-        self._model, self._dtype = model, dtype
+        self._model, self._dtype, self._constant = model, dtype, here
         self._about = metadata(model.name, model.inner.algorithm, self.steps, here)
-        self._expected = here if stale == "refuse" else None
+        self._refuses = stale == "refuse"
+
+    @property
+    def _here(self) -> str | tf.Tensor:
+        """The fingerprint of the shared weights; of an export that takes deltas, computed in each request."""
+        return fingerprint(self._model.learner) if weights_change() else self._constant
 
     def encode(self, deltas: TaskDeltas, given: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Encode the deltas of one task, () string.
@@ -235,20 +249,22 @@ class DeltaStrings:
             )
             told = ["adapt: float16 ends at 65,504, and a delta is larger: export with dtype float32"]
             tensors = assert_first(tensors, tf.math.is_finite(numbers), told)
-        return fast_weights.seal(encode(tensors, {**self._about, fast_weights.NAME: fast_weights.NONE}))
+        about = {**self._about, "fingerprint": self._here, fast_weights.NAME: fast_weights.NONE}
+        return fast_weights.seal(encode(tensors, about))
 
     def decode(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         """Decode the deltas of weights, and the keys and deltas of rows.
 
         It refuses deltas from other shared weights than these, unless ``stale`` is ``"apply"``.
         """
-        model, here = self._model, self._expected
+        model, here = self._model, self._here
         decoder = Decoder(data, WEIGHTS, _ADAPT_AGAIN)
         decoder.expect("format", FORMAT, "is not a result of `adapt`")
         decoder.expect("version", VERSION, f"is not version {VERSION} of the format")
         decoder.expect_whole()
-        if here is not None:
-            decoder.expect("fingerprint", here, f"has deltas from other shared weights than these, {here}")
+        if self._refuses:
+            these = "these" if tf.is_tensor(here) else f"these, {here}"
+            decoder.expect("fingerprint", here, f"has deltas from other shared weights than {these}")
         deltas = {
             name: decoder.tensor(name, tf.float32, variable.shape)
             for name, variable in model.learner.adapted_weights().items()

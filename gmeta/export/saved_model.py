@@ -27,6 +27,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import stage_folder
 from gmeta.export.defaults import default_signatures
+from gmeta.export.delta_signatures import Updates
 from gmeta.export.signature import DEFAULT_SIGNATURE as DEFAULT_SIGNATURE
 from gmeta.export.signature import OUTPUT, receive, wire_names, wire_specs
 from gmeta.export.signature import PADDING as PADDING
@@ -135,6 +136,7 @@ def export_model(
     unknown: Unknown = "initial",
     text_ids: bool = True,
     label: str | None = None,
+    updates: Updates | None = None,
 ) -> Exported:
     """Write a model as a SavedModel without custom ops.
 
@@ -151,12 +153,14 @@ def export_model(
       label: The name that the default signatures give to the answer of an ordinary model with one output, or
         of a `MetaModel`. If the compiled loss takes logits, this answer is the probability, and
         ``<label>_logit`` is a second answer.
+      updates: Makes a model that takes deltas while it serves, as a `Publisher` does: it has the signatures
+        ``apply_delta`` and ``delta_version`` too.
 
     Raises:
       NotFiniteError: Weights, or rows of the tables that are served, hold NaN or infinity. The message names
         the weights, or the table and the ids.
       ConfigError: ``folder`` exists; the inputs can't be determined or sent; a signature inserts rows, or its
-        graph still has an op of gmeta.
+        graph still has an op of gmeta; or deltas can't update the model.
       GmetaError: The folder can't be written.
 
     Example:
@@ -174,9 +178,14 @@ def export_model(
     _check_finite(model)
     features = [feature for collection in collections for feature in collection.features]
     texts = {feature.name for feature in features if feature.hash and text_ids}
-    with portable_ops(unknown_rows(unknown, collections)) as tables:
+    with portable_ops(unknown_rows(unknown, collections), live=updates is not None) as tables:
         traced = {name: _trace(name, signature, texts) for name, signature in chosen.items()}
         module = tf.Module()
+        if updates is not None:
+            read = [variable for each in traced.values() for variable in each.variables]
+            taken = updates.signatures(model, tables, read)
+            traced |= {name: _trace(name, signature, ()) for name, signature in taken.items()}
+            chosen = {**chosen, **taken}
         module.tables = list(tables)
     module.variables_read = list({id(v): v for f in traced.values() for v in f.variables}.values())
     # For example, lookup tables of preprocessing layers. The tables of training are left out.

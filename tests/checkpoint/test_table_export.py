@@ -151,9 +151,7 @@ def test_a_checkpoint_gives_the_bytes_that_the_model_gives(tmp_path, form, state
     save(tmp_path / "ck" / "b", named, base=tmp_path / "ck" / "a", journal=1000)
     for name in NAMES:
         checkpoint.export_table(tables, name, tmp_path / "one" / name, format=form, state=state)
-        checkpoint.export_saved_table(
-            tmp_path / "ck", name, tmp_path / "two" / name, format=form, state=state
-        )
+        checkpoint.export_table(tmp_path / "ck", name, tmp_path / "two" / name, format=form, state=state)
         assert contents(tmp_path / "one" / name) == contents(tmp_path / "two" / name)
     columns = read(tmp_path / "two" / "tag")
     assert ("slots" in columns) == state
@@ -298,20 +296,20 @@ def test_an_unknown_table_is_answered_by_those_that_there_are(tmp_path):
         checkpoint.export_table(tables, None, tmp_path / "t")
     save(tmp_path / "ck", tables_by_name(tables))
     with pytest.raises(ConfigError, match=r"checkpoint .*ck has no table 'tables/shop': it has 'item'"):
-        checkpoint.export_saved_table(tmp_path / "ck", "tables/shop", tmp_path / "t")
+        checkpoint.export_table(tmp_path / "ck", "tables/shop", tmp_path / "t")
 
 
 def test_tables_of_one_name_in_two_collections_are_told_apart_by_the_collection(tmp_path):
     one, two = collection(("user", "item"), "a"), collection(("user",), "b")
     two.lookup({"user": [7]})
     save(tmp_path / "ck", {**tables_by_name(one), **tables_by_name(two)})
-    checkpoint.export_saved_table(tmp_path / "ck", "b/user", tmp_path / "b", format="npy")
+    checkpoint.export_table(tmp_path / "ck", "b/user", tmp_path / "b", format="npy")
     assert read(tmp_path / "b")["keys"].tolist() == [7]
-    checkpoint.export_saved_table(tmp_path / "ck", "a/user", tmp_path / "a", format="npy")
+    checkpoint.export_table(tmp_path / "ck", "a/user", tmp_path / "a", format="npy")
     assert read(tmp_path / "a")["keys"].tolist() == []
-    checkpoint.export_saved_table(tmp_path / "ck", "item", tmp_path / "item")
+    checkpoint.export_table(tmp_path / "ck", "item", tmp_path / "item")
     with pytest.raises(ConfigError, match="has no single table 'user': it has 'a/user', 'b/user', 'item'"):
-        checkpoint.export_saved_table(tmp_path / "ck", "user", tmp_path / "t")
+        checkpoint.export_table(tmp_path / "ck", "user", tmp_path / "t")
 
 
 def test_a_table_keeps_its_name_whatever_characters_it_has(tmp_path):
@@ -319,7 +317,7 @@ def test_a_table_keeps_its_name_whatever_characters_it_has(tmp_path):
     tables = EmbeddingCollection([FeatureConfig("x", TableConfig(name, 2)), FeatureConfig("y", dim=2)])
     tables.lookup({"x": [3], "y": [4]})
     save(tmp_path / "ck", tables_by_name(tables))
-    checkpoint.export_saved_table(tmp_path / "ck", name, tmp_path / "t", format="npy")
+    checkpoint.export_table(tmp_path / "ck", name, tmp_path / "t", format="npy")
     assert read(tmp_path / "t")["keys"].tolist() == [3]
 
 
@@ -331,7 +329,7 @@ def test_a_manifest_with_other_merged_tables_than_gmeta_writes_is_refused(tmp_pa
     crafted = replace(entry, settings={**entry.settings, "tables": tables})
     replace(manifest, tables={name: crafted}).save(tmp_path / "ck")
     with pytest.raises(DataError, match="not what gmeta writes"):
-        checkpoint.export_saved_table(tmp_path / "ck", "user", tmp_path / "t")
+        checkpoint.export_table(tmp_path / "ck", "user", tmp_path / "t")
 
 
 def test_a_row_that_is_not_finite_is_refused_by_its_id_unless_it_is_asked_for(tmp_path):
@@ -341,13 +339,10 @@ def test_a_row_that_is_not_finite_is_refused_by_its_id_unless_it_is_asked_for(tm
     tables.tables[0].apply_gradients([key], np.full([1, DIM], np.nan, "f"), 1.0, finite=False)
     told = "table 'item': the row of id 8 holds NaN or infinity: export an earlier checkpoint"
     save(tmp_path / "ck", tables_by_name(tables))
-    for export, source in (
-        (checkpoint.export_table, tables),
-        (checkpoint.export_saved_table, tmp_path / "ck"),
-    ):
+    for source in (tables, tmp_path / "ck"):
         with pytest.raises(NotFiniteError, match=told):
-            export(source, "item", tmp_path / "item")
+            checkpoint.export_table(source, "item", tmp_path / "item")
         assert not (tmp_path / "item").exists()
-        export(source, "user", tmp_path / "user", overwrite=True)
+        checkpoint.export_table(source, "user", tmp_path / "user", overwrite=True)
     checkpoint.export_table(tables, "item", tmp_path / "item", format="npy", finite=False)
     assert np.isnan(read(tmp_path / "item")["values"]).any()

@@ -43,7 +43,7 @@ def work(folder: Path) -> dict[str, Any]:
 
 def test_two_ranks_export_what_the_checkpoint_has_and_import_what_they_own(tmp_path):
     ranks = run_ranks(work, 2, tmp_path)
-    checkpoint.export_saved_table(tmp_path / "ck", "item", tmp_path / "saved", state=True)
+    checkpoint.export_table(tmp_path / "ck", "item", tmp_path / "saved", state=True)
     for path in (tmp_path / "saved").iterdir():
         assert (tmp_path / "item" / path.name).read_bytes() == path.read_bytes()
     assert [each["rows"] for each in ranks] == [300, 300]

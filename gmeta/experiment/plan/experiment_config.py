@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.core.json_values import folder_name
+from gmeta.core.settings import parse_duration
 from gmeta.experiment.baselines import NAMES as BASELINES
 from gmeta.experiment.plan.drawn_negatives import DrawnNegatives
 from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
@@ -116,23 +116,13 @@ def read_labels(path: Path, label: str, positive: float | None, choice: TaskChoi
     return LabelFacts(count, float(f"{total / max(count, 1):.6g}"))
 
 
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 def budget_seconds(budget: str) -> float:
     """Return the seconds of a budget.
 
     Raises:
-      ConfigError: It isn't a number followed by ``s``, ``m`` or ``h``.
-
-    Example:
-      >>> budget_seconds("2m"), budget_seconds("0")
-      (120.0, 0.0)
+      ConfigError: As `gmeta.core.settings.parse_duration`.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", budget)
-    if found is None:
-        raise ConfigError(f'budget must be a time such as "90s", "2m" or "1h", or "0", got {budget!r}')
-    return float(found[1]) * _SECONDS[found[2]]
+    return parse_duration(budget, "budget")
 
 
 MAX_STEPS = 1 << 20

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.initializers import portable_initial_rows, portable_round_to_float16
-from gmeta.ops.native_forms import portable_forms
+from gmeta.ops.native_forms import ACTIVE, portable_forms
 from gmeta.ops.table.finite import refuse_bad_rows
 from gmeta.ops.table.hash_table import HashTable
 
@@ -128,19 +128,134 @@ class FrozenTable(tf.Module):
         return tf.ensure_shape(rows, [None, self.dim])
 
 
+# A copy whose rows a running server replaces, for exports that take deltas.
+
+
+class LiveRows(tf.saved_model.experimental.TrackableResource):
+    """Mutable hash table from int64 keys to rows, of TensorFlow's own ops; `RowNumbers` explains its names.
+
+    A checkpoint of it holds its content, so that a SavedModel needs no variable beside it.
+
+    Args:
+      dim: The width of a row.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(device="CPU")
+        self._dim = dim
+        self._shared_name = ""
+        with tf.init_scope():
+            _ = self.resource_handle
+
+    def _create_resource(self) -> tf.Tensor:
+        kinds = {"key_dtype": tf.int64, "value_dtype": tf.float32, "value_shape": [self._dim]}
+        if self._shared_name:
+            return tf.raw_ops.MutableHashTableOfTensorsV2(shared_name=self._shared_name, **kinds)
+        return tf.raw_ops.AnonymousMutableHashTableOfTensors(**kinds)
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        self._shared_name = f"gmeta_live_{uuid.uuid4().hex}"
+        try:
+            return super()._export_to_saved_model_graph(*args, **kwargs)
+        finally:
+            self._shared_name = ""
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        keys, rows = tf.raw_ops.LookupTableExportV2(
+            table_handle=self.resource_handle, Tkeys=tf.int64, Tvalues=tf.float32
+        )
+        return {"keys": keys, "rows": rows}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        return tf.raw_ops.LookupTableImportV2(
+            table_handle=self.resource_handle,
+            keys=restored_tensors["keys"],
+            values=restored_tensors["rows"],
+        )
+
+
+class LiveTable(tf.Module):
+    """Rows by key that `upsert` and `remove` change, in plain TensorFlow ops.
+
+    It answers lookups as a `FrozenTable` of the same rows does. Rows are finite: NaN marks a missing key in
+    the hash table's answers.
+
+    Args:
+      keys: (n,) int64, distinct.
+      rows: (n, dim) float32.
+      unknown: As for `FrozenTable`.
+
+    Example:
+      >>> table = LiveTable(
+      ...     keys=tf.constant([7], tf.int64),
+      ...     rows=tf.constant([[1.0]]),
+      ...     unknown=lambda keys: tf.zeros([tf.size(keys), 1]),
+      ... )
+      >>> _ = table.upsert(tf.constant([3], tf.int64), tf.constant([[2.0]]))
+      >>> table.lookup_keys(tf.constant([3, 5, 7], tf.int64)).numpy().tolist()
+      [[2.0], [0.0], [1.0]]
+    """
+
+    def __init__(self, keys: tf.Tensor, rows: tf.Tensor, unknown: UnknownRows) -> None:
+        super().__init__()
+        self.dim = int(rows.shape[1])
+        self._unknown = unknown
+        self._rows = LiveRows(self.dim)
+        self.upsert(keys, rows)
+
+    @property
+    def size(self) -> int:
+        """Number of keys."""
+        return int(tf.raw_ops.LookupTableSizeV2(table_handle=self._rows.resource_handle))
+
+    def upsert(self, keys: tf.Tensor, rows: tf.Tensor) -> Any:
+        """Set the rows of (n,) int64 keys, (n, dim) float32."""
+        return tf.raw_ops.LookupTableInsertV2(table_handle=self._rows.resource_handle, keys=keys, values=rows)
+
+    def remove(self, keys: tf.Tensor) -> Any:
+        """Remove (n,) int64 keys; those that the table doesn't hold are skipped."""
+        return tf.raw_ops.LookupTableRemoveV2(table_handle=self._rows.resource_handle, keys=keys)
+
+    def _find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        found = tf.raw_ops.LookupTableFindV2(
+            table_handle=self._rows.resource_handle,
+            keys=keys,
+            default_value=tf.fill([self.dim], float("nan")),
+        )
+        found = tf.ensure_shape(found, [None, self.dim])
+        return found, tf.math.is_nan(found[:, 0])
+
+    def contains(self, keys: tf.Tensor) -> tf.Tensor:
+        """Return which of (n,) int64 keys the table holds, (n,) bool."""
+        return tf.logical_not(self._find(keys)[1])
+
+    def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
+        """Look up the (n, dim) rows of (n,) int64 keys."""
+        rows, absent = self._find(keys)
+        places = tf.where(absent)
+        unknown = self._unknown(tf.gather_nd(keys, places))
+        return tf.ensure_shape(tf.tensor_scatter_nd_update(rows, places, unknown), [None, self.dim])
+
+
 class PortableTables:
-    """Tables that a portable graph reads, each frozen when it is first read.
+    """Tables that a portable graph reads, each copied when it is first read.
 
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
+      live: Whether the copies can be changed.
     """
 
-    def __init__(self, unknown: Callable[[HashTable], UnknownRows]) -> None:
-        self._unknown = unknown
-        self._frozen: dict[int, tuple[HashTable, FrozenTable]] = {}
+    def __init__(self, unknown: Callable[[HashTable], UnknownRows], live: bool = False) -> None:
+        self._unknown, self.live = unknown, live
+        self._frozen: dict[int, tuple[HashTable, FrozenTable | LiveTable]] = {}
 
-    def freeze(self, table: HashTable) -> FrozenTable:
-        """Return the table's frozen copy.
+    @property
+    def copies(self) -> list[tuple[HashTable, FrozenTable | LiveTable]]:
+        """The tables that were read, each with its copy."""
+        return [*self._frozen.values()]
+
+    def freeze(self, table: HashTable) -> FrozenTable | LiveTable:
+        """Return the table's copy.
 
         Raises:
           NotFiniteError: A row holds NaN or infinity; the message names its table and id.
@@ -149,12 +264,19 @@ class PortableTables:
             with tf.init_scope():  # variables, not parts of the graph that is being traced
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
                 refuse_bad_rows(table, records.keys, records.rows)
-                copy = FrozenTable(records.keys, records.rows, self._unknown(table))
+                kind = LiveTable if self.live else FrozenTable
+                copy = kind(records.keys, records.rows, self._unknown(table))
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]
 
-    def __iter__(self) -> Iterator[FrozenTable]:
+    def __iter__(self) -> Iterator[FrozenTable | LiveTable]:
         return (copy for _, copy in self._frozen.values())
+
+
+def weights_change() -> bool:
+    """Return whether the graph that is traced is of a server that takes new weights (`LiveTable`)."""
+    tables = ACTIVE.get()
+    return isinstance(tables, PortableTables) and tables.live
 
 
 def initial_rows_of(table: HashTable) -> UnknownRows:
@@ -169,7 +291,7 @@ def initial_rows_of(table: HashTable) -> UnknownRows:
 
 @contextmanager
 def portable_ops(
-    unknown: Callable[[HashTable], UnknownRows] = initial_rows_of,
+    unknown: Callable[[HashTable], UnknownRows] = initial_rows_of, *, live: bool = False
 ) -> Iterator[PortableTables]:
     """Make gmeta's ops use their form in plain TensorFlow, in this thread and inside this block.
 
@@ -177,6 +299,7 @@ def portable_ops(
 
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
+      live: Whether the tables' copies can be changed (`LiveTable`).
 
     Yields:
       The tables that were read; an exported object must keep them.
@@ -189,6 +312,6 @@ def portable_ops(
       >>> [op.type for op in graph.get_operations() if "Gmeta" in op.type]
       []
     """
-    tables = PortableTables(unknown)
+    tables = PortableTables(unknown, live)
     with portable_forms(tables):
         yield tables

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import tensorflow as tf
 from tensorflow.python.checkpoint.tensor_callable import Callable as LateTensor
@@ -356,10 +357,26 @@ for _name in ("StartJournal", "JournalSaved", "JournalWhole"):
     tf.no_gradient(f"GmetaHashTable{_name}")
 
 
+class RemovalReader(Protocol):
+    """Reads a table's journal besides the checkpoints, which empty it when they have saved it."""
+
+    limit: int
+    """About how many removed keys the journal has to note."""
+
+    def read_removals(self, table: Any) -> None:
+        """Take over the removed keys that the journal is about to drop."""
+        ...
+
+
 class NotesRemovals:
     """A table's journal of removed keys."""
 
     resource_handle: tf.Tensor
+
+    @functools.cached_property
+    def removal_readers(self) -> weakref.WeakSet[RemovalReader]:
+        """Who reads the journal besides checkpoints; each reads it before it loses keys."""
+        return weakref.WeakSet()
 
     def start_journal(self, limit: int) -> tf.Operation | None:
         """Note removed keys from now on, so that `export_shards` can give them to an incremental save.
@@ -374,12 +391,21 @@ class NotesRemovals:
         Raises:
           tf.errors.InvalidArgumentError: ``limit`` is negative.
         """
+        for reader in self._read_removals():
+            limit = max(limit, reader.limit)
         return _native.gmeta_hash_table_start_journal(self.resource_handle, tf.cast(limit, tf.int64))
 
     def journal_saved(self) -> tf.Operation | None:
         """Drop the removed keys that `export_shards` has returned from the journal: they are saved."""
+        self._read_removals()
         return _native.gmeta_hash_table_journal_saved(self.resource_handle)
 
     def journal_whole(self) -> tf.Tensor:
         """Return whether the journal has every removal since it was started, () bool; `import_` breaks it."""
         return tf.cast(_native.gmeta_hash_table_journal_whole(self.resource_handle), tf.bool)
+
+    def _read_removals(self) -> list[RemovalReader]:
+        readers: list[RemovalReader] = [*self.removal_readers]
+        for reader in readers:
+            reader.read_removals(self)
+        return readers

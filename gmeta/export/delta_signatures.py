@@ -1,0 +1,252 @@
+"""The signatures by which a stock server takes deltas, in TensorFlow's own ops.
+
+The graph reads a delta (`gmeta.export.model_deltas`) and checks it before it changes anything: that it is
+whole, of this model, and continues the version that the server has. A delta that the server has already
+changes nothing. Otherwise removed ids are removed, rows set, weights assigned, and the version last. Each of
+these is atomic (rows, some at a time), all together are not: a request meanwhile may read some rows before
+and some after the delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core.errors import ConfigError
+from gmeta.core.named_tables import NamedTable, tables_by_full_name
+from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, VERSION, Layout
+from gmeta.export.signature import Signature
+from gmeta.ops import HashTable
+from gmeta.ops.table.portable_tables import LiveTable, PortableTables
+
+
+class Updates:
+    """What makes an exported model take deltas.
+
+    Args:
+      layout: The stream's layout, of the same model.
+      version: The version of the exported model; the first delta that it takes continues this one.
+    """
+
+    def __init__(self, layout: Layout, version: int) -> None:
+        self._layout, self._version = layout, version
+
+    def signatures(
+        self, model: tf.keras.Model, copies: PortableTables, read: Sequence[tf.Variable]
+    ) -> dict[str, Signature]:
+        """Return ``apply_delta``, which takes a delta's bytes, and ``delta_version``; both return a version.
+
+        Args:
+          model: The model.
+          copies: The copies of its tables that the exported graphs read.
+          read: The variables that they read.
+
+        Raises:
+          ConfigError: The graphs read something that was computed from the model when it was exported, such
+            as a catalogue's vectors, so that deltas wouldn't change all answers.
+        """
+        copy_of = {id(table): copy for table, copy in copies.copies}
+        physical = {table.name: copy_of.get(id(table)) for table in tables_of(model)}
+        tables = {
+            name: (named, copy)
+            for name, named in named_tables(model).items()
+            if isinstance(copy := physical[named.physical], LiveTable)
+        }
+        weights = dense_weights(model)
+        known = {variable.ref(): name for name, variable in weights.items()}
+        strange = sorted(
+            {variable.name for variable in read if variable.ref() not in known and _changes(variable)}
+        )
+        if strange:
+            raise ConfigError(
+                f"{model.name} can't be updated by deltas: its graph reads {', '.join(strange)}, which the "
+                "export computes from the model"
+            )
+        used = {known[variable.ref()] for variable in read if variable.ref() in known}
+        dense = {name: weights[name] for name in weights if name in used}
+        return Apply(self._layout, self._version, tables, dense).signatures
+
+
+def _changes(variable: tf.Variable) -> bool:
+    """Return whether a variable that is no weight was computed from weights, as rows and vectors are."""
+    return bool(variable.dtype.is_floating)
+
+
+def tables_of(model: tf.keras.Model) -> list[HashTable]:
+    """Return the tables of a model's layers, sorted by name.
+
+    Raises:
+      ConfigError: Two have the same name.
+    """
+    found: dict[str, HashTable] = {}
+    for part in (model, *tf.train.TrackableView(model).descendants()):
+        held = getattr(part, "tables", ())
+        for table in (part, *(held if isinstance(held, Sequence) else ())):
+            if isinstance(table, HashTable) and found.setdefault(table.name, table) is not table:
+                raise ConfigError(
+                    f"two tables of the model are named {table.name!r}: give their EmbeddingCollections "
+                    "different names"
+                )
+    return [found[name] for name in sorted(found)]
+
+
+def named_tables(model: tf.keras.Model) -> dict[str, NamedTable]:
+    """Return the tables that users name, by their full names."""
+    return tables_by_full_name({table.name: table.merged_keys for table in tables_of(model)})
+
+
+def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
+    """Return a model's weights by name; equal names are numbered in the order of weights."""
+    found: dict[str, tf.Variable] = {}
+    for variable in model.weights:
+        name, number = variable.name, 1
+        while name in found:
+            name, number = f"{variable.name}#{number}", number + 1
+        found[name] = variable
+    return found
+
+
+def layout_of(model: tf.keras.Model, stream: str) -> Layout:
+    """Describe a model for a stream of deltas."""
+    dims = {table.name: table.dim for table in tables_of(model)}
+    return Layout(
+        stream,
+        {name: dims[named.physical] for name, named in named_tables(model).items()},
+        {
+            name: (tuple(variable.shape.as_list()), variable.dtype.name)
+            for name, variable in dense_weights(model).items()
+        },
+    )
+
+
+class Apply:
+    """Signatures of an exported model that takes deltas.
+
+    Args:
+      layout: The stream's layout.
+      version: The version of the exported model.
+      tables: Table of the layout -> where its rows are, and the copy that holds them; those that the model
+        reads. The deltas' rows of others are skipped.
+      dense: Dense weight of the layout -> the variable that the exported model reads.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        version: int,
+        tables: Mapping[str, tuple[NamedTable, LiveTable]],
+        dense: Mapping[str, tf.Variable],
+    ) -> None:
+        self._layout, self._tables, self._dense = layout, tables, dense
+        self.version = tf.Variable(version, dtype=tf.int64, trainable=False, name="delta_version")
+        for name, variable in dense.items():
+            if variable.dtype not in _BITCAST:
+                raise ConfigError(f"deltas can't hold weight {name}, of dtype {variable.dtype.name}")
+
+    @property
+    def signatures(self) -> dict[str, Signature]:
+        """``apply_delta``, which takes a delta's bytes, and ``delta_version``; both return the version."""
+        return {
+            "apply_delta": Signature(
+                lambda inputs: {"delta_version": self._apply(inputs["delta_bytes"])},
+                {"delta_bytes": tf.TensorSpec([], tf.string)},
+            ),
+            "delta_version": Signature(lambda inputs: {"delta_version": self.version.read_value()}, {}),
+        }
+
+    def _apply(self, delta: tf.Tensor) -> tf.Tensor:
+        words = tf.io.decode_raw(delta, tf.int64)
+        size = tf.size(words)
+        whole = tf.debugging.Assert(size >= HEAD, ["not a delta of gmeta: words", size])
+        with tf.control_dependencies([whole]):
+            words = tf.identity(words)
+        factors = 2 * tf.range(tf.cast(size, tf.int64)) + 1
+        factors = tf.tensor_scatter_nd_update(factors, [[CHECKSUM]], tf.zeros([1], tf.int64))
+        sound = tf.equal(tf.reduce_sum(words * factors), words[CHECKSUM])
+        after, version, now = words[AFTER], words[VERSION], self.version.read_value()
+        known = version <= now
+        checks = [
+            tf.debugging.Assert(tf.equal(words[0], MAGIC), ["not a delta of gmeta"]),
+            tf.debugging.Assert(sound, ["the delta is damaged: its checksum differs; copy it again"]),
+            tf.debugging.Assert(
+                tf.equal(words[FINGERPRINT], self._layout.fingerprint),
+                ["the delta is of another model or training"],
+            ),
+            tf.debugging.Assert(
+                tf.logical_or(known, tf.equal(after, now)),
+                ["the delta continues version", after, "and this replica has version", now,
+                 ": send the deltas between them first"],
+            ),
+        ]  # fmt: skip
+        with tf.control_dependencies(checks):
+            return tf.cond(known, lambda: tf.identity(now), lambda: self._change(words, version))
+
+    def _change(self, words: tf.Tensor, version: tf.Tensor) -> tf.Tensor:
+        layout = self._layout
+        tables, dense = len(layout.tables), len(layout.dense)
+        counts = tf.reshape(words[HEAD : HEAD + 2 * tables], [tables, 2])
+        has = words[HEAD + 2 * tables : HEAD + 2 * tables + dense]
+        place = tf.constant(HEAD + 2 * tables + dense, tf.int64)
+        done: list[Any] = []
+        for number, (name, dim) in enumerate(layout.tables.items()):
+            rows, removed = counts[number, 0], counts[number, 1]
+            middle = place + removed
+            end = middle + rows + (rows * dim + 1) // 2
+            if name in self._tables:
+                named, table = self._tables[name]
+                prefix = tf.constant(named.prefix, tf.int64)
+                with tf.control_dependencies([table.remove(words[place:middle] | prefix)]):
+                    values = tf.reshape(tf.bitcast(words[middle + rows : end], tf.float32), [-1])
+                    values = tf.reshape(values[: rows * dim], tf.stack([rows, dim]))
+                    done.append(_upsert(table, words[middle : middle + rows] | prefix, values))
+            place = end
+        for number, (name, (shape, dtype)) in enumerate(layout.dense.items()):
+            kind, count = tf.as_dtype(dtype), int(np.prod(shape, dtype=np.int64))
+            end = place + has[number] * -(-count * kind.size // 8)
+            if name in self._dense:
+                done.append(self._assign(self._dense[name], words[place:end], has[number]))
+            place = end
+        with tf.control_dependencies([op for op in done if op is not None]):
+            changed = self.version.assign(version, read_value=False)
+        with tf.control_dependencies([changed] if changed is not None else []):
+            return tf.identity(version)
+
+    def _assign(self, variable: tf.Variable, words: tf.Tensor, there: tf.Tensor) -> tf.Tensor:
+        count = int(np.prod(variable.shape.as_list(), dtype=np.int64))
+
+        def assign() -> tf.Tensor:
+            kind = _BITCAST[variable.dtype]
+            values = words if kind == tf.int64 else tf.reshape(tf.bitcast(words, kind), [-1])
+            variable.assign(tf.cast(tf.reshape(values[:count], variable.shape), variable.dtype))
+            return tf.constant(True)
+
+        return tf.cond(there > 0, assign, lambda: tf.constant(False))
+
+
+def _upsert(table: LiveTable, keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Set rows, some at a time: requests wait while the hash table inserts."""
+    count = tf.size(keys)
+
+    def some(begin: tf.Tensor) -> list[tf.Tensor]:
+        end = tf.minimum(begin + _ROWS_AT_A_TIME, count)
+        with tf.control_dependencies([table.upsert(keys[begin:end], rows[begin:end])]):
+            return [tf.identity(end)]
+
+    return tf.while_loop(lambda begin: begin < count, some, [tf.constant(0)], parallel_iterations=1)[0]
+
+
+_ROWS_AT_A_TIME = 512
+_BITCAST = {
+    tf.float32: tf.float32,
+    tf.float64: tf.float64,
+    tf.float16: tf.float16,
+    tf.bfloat16: tf.bfloat16,
+    tf.int32: tf.int32,
+    tf.int64: tf.int64,
+    tf.uint8: tf.uint8,
+    tf.bool: tf.uint8,
+}
+"""Dtype of a weight -> that by which its bytes are read."""

@@ -1,0 +1,252 @@
+"""What has changed in a model, as bytes, and the signatures by which a stock server takes them.
+
+A delta is a vector of little-endian int64 words, all of whose parts begin at a whole word::
+
+    magic  fingerprint  after  version  tables  dense  checksum  0
+    for each table:  number of rows, number of removed ids
+    for each dense weight:  1 if the delta has it, else 0
+    for each table:  removed ids, ids, rows (float32)
+    for each dense weight that it has:  its values
+
+It turns a model of version ``after`` into one of ``version``. Ids are those of users' tables, without the
+bits that separate merged tables, so servers whose tables are merged otherwise can read them. The fingerprint
+is a hash of the stream's name and of the names and shapes of all tables and weights: a delta of another
+training is refused. The checksum is ``sum_i (2 i + 1) w_i`` modulo 2^64 over all words but itself. It notices
+each changed word, and exchanged ones.
+
+`gmeta.export.delta_signatures` reads a delta in the graph of a server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gmeta.core.errors import DataError
+from gmeta.core.files import explain_write_errors, write_atomically
+from gmeta.core.json_values import mapping, parse_json, text, whole, wholes
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+STREAM, MODEL, DELTAS = "stream.json", "model", "deltas"
+"""What is in the folder of a `gmeta.export.Publisher`: the layout, SavedModels and deltas."""
+
+FORMAT = "gmeta-model-deltas"
+MAGIC = int.from_bytes(b"gmdelta1", "little")
+HEAD = 8
+"""The number of words of the header."""
+FINGERPRINT, AFTER, VERSION, CHECKSUM = 1, 2, 3, 6
+"""The places of words in it."""
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """The rows of a user's table that have changed.
+
+    Attributes:
+      ids: (n,) int64, distinct, without the bits of merged tables.
+      rows: (n, dim) float32, their rows now.
+      removed: (r,) int64, ids that have no row any more. They are removed before rows are set.
+    """
+
+    ids: Ints
+    rows: Floats
+    removed: Ints
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a stream of deltas is about.
+
+    Attributes:
+      stream: The name of the stream; that of another training differs.
+      tables: Name of a table -> the width of its rows.
+      dense: Name of a dense weight -> its shape and dtype.
+    """
+
+    stream: str
+    tables: Mapping[str, int]
+    dense: Mapping[str, tuple[tuple[int, ...], str]]
+
+    @property
+    def fingerprint(self) -> int:
+        """A hash of all of it, int64."""
+        value = [self.stream, [*self.tables.items()], [[name, *each] for name, each in self.dense.items()]]
+        digest = hashlib.sha256(json.dumps(value).encode()).digest()
+        return int.from_bytes(digest[:8], "little", signed=True)
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON.
+
+        Raises:
+          GmetaError: The file can't be written.
+        """
+        value = {"format": FORMAT, "version": 1, **asdict(self), "fingerprint": self.fingerprint}
+        with explain_write_errors(path):
+            write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Layout:
+        """Read what `save` wrote.
+
+        Raises:
+          DataError: There is no such file, or it isn't what gmeta writes.
+        """
+        try:
+            value = mapping(parse_json(path.read_text()), "the file")
+            if value["format"] != FORMAT or value["version"] != 1:
+                raise ValueError(f"format {value['format']!r}, version {value['version']!r}")
+            tables = mapping(value["tables"], "tables")
+            dense = mapping(value["dense"], "dense")
+            layout = cls(
+                text(value["stream"], "stream"),
+                {name: whole(dim, f"the width of {name}", 1) for name, dim in tables.items()},
+                {
+                    name: (tuple(wholes(shape, name)), text(kind, name))
+                    for name, (shape, kind) in dense.items()
+                },
+            )
+            if layout.fingerprint != value["fingerprint"]:
+                raise ValueError("its fingerprint differs")
+        except OSError as error:
+            raise DataError(
+                f"can't be read: {error.strerror}", path=path, advice="name the folder of a Publisher"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"not what gmeta writes: {error}", path=path) from error
+        return layout
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The changes from one version of a model to a later one.
+
+    Attributes:
+      after: The version that it continues.
+      version: The version that it makes.
+      tables: Table -> its changes; every table of the layout.
+      dense: Dense weight -> its values now; those that the delta has.
+    """
+
+    after: int
+    version: int
+    tables: Mapping[str, TableChange]
+    dense: Mapping[str, npt.NDArray[Any]]
+
+    def encode(self, layout: Layout) -> bytes:
+        """Return the bytes."""
+        counts = [(len(change.ids), len(change.removed)) for change in self._of(layout)]
+        has = [name in self.dense for name in layout.dense]
+        parts = [
+            np.array([MAGIC, layout.fingerprint, self.after, self.version, len(counts), len(has), 0, 0]),
+            np.array(counts, np.int64).reshape(-1),
+            np.array(has, np.int64),
+        ]
+        for change in self._of(layout):
+            parts += [change.removed, change.ids, _words(change.rows)]
+        parts += [_words(self.dense[name]) for name in layout.dense if name in self.dense]
+        words = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        words[CHECKSUM] = checksum(words)
+        return words.astype("<i8", copy=False).tobytes()
+
+    def _of(self, layout: Layout) -> list[TableChange]:
+        return [self.tables[name] for name in layout.tables]
+
+    @classmethod
+    def decode(cls, data: bytes, layout: Layout, path: Path | None = None) -> Delta:
+        """Read the bytes of a delta.
+
+        Args:
+          data: The bytes.
+          layout: The stream's layout.
+          path: Where they are from, for errors.
+
+        Raises:
+          DataError: They are no delta, damaged, or not of this layout.
+        """
+        words = np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
+        if len(data) % 8 or len(words) < HEAD or words[0] != MAGIC:
+            raise DataError(f"not a delta of gmeta: {len(data)} bytes", path=path)
+        if words[CHECKSUM] != checksum(words):
+            raise DataError("damaged: its checksum differs", path=path, advice="copy it again")
+        if words[FINGERPRINT] != layout.fingerprint:
+            raise DataError("of another model or training", path=path)
+        place = HEAD
+        counts = words[place : place + 2 * len(layout.tables)].reshape(-1, 2)
+        place += counts.size
+        has = words[place : place + len(layout.dense)]
+        place += len(has)
+
+        def take(number: int) -> Ints:
+            nonlocal place
+            place += number
+            return words[place - number : place]
+
+        tables = {}
+        for (name, dim), (rows, removed) in zip(layout.tables.items(), counts.tolist(), strict=True):
+            gone, ids = take(removed), take(rows)
+            values = take(-(-rows * dim // 2)).view(np.float32)[: rows * dim].reshape(rows, dim)
+            tables[name] = TableChange(ids, values, gone)
+        dense = {}
+        for (name, (shape, dtype)), there in zip(layout.dense.items(), has.tolist(), strict=True):
+            if there:
+                kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)  # which NumPy doesn't have
+                size = int(np.prod(shape, dtype=np.int64))
+                values = take(-(-size * kind.itemsize // 8)).view(kind)[:size]
+                dense[name] = values.reshape(shape)
+        return cls(int(words[AFTER]), int(words[VERSION]), tables, dense)
+
+
+def combine(deltas: Sequence[Delta]) -> Delta:
+    """Make one delta of several that follow one another: of each row the last state, of each weight too.
+
+    Args:
+      deltas: At least one; each continues the version that the one before makes.
+    """
+    first, *others = deltas
+    for delta in others:
+        tables = {name: _then(change, delta.tables[name]) for name, change in first.tables.items()}
+        first = Delta(first.after, delta.version, tables, {**first.dense, **delta.dense})
+    return first
+
+
+def _then(one: TableChange, other: TableChange) -> TableChange:
+    kept = ~np.isin(one.ids, np.concatenate([other.ids, other.removed]))
+    return TableChange(
+        np.concatenate([one.ids[kept], other.ids]),
+        np.concatenate([one.rows[kept], other.rows]),
+        np.union1d(one.removed, other.removed),
+    )
+
+
+def checksum(words: Ints) -> int:
+    """Compute the checksum of a delta's words, int64; the word that holds it doesn't count."""
+    factors = 2 * np.arange(len(words), dtype=np.int64) + 1
+    factors[CHECKSUM] = 0
+    with np.errstate(over="ignore"):
+        return int((words * factors).sum(dtype=np.int64))
+
+
+def _words(values: npt.NDArray[Any]) -> Ints:
+    """Return values as whole words, filled up by zeros."""
+    data = np.ascontiguousarray(values).tobytes()
+    return np.frombuffer(data + bytes(-len(data) % 8), np.int64)
+
+
+def deltas_in(folder: Path) -> dict[int, Path]:
+    """Return the deltas in a publisher's folder by version, in ascending order."""
+    found = {int(path.stem): path for path in (folder / DELTAS).glob("*.delta") if path.stem.isdigit()}
+    return dict(sorted(found.items()))
+
+
+def models_in(folder: Path) -> list[int]:
+    """Return the versions of the SavedModels in a publisher's folder, in ascending order."""
+    return sorted(int(path.name) for path in (folder / MODEL).glob("*") if path.name.isdigit())

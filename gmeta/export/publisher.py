@@ -1,0 +1,313 @@
+"""Publishes a model while it trains: a SavedModel, and deltas that a running server takes.
+
+::
+
+    online/stream.json              the stream's name
+    online/model/1/                 a SavedModel, of version 1, as TensorFlow Serving's --model_base_path
+    online/deltas/000000000002.delta      what has changed from version 1 to 2 (`gmeta.export.model_deltas`)
+    online/deltas/000000000003.delta
+
+Versions count what was published. A server that loads ``model/1`` has version 1, and takes delta 2 by its
+signature ``apply_delta``; `gmeta deliver` sends it. The answers are then those of an export at that moment,
+to the last bit. After ``base_every``, and where a delta can't be made, a new SavedModel is published;
+TensorFlow Serving loads it by itself.
+
+The rows of a delta are those whose last step isn't below the table's step at the last publication: all that
+training has read or updated since then, and those of that very step. Removed ids come from the tables'
+journals, which checkpoints empty too, so each reads them before the other loses them. Files appear whole or
+not at all, deltas in the order of their versions, and what fails to be published is in the next delta.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError, NotFiniteError
+from gmeta.core.files import explain_write_errors, write_atomically
+from gmeta.core.settings import parse_duration
+from gmeta.core.shares import LOGICAL_SHARDS
+from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables, tables_of
+from gmeta.export.model_deltas import (
+    DELTAS,
+    MODEL,
+    STREAM,
+    Delta,
+    Ints,
+    Layout,
+    TableChange,
+    deltas_in,
+    models_in,
+)
+from gmeta.export.saved_model import Exported, export_model
+from gmeta.ops import HashTable
+
+_SHARDS_AT_A_TIME = 16
+_NO_IDS: Ints = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was published.
+
+    Attributes:
+      version: The version that servers have after it.
+      path: The delta's file, or the SavedModel's folder.
+      rows: The number of rows in it.
+      removed: The number of removed ids in it.
+      bytes: The size of the delta's file; 0 of a SavedModel.
+      seconds: How long it took.
+    """
+
+    version: int
+    path: Path
+    rows: int
+    removed: int
+    bytes: int
+    seconds: float
+
+
+class Publisher(tf.keras.callbacks.Callback):
+    """Keras callback that publishes what training changes, for servers that run.
+
+    Training in one process; deltas of tables that are divided among ranks aren't made yet.
+
+    Args:
+      model: The model; it must have been built, and its graph may not hold what an export computes from it,
+        as those for the next item do.
+      folder: Where to publish. An existing folder of the same model is continued, by a new SavedModel.
+      every: How long between two deltas, such as ``"60s"``; they are made at the ends of batches.
+      dense_every: How long between two deltas with dense weights; at the end of `fit` they are sent as well.
+      base_every: How long between two SavedModels. The one before the last is deleted, with the deltas that
+        only it needs.
+      journal: About how many removed ids a table notes between two deltas, 8 bytes each. If there are more, a
+        SavedModel is published.
+      export: Arguments for `export_model`, such as ``label``.
+
+    Raises:
+      ConfigError: A time isn't one; there are several ranks; the folder is of another model; or as
+        `export_model`.
+
+    Example:
+      ::
+
+        publisher = gmeta.export.Publisher(model, "online", every="10s")
+        model.fit(dataset, callbacks=[publisher])       # and: gmeta deliver --from online --to http://...
+    """
+
+    def __init__(
+        self,
+        model: tf.keras.Model,
+        folder: str | os.PathLike[str],
+        *,
+        every: str = "60s",
+        dense_every: str = "10m",
+        base_every: str = "1d",
+        journal: int = 1_000_000,
+        export: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if collectives.world().size > 1:
+            raise ConfigError("a Publisher needs all rows in its process, and there are several ranks")
+        self._published = model
+        self.folder = Path(folder)
+        self.limit = journal
+        self._every = parse_duration(every, "every")
+        self._dense_every = parse_duration(dense_every, "dense_every")
+        self._base_every = parse_duration(base_every, "base_every")
+        self._export = dict(export or {})
+        self._layout = self._begin()
+        self._tables = tables_of(model)
+        self._since: dict[str, int] = {}  # table -> its step at the last publication
+        self._removed: dict[str, list[Ints]] = {}  # keys that its journal has dropped since then
+        self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers know of
+        self._own_journals: set[str] = set()  # tables whose journal no checkpoint has started
+        self._version = max([0, *models_in(self.folder), *deltas_in(self.folder)])
+        self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
+
+    def _begin(self) -> Layout:
+        file = self.folder / STREAM
+        if not file.exists():
+            layout = layout_of(self._published, uuid.uuid4().hex)
+            layout.save(file)
+            return layout
+        held = Layout.load(file)
+        if held != layout_of(self._published, held.stream):
+            raise ConfigError(f"{self.folder} has the deltas of another model: name another folder")
+        return held
+
+    @property
+    def version(self) -> int:
+        """The version that was published last; 0: none."""
+        return self._version
+
+    def publish(self, *, dense: bool = True) -> Published | None:
+        """Publish what has changed since the last publication: a delta, or a SavedModel if there is none yet.
+
+        Args:
+          dense: Whether the delta holds dense weights.
+
+        Returns:
+          What was published; None if nothing has changed.
+
+        Raises:
+          NotFiniteError: Rows or weights hold NaN or infinity. Nothing is published.
+          GmetaError: A file can't be written; the next call publishes what this one didn't.
+        """
+        if not self._since or not all(bool(table.journal_whole()) for table in self._tables):
+            return self.publish_base()
+        start = time.perf_counter()
+        steps = {table.name: int(table.step()) for table in self._tables}
+        found = {table.name: self._changes(table) for table in self._tables}
+        tables = {
+            name: _own(named, found[named.physical]) for name, named in named_tables(self._published).items()
+        }
+        weights = {
+            name: variable.numpy() for name, variable in dense_weights(self._published).items() if dense
+        }
+        delta = Delta(self._version, self._version + 1, tables, weights)
+        rows, removed = (
+            sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
+        )
+        if not rows + removed + len(weights):
+            return None
+        _check_finite(delta)
+        path = self.folder / DELTAS / f"{delta.version:012d}.delta"
+        data = delta.encode(self._layout)
+        with explain_write_errors(path):
+            write_atomically(path, data)
+        for table in self._tables:
+            self._was_published(table, steps[table.name], found[table.name])
+        self._version = delta.version
+        self._note("delta", *(["dense"] if dense else []))
+        return Published(delta.version, path, rows, removed, len(data), time.perf_counter() - start)
+
+    def publish_base(self) -> Published:
+        """Publish a SavedModel, which servers load as a new version.
+
+        Raises:
+          NotFiniteError: As `publish`.
+          GmetaError: It can't be written.
+        """
+        start = time.perf_counter()
+        version = self._version + 1
+        for table in self._tables:  # before rows are read, so that no later removal is missed
+            self._start(table)
+        steps = {table.name: int(table.step()) for table in self._tables}
+        exported: Exported = export_model(
+            self._published,
+            self.folder / MODEL / str(version),
+            updates=Updates(self._layout, version),
+            **self._export,
+        )
+        for table in self._tables:
+            self._since[table.name], self._removed[table.name] = steps[table.name], []
+            self._absent[table.name] = _NO_IDS
+        self._version = version
+        self._note("delta", "dense", "base")
+        self._clean()
+        return Published(version, exported.folder, exported.rows, 0, 0, time.perf_counter() - start)
+
+    def _note(self, *kinds: str) -> None:
+        self._times |= dict.fromkeys(kinds, time.monotonic())
+
+    def _clean(self) -> None:
+        """Delete all SavedModels but the last two, and the deltas up to the first of these."""
+        bases = models_in(self.folder)
+        for version in bases[:-2]:
+            shutil.rmtree(self.folder / MODEL / str(version))
+        for version, path in deltas_in(self.folder).items():
+            if version <= bases[-2:][0]:
+                path.unlink()
+
+    # The tables' changes.
+
+    def _start(self, table: HashTable) -> None:
+        """Make a table's journal note removals, unless a checkpoint's does."""
+        table.removal_readers.add(self)
+        if not bool(table.journal_whole()):
+            table.start_journal(self.limit)
+            self._own_journals.add(table.name)
+
+    def read_removals(self, table: HashTable) -> None:
+        """Take over the removed keys that a table's journal is about to drop, because a checkpoint does."""
+        self._own_journals.discard(table.name)
+        if not bool(table.journal_whole()):
+            self._since.clear()  # removals are lost, as after a restore: the next publication is a SavedModel
+        elif table.name in self._since:
+            part = table.export_shards(0, LOGICAL_SHARDS, 2**32 - 1)
+            self._removed[table.name].append(np.asarray(part.removed))
+            self._absent[table.name] = _NO_IDS
+
+    def _changes(self, table: HashTable) -> TableChange:
+        """Return the rows that have changed since the last publication, by keys of the physical table."""
+        keys, rows, removed = [], [], self._removed[table.name].copy()
+        for first in range(0, LOGICAL_SHARDS, _SHARDS_AT_A_TIME):
+            part = table.export_shards(first, first + _SHARDS_AT_A_TIME, self._since[table.name])
+            keys.append(np.asarray(part.keys))
+            rows.append(np.asarray(part.rows))
+            removed.append(np.asarray(part.removed))
+        gone = np.setdiff1d(np.concatenate(removed), self._absent[table.name])
+        if len(gone):
+            gone = gone[~table.contains(tf.constant(gone)).numpy()]
+        return TableChange(np.concatenate(keys), np.concatenate(rows), gone)
+
+    def _was_published(self, table: HashTable, step: int, change: TableChange) -> None:
+        self._since[table.name], self._removed[table.name] = step, []
+        if table.name not in self._own_journals:  # the journal has these keys until the next checkpoint
+            absent = np.union1d(self._absent[table.name], change.removed)
+            self._absent[table.name] = np.setdiff1d(absent, change.ids)
+        else:
+            table.removal_readers.discard(self)
+            table.journal_saved()
+            table.removal_readers.add(self)
+
+    # Keras.
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Publish a SavedModel if this process hasn't."""
+        if not self._since:
+            self.publish_base()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Publish what is due."""
+        now = time.monotonic()
+        if now - self._times["base"] >= self._base_every:
+            self.publish_base()
+        elif now - self._times["delta"] >= self._every:
+            self.publish(dense=now - self._times["dense"] >= self._dense_every)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Publish what has changed since the last delta."""
+        self.publish()
+
+
+def _own(named: Any, change: TableChange) -> TableChange:
+    """Return the part of a physical table's changes that is of a user's table, by its ids."""
+    rows = named.own({"keys": change.ids, "rows": change.rows})
+    removed = named.own({"keys": change.removed})
+    return TableChange(rows["keys"], rows["rows"], removed["keys"])
+
+
+def _check_finite(delta: Delta) -> None:
+    for name, change in delta.tables.items():
+        bad = ~np.isfinite(change.rows).all(axis=1)
+        if bad.any():
+            raise NotFiniteError(
+                f"table {name!r}: the rows of ids {change.ids[bad][:5].tolist()} hold NaN or infinity: "
+                "training has diverged, and nothing is published. Train with a lower rate from an earlier "
+                "checkpoint"
+            )
+    for name, values in delta.dense.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise NotFiniteError(f"weight {name} holds NaN or infinity: training has diverged")
