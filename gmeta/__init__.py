@@ -9,10 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gmeta.core.autograph import convert_only_calls
-from gmeta.core.extras import name_missing_extras
-from gmeta.core.keras import select_legacy_keras
-from gmeta.core.old_modules import find_old_modules
+from gmeta.core.imports import find_old_modules, name_missing_extras
+from gmeta.core.keras import convert_only_calls, select_legacy_keras
 from gmeta.core.version import __version__ as __version__
 from gmeta.core.version import check_python
 

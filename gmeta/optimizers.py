@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.core.schedules import OneCycle as OneCycle

@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 import gmeta
+from gmeta import testing as reference
 from gmeta.ops import AttentionMask, HashTable, hstu_attention
 from gmeta.optimizers import SGD
-from gmeta.testing import attention as reference
-from gmeta.testing.small_experiment import small_100k, small_toml
+from gmeta.testing import small_100k, small_toml
 
 
 def check_table(_: Path) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
@@ -20,8 +20,8 @@ _WHERE = {
 }
 
 _MOVED = {
-    "LearningRateWarmup": "gmeta.training.learning_rates:warmup_callback",
-    "OneCycle": "gmeta.training.learning_rates:one_cycle_callback",
+    "LearningRateWarmup": "gmeta.training.joint_optimizer:warmup_callback",
+    "OneCycle": "gmeta.training.joint_optimizer:one_cycle_callback",
     "ShardedCheckpoint": "gmeta.checkpoint",
 }
 """Old name -> the module that has it now, for one release."""

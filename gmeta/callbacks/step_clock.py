@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import lift_variables, out_of_turn
-from gmeta.core.step_marks import SpanKind
+from gmeta.core.step import SpanKind
 
 # The times of a training step: the ends of its parts, and the spans beside them.
 
@@ -249,7 +249,7 @@ def steps_of(sites: Sequence[Site | Notes], number: int) -> Iterator[Step]:
 class StepClock:
     """Stamps the parts of a training step as it runs.
 
-    While a step is traced under `gmeta.core.step_marks.use_clock`, the model, the exchanges between
+    While a step is traced under `gmeta.core.step.use_clock`, the model, the exchanges between
     ranks and the pipeline call it. `gmeta.callbacks.StepTimes` calls `start` before the step and `stop` after
     it, marks the end of "data", and takes the steps by `read`. A stamp is half a dozen ops of some
     microseconds, so steps that aren't measured have none.

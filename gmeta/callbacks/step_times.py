@@ -16,7 +16,7 @@ from gmeta.callbacks.step_trace import StepTrace, offsets_of, seconds_of, take_r
 from gmeta.core import collectives
 from gmeta.core.collectives.lane import lane_kind
 from gmeta.core.errors import ConfigError
-from gmeta.core.step_marks import StepCallback, mark_end, use_clock
+from gmeta.core.step import StepCallback, mark_end, use_clock
 from gmeta.meta import InnerLoop
 from gmeta.ops.device import compute_place
 from gmeta.training.steps_ahead import StepsAhead

@@ -1,10 +1,10 @@
 """Sharded checkpoints of models with tables. Any number of ranks can load what any other number saved.
 
 - `sharded` saves and loads; `callback`, `backup` and `resumed_fit` do so around `fit`.
-- `store`, `chain`, `manifest`, `contents` and `lock`: a folder of checkpoints and what it holds.
-- `table_part`, `table_load`, `record_file` and `admission`: a rank's part of a table.
+- `store`, `chain`, `manifest`, `contents` and `lock`: a folder of checkpoints, and what it holds, on disk.
+- `table_part`, `table_load` and `record_file`: a rank's part of a table.
 - `dense_weights`: all other weights; `rank_group`: the ranks that save and load together.
-- `table_export`, `saved_export`, `table_import`, `table_description` and `column_files`: tables as columns.
+- `table_export`, `table_import`, `table_description` and `column_files`: tables as columns.
 
 Each name is imported on first use.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.checkpoint.callback import ShardedCheckpoint
@@ -32,9 +32,9 @@ _MOVED = {
     "CheckpointReader": "gmeta.checkpoint.chain",
     "CheckpointStore": "gmeta.checkpoint.store",
     "CheckpointSummary": "gmeta.checkpoint.contents",
-    "TableExport": "gmeta.checkpoint.saved_export",
+    "TableExport": "gmeta.checkpoint.contents",
     "TableImport": "gmeta.checkpoint.table_import",
-    "export_saved_table": "gmeta.checkpoint.saved_export",
+    "export_saved_table": "gmeta.checkpoint.contents",
     "load": "gmeta.checkpoint.sharded",
     "save": "gmeta.checkpoint.sharded",
     "summarize": "gmeta.checkpoint.contents",

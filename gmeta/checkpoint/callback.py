@@ -31,7 +31,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import whole
 from gmeta.core.keras import submodules
 from gmeta.core.position import position_of
-from gmeta.core.step_marks import StepCallback
+from gmeta.core.step import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
 from gmeta.ops.table.hash_table import HashTable
 

@@ -24,9 +24,8 @@ from gmeta.checkpoint.table_description import (
     TableDescription,
     description_path,
 )
-from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
+from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError, rows_not_finite
 from gmeta.core.files import sync
-from gmeta.core.finite import rows_not_finite
 
 
 class ColumnWriter(Protocol):

@@ -38,7 +38,7 @@ from gmeta.core.json_values import (
     whole,
     wholes,
 )
-from gmeta.core.merged_keys import MergedKeys
+from gmeta.core.merged_tables import MergedKeys
 from gmeta.core.shares import LOGICAL_SHARDS
 
 FILE_NAME = "manifest.json"

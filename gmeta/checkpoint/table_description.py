@@ -13,8 +13,7 @@ import numpy as np
 from gmeta.core.errors import DataError
 from gmeta.core.files import beside_data
 from gmeta.core.json_values import items, mapping, parse_json, text, whole
-from gmeta.core.merged_keys import Fold, fold_of
-from gmeta.core.named_tables import NamedTable
+from gmeta.core.merged_tables import Fold, NamedTable, fold_of
 
 _NAME, ARROW_NAME = "table.json", "table.arrow"
 FORMAT, VERSION = "gmeta-table", 1
@@ -53,7 +52,7 @@ class TableDescription:
       step: The table's step.
       id_bits: How many bits an id may have; None in a table of its own, whose keys are any int64.
       hashed: Whether the keys are hashes, of text or of larger numbers.
-      fold: How they were folded into ``id_bits`` (`gmeta.core.merged_keys`); None without hashes.
+      fold: How they were folded into ``id_bits`` (`gmeta.core.merged_tables`); None without hashes.
     """
 
     table: str

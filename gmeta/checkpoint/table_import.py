@@ -20,17 +20,15 @@ from gmeta.checkpoint.column_files import ColumnSource, Piece, open_source
 from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.table_description import VOCABULARY, TableDescription
 from gmeta.checkpoint.table_part import export_ranges
-from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.finite import rows_not_finite
-from gmeta.core.merged_keys import fold_numbers
-from gmeta.core.named_tables import NamedTable, find_table
+from gmeta.core.errors import ConfigError, DataError, rows_not_finite
+from gmeta.core.merged_tables import NamedTable, find_table, fold_numbers
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.ops.distinct import owned_by
 from gmeta.ops.id_hash import hash_text
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.moved_rows import clear_table
 from gmeta.ops.table.records import Records
+from gmeta.ops.table.restored_rows import clear_table
 
 # Checks rows that come from a file, and gives them the form of a table's records.
 

@@ -1,7 +1,7 @@
 """Loads this rank's part of the tables of a sharded checkpoint.
 
 A table whose keys are those that it was saved with reads the logical shards that this rank owns. The rows of
-other tables are found by the tables' names (`gmeta.ops.table.moved_rows`). Their keys change, and with the
+other tables are found by the tables' names (`gmeta.ops.table.restored_rows`). Their keys change, and with the
 keys the logical shards, so every rank then reads all rows of these tables and keeps its own.
 """
 
@@ -16,22 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.checkpoint.admission import load_admission, read_waiting
 from gmeta.checkpoint.chain import CheckpointReader
 from gmeta.checkpoint.manifest import TableEntry
-from gmeta.checkpoint.table_part import layout
+from gmeta.checkpoint.table_part import layout, load_admission, read_waiting
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.ops.distinct import owned_by
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.moved_rows import (
+from gmeta.ops.table.records import AdmissionState, Records
+from gmeta.ops.table.restored_rows import (
     SavedTable,
     clear_table,
     fill_table,
     fit_slots,
     plan_moves,
 )
-from gmeta.ops.table.records import AdmissionState, Records
 
 _ROWS_AT_A_TIME = 4096
 _ALL_SHARDS = range(LOGICAL_SHARDS)

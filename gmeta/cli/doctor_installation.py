@@ -17,8 +17,7 @@ from types import ModuleType
 from packaging.requirements import Requirement
 
 from gmeta.core import collectives, native
-from gmeta.core.collectives.backend import ONE, RANKS, choice, uses_horovod
-from gmeta.core.collectives.place import check_alone
+from gmeta.core.collectives.place import ONE, RANKS, check_alone, choice, uses_horovod
 from gmeta.core.errors import ConfigError, NativeLibraryError
 from gmeta.core.version import DISTRIBUTIONS, WANTED, __version__, find_tensorflow
 

@@ -364,7 +364,7 @@ def verify(store: Path, generation: int | None) -> None:
     they exist unchanged, and the generations that they read.
     """
     from gmeta.preprocess.history.example_sets import find_faults
-    from gmeta.preprocess.history.verify import verify_history
+    from gmeta.preprocess.history.reading import verify_history
 
     found = verify_history(store, generation)
     examples = list(find_faults(store))
@@ -403,8 +403,8 @@ def show(
     from gmeta.core.history_manifest import BIRTH
     from gmeta.core.texts import Texts
     from gmeta.preprocess import HistorySpec
-    from gmeta.preprocess.history.export import read_histories
     from gmeta.preprocess.history.generation import Generation, settle_or_warn
+    from gmeta.preprocess.history.reading import read_histories
 
     settle_or_warn(store)
     opened = Generation(store)
@@ -449,7 +449,7 @@ def export_events(
     --users write only the events of these users.
     """
     from gmeta.cli.prepare import PrepareProgress
-    from gmeta.preprocess.history.export import export_history
+    from gmeta.preprocess.history.reading import export_history
 
     named = find_users(store, users, users_file) if users or users_file else None
     with PrepareProgress() as progress:

@@ -14,7 +14,7 @@ from gmeta.core.data_manifest import FORMAT
 from gmeta.core.json_values import FILE_NAME, parse_json
 
 if TYPE_CHECKING:
-    from gmeta.preprocess.shards.data_summary import DataSummary
+    from gmeta.preprocess.shards.data_set import DataSummary
 
 
 @click.command("inspect")
@@ -37,7 +37,7 @@ def command(folder: Path, top: int, verify: bool, as_json: bool) -> None:
     neither rows nor admission filters.
     """
     if _is_data(folder):
-        from gmeta.preprocess.shards.data_summary import summarize_data
+        from gmeta.preprocess.shards.data_set import summarize_data
 
         data = summarize_data(folder, top, verify=verify)
         if as_json:

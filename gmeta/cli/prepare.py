@@ -106,7 +106,7 @@ def command(
     from gmeta.preprocess import SyntheticConfig
     from gmeta.preprocess import prepare as run
     from gmeta.preprocess.local.duckdb_engine import parse_bytes
-    from gmeta.preprocess.task_sizes import FILE_NAME, draw_task_sizes
+    from gmeta.preprocess.summary import HISTOGRAM, draw_task_sizes
 
     if compress is not None:
         raise ConfigError(
@@ -163,7 +163,7 @@ def command(
             )
     if not summary.reused:
         with explain_write_errors(out):
-            draw_task_sizes(summary, out / FILE_NAME)
+            draw_task_sizes(summary, out / HISTOGRAM)
     print_summary(summary)
 
 

@@ -36,7 +36,7 @@ def export_columns(
     CHECKPOINT is a checkpoint, or a folder of checkpoints, whose latest one is read. No model is needed.
     `gmeta.checkpoint.import_table` reads OUT into a model.
     """
-    from gmeta.checkpoint.saved_export import export_saved_table
+    from gmeta.checkpoint.contents import export_saved_table
 
     done = export_saved_table(
         checkpoint, table, out, format=form, state=state, overwrite=overwrite, finite=finite

@@ -13,7 +13,7 @@ from gmeta.cli.options import FAMILY, find_data, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.extras import MissingExtraError
+from gmeta.core.imports import MissingExtraError
 from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad
 

@@ -53,8 +53,7 @@ def command(folder: Path | None, host: str, port: int, idle: float | None, paths
 
     import tensorflow as tf  # isort: skip
 
-    from gmeta.io.service.channel import key_of
-    from gmeta.io.service.worker_server import WorkerServer
+    from gmeta.io.service.worker import WorkerServer, key_of
 
     key = key_of(folder)
     sys.path += paths

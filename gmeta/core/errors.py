@@ -13,7 +13,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _FRAMEWORKS = frozenset({"gmeta", "tensorflow", "tf_keras", "contextlib"})
 
@@ -158,3 +162,18 @@ def finite_number(what: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise ConfigError(f"{what} must be a finite number, got {value!r}")
     return float(value)
+
+
+def rows_not_finite(rows: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Return which rows of a matrix hold NaN or infinity, in ascending order.
+
+    Example:
+      >>> rows_not_finite(np.array([[1.0, 2.0], [np.nan, 3e38]])).tolist()
+      [1]
+    """
+    import numpy as np
+
+    given = np.asarray(rows)
+    with np.errstate(over="ignore", invalid="ignore"):  # one pass; rows of huge numbers are then read again
+        doubtful = np.flatnonzero(~np.isfinite(np.einsum("ij,ij->i", given, given)))
+    return doubtful[~np.isfinite(given[doubtful]).all(axis=1)]

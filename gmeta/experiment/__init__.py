@@ -4,7 +4,7 @@ The commands `gmeta train`, `gmeta evaluate` and `gmeta export` run them. A scri
 `measurement`, `results` and `report` from here.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 
 _MOVED = {
     "Evaluation": "gmeta.experiment.results.evaluation",

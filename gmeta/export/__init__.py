@@ -1,6 +1,6 @@
 """Exports trained models as SavedModels that stock TensorFlow Serving loads.
 
-- `saved_model` writes the export, with the signatures of `defaults`, or those that `signature` describes.
+- `saved_model` writes the export, with default signatures, or those that `signature` describes.
 - `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
 - `sequence_models` has the signatures of models over histories.
 - `publisher` publishes a model while it trains: `model_deltas` are what has changed, `delta_signatures` take
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.export.publisher import Publisher
@@ -30,7 +30,7 @@ _MOVED = {
     "Exported": "gmeta.export.saved_model",
     "PADDING": "gmeta.export.signature",
     "Signature": "gmeta.export.signature",
-    "default_signatures": "gmeta.export.defaults",
+    "default_signatures": "gmeta.export.saved_model",
     "exposure_signatures": "gmeta.export.sequence_models",
     "feature_inputs": "gmeta.export.signature",
     "meta_sequence_signatures": "gmeta.export.meta_models",

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.named_tables import NamedTable, tables_by_full_name
+from gmeta.core.merged_tables import NamedTable, tables_by_full_name
 from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, VERSION, Layout
 from gmeta.export.signature import Signature
 from gmeta.ops import HashTable

@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
 from gmeta.models import MetaModel
 from gmeta.models.meta import fast_weights
-from gmeta.models.meta.deltas import DIVERGED, TaskDeltas
+from gmeta.models.meta.adapter import DIVERGED, TaskDeltas
 from gmeta.models.meta.fast_weights import (
     FORMAT,
     KEYS,

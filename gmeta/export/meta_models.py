@@ -15,7 +15,7 @@ from gmeta.export.delta_strings import Stale as Stale
 from gmeta.export.sequence_models import LABELS, PaddedSequences, answers, exposure_signatures
 from gmeta.export.signature import Signature, feature_inputs
 from gmeta.models import MetaGRM, MetaModel
-from gmeta.models.meta.deltas import (
+from gmeta.models.meta.adapter import (
     one_task,
     outputs_with,
     query_only,

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +26,27 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import stage_folder
-from gmeta.export.defaults import default_signatures
 from gmeta.export.delta_signatures import Updates
-from gmeta.export.signature import DEFAULT_SIGNATURE as DEFAULT_SIGNATURE
-from gmeta.export.signature import OUTPUT, receive, wire_names, wire_specs
+from gmeta.export.meta_models import RATING, meta_sequence_signatures, meta_signatures
+from gmeta.export.sequence_models import (
+    exposure_signatures,
+    next_item_signatures,
+    retrieval_signatures,
+    two_tower_signatures,
+)
+from gmeta.export.signature import (
+    DEFAULT_SIGNATURE,
+    OUTPUT,
+    Signature,
+    feature_inputs,
+    receive,
+    wire_names,
+    wire_specs,
+)
 from gmeta.export.signature import PADDING as PADDING
-from gmeta.export.signature import Signature as Signature
-from gmeta.export.signature import feature_inputs as feature_inputs
 from gmeta.layers import EmbeddingCollection
 from gmeta.layers.embedding.merge_plan import MergedTable
-from gmeta.models import MetaGRM, MetaModel
+from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel, TwoTower
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import HashTable
 from gmeta.ops.table.portable_tables import UnknownRows, initial_rows_of, portable_ops
@@ -144,9 +155,9 @@ def export_model(
       model: Any Keras model; embedding collections may be anywhere in it.
       folder: The folder to create. TensorFlow Serving expects ``<model>/<number>``, and serves a new number
         as soon as it appears; this function makes it appear whole.
-      signatures: Name -> signature; the first is also served as `DEFAULT_SIGNATURE`. None: the signatures
-        that `gmeta.export.defaults` has for every model.
-      unknown: The row that an untrained id reads; see `gmeta.export.saved_model.Unknown`.
+      signatures: Name -> signature; the first is also served as `DEFAULT_SIGNATURE`. None: those
+        of `default_signatures`.
+      unknown: The row that an untrained id reads; see `Unknown`.
       text_ids: Whether clients send text for the inputs that have the name of a feature that hashes. False:
         they send the numbers that ``gmeta prepare`` would store for it (`gmeta.ops.hash_text`). Where the
         model itself takes text, clients send text in either case.
@@ -262,3 +273,85 @@ def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.
 
 def _describe(specs: Mapping[str, tf.TensorSpec]) -> dict[str, str]:
     return {name: f"{spec.dtype.name} {json.dumps(spec.shape.as_list())}" for name, spec in specs.items()}
+
+
+def default_signatures(
+    model: tf.keras.Model,
+    collections: Sequence[EmbeddingCollection],
+    *,
+    label: str | None = None,
+    text_ids: bool = True,
+) -> Mapping[str, Signature]:
+    """Choose the signatures of a model by its class.
+
+    A `MetaModel` or a `MetaGRM` has those of `gmeta.export.meta_models`, and a `GRM`, a `NextItemModel`, a
+    `TwoTower`, a `GenerativeRetriever` or a `FlatRetriever` those of `gmeta.export.sequence_models`. Any
+    other model has one signature, its own call with ``training=False``. The inputs of that signature are a
+    functional model's inputs, or else the features of the model's embedding collections; its answer is the
+    same as that of `predict`.
+
+    Args:
+      model: The model.
+      collections: The embedding collections in the model.
+      label: As for `gmeta.export.export_model`.
+      text_ids: As for `gmeta.export.export_model`.
+
+    Raises:
+      ConfigError: The inputs can't be determined; or a label is given although answers have names already.
+    """
+    if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel | TwoTower | FlatRetriever):
+        raise ConfigError(
+            f"{model.name}: label={label!r} has no use, because its answers have names: leave it out"
+        )
+    if isinstance(model, MetaGRM):
+        return meta_sequence_signatures(model, text_ids=text_ids)
+    if isinstance(model, MetaModel):
+        of_logits = label is not None and takes_logits(model)
+        return meta_signatures(model, answer=label or RATING, of_logits=of_logits)
+    if isinstance(model, GRM):
+        return exposure_signatures(model, text_ids=text_ids)
+    if isinstance(model, GenerativeRetriever | FlatRetriever):
+        return retrieval_signatures(model, text_ids=text_ids)
+    if isinstance(model, NextItemModel):
+        return next_item_signatures(model, text_ids=text_ids)
+    if isinstance(model, TwoTower):
+        return two_tower_signatures(model, text_ids=text_ids)
+    return {DEFAULT_SIGNATURE: _own_call(model, collections, label)}
+
+
+def takes_logits(model: tf.keras.Model) -> bool:
+    """Return whether a model was compiled with a binary cross-entropy that takes logits."""
+    loss = getattr(model, "loss", None)
+    binary = tf.keras.losses.BinaryCrossentropy | tf.keras.losses.BinaryFocalCrossentropy
+    return isinstance(loss, binary) and bool(loss.get_config().get("from_logits"))
+
+
+def _own_call(
+    model: tf.keras.Model, collections: Sequence[EmbeddingCollection], label: str | None
+) -> Signature:
+    def answer(outputs: Any) -> Any:
+        if label is None:
+            return outputs
+        if not tf.is_tensor(outputs):
+            raise ConfigError(
+                f"{model.name} has several outputs, which have names: leave label={label!r} out"
+            )
+        if takes_logits(model):
+            return {label: tf.sigmoid(outputs), f"{label}_logit": outputs}
+        return {label: outputs}
+
+    if getattr(model, "inputs", None):  # a functional model knows its inputs and their structure
+        tensors = tf.nest.flatten(model.input)
+        return Signature(
+            lambda inputs: answer(
+                model(
+                    tf.nest.pack_sequence_as(model.input, [inputs[tensor.name] for tensor in tensors]),
+                    training=False,
+                )
+            ),
+            {tensor.name: tensor.type_spec for tensor in tensors},
+        )
+    if not collections:
+        raise ConfigError(f"{model.name} has no inputs or features of its own: give signatures")
+    features = [feature for collection in collections for feature in collection.features]
+    return Signature(lambda inputs: answer(model(inputs, training=False)), feature_inputs(features))

@@ -16,9 +16,8 @@ Beside them, `reader_stats` counts what was read, skipped and bad, and turns Ten
 line.
 """
 
-from gmeta.core.lazy import load_lazily
-from gmeta.io.balance import SequenceCost
-from gmeta.io.cuts.query_rule import After, Flag
+from gmeta.core.imports import load_lazily
+from gmeta.io.cuts.task_split import After, Flag
 from gmeta.io.features import (
     ArrowSource,
     FeatureSource,
@@ -30,16 +29,15 @@ from gmeta.io.features import (
 from gmeta.io.histories.late_reader import late
 from gmeta.io.histories.store import HistoryStore
 from gmeta.io.predictions.write import write_predictions
+from gmeta.io.readers.balance import Balance, SequenceCost
+from gmeta.io.readers.cut_reader import sequences, tasks
 from gmeta.io.readers.group_reader import groups
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.read_options import AfterSteps, ReadOptions
 from gmeta.io.readers.row_reader import rows
-from gmeta.io.readers.sequence_reader import sequences
-from gmeta.io.readers.step_balance import Balance
-from gmeta.io.readers.task_reader import tasks
-from gmeta.io.service.scaled_pool import ScaledPool
+from gmeta.io.service.pieces import ServedPosition
 from gmeta.io.service.served_epochs import distribute
-from gmeta.io.service.served_position import ServedPosition
+from gmeta.io.service.worker_pool import ScaledPool
 
 _MOVED = {
     "EpochPiece": "gmeta.io.readers.read_options:OneEpoch",

@@ -1,17 +1,17 @@
 """Keras layers: embeddings, layers with a task's own weights, and blocks over sequences.
 
 - `embedding` looks up features in dynamic tables, and `exchange` fetches the rows from their ranks.
-- `adaptive` holds layers whose weights the inner loop adapts.
-- `sequence` holds HSTU, FuXi and their stacks, `multitask` MMoE and heads for several tasks.
+- `networks` holds layers whose weights the inner loop adapts.
+- `sequence` holds HSTU, FuXi and their stacks; `mmoe` and `task_heads` are layers for several labels.
 """
 
-from gmeta.core.lazy import load_lazily
-from gmeta.layers.adaptive.mlp import MLP
+from gmeta.core.imports import load_lazily
 from gmeta.layers.embedding.collection import EmbeddingCollection
 from gmeta.layers.embedding.feature_config import FeatureConfig
 from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.layers.exchange.recorded_lookups import record_lookups
-from gmeta.layers.multitask.mmoe import MMoE
+from gmeta.layers.mmoe import MMoE
+from gmeta.layers.networks import MLP
 from gmeta.layers.sequence.block import SequenceBlock
 from gmeta.layers.sequence.fuxi import FuXi
 from gmeta.layers.sequence.hstu import HSTU
@@ -20,7 +20,7 @@ from gmeta.layers.sequence.stack import SequenceStack
 _MOVED = {
     "CollectionLookup": "gmeta.layers.embedding.collection",
     "EntityVector": "gmeta.layers.embedding.pooling",
-    "ExpertBalance": "gmeta.layers.multitask.mmoe",
+    "ExpertBalance": "gmeta.layers.mmoe",
     "FuXiBlock": "gmeta.layers.sequence.fuxi",
     "GroupLayerNorm": "gmeta.layers.sequence.hstu",
     "HSTUBlock": "gmeta.layers.sequence.hstu",
@@ -28,17 +28,17 @@ _MOVED = {
     "Place": "gmeta.layers.sequence.reading:AppendedPlace",
     "Reading": "gmeta.layers.sequence.reading",
     "RecordedLookups": "gmeta.layers.exchange.recorded_lookups",
-    "RelativeBiasTables": "gmeta.layers.sequence.bias_tables",
+    "RelativeBiasTables": "gmeta.layers.sequence.block",
     "SequenceLayer": "gmeta.layers.sequence.block",
     "SequenceView": "gmeta.layers.sequence.reading",
     "TableGradient": "gmeta.layers.exchange.recorded_lookups",
-    "TaskHeads": "gmeta.layers.multitask.task_heads",
-    "expert_balance": "gmeta.layers.multitask.mmoe",
+    "TaskHeads": "gmeta.layers.task_heads",
+    "expert_balance": "gmeta.layers.mmoe",
     "layer_norm": "gmeta.ops.hstu_layer",
-    "product_logits": "gmeta.layers.multitask.task_heads",
+    "product_logits": "gmeta.layers.task_heads",
     "rms_norm": "gmeta.ops.hstu_layer",
     "sequence_view": "gmeta.layers.sequence.reading",
-    "squared_variation": "gmeta.layers.multitask.mmoe",
+    "squared_variation": "gmeta.layers.mmoe",
 }
 """Old name -> the module that has it now, for one release."""
 

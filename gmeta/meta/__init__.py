@@ -1,14 +1,14 @@
 """The inner and the outer loop of meta-learning over plain callables.
 
-`inner_loop` has the settings of an inner loop, `inner_optimizers` its optimizers, `adaptation` its gradient
-steps, and `ridge` the head in closed form. This package doesn't depend on models, tables or Horovod:
+`inner_loop` has the settings of an inner loop, `adaptation` its gradient steps and their optimizers, and
+`ridge` the head in closed form. This package doesn't depend on models, tables or Horovod:
 parameters are mappings of tensors, and losses are functions of them. See G-Meta, section 2.1, and MAML (Finn
 et al., 2017), algorithm 1.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
+from gmeta.meta.adaptation import SGD, Adam, Momentum
 from gmeta.meta.inner_loop import HeadPrior, InnerLoop
-from gmeta.meta.inner_optimizers import SGD, Adam, Momentum
 
 _MOVED = {
     "Adaptation": "gmeta.meta.adaptation",

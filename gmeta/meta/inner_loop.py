@@ -9,8 +9,16 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, finite_number, whole_number
-from gmeta.meta.adaptation import Adaptation, Rates
-from gmeta.meta.inner_optimizers import SGD, Adam, InnerOptimizer, Momentum, OptimizerName, inner_optimizer
+from gmeta.meta.adaptation import (
+    SGD,
+    Adam,
+    Adaptation,
+    InnerOptimizer,
+    Momentum,
+    OptimizerName,
+    Rates,
+    inner_optimizer,
+)
 
 # The settings of the prior with which ridge regression solves for a head.
 

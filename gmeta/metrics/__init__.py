@@ -8,7 +8,7 @@ together. `gmeta.models.MetaModel` hands `GAUC`, `NDCG` and other kinds of `rank
 models: at which rank the item that came next is among all items.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.metrics.auc import AUC, UserGAUC
 from gmeta.metrics.next_item import NextItem
 from gmeta.metrics.ranking import GAUC, NDCG

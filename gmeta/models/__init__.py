@@ -7,7 +7,7 @@
 `Model`, the base class of all, is in `gmeta.training.model`.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.models.generative.flat_retriever import FlatRetriever
 from gmeta.models.generative.generative_retriever import GenerativeRetriever
 from gmeta.models.meta.meta_model import MetaModel

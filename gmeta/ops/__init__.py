@@ -3,13 +3,14 @@
 - `id_hash` and `distinct`: hashes of ids, and a batch's distinct ids with their owners.
 - `key_messages` and `row_buffers`: what an all-to-all carries, packed and unpacked.
 - `jagged`: sequences of different lengths, one after another, without padding.
-- `attention_inputs`, `jagged_attention`, `padded_forms` and `hstu_layer`: masks and attention over them;
-  `native_forms` chooses the kernel or plain TensorFlow.
+- `attention_inputs`, `jagged_attention` and `hstu_layer`: masks and attention over them.
 - `trie` and `trie_draws`: beam search and draws in a trie of codes.
-- `device`: where a table's rows are. `support.reference` computes the same in NumPy, for tests.
+- `device`: where a table's rows are, and whether an op computes by its kernel or in plain TensorFlow.
+
+`support.reference` computes the same in NumPy, for tests.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.ops import jagged
 from gmeta.ops.attention_inputs import AttentionMask, RelativeBias
 from gmeta.ops.distinct import unique
@@ -32,21 +33,21 @@ _MOVED = {
     "RoutedKeys": "gmeta.ops.key_messages",
     "ShardRecords": "gmeta.ops.table.records",
     "Statistics": "gmeta.ops.table.records",
-    "TableSnapshot": "gmeta.ops.table.snapshot",
+    "TableSnapshot": "gmeta.ops.table.restored_rows",
     "TrieNoise": "gmeta.ops.trie_draws",
     "TrieStep": "gmeta.ops.trie",
     "Unique": "gmeta.ops.distinct",
     "UniqueByOwner": "gmeta.ops.distinct",
     "UnknownRows": "gmeta.ops.table.portable_tables",
     "count_collisions": "gmeta.ops.id_hash",
-    "dense_mask": "gmeta.ops.padded_forms",
+    "dense_mask": "gmeta.ops.jagged_attention",
     "fold_ids": "gmeta.ops.id_hash",
     "hstu_mix": "gmeta.ops.hstu_layer",
     "initial_rows_of": "gmeta.ops.table.portable_tables",
     "layer_norm": "gmeta.ops.hstu_layer",
     "merge_keys": "gmeta.ops.id_hash",
     "pack_rows": "gmeta.ops.row_buffers",
-    "padded_attention": "gmeta.ops.padded_forms",
+    "padded_attention": "gmeta.ops.jagged_attention",
     "portable_ops": "gmeta.ops.table.portable_tables",
     "receive_keys": "gmeta.ops.key_messages",
     "rms_norm": "gmeta.ops.hstu_layer",

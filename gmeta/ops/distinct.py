@@ -10,8 +10,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import LOGICAL_SHARDS
-from gmeta.ops.device import DEVICE_NAMES, DeviceKind, ids_tensor, keys_vector
-from gmeta.ops.native_forms import is_portable
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind, ids_tensor, is_portable, keys_vector
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaUnique")

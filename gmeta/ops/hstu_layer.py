@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from gmeta.core.native import load_op_library
 from gmeta.ops.attention_inputs import RelativeBias
+from gmeta.ops.device import has_row_kernels, is_native, is_portable, on_gpu, portable_forms
 from gmeta.ops.jagged_attention import batch_inputs, hstu_attention
-from gmeta.ops.native_forms import has_row_kernels, is_native, is_portable, on_gpu, portable_forms
 
 # Norms of single tokens, so that no token depends on another.
 

@@ -11,11 +11,10 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
-from gmeta.core.merged_keys import HASHED_BITS, Fold, MergedKeys, check_fold
+from gmeta.core.merged_tables import HASHED_BITS, Fold, MergedKeys, check_fold
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import splitmix64_tensor
-from gmeta.ops.device import ids_tensor, integers_of
-from gmeta.ops.native_forms import is_portable
+from gmeta.ops.device import ids_tensor, integers_of, is_portable
 
 # Text hashing (``ops/hash_text/md5.h``) in plain TensorFlow ops, for graphs that run without gmeta.
 #
@@ -148,7 +147,7 @@ def hash_text(texts: Any) -> tf.Tensor:
 
 
 def fold_ids(numbers: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> tf.Tensor:
-    """Fold 64-bit numbers x into ids in [0, 2^bits): `gmeta.core.merged_keys.fold_numbers` of tensors.
+    """Fold 64-bit numbers x into ids in [0, 2^bits): `gmeta.core.merged_tables.fold_numbers` of tensors.
 
     Args:
       numbers: Integers of any shape; negative ones stand for their two's complement.
@@ -221,9 +220,9 @@ def merge_keys(
       features: Their names, for messages.
       prefixes: For each feature, the bits that are or-ed into its ids.
       id_bits: How many bits an id may have, 0 to 63.
-      hashed: For each feature, whether its numbers are folded into ids (`gmeta.ops.id_hash.fold_ids`). None:
+      hashed: For each feature, whether its numbers are folded into ids (`fold_ids`). None:
         those of no feature are.
-      mix: How they are folded: True by "mix" into `gmeta.core.merged_keys.HASHED_BITS` bits, False by
+      mix: How they are folded: True by "mix" into `gmeta.core.merged_tables.HASHED_BITS` bits, False by
         "xor" into ``id_bits``. A tensor is read when the graph runs.
 
     Returns:
@@ -313,7 +312,7 @@ class HoldsMergedKeys:
 
     @property
     def mixes_ids(self) -> bool | tf.Variable:
-        """Whether hashed ids are folded by "mix", as `gmeta.ops.id_hash.merge_keys` takes it.
+        """Whether hashed ids are folded by "mix", as `merge_keys` takes it.
 
         An exported graph keeps the fold that the table has when it is exported.
         """
@@ -323,7 +322,7 @@ class HoldsMergedKeys:
 
     @property
     def fold(self) -> Fold:
-        """How hashed ids are folded (`gmeta.core.merged_keys`)."""
+        """How hashed ids are folded (`gmeta.core.merged_tables`)."""
         return "mix" if self._merged_keys is None else self._merged_keys.fold
 
     def follow_fold(self, fold: Fold) -> None:

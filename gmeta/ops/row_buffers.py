@@ -30,7 +30,7 @@ def pack(
     *,
     wire_dtype: tf.DType = tf.float32,
 ) -> PackedRows:
-    """Pack rows as `gmeta.ops.row_buffers.pack_rows` does.
+    """Pack rows as `pack_rows` does.
 
     Args:
       rows: For each table (v_t, dim_t) float32.
@@ -51,7 +51,7 @@ def pack(
 
 
 def unpack(buffer: tf.Tensor, counts: tf.Tensor, *, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
-    """Unpack rows as `gmeta.ops.row_buffers.unpack_rows` does.
+    """Unpack rows as `unpack_rows` does.
 
     Args:
       buffer: A vector of one of `DTYPES`: what rank 0, 1, … have packed for this rank.

@@ -11,7 +11,7 @@ from gmeta.core.errors import whole_number
 from gmeta.core.graph import assert_first
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import splitmix64_tensor
-from gmeta.ops.native_forms import is_portable
+from gmeta.ops.device import is_portable
 
 # A level of a trie, as ops take it.
 
@@ -19,7 +19,7 @@ _NO_MASK = np.zeros(0, np.bool_)
 
 
 class Level(NamedTuple):
-    """A level of a trie, as `gmeta.core.code_trie.CodeTrie` has it.
+    """A level of a trie, as `gmeta.models.generative.code_tables.CodeTrie` has it.
 
     Attributes:
       starts: int64 (nodes + 1,).
@@ -195,7 +195,7 @@ def trie_step(
       logits: float32 (users, beams, codes), of the next digit.
       scores: float32 (users, beams).
       nodes: int64 (users, beams), nodes of this level; -1: there is no beam.
-      starts: int64 (nodes + 1,), as `gmeta.core.code_trie.CodeTrie` has them for a level.
+      starts: int64 (nodes + 1,), as `gmeta.models.generative.code_tables.CodeTrie` has them for a level.
       digits: int32 or int64 (children,), of the same. TensorFlow keeps int32 in the host's memory: give a GPU
         int64, else it copies all digits in each step of a `tf.function`.
       allowed: bool (children,), which children are allowed (`CodeTrie.allow`); None: all.
@@ -212,7 +212,7 @@ def trie_step(
       tf.errors.UnimplementedError: There are too many beams for a GPU.
 
     Example:
-      >>> from gmeta.core.code_trie import CodeTrie
+      >>> from gmeta.models.generative.code_tables import CodeTrie
       >>> trie = CodeTrie.of(np.array([[0], [2]]))
       >>> step = trie_step([[[5.0, 9.0, 5.0]]], [[0.0]], [[0]], trie.starts[0], trie.digits[0], k=2)
       >>> tf.exp(step.scores).numpy()
@@ -257,7 +257,7 @@ def trie_log_probs(
       nodes: int64 (n,), nodes of this level.
       children: int64 (n,), nodes of the next level, each a child of its node; -1: none, which gives 0 and no
         gradient, whatever its node is.
-      starts: int64 (nodes + 1,), as `gmeta.core.code_trie.CodeTrie` has them for a level.
+      starts: int64 (nodes + 1,), as `gmeta.models.generative.code_tables.CodeTrie` has them for a level.
       digits: int32 or int64 (children,), of the same; int64 for a GPU, as in `trie_step`.
       allowed: bool (children,), which children are allowed (`CodeTrie.allow`); None: all.
 
@@ -270,7 +270,7 @@ def trie_log_probs(
         infinity. The error names the row.
 
     Example:
-      >>> from gmeta.core.code_trie import CodeTrie
+      >>> from gmeta.models.generative.code_tables import CodeTrie
       >>> trie = CodeTrie.of(np.array([[0], [2]]))
       >>> y = trie_log_probs([[5.0, 9.0, 5.0]], [0], [1], trie.starts[0], trie.digits[0])
       >>> tf.exp(y).numpy()

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.native import load_op_library
-from gmeta.ops.native_forms import is_portable
+from gmeta.ops.device import is_portable
 from gmeta.ops.trie import Level, TrieStep
 
 _native = load_op_library("ops")
@@ -88,7 +88,7 @@ def trie_sample(
       tf.errors.InvalidArgumentError: As in `trie_step`; or keys aren't (users,).
 
     Example:
-      >>> from gmeta.core.code_trie import CodeTrie
+      >>> from gmeta.models.generative.code_tables import CodeTrie
       >>> trie = CodeTrie.of(np.array([[0], [2]]))
       >>> logits, nodes = np.zeros((1, 5, 3)), np.zeros((1, 5), np.int64)
       >>> noise = TrieNoise(seed=1, step=0, level=0, keys=[7])
@@ -155,7 +155,7 @@ def trie_gumbel_step(
       tf.errors.UnimplementedError: There are too many beams for a GPU.
 
     Example:
-      >>> from gmeta.core.code_trie import CodeTrie
+      >>> from gmeta.models.generative.code_tables import CodeTrie
       >>> trie = CodeTrie.of(np.array([[0], [2]]))
       >>> noise = TrieNoise(seed=1, step=0, level=0, keys=[7])
       >>> step = trie_gumbel_step(

@@ -1,19 +1,18 @@
 """Training of policies by rewards.
 
 - `rollouts` draws groups of items, and `rewards` scores them.
-- `losses` are functions of log-probabilities and rewards; `objectives` are the settings of each method.
-- `policy_training` is the Keras model that trains a policy.
+- `losses` are functions of log-probabilities and rewards.
+- `policy_training` has the Keras model that trains a policy, and the settings of each method.
 """
 
-from gmeta.core.lazy import load_lazily
+from gmeta.core.imports import load_lazily
 from gmeta.reinforcement import rewards as rewards
-from gmeta.reinforcement.objectives import DPO, ECPO, GRPO
-from gmeta.reinforcement.policy_training import PolicyTraining
+from gmeta.reinforcement.policy_training import DPO, ECPO, GRPO, PolicyTraining
 from gmeta.reinforcement.rollouts import Rollouts
 
 _MOVED = {
     "HitReward": "gmeta.reinforcement.rewards",
-    "Judged": "gmeta.reinforcement.objectives",
+    "Judged": "gmeta.reinforcement.policy_training",
     "ModelReward": "gmeta.reinforcement.rewards",
     "Policy": "gmeta.reinforcement.rollouts",
     "RankAwareReward": "gmeta.reinforcement.rewards",

@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError, finite_number
 from gmeta.core.graph import refuse_unless
 from gmeta.models import GRM
 from gmeta.ops import jagged
-from gmeta.preprocess.synthetic.simulator_config import UserStates
+from gmeta.preprocess.synthetic.user_law import UserStates
 from gmeta.preprocess.synthetic.user_simulator import UserSimulator
 
 # Checks what a reward returns, so that one bad number doesn't become a bad policy.

@@ -14,23 +14,21 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import collect_ops
 from gmeta.core.keras import refuse_keras_3
-from gmeta.core.step_marks import mark_end, upstream_of
+from gmeta.core.step import mark_end, upstream_of
 from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.ops.table.finite import NamedGradient
-from gmeta.training.clusters import column_keys, count_units, take_units
 from gmeta.training.compile_settings import LossScale, OwnStep, check_compile, make_metrics
 from gmeta.training.faults import NanGuard, fault_of_samples
-from gmeta.training.foresight import step_number
 from gmeta.training.joint_optimizer import JointOptimizer
 from gmeta.training.mean_gradients import StepGradients
-from gmeta.training.pipeline import Pipeline, check_pipeline
+from gmeta.training.pipeline import Pipeline, check_pipeline, step_number
 from gmeta.training.rank_loops import RunsOnRanks
 from gmeta.training.rank_steps import RankNotes, rank_step
 from gmeta.training.saves_tables import SavesTables
 from gmeta.training.steps_ahead import Queue, StepsAhead
 from gmeta.training.table_rule import check_rule, follow
-from gmeta.training.windows import Windows
+from gmeta.training.windows import Windows, column_keys, count_units, take_units
 
 _ACCUMULATE = "accumulate_steps"
 _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models

@@ -23,7 +23,7 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import empty_batch, part_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import Shares
-from gmeta.core.step_marks import StepCallback
+from gmeta.core.step import StepCallback
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
 _BATCH = 32  # samples, Keras' default

@@ -18,13 +18,12 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.graph import name_refusals
 from gmeta.core.keras import refuse_keras_3, submodules
 from gmeta.core.position import Position
-from gmeta.core.step_marks import StepCallback
+from gmeta.core.step import StepCallback
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.training.faults import NanGuard, name_bad_ids
 from gmeta.training.joint_optimizer import JointOptimizer
 from gmeta.training.rank_data import RankData, SameElements, rank_dataset
-from gmeta.training.rank_start import start_together
-from gmeta.training.rank_steps import RankNotes, merge_over_ranks, rank_step
+from gmeta.training.rank_steps import RankNotes, merge_over_ranks, rank_step, start_together
 from gmeta.training.table_rule import follow_late
 
 # Merges the ranks' moving averages into averages over all ranks' samples.

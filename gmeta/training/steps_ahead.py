@@ -39,12 +39,10 @@ from tf_keras.src.engine import training
 
 from gmeta.core import collectives
 from gmeta.core.graph import from_caller, to_caller
-from gmeta.core.step import step_context
-from gmeta.core.step_marks import begin_span, beside_step
-from gmeta.layers.exchange.ahead import Fetched, FetchedLookups, LookupsAhead, use_fetched
-from gmeta.layers.exchange.fetch import prefetch
+from gmeta.core.step import begin_span, beside_step, step_context
+from gmeta.layers.exchange.fetch import Fetched, FetchedLookups, LookupsAhead, prefetch, use_fetched
 from gmeta.layers.exchange.frozen_window import FrozenWindow
-from gmeta.training.foresight import foresee, use_step_number
+from gmeta.training.pipeline import foresee, use_step_number
 from gmeta.training.rank_steps import batch_size
 
 Function = Callable[..., Any]

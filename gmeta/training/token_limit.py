@@ -18,9 +18,9 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.layers.embedding.table_weights import tables_of
-from gmeta.ops.table.snapshot import TableSnapshot
+from gmeta.ops.table.restored_rows import TableSnapshot
 from gmeta.training.model import Model
-from gmeta.training.rank_start import make_variables
+from gmeta.training.rank_steps import make_variables
 
 # The largest batch within a budget of memory: a line through measured peaks, measured at its end.
 
@@ -192,7 +192,7 @@ def keep_state(model: Model) -> Iterator[None]:
     random numbers drawn from TensorFlow's global generator, aren't taken back.
 
     Args:
-      model: A compiled model that has its variables (`gmeta.training.rank_start.make_variables`).
+      model: A compiled model that has its variables (`gmeta.training.rank_steps.make_variables`).
 
     Raises:
       ConfigError: The model has accumulated gradients, which can't be kept.

@@ -2,7 +2,7 @@
 // those above it, so two ranks share exactly one connection.
 //
 // Both prove that they know the lane's key, which is never sent
-// (gmeta/core/collectives/greeting.py does the same between other processes of a job):
+// (gmeta/core/collectives/wire.py does the same between other processes of a job):
 //
 //     caller -> called    a Hello: a version, a rank, and a nonce
 //     called -> caller    its own

@@ -11,7 +11,7 @@ from gmeta.callbacks import step_clock
 from gmeta.callbacks.step_clock import StepClock, StepSeconds
 from gmeta.callbacks.step_trace import seconds_of
 from gmeta.core.errors import ConfigError
-from gmeta.core.step_marks import SpanKind, mark_end, upstream_of, use_clock
+from gmeta.core.step import SpanKind, mark_end, upstream_of, use_clock
 from support.fake_time import FakeTime
 
 

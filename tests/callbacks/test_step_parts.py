@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gmeta.callbacks import step_trace
 from gmeta.callbacks.step_clock import PARTS, Mark, Span, Step, StepSeconds
 from gmeta.callbacks.step_trace import exchanges_of, offsets_of, parts_of, seconds_of, slices_of
-from gmeta.core.step_marks import SpanKind
+from gmeta.core.step import SpanKind
 
 MARKS = (Mark("data", 1), Mark("forward", 5), Mark("backward", 8), Mark("update", 12))
 

@@ -10,8 +10,7 @@ from gmeta.callbacks import StepTimes, step_times
 from gmeta.callbacks.step_clock import PARTS, StepClock, StepSeconds
 from gmeta.callbacks.step_times import Setting, advice, summary
 from gmeta.core.errors import ConfigError
-from gmeta.core.step import step_context
-from gmeta.core.step_marks import begin_span, mark_end
+from gmeta.core.step import begin_span, mark_end, step_context
 from gmeta.meta import InnerLoop
 from support.fake_time import FakeTime
 

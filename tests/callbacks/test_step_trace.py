@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from gmeta.callbacks import step_trace
 from gmeta.callbacks.step_clock import Mark, Span, Step
 from gmeta.callbacks.step_trace import Offsets, StepTrace
-from gmeta.core.step_marks import SpanKind
+from gmeta.core.step import SpanKind
 
 MARKS = (Mark("data", 1), Mark("forward", 5), Mark("backward", 8), Mark("update", 12))
 SPANS = (

@@ -20,8 +20,7 @@ from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import owned_shards
 from gmeta.ops.table.records import AdmissionState
-from gmeta.policies.admission import Admission, Always
-from gmeta.policies.eviction import Eviction
+from gmeta.policies.row_lifetimes import Admission, Always, Eviction
 from support.cells import slow_but
 from support.reference.table import ReferenceHashTable, logical_shards
 from support.tables import assert_same_tables, sorted_records

@@ -16,8 +16,7 @@ from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.sharded import load, save
 from gmeta.checkpoint.table_part import refuse_foreign
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.merged_keys import Fold
-from gmeta.core.named_tables import tables_by_full_name
+from gmeta.core.merged_tables import Fold, tables_by_full_name
 from gmeta.core.shares import owned_shards
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.policies import LRU, Bloom, CountAdmission

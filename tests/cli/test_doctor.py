@@ -24,7 +24,7 @@ from gmeta.cli.doctor import parse_transports
 from gmeta.cli.doctor_installation import Finding, Status
 from gmeta.cli.doctor_memory import Drive, TableSize, judge, judge_gpu, read_sizes
 from gmeta.core import collectives, native
-from gmeta.core.collectives import backend
+from gmeta.core.collectives import place
 from gmeta.core.errors import ConfigError
 from support import warm
 
@@ -73,13 +73,13 @@ def test_a_launcher_that_gmeta_does_not_join_is_named(monkeypatch: pytest.Monkey
 
 def test_no_horovod_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GMETA_RANKS", raising=False)
-    for module in (collectives, backend):
+    for module in (collectives, place):
         monkeypatch.setattr(module, "horovod_version", lambda: None)
     for version, remedy in (
         ("2.18.1", "for horovodrun or mpirun: build it by `make setup`"),
         ("2.19.0", "take TensorFlow 2.18 or older: Horovod 0.28.1 doesn't build against 2.19.0"),
     ):
-        monkeypatch.setattr(backend, "find_tensorflow", lambda version=version: ("tensorflow", version, ""))
+        monkeypatch.setattr(place, "find_tensorflow", lambda version=version: ("tensorflow", version, ""))
         finding = find("ranks")
         assert finding.status is Status.NOTE
         assert "gmeta brings them together" in finding.value
@@ -116,7 +116,7 @@ def test_a_horovod_that_does_not_load_is_broken_unless_ranks_do_without(
         raise ConfigError("Horovod 0.28.1 doesn't load: undefined symbol; build it: `make setup`")
 
     monkeypatch.delenv("GMETA_RANKS", raising=False)
-    for module in (collectives, backend):
+    for module in (collectives, place):
         monkeypatch.setattr(module, "horovod_version", lambda: "0.28.1")
     monkeypatch.setattr(collectives, "built_backends", broken)
     assert find("ranks").status is Status.BROKEN

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import restore
-from gmeta.testing.small_experiment import small_100k, small_toml
+from gmeta.testing import small_100k, small_toml
 from support import warm
 from support.process_ranks import own_lines, without_stalls
 from support.serving import ask

@@ -16,7 +16,7 @@ from rich.console import Console
 from gmeta.cli import main
 from gmeta.cli.prepare import PrepareProgress
 from gmeta.core.data_manifest import Manifest
-from gmeta.testing.small_experiment import edit, small_100k
+from gmeta.testing import edit, small_100k
 from support.data_files import event_table, write_table
 
 

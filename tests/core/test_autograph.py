@@ -21,7 +21,7 @@ from tensorflow.python.autograph.core import config
 from tensorflow.python.autograph.impl import api
 from tensorflow.python.util import tf_inspect
 
-from gmeta.core.autograph import convert_only_calls
+from gmeta.core.keras import convert_only_calls
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 

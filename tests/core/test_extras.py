@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmeta.core.extras import EXTRAS, MissingExtraError, name_missing_extras
+from gmeta.core.imports import EXTRAS, MissingExtraError, name_missing_extras
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.core.old_modules import OLD_MODULES
+from gmeta.core.imports import OLD_MODULES
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 

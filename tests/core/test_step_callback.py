@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import gmeta
-from gmeta.core.step_marks import StepCallback
+from gmeta.core.step import StepCallback
 from gmeta.models import Model
 
 OF_STEPS = ("on_train_batch_begin", "on_train_batch_end")

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gmeta.core.code_trie import CodeTrie
 from gmeta.core.shares import splitmix64
+from gmeta.models.generative.code_tables import CodeTrie
 from support.gpu.cuda_library import CudaError, DeviceArray, call
 from support.gpu.gpu_trie import GpuTrieLevel
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gmeta.core.code_trie import CodeTrie
+from gmeta.models.generative.code_tables import CodeTrie
 from support.gpu.cuda_library import CudaError
 from support.gpu.gpu_trie import GpuTrieLevel, GpuTrieNoise
 from support.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place

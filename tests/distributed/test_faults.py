@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.collectives.failures import watch_for_stalls
+from gmeta.core.collectives.monitoring import watch_for_stalls
 from gmeta.core.errors import RanksError
 from support.process_ranks import run_ranks
 

@@ -22,7 +22,7 @@ from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import read_logged, restore
 from gmeta.models import MetaModel
 from gmeta.preprocess import TableSpec, prepare
-from gmeta.testing.small_experiment import small_data, small_toml
+from gmeta.testing import small_data, small_toml
 from support import warm
 from support.next_item import write_events
 from support.tables import sorted_records

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gmeta.core import collectives
-from gmeta.layers.exchange import window_gradients
+from gmeta.layers.exchange import frozen_window
 from gmeta.layers.exchange.window_keys import key_classes
 from support.pipeline_runs import KINDS, STEPS, collections_of, distances, make_model, train_to_compare_sums
 from support.process_ranks import run_ranks
@@ -71,7 +71,7 @@ def measure() -> dict[str, Any]:
     found["names"] = names[2:]  # before training, all ranks run the model once
     whole = found.pop("whole")
     if ALL:  # quick: of one rank, test_windows.py, test_gradients_that_leave_too_early_are_noticed[ctr]
-        window_gradients.leaves_after = lambda keys: keys.first  # type: ignore[assignment]
+        frozen_window.leaves_after = lambda keys: keys.first  # type: ignore[assignment]
         found["early"] = max(distances(whole, train_to_compare_sums("towers", 0, 2)).values())
     model, _ = make_model("towers")
     # Its second collection is looked up twice a step.

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from gmeta.experiment.baselines.task_rows import ItemNumbers
 from gmeta.experiment.measurement.methods import AttributeReader
-from gmeta.testing.small_experiment import small_config
+from gmeta.testing import small_config
 
 
 def batch(items, genres, **columns):

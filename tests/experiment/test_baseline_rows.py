@@ -11,7 +11,7 @@ from gmeta.experiment.baselines.task_rows import ItemNumbers
 from gmeta.experiment.baselines.tuning import tune
 from gmeta.experiment.measurement.run_pool import describe
 from gmeta.experiment.measurement.split import as_logits, number_items, read_tasks, read_whole
-from gmeta.testing.small_experiment import small_config
+from gmeta.testing import small_config
 
 BATCH = {
     "features": {"item": tf.constant([7, 5, 9, 7, 5], tf.int64)},

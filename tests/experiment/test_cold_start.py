@@ -5,7 +5,7 @@ import tensorflow as tf
 from gmeta.experiment.measurement.split import predict_after, query_rows
 from gmeta.experiment.plan.task_sets import measured_tasks
 from gmeta.experiment.runs.model_choice import build_model
-from gmeta.testing.small_experiment import small_config, small_data
+from gmeta.testing import small_config, small_data
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from gmeta.experiment.ranking.negatives import add_negatives
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.preprocess.columns import row_count
+from gmeta.preprocess.source import row_count
 
 USERS, ITEMS = 40, 24
 

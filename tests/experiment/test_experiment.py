@@ -12,7 +12,7 @@ from gmeta.experiment.results import evaluation_json
 from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.meta import InnerLoop
-from gmeta.testing.small_experiment import small_config, small_data
+from gmeta.testing import small_config, small_data
 
 BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors", "attributes")
 

@@ -17,7 +17,7 @@ from gmeta.experiment.runs.model_choice import RatedAtLeast, RatedAtLeastAUC, bu
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.meta import InnerLoop
 from gmeta.preprocess import prepare
-from gmeta.testing.small_experiment import small_config
+from gmeta.testing import small_config
 from support.data_files import small_melu
 from support.drawn_batches import sides_by_task
 

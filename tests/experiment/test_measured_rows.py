@@ -24,7 +24,7 @@ from gmeta.experiment.plan.task_sets import (
 from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.testing.small_experiment import USERS, small_100k, small_config
+from gmeta.testing import USERS, small_100k, small_config
 
 BOUNDS = (20, 40)
 

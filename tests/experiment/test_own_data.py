@@ -16,7 +16,7 @@ from gmeta.experiment.plan.task_sets import count_measured, count_trained, measu
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.models.zoo.factor_model import FactorSettings
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
-from gmeta.testing.small_experiment import small_data
+from gmeta.testing import small_data
 from support.data_files import CLICK_SPEC as SPEC
 from support.data_files import click_log, prepared_clicks, write_table
 

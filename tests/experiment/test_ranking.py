@@ -25,7 +25,7 @@ from gmeta.experiment.runs.all_runs import choose_trained
 from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 from gmeta.experiment.search.tunables import FAMILIES
 from gmeta.ops import hash_text
-from gmeta.preprocess.columns import take
+from gmeta.preprocess.source import take
 
 USERS, ITEMS, ROWS = 40, 30, 3000
 SMALL = """

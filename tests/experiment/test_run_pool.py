@@ -17,7 +17,7 @@ from gmeta.experiment.results.metrics import rating_metrics
 from gmeta.experiment.runs.all_runs import TrainingProgress, run_training
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.testing.small_experiment import small_100k, small_config
+from gmeta.testing import small_100k, small_config
 
 ONE_SPLIT = PrepareConfig(cold_modulus=0, min_rows=1, max_rows=0)
 

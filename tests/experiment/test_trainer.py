@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.experiment.runs.trainer import restore, train
-from gmeta.testing.small_experiment import small_config, small_data
+from gmeta.testing import small_config, small_data
 
 
 @pytest.fixture(scope="module")

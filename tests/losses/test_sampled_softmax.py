@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.losses import SampledSoftmax
-from gmeta.losses.sampled_softmax import uniform_negatives
+from gmeta.losses.softmax import uniform_negatives
 from gmeta.ops import Jagged
 from support.reference import losses as reference
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.losses.sampled_softmax import popularity_negatives
-from gmeta.losses.set_loss import set_softmax
+from gmeta.losses.softmax import popularity_negatives, set_softmax
 
 
 def by_loops(scores, known, users, columns, counts, q):

@@ -102,6 +102,7 @@ def test_second_order_gradients_match_finite_differences(way):
 
 # Quick: the plain one, and those that adapt rows and clip; each way computes gradients above.
 @pytest.mark.parametrize("way", slow_but(["maml", "all", "clip_norm"], WAYS))
+@pytest.mark.shown_by(case="all")
 def test_recomputing_changes_nothing(way):
     given, values = problem(), start()
 

@@ -51,7 +51,7 @@ def update(metric, rows):
         metric.update_state(labels, scores, sample_weight=weights)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rows=st.lists(ROW, max_size=12), cut=st.integers(0, 12))
 def test_results_equal_their_definitions_in_any_batches(rows, cut):
     for metric, definition in ((AUC(), pairwise), (UserGAUC(), by_user)):

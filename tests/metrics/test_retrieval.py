@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.metrics.retrieval import Retrieval
+from gmeta.metrics.next_item import Retrieval
 
 RANKS = st.lists(st.lists(st.integers(1, 12), max_size=6, unique=True), min_size=1, max_size=5)
 

@@ -67,6 +67,7 @@ def test_gauc_equals_its_definition(tasks):
 
 @pytest.mark.parametrize("make", METRICS)
 @given(tasks=task_lists(min_size=2), cut=st.integers(0, 6))
+@pytest.mark.shown_by(case="<lambda>1")
 def test_batches_and_padding_do_not_change_the_result(make, tasks, cut):
     whole = of_tasks(make(), tasks, width=6)
     parts = make()

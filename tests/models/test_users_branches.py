@@ -129,6 +129,7 @@ def results(kind: str, *callbacks: Any, **compiled: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.shown_by(case="ordinary")
 def test_fit_and_evaluate_convert_what_users_wrote(kind: str) -> None:
     np.testing.assert_allclose(results(kind), results(kind, run_eagerly=True), rtol=1e-5)
 
@@ -137,6 +138,7 @@ def test_fit_and_evaluate_convert_what_users_wrote(kind: str) -> None:
 @pytest.mark.parametrize(
     "pipeline", [Pipeline(depth=1), Pipeline(depth=0, micro_batches=2)], ids=["ahead", "micro"]
 )
+@pytest.mark.shown_by(case="ahead-ordinary")
 def test_pipelines_convert_what_users_wrote(kind: str, pipeline: Pipeline) -> None:
     np.testing.assert_allclose(
         results(kind, pipeline=pipeline), results(kind, run_eagerly=True, pipeline=pipeline), rtol=1e-5
@@ -144,6 +146,7 @@ def test_pipelines_convert_what_users_wrote(kind: str, pipeline: Pipeline) -> No
 
 
 @pytest.mark.parametrize("kind", ["ordinary", "maml"])
+@pytest.mark.shown_by(case="ordinary")
 def test_step_times_measure_what_users_wrote(kind: str) -> None:
     np.testing.assert_allclose(results(kind, StepTimes()), results(kind, run_eagerly=True), rtol=1e-5)
 
@@ -151,12 +154,17 @@ def test_step_times_measure_what_users_wrote(kind: str) -> None:
 def test_tasks_are_adapted_and_predicted_through_what_users_wrote() -> None:
     (graph, data), (eager, _) = maml(), maml(run_eagerly=True)
     np.testing.assert_allclose(graph.predict(data, verbose=0), eager.predict(data, verbose=0), rtol=1e-5)
+    batch = make_batch([3, 2])
+    inside = tf.function(lambda: graph.predict_after(batch, [0, 1]))()
+    for steps, expected in eager.predict_after(batch, [0, 1]).items():
+        np.testing.assert_allclose(inside[steps], expected, rtol=1e-5)
+
+
+@pytest.mark.shown_by("test_tasks_are_adapted_and_predicted_through_what_users_wrote")
+def test_curves_measure_tasks_through_what_users_wrote() -> None:
+    (graph, data), (eager, _) = maml(), maml(run_eagerly=True)
     curves = [AdaptationCurve(data, steps=(0, 1)) for _ in range(2)]
     for model, curve in zip((graph, eager), curves, strict=True):
         model.fit(data, verbose=0, callbacks=[curve])
     for steps, expected in curves[1].values.items():
         assert curves[0].values[steps] == pytest.approx(expected, rel=1e-5)
-    batch = make_batch([3, 2])
-    inside = tf.function(lambda: graph.predict_after(batch, [0, 1]))()
-    for steps, expected in eager.predict_after(batch, [0, 1]).items():
-        np.testing.assert_allclose(inside[steps], expected, rtol=1e-5)

@@ -18,8 +18,7 @@ MODULES = sorted(
     for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")
     if "._gmeta" not in module.name  # the native library
 )
-MODULES += ["gmeta.initializers", "gmeta.initializers"]
-MODULES += ["gmeta.optimizers"]
+MODULES += ["gmeta.initializers", "gmeta.optimizers"]
 NAMES = {**vars(initializers), **vars(policies), **vars(optimizers), **vars(ops), "np": np, "tf": tf}
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.task_sizes import bin_edges, draw_task_sizes
-from gmeta.testing.small_experiment import small_100k
+from gmeta.preprocess.summary import bin_edges, draw_task_sizes
+from gmeta.testing import small_100k
 
 
 @given(sizes=st.lists(st.integers(1, 5000), min_size=1), low=st.integers(1, 50), width=st.integers(0, 200))

@@ -11,7 +11,7 @@ from gmeta.models import GenerativeRetriever
 from gmeta.optimizers import Adam
 from gmeta.preprocess import semantic_ids
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
-from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig
+from gmeta.preprocess.synthetic.user_law import SimulatorConfig
 from gmeta.preprocess.synthetic.user_simulator import UserSimulator
 from gmeta.reinforcement import ECPO, GRPO, PolicyTraining, Rollouts
 from gmeta.reinforcement.rewards import HitReward, SimulatorReward

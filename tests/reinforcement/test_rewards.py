@@ -11,7 +11,7 @@ from gmeta.core.graph import name_refusals
 from gmeta.layers import FeatureConfig
 from gmeta.models import GRM
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
-from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig
+from gmeta.preprocess.synthetic.user_law import SimulatorConfig
 from gmeta.preprocess.synthetic.user_simulator import UserSimulator
 from gmeta.reinforcement.rewards import HitReward, ModelReward, RankAwareReward, SimulatorReward, rewards_of
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gmeta.core.errors import DataError
 from gmeta.preprocess.cluster import spark_rows, streaming_map, streaming_reduce
-from gmeta.preprocess.cluster.streaming import Task
+from gmeta.preprocess.cluster.streaming_map import Task
 from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.history import spark_append, streaming_append

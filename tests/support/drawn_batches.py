@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gmeta.core.schema import Column, Schema
 from gmeta.experiment.baselines.task_rows import Rows, Tasks
 from gmeta.ops import AttentionMask
-from gmeta.testing.attention import sees
+from gmeta.testing import sees
 from support.reference.sequence_layers import row_times
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -14,7 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.keras import submodules
 from gmeta.initializers import Normal
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.losses.sampled_softmax import uniform_negatives
+from gmeta.losses.softmax import uniform_negatives
 from gmeta.meta import InnerLoop
 from gmeta.models import GRM, MetaModel, Model, NextItemModel
 from gmeta.ops.table.records import Statistics

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from gmeta.core.data_manifest import Shard
-from gmeta.preprocess.columns import join_rows, part, row_count, single, take
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.outcome import EngineResult, refuse_empty_splits, refuse_repeated
 from gmeta.preprocess.shards.data_set import shard_name, write_shard
-from gmeta.preprocess.source import NUMBER, BadRecords, Source
+from gmeta.preprocess.source import NUMBER, BadRecords, Source, join_rows, part, row_count, single, take
 
 _ROWS = 65_536  # rows written at once
 

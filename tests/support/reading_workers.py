@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gmeta.io.service.channel import key_of
-from gmeta.io.service.worker_server import WorkerServer
+from gmeta.io.service.worker import WorkerServer, key_of
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     python tools/bench/attention.py --json FILE
 
 native  `gmeta.ops.hstu_attention`
-plain   `gmeta.ops.padded_forms.padded_attention`: sequences padded to the longest, scores of all
+plain   `gmeta.ops.jagged_attention.padded_attention`: sequences padded to the longest, scores of all
         pairs, a mask; what users write without a native op
 
 forward, train  milliseconds of the outputs alone, and of outputs and all gradients, for 4,096 tokens; 4 heads
@@ -27,7 +27,7 @@ from typing import Any
 
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 from gmeta.ops import AttentionMask, RelativeBias, hstu_attention
-from gmeta.ops.padded_forms import padded_attention
+from gmeta.ops.jagged_attention import padded_attention
 
 import numpy as np
 import tensorflow as tf

@@ -26,7 +26,7 @@ from typing import Any
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 from gmeta.io import SequenceCost
-from gmeta.io.balance import Costs
+from gmeta.io.readers.balance import Costs
 
 import numpy as np
 from harness import Result, interleave, parser, report

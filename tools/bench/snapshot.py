@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import gmeta.ops as ops
 from gmeta import initializers, optimizers
-from gmeta.ops.table.snapshot import TableSnapshot
+from gmeta.ops.table.restored_rows import TableSnapshot
 
 import numpy as np
 import tensorflow as tf

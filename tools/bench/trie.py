@@ -34,7 +34,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 import gmeta  # noqa: F401, E402  (before TensorFlow)
-from gmeta.core.code_trie import CodeTrie  # noqa: E402
+from gmeta.models.generative.code_tables import CodeTrie  # noqa: E402
 from support.gpu.cuda_library import why_missing  # noqa: E402
 
 import numpy as np  # noqa: E402

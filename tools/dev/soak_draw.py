@@ -7,8 +7,7 @@ arithmetic exact, so that they too must equal the reference to the last bit.
 from __future__ import annotations
 
 from gmeta import initializers, optimizers, policies
-from gmeta.policies.admission import Admission, Always
-from gmeta.policies.eviction import Eviction
+from gmeta.policies.row_lifetimes import Admission, Always, Eviction
 
 import numpy as np
 from soak_trace import LEARNING_RATE, SHARDED, WHOLE, Profile

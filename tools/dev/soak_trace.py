@@ -11,8 +11,7 @@ from typing import Any
 
 import gmeta.ops as ops
 from gmeta import initializers, optimizers, policies
-from gmeta.policies.admission import Admission
-from gmeta.policies.eviction import Eviction
+from gmeta.policies.row_lifetimes import Admission, Eviction
 from support.reference.table import ReferenceHashTable
 
 import numpy as np

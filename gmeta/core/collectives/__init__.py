@@ -3,14 +3,14 @@
 A job of N ranks is N processes of the same program. `init` makes this process one of them. If no launcher
 started the process, the world is one rank, every collective is the identity, and Horovod isn't imported.
 
-- `entry` and `place`: `init`, and the `world` that it enters.
+- `entry` and `place`: `init`, the `world` that it enters, and whether Horovod connects it.
 - `tensors`, inside a step and in a ``tf.function``: `alltoall` and `allreduce_sum`.
 - `objects`, between steps: `allgather_objects`, `broadcast_object`, `barrier`, `check_agreement` and others.
-- `lane`, `lane_start` and `lane_peers`: gmeta's own channels for steps, with or without Horovod.
-- `backend`, `horovod_peers` and `horovod_elastic`: Horovod, where a job uses it.
-- `rendezvous`, `greeting`, `store` and `wire`: how processes find and trust each other, and their messages.
-- `elastic` and `notes`: messages between a rank and its launcher (`gmeta.core.launcher`).
-- `counting`, `failures` and `shared_data`: counts, explanations of errors, and a rank's part of the data.
+- `lane`: gmeta's own channels for steps, with or without Horovod.
+- `peers`: the two ways in which ranks find each other and send objects, Horovod's and gmeta's.
+- `rendezvous` and `wire`: how processes find and trust each other, and their messages.
+- `elastic`: the messages of ranks to the driver of a job whose number of ranks changes, and their restart.
+- `monitoring` and `shared_data`: counts and explanations of errors, and a rank's part of the data.
 
 Importing this package imports neither TensorFlow nor Horovod: the names below are loaded on first use.
 """
@@ -19,14 +19,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gmeta.core.collectives.backend import built_backends, horovod_advice, horovod_version, import_horovod
 from gmeta.core.collectives.entry import init
-from gmeta.core.collectives.place import World, check_init, world
-from gmeta.core.lazy import load_lazily
+from gmeta.core.collectives.place import (
+    World,
+    built_backends,
+    check_init,
+    horovod_advice,
+    horovod_version,
+    import_horovod,
+    world,
+)
+from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
-    from gmeta.core.collectives.counting import CollectiveCounts, count_collectives
-    from gmeta.core.collectives.failures import name_failures
+    from gmeta.core.collectives.monitoring import CollectiveCounts, count_collectives, name_failures
     from gmeta.core.collectives.objects import (
         allgather_objects,
         barrier,
@@ -62,7 +68,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CollectiveCounts": "counting",
+    "CollectiveCounts": "monitoring",
     "allgather_objects": "objects",
     "allreduce_sum": "tensors",
     "alltoall": "tensors",
@@ -70,9 +76,9 @@ _LAZY = {
     "broadcast_object": "objects",
     "broadcast_variables": "objects",
     "check_agreement": "objects",
-    "count_collectives": "counting",
+    "count_collectives": "monitoring",
     "gather_states": "objects",
-    "name_failures": "failures",
+    "name_failures": "monitoring",
     "part_of": "shared_data",
 }
 """Name -> the module that defines it and imports TensorFlow."""

@@ -10,17 +10,18 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from gmeta.core.collectives import horovod_elastic
-from gmeta.core.collectives.backend import check_launcher, horovod_version
+from gmeta.core.collectives import elastic
 from gmeta.core.collectives.place import (
     GROUPS,
     LAUNCHER,
     RankPlace,
     World,
     check_alone,
+    check_launcher,
     choose_groups,
     enter,
     has_entered,
+    horovod_version,
     launched_place,
     launched_size,
     told_place,
@@ -75,7 +76,7 @@ def init(groups: int | None = None) -> World:
       ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank;
         the process is one of several of a launcher whose ranks gmeta can't join (mpirun with a Horovod
         without MPI, srun, torchrun, TF_CONFIG);
-        ``GMETA_LANE`` names no lane (`lane_start`); the number of ranks is no multiple of ``groups``, ranks
+        ``GMETA_LANE`` names no lane (`lane`); the number of ranks is no multiple of ``groups``, ranks
         differ in it, or another call has set another number.
       CollectiveError: The other ranks can't be reached.
 
@@ -92,9 +93,9 @@ def init(groups: int | None = None) -> World:
             )
         return world()
     _end_with_launcher()
-    driven = horovod_elastic.is_driven()
+    driven = elastic.is_driven()
     if driven:
-        horovod_elastic.find_place()
+        elastic.find_place()
     total_shares(launched_size())  # refuses too many ranks
     groups = choose_groups(groups, launched_size())
     # Under Horovod's driver even a single rank must hear of new hosts.
@@ -110,8 +111,8 @@ def init(groups: int | None = None) -> World:
     here = World(place.rank, place.size, place.local_rank, groups)
     enter(here)
     # These import TensorFlow.
-    from gmeta.core.collectives.failures import print_errors_first, watch_for_stalls
-    from gmeta.core.collectives.lane_start import open_lanes
+    from gmeta.core.collectives.lane import open_lanes
+    from gmeta.core.collectives.monitoring import print_errors_first, watch_for_stalls
     from gmeta.core.collectives.objects import check_agreement, use_peers
 
     print_errors_first(here.rank, here.size)
@@ -155,10 +156,10 @@ def _find_peers() -> Peers:
         check_alone(_ALONE)
     # These import TensorFlow.
     if told_place() is None:
-        from gmeta.core.collectives.horovod_peers import HorovodPeers
+        from gmeta.core.collectives.peers import HorovodPeers
 
         return HorovodPeers()
-    from gmeta.core.collectives.lane_peers import LanePeers
+    from gmeta.core.collectives.peers import LanePeers
 
     return LanePeers()
 

@@ -3,8 +3,8 @@
 All ranks call these functions eagerly and in the same order. Objects travel as bytes, so the functions work
 between ranks with different versions, and such a difference can be found.
 
-They travel by the connection of the ranks: Horovod (`horovod_peers`), or without it gmeta's own lanes
-(`lane_peers`). `gmeta.init` sets it, by `use_peers`.
+They travel by the connection of the ranks: Horovod, or without it gmeta's own lanes
+(`peers`). `gmeta.init` sets it, by `use_peers`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.collectives.failures import name_failures
+from gmeta.core.collectives.monitoring import name_failures
 from gmeta.core.collectives.place import RankPlace, World, world
 from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError

@@ -1,30 +1,62 @@
-"""Restricts the rendezvous of a job, Horovod's or gmeta's own (`store`), to its ranks.
+"""How the ranks of a job reach its launcher: guarded key-value servers, their clients, and notes.
 
 Ranks meet at a key-value server over HTTP, which Horovod 0.28.1 opens on all addresses to everybody. Here the
-server requires the job's secret:
+server, Horovod's or gmeta's own, requires the job's secret (`guard`):
 
 * If all ranks are on the launcher's machine (`launch`), the secret is the first part of the path: Gloo's
   client is C++, and accepts a path with a server's address. The server listens on the loopback address alone.
-* If there are other machines (`horovodrun`), or no Horovod (`store`), a request carries a signature:
+* If there are other machines (`horovodrun`), or no Horovod (`Store`), a request carries a signature:
   HMAC-SHA256 of the method, the path, the body and a number that is used once. Only signed answers are
   accepted, so the secret doesn't travel. A rank's own proxy (`through_proxy`) does so for Gloo's client.
 
 Both treat a value as bytes and unpickle nothing.
+
+Without Horovod, ranks find each other by the values of the launcher's `Store`, which exists as long as the
+job runs (`gmeta.core.launcher.meeting`). A value is a message of `wire`, so nothing from the network is run.
+Ranks use the store when they open a lane, and what starts a rank on another machine reports its end there. An
+elastic job has a second store, which outlives its starts (`elastic`). Tensors and objects travel by lanes.
+
+A rank also leaves notes for its launcher (`leave_note`): files in a folder that the launcher has made. A rank
+that has lost its peers leaves one at once, however long it then needs to exit; its traceback comes last.
 """
 
 from __future__ import annotations
 
 import functools
 import hmac
+import http
 import http.client
 import os
 import secrets
 import threading
 import time
+import urllib.parse
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
-from gmeta.core.collectives.greeting import sign
+from gmeta.core.collectives.wire import pack, sign, unpack
+from gmeta.core.errors import CollectiveError, ConfigError
+
+NOTES = "GMETA_NOTES"
+"""Environment variable: the path that this rank's notes begin with, its number in the launcher's folder."""
+
+LOST_PEERS, LEAVES = "lost-peers", "leaves"
+"""Notes: other ranks are gone or didn't come; this rank leaves and restarts with another number of ranks."""
+
+
+def leave_note(what: str) -> None:
+    """Leave a note for the launcher, if one listens."""
+    if NOTES in os.environ:
+        with suppress(OSError):  # the folder disappears with the launcher
+            Path(f"{os.environ[NOTES]}.{what}").touch()
+
+
+def notes_at(path: str) -> frozenset[str]:
+    """Return the notes that a rank has left, whose `NOTES` was ``path``."""
+    return frozenset(what for what in (LOST_PEERS, LEAVES) if Path(f"{path}.{what}").exists())
+
 
 SECRET = "GMETA_SECRET"
 """Environment variable: the secret of a job over several machines."""
@@ -42,7 +74,7 @@ def new_secret() -> str:
 
 
 def signature(secret: str, *parts: bytes) -> str:
-    """Sign a message of parts (`greeting.sign`); return the signature in hexadecimal."""
+    """Sign a message of parts (`wire.sign`); return the signature in hexadecimal."""
     return sign(secret.encode(), *parts).hex()
 
 
@@ -235,3 +267,96 @@ def _of_answer(secret: str, number: str, status: int, body: bytes) -> str:
 def _same(one: str, other: str) -> bool:
     """Return whether texts are equal, in a time that doesn't reveal where they differ."""
     return hmac.compare_digest(one.encode(), other.encode())
+
+
+STORE = "GMETA_STORE"
+"""Environment variable: the address and port of the launcher's store."""
+
+ALL = "all"
+"""The key that requests all values of a scope; the answer has a part for each key."""
+
+_SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two questions
+_SILENCE = 60.0  # seconds without a word from the store
+_FOR_EVER = 10 * 365 * 24 * 3600
+
+
+class Store:
+    """A store of this process's job.
+
+    Args:
+      server: Its address and port. None: the environment names them, and the secret.
+      secret: The secret that signs what is said.
+
+    Raises:
+      ConfigError: The environment names none.
+    """
+
+    def __init__(self, server: str | None = None, secret: str = "") -> None:
+        if server is None:
+            if STORE not in os.environ or SECRET not in os.environ:
+                raise ConfigError(f"{STORE} and {SECRET} aren't set: start ranks by `gmeta launch`")
+            server, secret = os.environ[STORE], os.environ[SECRET]
+        self._server, self._secret = server, secret
+
+    def put(self, scope: str, key: str, value: Any) -> None:
+        """Keep a value, of the kinds that `wire.pack` takes.
+
+        Raises:
+          CollectiveError: The store can't be reached, or refuses it.
+        """
+        self._ask("PUT", scope, key, pack(value))
+
+    def values(self, scope: str) -> dict[str, Any]:
+        """Return what is kept in a scope, by key.
+
+        Raises:
+          CollectiveError: The store can't be reached.
+        """
+        return {key: unpack(value) for key, value in unpack(self._ask("GET", scope, ALL)).items()}
+
+    def gather(self, scope: str, rank: int, size: int, value: Any, seconds: int) -> list[Any]:
+        """Give every rank the values of all ranks.
+
+        Args:
+          scope: What it is about; every rank uses it once.
+          rank: This rank.
+          size: How many ranks there are.
+          value: This rank's value.
+          seconds: How long to wait for the others; 0: no limit.
+
+        Returns:
+          The values by rank.
+
+        Raises:
+          CollectiveError: A rank didn't come, or the store can't be reached.
+        """
+        self.put(scope, str(rank), value)
+        deadline, pause = time.monotonic() + (seconds or _FOR_EVER), _SHORTEST
+        while True:
+            found = self.values(scope)
+            missing = [other for other in range(size) if str(other) not in found]
+            if not missing:
+                return [found[str(other)] for other in range(size)]
+            if time.monotonic() > deadline:
+                leave_note(LOST_PEERS)
+                names = ", ".join(f"rank {other}" for other in missing[:4])
+                raise CollectiveError(
+                    f"rank {rank} of {size} lost its peers: timed out: {names} did not come to {scope!r} in "
+                    f"{seconds} s; see whether every rank has started, and runs the same program"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+
+    def _ask(self, method: str, scope: str, key: str, body: bytes = b"") -> bytes:
+        path = f"/{urllib.parse.quote(scope, safe='')}/{key}"
+        try:
+            status, answer = ask_server(self._server, self._secret, method, path, body, _SILENCE)
+            if status != http.HTTPStatus.OK:
+                raise ValueError(f"it answers {status}")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            leave_note(LOST_PEERS)
+            raise CollectiveError(
+                f"the launcher at {self._server} can't be reached: {error}; see whether it still runs, and "
+                "whether this machine reaches that address"
+            ) from error
+        return answer

@@ -7,7 +7,7 @@ A second use of a name in one function gets ``_1``, in the order of tracing, whi
 Horovod declares its ops free of side effects. So TensorFlow's graph optimizer merges two ops with the same
 input, drops one whose result isn't used, and may run one by itself if its input is a constant. Each input
 therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
-(`counting`), and counting is a side effect.
+(`monitoring`), and counting is a side effect.
 
 If there is a lane (`lane`) for the collective, it takes Horovod's place here; without Horovod there is.
 """
@@ -20,11 +20,9 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.collectives import lane
-from gmeta.core.collectives.backend import import_horovod, node_name
-from gmeta.core.collectives.counting import count, count_start
-from gmeta.core.collectives.failures import name_failures
-from gmeta.core.collectives.place import world
-from gmeta.core.step_marks import begin_span
+from gmeta.core.collectives.monitoring import count, count_start, name_failures
+from gmeta.core.collectives.place import import_horovod, node_name, world
+from gmeta.core.step import begin_span
 
 _WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of the same width; Horovod lacks this one
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type

@@ -1,18 +1,47 @@
-"""Encodes messages between processes as JSON followed by the bytes of arrays. Reading a message runs no code.
+"""Messages between processes: values as bytes, and links between processes that know the same secret.
 
-A message is eight bytes with the length of the JSON, the JSON, and the arrays' bytes one after another, each
-at a multiple of eight. A value that JSON can't express is an object with the key ``!``: a tuple, a mapping
-whose keys aren't texts, bytes, an array, and a class of `gmeta.core.errors`.
+`pack` encodes a value as JSON followed by the bytes of arrays. Reading a message runs no code. A message is
+eight bytes with the length of the JSON, the JSON, and the arrays' bytes one after another, each at a multiple
+of eight. A value that JSON can't express is an object with the key ``!``: a tuple, a mapping whose keys
+aren't texts, bytes, an array, and a class of `gmeta.core.errors`.
+
+A `SignedLink` begins with a greeting, in which two processes prove to each other that they know a secret::
+
+    caller -> called    hello: the protocol's name and version, a nonce, and who it is
+    called -> caller    its own hello
+    caller -> called    HMAC-SHA256 of "caller", the purpose and both hellos under the secret
+    called -> caller    HMAC-SHA256 of "called", the purpose and both hellos
+
+The secret doesn't travel. The nonces are new in each greeting, so a captured one is worth nothing later. The
+proofs differ in their roles, so none can be sent back to where it came from. They differ in their purposes
+too, so a secret may serve several. The called side proves nothing before the caller has.
+
+Both sides derive a key for each direction from the secret and the whole greeting. A message is
+
+    its size, and a signature of its number and its size; its bytes; a signature of its number and its bytes
+
+so a process that forwards the connection can't insert, change, repeat, omit or reorder messages, and a
+forged size reserves no memory. Messages aren't encrypted. A link interprets nothing that it receives.
+
+Lanes greet alike (``ops/lane/mesh.h``), but their messages aren't signed. Requests to the launcher's store
+are signed one by one (`gmeta.core.collectives.rendezvous`).
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
 import json
 import os
 import platform
+import secrets
 import socket
 import struct
+import threading
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +232,225 @@ def _ipv6(interface: str) -> str | None:
         if name == interface and scope != "20":  # 20: of the link alone
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     return None
+
+
+_MAGIC = b"gmeta greeting 1"
+_NONCE, _NAME, _SIGNATURE = 32, 16, 32  # bytes
+_HEAD = struct.Struct(f"<Q{_SIGNATURE}s")
+_HELLO = len(_MAGIC) + _NONCE + _NAME
+
+
+def sign(key: bytes, *parts: bytes) -> bytes:
+    """Sign a message of parts, HMAC-SHA256, so that no bytes can move from one part into the next.
+
+    Example:
+      >>> sign(b"key", b"ab", b"c") == sign(b"key", b"a", b"bc")
+      False
+    """
+    message = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hmac.digest(key, message, "sha256")
+
+
+class SignedLink:
+    """A connection whose other side has proved to know the secret.
+
+    Args:
+      link: A connected socket. It is closed if the greeting fails.
+      secret: The secret.
+      purpose: What the connection is for; both sides state the same.
+      called: Whether this side was called.
+      name: This side's name, 16 bytes, if it was called.
+      expected: The name of the side to call, if this side calls; empty: any that knows the secret.
+      seconds: The time that the whole greeting may take.
+
+    Raises:
+      ConnectionError: The other side doesn't greet, or doesn't know the secret, or isn't who was called.
+      OSError: The connection failed.
+    """
+
+    def __init__(
+        self,
+        link: socket.socket,
+        secret: bytes,
+        purpose: bytes,
+        *,
+        called: bool,
+        name: bytes = b"",
+        expected: Collection[bytes] = (),
+        seconds: float = 10.0,
+    ) -> None:
+        self._link, self._sent, self._received = link, 0, 0
+        try:
+            greeting = self._greet(secret, purpose, called, name, expected, time.monotonic() + seconds)
+            link.settimeout(None)
+        except BaseException:
+            link.close()
+            raise
+        keys = [sign(secret, side, purpose, greeting) for side in (b"from caller", b"from called")]
+        self._own, self._other = keys[::-1] if called else keys
+
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send a message, which is made of parts; waits while the other side doesn't read.
+
+        Raises:
+          OSError: The other side is gone.
+        """
+        number, size = self._sent.to_bytes(8, "little"), sum(map(len, parts))
+        self._sent += 1
+        signed = hmac.new(self._own, b"body" + number, hashlib.sha256)
+        for part in parts:
+            signed.update(part)
+        head = _HEAD.pack(size, _head_signature(self._own, number, size))
+        self._link.settimeout(None)
+        every = [head, *parts, signed.digest()]
+        for part in [b"".join(every)] if size < _SMALL else every:
+            self._link.sendall(part)
+
+    def receive(self, timeout: float | None = None) -> memoryview:
+        """Return the next message, in memory of its own.
+
+        Args:
+          timeout: The longest silence, in seconds; None: no limit.
+
+        Raises:
+          TimeoutError: Nothing came for so long.
+          EOFError: The other side has ended the connection.
+          ConnectionError: What came isn't the next message of the other side.
+          OSError: The connection failed.
+        """
+        self._link.settimeout(timeout)
+        number = self._received.to_bytes(8, "little")
+        head = bytearray(_HEAD.size)
+        self._fill(memoryview(head), may_end=True)
+        size, signature = _HEAD.unpack(head)
+        if not hmac.compare_digest(signature, _head_signature(self._other, number, size)):
+            raise ConnectionError(_FORGED)
+        message = np.empty(size + _SIGNATURE, np.uint8).data
+        self._fill(message)
+        signed = hmac.new(self._other, b"body" + number, hashlib.sha256)
+        signed.update(message[:size])
+        if not hmac.compare_digest(bytes(message[size:]), signed.digest()):
+            raise ConnectionError(_FORGED)
+        self._received += 1
+        return message[:size]
+
+    def hang_up(self) -> None:
+        """End the connection, from any thread: the threads that wait for it get an error."""
+        with suppress(OSError):  # it has ended already
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it, from the thread that uses it."""
+        self.hang_up()
+        self._link.close()
+
+    def _greet(
+        self,
+        secret: bytes,
+        purpose: bytes,
+        called: bool,
+        name: bytes,
+        expected: Collection[bytes],
+        deadline: float,
+    ) -> bytes:
+        """Exchange hellos and proofs; return the hellos, the caller's first."""
+        own, other = _MAGIC + secrets.token_bytes(_NONCE), bytearray(_HELLO)
+        own += name.ljust(_NAME, b"\0")
+        proof = bytearray(_SIGNATURE)
+
+        def prove(side: bytes) -> bytes:
+            return sign(secret, side, purpose, hellos)
+
+        def take(into: bytearray) -> None:
+            self._fill(memoryview(into), deadline=deadline)
+
+        def say(what: bytes) -> None:
+            self._link.settimeout(max(deadline - time.monotonic(), 0.001))
+            self._link.sendall(what)
+
+        try:
+            if called:
+                take(other)
+                if not other.startswith(_MAGIC):
+                    raise ConnectionError(_STRANGER)
+                say(own)
+                hellos = bytes(other) + own
+                take(proof)
+                if not hmac.compare_digest(proof, prove(b"caller")):
+                    raise ConnectionError(_OTHER_SECRET)
+                say(prove(b"called"))
+                return hellos
+            say(own)
+            take(other)
+            if not other.startswith(_MAGIC):
+                raise ConnectionError(_STRANGER)
+            if expected and bytes(other[-_NAME:]) not in expected:
+                raise ConnectionError("it isn't the one that was announced here, which has ended")
+            hellos = own + bytes(other)
+            say(prove(b"caller"))
+            try:
+                take(proof)
+            except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+                raise ConnectionError(_OTHER_SECRET) from error
+            if not hmac.compare_digest(proof, prove(b"called")):
+                raise ConnectionError(_OTHER_SECRET)
+            return hellos
+        except TimeoutError as error:
+            raise ConnectionError(_SILENT) from error
+        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+            raise ConnectionError(_STRANGER) from error
+
+    def _fill(self, into: memoryview, *, deadline: float | None = None, may_end: bool = False) -> None:
+        """Receive as many bytes as there is room for; until the deadline, if there is one."""
+        done = 0
+        while done < len(into):
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                self._link.settimeout(left)
+            got = self._link.recv_into(into[done:])
+            if not got:
+                said = "" if may_end and not done else "it ended the connection in the middle of a message"
+                raise EOFError(said)
+            done += got
+
+
+class Callers:
+    """The connections that haven't proved anything yet, at most so many; a new one ends the oldest.
+
+    A process that knows the secret proves it in a moment, so those that stay are strangers.
+
+    Args:
+      most: The most connections.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._links: dict[socket.socket, None] = {}
+
+    def admit(self, link: socket.socket) -> None:
+        """Count a new connection, and end the oldest if there are too many."""
+        with self._lock:
+            oldest = next(iter(self._links)) if len(self._links) >= self._most else None
+            if oldest is not None:
+                del self._links[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._links[link] = None
+
+    def leave(self, link: socket.socket) -> None:
+        """Count a connection no more."""
+        with self._lock:
+            self._links.pop(link, None)
+
+
+_SMALL = 1 << 16  # bytes of a message that is copied together, to be sent at once
+_STRANGER = "it doesn't greet like a process of this gmeta"
+_SILENT = "it doesn't greet: something else listens there, or it hangs"
+_OTHER_SECRET = "it has another key"
+_FORGED = "what it sent isn't signed by it: someone changes the connection"
+
+
+def _head_signature(key: bytes, number: bytes, size: int) -> bytes:
+    return hmac.digest(key, b"head" + number + size.to_bytes(8, "little"), "sha256")

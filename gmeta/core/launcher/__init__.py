@@ -2,7 +2,7 @@
 
 - `local_ranks` starts a fixed number of ranks, `elastic_ranks` a number that changes.
 - `meeting` is where ranks find each other: Horovod's rendezvous or gmeta's own store.
-- `rank_processes` is the process of a rank, here or over ssh; `host_rank` runs one on another machine.
+- `rank_processes` is the process of a rank, here or over ssh.
 - `horovodrun` wraps Horovod's launcher with a secret.
 """
 

@@ -23,9 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from gmeta.core.collectives.elastic import AGAIN, CHANGE, ELASTIC, SAVED, SCOPE
-from gmeta.core.collectives.horovod_elastic import FRUITLESS
-from gmeta.core.collectives.notes import LEAVES
+from gmeta.core.collectives.elastic import AGAIN, CHANGE, ELASTIC, FRUITLESS, SAVED, SCOPE
+from gmeta.core.collectives.rendezvous import LEAVES
 from gmeta.core.collectives.wire import choose_addresses, pack
 from gmeta.core.errors import ConfigError, RanksError
 from gmeta.core.launcher.local_ranks import Verdict, Write, launch, verdict

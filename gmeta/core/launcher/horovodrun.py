@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from gmeta.core.collectives.horovod_elastic import WORKER_ADDRESSES, safe_wire, worker_key
+from gmeta.core.collectives.elastic import WORKER_ADDRESSES, safe_wire, worker_key
 from gmeta.core.collectives.rendezvous import SECRET, guard, new_secret
 from gmeta.core.errors import ConfigError
 

@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from gmeta.core.collectives import notes
-from gmeta.core.collectives.backend import RANKS, uses_horovod
+from gmeta.core.collectives import rendezvous
+from gmeta.core.collectives.place import RANKS, uses_horovod
 from gmeta.core.collectives.wire import choose_addresses
 from gmeta.core.errors import ConfigError, RanksError
 from gmeta.core.launcher.meeting import (
@@ -54,7 +54,7 @@ class RankEnd:
       seconds: The time from the start of the job until the rank ended.
       ended_here: Whether the launcher ended it.
       tail: The last lines of its stderr.
-      told: The notes that it left for the launcher (`gmeta.core.collectives.failures`).
+      told: The notes that it left for the launcher (`gmeta.core.collectives.monitoring`).
       lost_host: The machine that was lost with it; "" if its end is known.
     """
 
@@ -69,7 +69,7 @@ class RankEnd:
     @property
     def leaves(self) -> bool:
         """Whether it ended, or was about to end, to start again with another number of ranks."""
-        return notes.LEAVES in self.told
+        return rendezvous.LEAVES in self.told
 
     @property
     def blames_others(self) -> bool:
@@ -78,7 +78,7 @@ class RankEnd:
         Gloo's thread reports a lost connection even in a rank that hangs.
         """
         said = _SAID if self.ended_here else _LOST
-        return notes.LOST_PEERS in self.told or any(said.search(line) for line in self.tail)
+        return rendezvous.LOST_PEERS in self.told or any(said.search(line) for line in self.tail)
 
     @property
     def how(self) -> str:
@@ -225,7 +225,7 @@ def launch(
     ):
         processes: list[LocalProcess] = []
         for rank, host in enumerate(host_of_each(hosts, size)):
-            variables = {**own, **environments[rank], notes.NOTES: f"{folder}/{rank}"}
+            variables = {**own, **environments[rank], rendezvous.NOTES: f"{folder}/{rank}"}
             if is_here(host):
                 processes.append(LocalProcess(command, variables))
             else:

@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gmeta.core.collectives.backend import RANKS, horovod_version
-from gmeta.core.collectives.greeting import Callers
-from gmeta.core.collectives.place import LAUNCHER, RankPlace
-from gmeta.core.collectives.rendezvous import SECRET, guard, new_secret
-from gmeta.core.collectives.store import ALL, STORE
-from gmeta.core.collectives.wire import pack
+from gmeta.core.collectives.place import LAUNCHER, RANKS, RankPlace, horovod_version
+from gmeta.core.collectives.rendezvous import ALL, SECRET, STORE, guard, new_secret
+from gmeta.core.collectives.wire import Callers, pack
 from gmeta.core.errors import ConfigError
 
 _SHARED = {"PYTHONUNBUFFERED": "1"}

@@ -1,27 +1,33 @@
 """The process of a rank, on this machine or, by ssh, on another one.
 
-On another machine a helper (`host_rank`) starts the rank. It gets what to start through ssh's stdin, so the
-environment and the job's secret are in no command line. Signals take the same way, and when stdin ends, with
-the launcher or the connection, the helper ends the rank. It reports to the job's store how a rank ended by
-itself or by a signal that was passed. Where it reports nothing, the machine counts as lost.
+On another machine a helper starts the rank, ``python -m gmeta.core.launcher.rank_processes``. It gets what to
+start through ssh's stdin, so the environment and the job's secret are in no command line: the first line is
+the command, and each other line a signal for it. When stdin ends, the launcher or the connection is gone, and
+the helper ends the rank. It reports to the job's store how a rank ended by itself or by a signal that was
+passed. Where it reports nothing, the machine counts as lost.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gmeta.core.collectives.notes import NOTES, notes_at
+from gmeta.core.collectives.place import LAUNCHER, OWN
+from gmeta.core.collectives.rendezvous import NOTES, Store, notes_at
 from gmeta.core.collectives.wire import unpack
+from gmeta.core.errors import CollectiveError
 from gmeta.core.launcher.meeting import Values
 
 SSH = (
@@ -118,7 +124,7 @@ class RemoteProcess(LocalProcess):
     def start(self) -> None:
         """Start it, by its helper; ``PYTHONPATH`` is the rank's."""
         given = self._environment.get("PYTHONPATH", "").split(os.pathsep)
-        helper = shlex.join(module_command(f"{__package__}.host_rank", paths=[*filter(None, given)]))
+        helper = shlex.join(module_command(f"{__package__}.rank_processes", paths=[*filter(None, given)]))
         there = f"cd {shlex.quote(str(Path.cwd()))} && PYTHONPATH= exec {helper}"
         self.process = self._start([*self._ssh, self._host, there], subprocess.PIPE)
         passed = {name: text for name, text in self._environment.items() if _is_passed(name)}
@@ -173,3 +179,46 @@ _RUN_MODULE = (
 
 def _is_passed(name: str) -> bool:
     return name not in _NOT_PASSED_NAMES and not name.startswith(_NOT_PASSED)
+
+
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+
+
+def main() -> int:
+    """Run the rank and report its end; return the exit code for ssh."""
+    # Unbuffered: a buffer's lock would be held by the thread that reads while this process ends.
+    orders = io.FileIO(sys.stdin.fileno(), closefd=False)
+    order = json.loads(orders.readline())
+    os.environ.update(order["environment"])
+    os.environ[LAUNCHER] = str(os.getpid())  # the rank ends with this process
+    with tempfile.TemporaryDirectory(prefix="gmeta-notes-") as folder:
+        os.environ[NOTES] = f"{folder}/rank"
+        rank = subprocess.Popen(order["command"], stdin=subprocess.DEVNULL, start_new_session=True)
+        cut = threading.Event()
+        threading.Thread(target=_pass_signals, args=[orders, rank, cut], daemon=True).start()
+        code = rank.wait()
+        _signal(rank, signal.SIGKILL)  # processes that it has left behind
+        told = sorted(notes_at(os.environ[NOTES]))
+    del os.environ[NOTES]
+    if not cut.is_set():  # else the launcher has lost this machine, and reports that
+        with suppress(CollectiveError):  # the launcher is gone
+            Store().put(ENDED, os.environ[f"{OWN}RANK"], {"code": code, "told": told})
+    return code if code >= 0 else 128 - code
+
+
+def _pass_signals(orders: io.FileIO, rank: subprocess.Popen[bytes], cut: threading.Event) -> None:
+    for line in orders:
+        _signal(rank, signal.Signals(int(line)))
+    cut.set()
+    _signal(rank, signal.SIGTERM)
+    time.sleep(_GRACE)
+    _signal(rank, signal.SIGKILL)
+
+
+def _signal(rank: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

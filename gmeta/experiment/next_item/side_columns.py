@@ -22,7 +22,7 @@ from gmeta.experiment.baselines.attributes import belongs, values_of
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.plan.retrieval_config import ChosenColumns
 from gmeta.experiment.ranking.examples import GAP, read_rows
-from gmeta.preprocess.columns import Columns, Ragged, gather_ragged
+from gmeta.preprocess.source import Columns, Ragged, gather_ragged
 
 BINS = 10
 """Numbers are divided into so many bins, with as many users, or items, in each."""

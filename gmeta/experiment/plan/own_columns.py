@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gmeta import io
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
-from gmeta.core.merged_keys import HASHED_BITS
+from gmeta.core.merged_tables import HASHED_BITS
 from gmeta.core.schema import Schema
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.experiment_config import FeatureSettings

@@ -15,8 +15,8 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import GroupIndex
 from gmeta.core.schema import OnBad
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig
-from gmeta.io.cuts.query_rule import least_rows
 from gmeta.io.cuts.task_choice import TaskChoice, keep
+from gmeta.io.cuts.task_split import least_rows
 from gmeta.io.reader_stats import ReaderStats
 from gmeta.io.readers.read_options import OneEpoch, Start
 

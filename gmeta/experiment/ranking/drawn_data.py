@@ -26,10 +26,9 @@ from gmeta.experiment.ranking.examples import read_rows
 from gmeta.experiment.ranking.negatives import add_negatives
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.io.cuts.task_choice import TaskChoice
-from gmeta.preprocess.columns import Columns, part, row_count, single
 from gmeta.preprocess.config import PlanConfig, PrepareConfig, Progress
 from gmeta.preprocess.local.preparation import prepare_source
-from gmeta.preprocess.source import NUMBER, BadRecords, Source
+from gmeta.preprocess.source import NUMBER, BadRecords, Columns, Source, part, row_count, single
 from gmeta.preprocess.table_spec import TableSpec
 
 FOLDER = "with-negatives"

@@ -30,7 +30,7 @@ from gmeta.experiment.plan.ranking_config import Protocol, RankingConfig
 from gmeta.experiment.ranking.negatives import add_negatives
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.read_options import OneEpoch
-from gmeta.preprocess.columns import Columns, Ragged, Values, join_rows, row_count, single, take
+from gmeta.preprocess.source import Columns, Ragged, Values, join_rows, row_count, single, take
 
 SHARE = 10
 """One in so many rows, or tasks, is for the test, and as many for validation."""

@@ -27,7 +27,7 @@ from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.ranking.examples import Encoding, Examples
 from gmeta.experiment.ranking.networks import NUMBERS, RowModel
 from gmeta.layers import MMoE
-from gmeta.layers.multitask.task_heads import TaskHeads
+from gmeta.layers.task_heads import TaskHeads
 from gmeta.models.sequence.exposure_trunk import ExposureTrunk, make_backbone
 from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
 from gmeta.ops import AttentionMask

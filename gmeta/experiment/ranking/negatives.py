@@ -13,7 +13,7 @@ import numpy as np
 from gmeta.experiment.baselines.attributes import belongs
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.plan.drawn_negatives import DrawnNegatives
-from gmeta.preprocess.columns import Columns, Values, join_rows, row_count, single, take
+from gmeta.preprocess.source import Columns, Values, join_rows, row_count, single, take
 
 _TRIES = 16
 

@@ -19,7 +19,7 @@ from gmeta.experiment.plan.own_columns import Survey, likeliest_item, survey
 from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.examples import Parts, read_rows
 from gmeta.io.cuts.task_choice import TaskChoice
-from gmeta.preprocess.columns import Columns, single
+from gmeta.preprocess.source import Columns, single
 
 IMPLICIT = "interaction"
 """The label of data of positive rows alone, which have none."""

@@ -27,11 +27,10 @@ from gmeta.experiment.ranking.examples import read_rows
 from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trained import CHOSEN
-from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
 from gmeta.preprocess.config import Progress
 from gmeta.preprocess.local.duckdb_engine import connect, default_limit
 from gmeta.preprocess.shape_spec import Shape
-from gmeta.preprocess.source import ELEMENT, RECORD, BadRecords
+from gmeta.preprocess.source import ELEMENT, RECORD, BadRecords, Columns, join_rows, row_count, single, take
 from gmeta.preprocess.table_spec import CsvForm, FormatName, TableSpec
 from gmeta.preprocess.tables.recognition import open_text
 from gmeta.preprocess.tables.table_files import find_files

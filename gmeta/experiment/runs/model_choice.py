@@ -21,8 +21,8 @@ from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import CBML, MetaModel, dlrm, factor_ridge, melu
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
+from gmeta.models.zoo.factor_model import ScaledNumbers
 from gmeta.models.zoo.melu_model import melu_features, published_features
-from gmeta.models.zoo.scaled_numbers import ScaledNumbers
 from gmeta.optimizers import Adam
 
 # Loss and AUC for ratings as binary labels: at least so many stars, or fewer.

@@ -21,7 +21,7 @@ from gmeta.core.files import write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.schedules import OneCycle
 from gmeta.core.schema import OnBad
-from gmeta.core.step_marks import StepCallback
+from gmeta.core.step import StepCallback
 from gmeta.core.terminal import Interrupts, remember_interrupts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.task_sets import measured_tasks, training_tasks
@@ -30,7 +30,7 @@ from gmeta.experiment.runs.model_choice import build_model
 from gmeta.io.reader_stats import ReaderStats, data_errors
 from gmeta.io.readers.read_options import AfterSteps, ReadingTime, Waiting
 from gmeta.models import MetaModel
-from gmeta.training.learning_rates import RateInFit
+from gmeta.training.joint_optimizer import RateInFit
 
 # Checkpoints of a training run and its curves, saved after and within epochs, and their restoring.
 

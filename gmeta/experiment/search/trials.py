@@ -37,7 +37,7 @@ from gmeta.experiment.runs.model_choice import build_model
 from gmeta.experiment.search.prior_estimates import estimate_priors
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.reader_stats import data_errors
-from gmeta.training.learning_rates import RateInFit
+from gmeta.training.joint_optimizer import RateInFit
 
 LEAST_GAIN = 1e-3
 """The least share of the loss by which a move must lower it: validation tasks are few, and gains noisy."""

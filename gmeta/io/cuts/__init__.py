@@ -1,7 +1,7 @@
 """Cutting groups of rows into support and query sets, or into histories and exposures.
 
-`task_split` cuts by the rules of `query_rule`, `task_choice` chooses the tasks, and `sequence_split` cuts
-histories and exposures.
+`task_split` has the rules for query rows and cuts by them, `task_choice` chooses the tasks, and
+`sequence_split` cuts histories and exposures.
 """
 
 __all__: list[str] = []

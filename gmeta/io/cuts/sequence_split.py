@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.schema import Column, Schema
-from gmeta.io.cuts.query_rule import After, Flag, Query, check_query, query_rows
 from gmeta.io.cuts.task_choice import About, count_unsound
+from gmeta.io.cuts.task_split import After, Flag, Query, check_query, query_rows
 from gmeta.io.reader_stats import ReaderStats
 
 # A selection of an element's rows, group by group.

@@ -1,15 +1,14 @@
 """Changing features, fetched by key from a store while data is read.
 
-`join` adds them to a dataset. `feature_source` is the interface of stores, `arrow`, `rocksdb` and `hbase` are
+`join` adds them to a dataset. `feature_source` is the interface of stores, `arrow` and `stores` have
 the stores, and `cells` encodes their values.
 """
 
 from gmeta.io.features.arrow import ArrowSource
 from gmeta.io.features.cells import FetchCounts, FetchPolicy
 from gmeta.io.features.feature_source import FeatureSource
-from gmeta.io.features.hbase import HBaseSource
 from gmeta.io.features.join import join_features
-from gmeta.io.features.rocksdb import RocksDBSource
+from gmeta.io.features.stores import HBaseSource, RocksDBSource
 
 __all__ = [
     "ArrowSource",

@@ -21,11 +21,11 @@ from gmeta.io.histories.history_plan import (
     need_numbers,
 )
 from gmeta.io.histories.store import HistoryStore
+from gmeta.io.readers.balance import Balance
+from gmeta.io.readers.cut_reader import finish
 from gmeta.io.readers.group_reader import groups
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
-from gmeta.io.readers.sequence_reader import finish
-from gmeta.io.readers.step_balance import Balance
 
 # Exposures of a user that are near in time, cut into windows that share one history.
 #

@@ -1,9 +1,9 @@
 """Reads prepared data sets.
 
-- `row_reader`, `task_reader`, `sequence_reader` and `group_reader`: rows, tasks, sequences and groups.
+- `row_reader` and `group_reader` read rows and groups, and `cut_reader` tasks and sequences.
 - `prepared_split`: the files of a split.
 - `read_options`, `position` and `epoch`: the order of reading, and how far it has got.
-- `step_balance` makes elements of equal cost, and `remote` knows remote file systems.
+- `balance` makes elements of equal cost, and `remote` knows remote file systems.
 """
 
 __all__: list[str] = []

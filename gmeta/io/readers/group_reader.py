@@ -12,11 +12,10 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.schema import Column, Schema
 from gmeta.core.shares import Shares
-from gmeta.io.balance import bound_groups, group_tokens
+from gmeta.io.readers.balance import Balance, bound_groups, group_tokens
 from gmeta.io.readers.epoch import EpochPlan, Epochs, Iteration
 from gmeta.io.readers.prepared_split import PreparedSplit, open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start, as_start, shares_of
-from gmeta.io.readers.step_balance import Balance
 
 WINDOW_BYTES = 64 << 20
 """Default size of the window in which groups are permuted."""

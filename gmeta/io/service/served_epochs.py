@@ -14,8 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.io.readers.group_reader import settle
 from gmeta.io.readers.read_options import OneEpoch, Waiting
-from gmeta.io.service.lanes import Lanes
-from gmeta.io.service.served_position import Cursor, ServedPosition
+from gmeta.io.service.pieces import Cursor, Lanes, ServedPosition
 from gmeta.io.service.worker_pool import WorkerPool
 
 # Large batches of small ones: each row once, shuffled over a block of base batches.
@@ -169,7 +168,7 @@ def distribute(
       deterministic: True: the order is a pure function of the epoch, ``at_once`` and the number of pieces,
         independent of the workers. False: training takes elements as they arrive.
       batches: How many base batches, elements of ``dataset``, are joined to one batch
-        (`gmeta.io.service.served_epochs.rebatch`).
+        (`rebatch`).
       shuffle: How many base batches are permuted together. None: rows keep their order.
       seed: The seed of these permutations, which differ from epoch to epoch.
       patience: Seconds without an element after which a worker counts as lost.

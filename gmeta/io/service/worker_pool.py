@@ -1,20 +1,29 @@
-"""The workers that one process reads from: which there are, which are lost, and who reads the next piece."""
+"""The workers that one process reads from, and a pool that starts and stops them.
+
+A `WorkerPool` knows which workers there are, which are lost, and who reads the next piece. A `ScaledPool`
+starts and stops its workers by how long training waits for data.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import random
+import shlex
+import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, whole_number
+from gmeta.core.launcher.rank_processes import module_command
 from gmeta.core.version import __version__
 from gmeta.io.readers.read_options import Waiting
-from gmeta.io.service.channel import Channel, announced, key_of, split_address
+from gmeta.io.service.worker import Channel, announced, key_of, split_address
 
 _LOOK_SECONDS = 0.5
 _PAUSE_SECONDS = (0.5, 30.0)
@@ -205,3 +214,205 @@ class WorkerPool:
             f"{which} for {self.timeout:.0f} s; start one with {start}, or correct the addresses, and resume "
             "from the saved position"
         )
+
+
+# How many workers there should be: more while training waits for data, fewer while they idle.
+
+WAITS = 0.05
+"""The share of its time that training may wait for data before a worker is added."""
+
+_BUSY = 0.75
+"""How busy workers may be once there is one less of them; more would make training wait again."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What was measured since the number of workers was last looked at.
+
+    Attributes:
+      waited: The share of time that training waited for data, 0 to 1.
+      busy: The share of time that workers made elements, and didn't wait for training to take them, 0 to 1;
+        their mean.
+      ready: Workers that read.
+      starting: Workers that were started and can't be reached yet.
+    """
+
+    waited: float
+    busy: float
+    ready: int
+    starting: int = 0
+
+
+def workers_to_add(load: Load, *, least: int, most: int) -> int:
+    """Return how many workers to start, or, below 0, to send away.
+
+    There are always ``least`` to ``most`` of them. Within these limits one is added if training waits more
+    than 5% of the time, unless one is starting. One is sent away if training waits less, and the others would
+    be busy no more than three quarters of the time without it.
+
+    Example:
+      >>> workers_to_add(Load(waited=0.2, busy=0.9, ready=2), least=1, most=4)
+      1
+      >>> workers_to_add(Load(waited=0.0, busy=0.3, ready=2), least=1, most=4)
+      -1
+    """
+    there = load.ready + load.starting
+    if there < least:
+        return least - there
+    if there > most:
+        return most - there
+    if load.waited > WAITS:
+        return int(there < most and not load.starting)
+    spare = load.ready > least and load.busy * load.ready <= _BUSY * (load.ready - 1)
+    return -int(spare and not load.starting)
+
+
+_START_SECONDS = 120.0
+"""After this time, a worker that was started and doesn't answer no longer counts as starting."""
+_END_SECONDS = 10.0
+_IDLE_SECONDS = 300
+
+
+@dataclass(eq=False)
+class _Start:
+    """One run of the command; whether a worker has answered for it."""
+
+    process: subprocess.Popen[bytes]
+    since: float
+    answered: bool = False
+
+
+class ScaledPool(WorkerPool):
+    """Workers that are added while training waits for data, and sent away while they idle.
+
+    At least ``least`` workers read, and one that was lost is replaced. Every ``interval`` seconds of reading,
+    a worker is added if training waited for data more than 5% of the time, up to ``most``; one is dismissed
+    if the others suffice (`workers_to_add`). Other workers continue the pieces that it reads.
+
+    Without ``command``, workers are processes of this machine, and end with this one, or when no process has
+    read for five minutes. With one, each start runs the command, which starts one worker that announces
+    itself in ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
+
+    Args:
+      least: The fewest workers.
+      most: The most workers.
+      folder: Where workers announce themselves, on a disk that they share with this process. None: a
+        temporary folder.
+      command: What starts one worker; ``{folder}`` stands for the folder.
+      interval: Seconds between decisions.
+      timeout: As for `WorkerPool`.
+
+    Attributes:
+      folder: The folder.
+
+    Raises:
+      ConfigError: A number is out of its range, a command has no folder, or it can't be run.
+
+    Example:
+      >>> pool = ScaledPool(least=1, most=4)  # doctest: +SKIP
+      >>> model.fit(distribute(train, pool), epochs=3)  # doctest: +SKIP
+      >>> pool.close()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        least: int = 1,
+        most: int = 4,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        command: str | None = None,
+        interval: float = 10.0,
+        timeout: float = 120.0,
+    ) -> None:
+        self.least = whole_number("ScaledPool: least", least, least=1)
+        self.most = whole_number("ScaledPool: most", most, least=self.least)
+        if not interval > 0:
+            raise ConfigError(f"ScaledPool: interval={interval} must be above 0 seconds")
+        if command is not None and folder is None:
+            raise ConfigError(
+                f"ScaledPool: command={command!r} needs the folder where its workers announce themselves"
+            )
+        self.interval = interval
+        self._temporary = tempfile.TemporaryDirectory(prefix="gmeta-workers-") if folder is None else None
+        place = Path(folder or self._temporary.name)  # type: ignore[union-attr]
+        place.mkdir(parents=True, exist_ok=True)
+        super().__init__(place, timeout=timeout)
+        local = ["gmeta", "workers", "{folder}", "--path", str(Path.cwd()), "--idle", str(_IDLE_SECONDS)]
+        words = shlex.split(command) if command else module_command(*local)
+        self._command = [word.replace("{folder}", str(place)) for word in words]
+        self._submits = command is not None
+        self._started: list[_Start] = []
+        self._seen = {worker.address for worker in announced(place)}
+        self._waiting, self._made, self._streams = Waiting(), 0.0, 1
+        self._decided = time.monotonic()
+        self._closed = False
+        self._keep(Load(0.0, 1.0, len(announced(place))))
+        atexit.register(self.close)
+
+    def note(self, waiting: Waiting, made: float, streams: int) -> None:
+        """Count how training waited and how busy workers were; now and then, start or send away one."""
+        with self._lock:
+            self._waiting += waiting
+            self._made += made
+            self._streams = max(self._streams, streams)
+            passed = time.monotonic() - self._decided
+            if passed < self.interval or self._closed:
+                return
+            ready = self.ready()
+            busy = min(1.0, self._made / (passed * self._streams))
+            load = Load(self._waiting.share, busy, len(ready), self._count_starting(ready))
+            self._waiting, self._made, self._streams = Waiting(), 0.0, 1
+            self._decided = time.monotonic()
+        self._keep(load)
+
+    def close(self) -> None:
+        """Send all workers away that answer, and end the processes that were started here."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        for address in self.ready():
+            self.send_away(address)
+        for start in self._started:
+            start.process.terminate()
+        for start in self._started:
+            try:
+                start.process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                start.process.kill()
+                start.process.wait()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _keep(self, load: Load) -> None:
+        add = workers_to_add(load, least=self.least, most=self.most)
+        for _ in range(add):
+            self._started.append(_Start(self._run(), time.monotonic()))
+        for address in self.ready()[add:] if add < 0 else ():
+            self.send_away(address)
+
+    def _run(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(self._command)
+        except OSError as error:
+            raise ConfigError(
+                f"ScaledPool: can't run {self._command[0]!r}, which command= begins with: {error.strerror}; "
+                "give a command that runs in a shell on this machine"
+            ) from None
+
+    def _count_starting(self, ready: Iterable[str]) -> int:
+        """Count the workers that were started and haven't answered yet; each new one is that of a start."""
+        # A command may end well at once, such as one that gives the work to a cluster.
+        ends, oldest = (None, 0) if self._submits else (None,), time.monotonic() - _START_SECONDS
+        new = len(set(ready) - self._seen)
+        self._seen.update(ready)
+        for start in self._started:
+            if new and not start.answered:
+                start.answered, new = True, new - 1
+        starting = [
+            start
+            for start in self._started
+            if not start.answered and start.since > oldest and start.process.poll() in ends
+        ]
+        self._started = [one for one in self._started if one in starting or one.process.poll() is None]
+        return len(starting)

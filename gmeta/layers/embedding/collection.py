@@ -15,10 +15,9 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.merged_keys import Fold, check_fold, fold_of
-from gmeta.core.step import step_context
-from gmeta.core.step_marks import begin_span
-from gmeta.layers.embedding import keras_config as settings
+from gmeta.core.merged_tables import Fold, check_fold, fold_of
+from gmeta.core.step import begin_span, step_context
+from gmeta.layers.embedding import feature_config as settings
 from gmeta.layers.embedding.feature_config import (
     FeatureConfig,
     Ids,
@@ -28,19 +27,16 @@ from gmeta.layers.embedding.feature_config import (
     like_ids,
     numbers_of_texts,
 )
-from gmeta.layers.embedding.feature_order import FeatureOrder
-from gmeta.layers.embedding.merge_plan import MergedTable, merge_tables, plan_table
+from gmeta.layers.embedding.merge_plan import FeatureOrder, MergedTable, merge_tables, plan_table
 from gmeta.layers.embedding.pooling import join_vectors, pool
 from gmeta.layers.embedding.saved_tables import SavesItsTables
 from gmeta.layers.embedding.table_config import check_optimizer
 from gmeta.layers.embedding.table_weights import HoldsTables
-from gmeta.layers.exchange.ahead import hear_samples, note
-from gmeta.layers.exchange.fetch import Fetch, Requested, prefetch
+from gmeta.layers.exchange.fetch import Fetch, Requested, hear_samples, note, prefetch
 from gmeta.layers.exchange.pieces import SentKeys
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups
-from gmeta.ops.device import DEVICE_NAMES, Device
+from gmeta.ops.device import DEVICE_NAMES, Device, freeze, is_portable
 from gmeta.ops.id_hash import merge_keys
-from gmeta.ops.native_forms import freeze, is_portable
 from gmeta.ops.row_buffers import WIRE_DTYPES
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.optimizers import Adam, SparseOptimizer

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import Combiner, Ids, Join
-from gmeta.ops.native_forms import on_gpu
+from gmeta.ops.device import on_gpu
 
 
 def pool(rows: tf.Tensor, positions: Ids, combiner: Combiner | None) -> Any:

@@ -25,11 +25,10 @@ from tensorflow.python.checkpoint.tensor_callable import Callable as LateTensor
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.keras import submodules
-from gmeta.core.merged_keys import MergedKeys
+from gmeta.core.merged_tables import MergedKeys
 from gmeta.ops.distinct import owned_by
 from gmeta.ops.table.followed_optimizer import KINDS
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.moved_rows import Keep, SavedTable, fill_table, plan_moves, warn_of_filters
 from gmeta.ops.table.records import (
     AdmissionState,
     Records,
@@ -37,6 +36,7 @@ from gmeta.ops.table.records import (
     refuse_asynchronous,
     refuse_part,
 )
+from gmeta.ops.table.restored_rows import Keep, SavedTable, fill_table, plan_moves, warn_of_filters
 
 Widths = tuple[tuple[str, int], ...]
 """Features in their order, with the widths of their vectors."""
@@ -116,7 +116,7 @@ class Plan:
 
 
 class Order(Protocol):
-    """The order of a collection's features (`gmeta.layers.embedding.feature_order.FeatureOrder`)."""
+    """The order of a collection's features (`gmeta.layers.embedding.merge_plan.FeatureOrder`)."""
 
     @property
     def widths(self) -> Widths:

@@ -12,8 +12,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform, Zeros
 from gmeta.optimizers import SparseOptimizer
 from gmeta.policies import TwoPrecisions
-from gmeta.policies.admission import Admission, Always
-from gmeta.policies.eviction import Eviction
+from gmeta.policies.row_lifetimes import Admission, Always, Eviction
 
 # Converts Keras' initializers to gmeta's, for those that have an equal one there.
 

@@ -14,8 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, is_framework, warn_caller
 from gmeta.core.keras import submodules
 from gmeta.ops.table.hash_table import HashTable
-from gmeta.ops.table.moved_rows import SavedTable, fill_table, plan_moves, warn_of_filters
-from gmeta.ops.table.snapshot import TableSnapshot
+from gmeta.ops.table.restored_rows import SavedTable, TableSnapshot, fill_table, plan_moves, warn_of_filters
 
 
 class Weights(list[Any]):
@@ -91,7 +90,7 @@ class HoldsTables:
         Returns:
           The dense weights, a list of arrays. For a model with tables the list is a `Weights`. Taking a
           snapshot copies no rows: while the weights are kept, a table copies a row when the row is first
-          used or removed afterwards (see `gmeta.ops.table.snapshot.TableSnapshot`).
+          used or removed afterwards (see `gmeta.ops.table.restored_rows.TableSnapshot`).
         """
         dense = super().get_weights()  # type: ignore[misc]
         tables = tables_of(self)

@@ -9,7 +9,7 @@ In the exchange of keys each class is a table of its own (`gmeta.ops.key_message
 says how many keys of each class follow, so both ends know what each exchange of rows and of gradients
 carries, and the keys travel once per batch. A key may come from several ranks in several classes. The owner
 collects those of all classes and looks up each key once, so a lookup has the effects that it has on a whole
-batch. In groups of ranks, owners exchange these collected keys (`gmeta.layers.exchange.groups`), once per
+batch. In groups of ranks, owners exchange these collected keys (`gmeta.layers.exchange.pieces`), once per
 batch.
 
 Micro-batch i computes on the rows of all classes with f <= i <= l, one class after another. That holds a row
@@ -25,8 +25,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.fetch import Fetch
-from gmeta.layers.exchange.groups import join_keys
-from gmeta.layers.exchange.pieces import SentKeys, send_in_group
+from gmeta.layers.exchange.pieces import SentKeys, join_keys, send_in_group
 from gmeta.ops.distinct import CollectedKeys, classify_keys, collect_keys, move_places
 from gmeta.ops.key_messages import OwnedKeys
 

@@ -67,7 +67,7 @@ class HSTUBlock(SequenceBlock):
     From such small initial values, training is slow to find that recent events matter more than old ones: the
     whole of a long history has equal weight, gates and values are near 0, and what attention adds is lost
     beside X. With a ``horizon`` h, a token at first sees mostly what is at most about h old: rab starts at
-    ln(h / Δ), and not below -8 (`gmeta.layers.sequence.bias_tables.RelativeBiasTables`), and, in the research
+    ln(h / Δ), and not below -8 (`gmeta.layers.sequence.block.RelativeBiasTables`), and, in the research
     form, the columns of W that make U and V start at N(0, 1 / in). Q and K start as without it, so that
     content doesn't outweigh recency at first. All of it is learned from there.
 

@@ -14,8 +14,8 @@ from gmeta.layers.sequence.reading import sequence_view
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
-from gmeta.models.generative.code_scorer import CodeVectors
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
+from gmeta.models.generative.digit_decoder import CodeVectors
 from gmeta.models.generative.searches import of_items
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.models.sequence.history_model import but_first, but_last, check_times

@@ -12,9 +12,8 @@ from gmeta.core.semantic_ids import SemanticIds
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses.multi_task import mean_loss
 from gmeta.models.generative.code_model import CodeModel, SeenItems, catalogue_of, depth_of, marks_of
-from gmeta.models.generative.code_scorer import CodeScorer
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
-from gmeta.models.generative.digit_decoder import CodeWalk
+from gmeta.models.generative.digit_decoder import CodeScorer, CodeWalk
 from gmeta.models.sequence.history_model import but_first, but_last
 from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.ops import Jagged, jagged

@@ -4,7 +4,7 @@
 - `task_learner` runs the inner and the outer loop; `outer_rules` has a rule for each algorithm,
   `ridge_steps` the inner steps in closed form.
 - `task_view`, `task_losses` and `sample_columns`: batches of tasks, their losses, and columns of samples.
-- `adapter`, `deltas` and `fast_weights`: adaptation after training, and adapted weights as values.
+- `adapter` and `fast_weights`: adaptation after training, and adapted weights as values.
 """
 
 __all__: list[str] = []

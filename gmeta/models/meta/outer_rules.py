@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple, get_args
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.step_marks import mark_end
+from gmeta.core.step import mark_end
 from gmeta.layers import MLP
-from gmeta.layers.adaptive.task_network import TaskNetwork
 from gmeta.layers.embedding.collection import CollectionLookup
+from gmeta.layers.networks import TaskNetwork
 from gmeta.meta.adaptation import Parameters, per_task
 from gmeta.meta.ridge import DualDense
 from gmeta.models.meta.task_learner import OuterLoss, TaskLearner

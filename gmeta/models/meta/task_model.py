@@ -38,12 +38,12 @@ from gmeta.models.meta.task_losses import (
     without_single_output,
 )
 from gmeta.models.meta.task_view import SUPPORT_AND_QUERY, Part, TaskBatch, TaskView
-from gmeta.training.clusters import column_keys, take_units
 from gmeta.training.compile_settings import make_metrics, refuse_settings
 from gmeta.training.faults import fault_of_tasks
 from gmeta.training.mean_gradients import StepGradients
 from gmeta.training.model import Model
 from gmeta.training.rank_steps import rank_step
+from gmeta.training.windows import column_keys, take_units
 
 # Keras' loops over batches of tasks: one batch at a time, and with class weights.
 
@@ -57,7 +57,7 @@ def run_batch(
     has samples and tasks.
 
     Args:
-      model: A `gmeta.models.meta.task_model.TaskModel`.
+      model: A `TaskModel`.
       doing: ``"train"``, ``"test"`` or ``"predict"``.
       batch: The batch.
       reset_metrics: As in Keras.

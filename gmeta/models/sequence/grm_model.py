@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, MMoE
-from gmeta.layers.multitask.task_heads import TaskHeads
+from gmeta.layers.task_heads import TaskHeads
 from gmeta.losses import MultiTaskBCE
 from gmeta.metrics import AUC, UserGAUC
 from gmeta.models.sequence.exposure_trunk import ExposureTrunk, LabelMetrics, make_backbone

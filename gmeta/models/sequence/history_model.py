@@ -13,7 +13,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.metrics import NextItem
-from gmeta.metrics.retrieval import Retrieval
+from gmeta.metrics.next_item import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import Jagged, jagged
 from gmeta.training.model import Model
@@ -65,7 +65,7 @@ class HistoryModel(Model):
           *args: As for `tf.keras.Model.evaluate`. A batch of columns asks for the last item of each history,
             given those before it, and gives the metrics of `gmeta.metrics.NextItem`. Labels, ``(x, y)`` with
             y ragged, (users, None) items, ask for all items of y, given the history x, and give HR, recall
-            and NDCG of users (`gmeta.metrics.retrieval`).
+            and NDCG of users (`gmeta.metrics.next_item`).
           leave_out_seen: Whether to leave out the items of the history. An item that is asked for, and that
             the history has, is ranked nevertheless. None: as the attribute ``leave_out_seen`` says.
           **kwargs: As there.

@@ -18,7 +18,7 @@ from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.core.settings import from_mapping
 from gmeta.layers import MMoE
 from gmeta.layers.embedding.collection import CollectionLookup
-from gmeta.layers.multitask.task_heads import TaskHeads, product_logits
+from gmeta.layers.task_heads import TaskHeads, product_logits
 from gmeta.losses.multi_task import product_cross_entropy
 from gmeta.meta.inner_loop import Reduction
 from gmeta.metrics import GAUC

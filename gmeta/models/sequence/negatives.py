@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.losses.sampled_softmax import popularity_negatives, uniform_negatives
+from gmeta.losses.softmax import popularity_negatives, uniform_negatives
 from gmeta.ops import Jagged, jagged
 
 Per = Literal["step", "user", "position"]

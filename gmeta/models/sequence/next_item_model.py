@@ -21,9 +21,9 @@ from gmeta.models.sequence.history_model import HistoryModel, but_first, but_las
 from gmeta.models.sequence.negatives import DrawnLaw, NegativeDraw, Per, log_expected, popularity_shares
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
-from gmeta.training.clusters import column_keys
 from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step
+from gmeta.training.windows import column_keys
 
 _DRAWN = "gmeta/negatives"  # a column of a part of a batch: what was drawn for it as a part of the whole
 _REPEAT_SCALE = 32.0  # at Adam's rate of 1e-3, a hundred steps move the bias by 3

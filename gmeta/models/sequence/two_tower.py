@@ -11,9 +11,8 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.layers import EmbeddingCollection
 from gmeta.losses.multi_task import mean_loss
-from gmeta.losses.set_loss import set_softmax
-from gmeta.metrics.next_item import catalogue_ranks
-from gmeta.metrics.retrieval import Retrieval
+from gmeta.losses.softmax import set_softmax
+from gmeta.metrics.next_item import Retrieval, catalogue_ranks
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.models.sequence.negatives import CandidateDraw, Candidates, Law
@@ -54,14 +53,14 @@ class TwoTower(HistoryModel):
 
     In training, all items of a user are right, and the user tower reads a random part of them, as a denoising
     autoencoder does. The loss is a softmax over the right item and negatives that the user doesn't have
-    (`gmeta.losses.set_loss.set_softmax`). ``law`` determines the negatives: ``"in-batch"``: the right
+    (`gmeta.losses.softmax.set_softmax`). ``law`` determines the negatives: ``"in-batch"``: the right
     items of the batch's other users, with Yi et al.'s correction by log Q; ``"uniform"``: drawn evenly;
     ``"popularity"``: drawn in proportion to how often items occur, with the same correction. Several laws
     may be given together.
 
     A batch is a dict of columns: ``item`` ragged, one row per user, and the columns of users, dense or
     ragged. Where the right items are others than those of the history, give them as labels: ``(x, y)`` with y
-    ragged. `evaluate` needs such labels, and measures HR, recall and NDCG (`gmeta.metrics.retrieval`) over
+    ragged. `evaluate` needs such labels, and measures HR, recall and NDCG (`gmeta.metrics.next_item`) over
     the whole catalogue, by default without the items of the history.
 
     Args:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.layers import EmbeddingCollection
-from gmeta.layers.adaptive.mlp import dense
+from gmeta.layers.networks import dense
 from gmeta.training.model import Model
 
 Structure = Literal["parallel", "stacked"]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.layers.adaptive.mlp import dense
+from gmeta.layers.networks import dense
 from gmeta.meta import InnerLoop
 from gmeta.models.meta.meta_model import MetaModel
 from gmeta.optimizers import SparseOptimizer

@@ -15,7 +15,7 @@ from gmeta.layers import SequenceBlock, SequenceStack
 from gmeta.layers.sequence.reading import AppendedPlace, Kept, SequenceView
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
-from gmeta.ops.padded_forms import dense_mask
+from gmeta.ops.jagged_attention import dense_mask
 
 
 class SASRecBlock(SequenceBlock):

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.core.errors import NotFiniteError
-from gmeta.core.finite import rows_not_finite
+from gmeta.core.errors import NotFiniteError, rows_not_finite
 from gmeta.core.graph import refuse_unless
 from gmeta.core.shares import LOGICAL_SHARDS
 

@@ -18,6 +18,7 @@ from gmeta.ops.device import (
     DeviceKind,
     asked_place,
     float_matrix,
+    freeze,
     ids_tensor,
     keys_vector,
     place_of,
@@ -25,7 +26,6 @@ from gmeta.ops.device import (
 )
 from gmeta.ops.distinct import unique
 from gmeta.ops.id_hash import HoldsMergedKeys
-from gmeta.ops.native_forms import freeze
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.followed_optimizer import FollowsModels
 from gmeta.ops.table.read_ahead import ReadsAhead
@@ -41,8 +41,7 @@ from gmeta.ops.table.records import (
 )
 from gmeta.optimizers import Adam, SparseOptimizer
 from gmeta.policies import Tiers, TwoPrecisions
-from gmeta.policies.admission import Admission, Always
-from gmeta.policies.eviction import ROW_INDEX_BYTES, Eviction
+from gmeta.policies.row_lifetimes import ROW_INDEX_BYTES, Admission, Always, Eviction
 
 _native = load_op_library("ops")
 for _name in (
@@ -77,7 +76,7 @@ class HashTable(
       dim: Width of a row, >= 1.
       optimizer: How `apply_gradients` updates a row.
       initializer: The initial numbers of a new row.
-      admission: Which missing ids get a row: a class of `gmeta.policies.admission`.
+      admission: Which missing ids get a row: a class of `gmeta.policies.row_lifetimes`.
       eviction: Which rows are evicted, and the bound: `gmeta.policies.LRU`, `gmeta.policies.LFU`,
         `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows stay until they are removed.
       precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all rows are
@@ -332,7 +331,7 @@ class HashTable(
     def evict(self) -> tf.Tensor:
         """Evict expired rows now, and the rows of the lowest rank in shards above their bound.
 
-        Lookups and updates evict by themselves (see `gmeta.policies.eviction.Eviction`). Call this when there
+        Lookups and updates evict by themselves (`gmeta.policies.LRU` and others). Call this when there
         are none, such as before a checkpoint. It does nothing in a table without eviction.
 
         Returns:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.initializers import portable_initial_rows, portable_round_to_float16
-from gmeta.ops.native_forms import ACTIVE, portable_forms
+from gmeta.ops.device import ACTIVE, portable_forms
 from gmeta.ops.table.finite import refuse_bad_rows
 from gmeta.ops.table.hash_table import HashTable
 

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.ops.device import float_matrix, keys_vector
-from gmeta.ops.native_forms import is_portable
+from gmeta.ops.device import float_matrix, is_portable, keys_vector
 
 _native = load_op_library("ops")
 for _name in ("Peek", "Prefetch", "Reread"):

@@ -98,8 +98,8 @@ class AdmissionState(NamedTuple):
 class FilterShards(NamedTuple):
     """Bloom filters (`gmeta.policies.Bloom`) of some of a table's own shards, one for each shard's keys.
 
-    A table has ``count`` shards of its own, a power of two up to 64 (see `gmeta.policies.eviction.Eviction`).
-    Shard number i holds the logical shards ``1024 // count * i`` up to ``1024 // count * (i + 1)``.
+    A table has ``count`` shards of its own, a power of two up to 64 (`gmeta.policies.LRU`). Shard number i
+    holds the logical shards ``1024 // count * i`` up to ``1024 // count * (i + 1)``.
 
     Attributes:
       counters: (shards, m) uint8; m is 0 in a table without such a filter.

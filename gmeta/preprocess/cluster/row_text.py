@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from gmeta.core.schema import Column
-from gmeta.preprocess.columns import Columns, Ints, Values, from_arrow
-from gmeta.preprocess.source import Reason
+from gmeta.preprocess.source import Columns, Ints, Reason, Values, from_arrow
 from gmeta.preprocess.table_spec import TableSpec
 
 TALLY = "!"

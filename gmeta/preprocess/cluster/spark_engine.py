@@ -12,7 +12,7 @@ a hot task may fill several ranges, which different workers process. If keys may
 with the same key are first brought together.
 
 The driver handles counts, samples and manifest entries, never rows. It writes the manifest last. Workers
-write shards into the staging folder, under temporary names until the shards are whole (`attempts`), so tasks
+write shards into the staging folder, under temporary names until the shards are whole (`table_job`), so tasks
 may be repeated or run twice. The folder must be on a file system that all machines see.
 """
 
@@ -38,17 +38,15 @@ from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.core.files import stage_folder
 from gmeta.core.settings import from_mapping
 from gmeta.preprocess.cluster import spark_rows as work
-from gmeta.preprocess.cluster.attempts import collect
 from gmeta.preprocess.cluster.spark_rows import FileSplit
 from gmeta.preprocess.cluster.spark_tables import open_job, read_table
 from gmeta.preprocess.cluster.table_input import Tally
-from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.columns import Columns, Ints
+from gmeta.preprocess.cluster.table_job import TableJob, collect
 from gmeta.preprocess.config import PrepareConfig, Progress, no_progress
 from gmeta.preprocess.plan.outcome import Census
 from gmeta.preprocess.plan.placement import splits
 from gmeta.preprocess.plan.ranges import Edge, RangeCount, bounds_of, edges
-from gmeta.preprocess.source import BadRecords
+from gmeta.preprocess.source import BadRecords, Columns, Ints
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_spec import TableSpec
 

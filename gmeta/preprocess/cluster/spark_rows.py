@@ -25,21 +25,9 @@ import pyarrow.parquet as pq
 
 from gmeta.core.errors import DataError
 from gmeta.core.settings import to_mapping
-from gmeta.preprocess.cluster.attempts import write_attempt
 from gmeta.preprocess.cluster.row_text import blocks, parse_lines
 from gmeta.preprocess.cluster.table_input import TableInput, Tally, good_rows
-from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.columns import (
-    Columns,
-    Ints,
-    Values,
-    from_arrow,
-    join_rows,
-    row_count,
-    single,
-    take,
-    to_arrow,
-)
+from gmeta.preprocess.cluster.table_job import TableJob, write_attempt
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.ranges import (
     KEY,
@@ -54,7 +42,18 @@ from gmeta.preprocess.plan.ranges import (
     runs,
 )
 from gmeta.preprocess.plan.texts import TextCollector
-from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.source import (
+    NUMBER,
+    Columns,
+    Ints,
+    Values,
+    from_arrow,
+    join_rows,
+    row_count,
+    single,
+    take,
+    to_arrow,
+)
 
 # The records of a partition: from pieces of files that workers read by themselves, or as Spark reads them.
 #

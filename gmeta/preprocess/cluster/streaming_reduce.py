@@ -28,8 +28,7 @@ import numpy as np
 from gmeta.core.files import put_in_place
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.preprocess.cluster import row_text
-from gmeta.preprocess.cluster.attempts import collect, write_attempt, write_note
-from gmeta.preprocess.cluster.streaming import (
+from gmeta.preprocess.cluster.streaming_map import (
     BOUNDS,
     COLLECTED,
     COUNTS,
@@ -39,16 +38,15 @@ from gmeta.preprocess.cluster.streaming import (
     count,
     count_bad,
     load_tally,
+    range_order,
     run,
 )
-from gmeta.preprocess.cluster.streaming_map import range_order
 from gmeta.preprocess.cluster.table_input import Tally
-from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.columns import Columns, join_rows, row_count, single, take
+from gmeta.preprocess.cluster.table_job import TableJob, collect, write_attempt, write_note
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.outcome import Census
 from gmeta.preprocess.plan.ranges import COUNT, POSITION, RangeCount, bounds_of, number_rows, runs
-from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.source import NUMBER, Columns, join_rows, row_count, single, take
 
 _SPLIT = 1 << 20  # bytes parsed at once: a reducer holds a range in memory, and little else
 

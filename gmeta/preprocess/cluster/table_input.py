@@ -19,14 +19,13 @@ from gmeta.core.json_values import parse_json
 from gmeta.core.schema import Column, OnBad
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.preprocess.cluster.row_text import Refused, TextForm
-from gmeta.preprocess.columns import Columns, single, take
 from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan.normalisation import normalise
 from gmeta.preprocess.plan.outcome import describe_repeated
 from gmeta.preprocess.plan.texts import TextCollector, find_titles
 from gmeta.preprocess.shape_spec import Shape
-from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason
+from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Columns, Reason, single, take
 from gmeta.preprocess.table_spec import CsvForm, TableSpec
 from gmeta.preprocess.tables.recognition import TableFile
 from gmeta.preprocess.tables.table_source import TableSource

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.history_manifest import HistoryManifest, HistoryShard, current_generation
 from gmeta.core.schema import check_on_bad
-from gmeta.preprocess.columns import Columns, single
 from gmeta.preprocess.config import Progress, no_progress
 from gmeta.preprocess.history.example_sets import dropped_inputs
 from gmeta.preprocess.history.generation import Generation, generations, new_generation, settle_or_warn
+from gmeta.preprocess.history.shard_reader import as_words
 from gmeta.preprocess.history.shard_writer import (
     EventSpill,
     find_joined,
@@ -27,11 +27,10 @@ from gmeta.preprocess.history.shard_writer import (
     write_shard,
 )
 from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.history.stripe import as_words
 from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan.column_types import unit_of
-from gmeta.preprocess.source import BadRecords
+from gmeta.preprocess.source import BadRecords, Columns, single
 from gmeta.preprocess.table_spec import CsvForm, TableSpec
 from gmeta.preprocess.tables.prepared_source import PreparedSource, is_prepared
 from gmeta.preprocess.tables.table_files import holds_records, refuse_equal

@@ -1,7 +1,7 @@
 """An append by many workers: the description that each worker reads, and the shards that they write.
 
 Workers may be killed, repeated, or run twice at once: each writes in a folder of its own and renames what is
-whole (`gmeta.preprocess.cluster.attempts`). They all write the same bytes.
+whole (`gmeta.preprocess.cluster.table_job`). They all write the same bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy as np
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.history_manifest import HistoryManifest, shard_files, user_shards
 from gmeta.core.schema import check_on_bad
-from gmeta.preprocess.cluster.attempts import own_folder
 from gmeta.preprocess.cluster.table_input import FoundTable, TableInput, Tally
-from gmeta.preprocess.columns import Columns, Ints, join_rows, single
+from gmeta.preprocess.cluster.table_job import own_folder
 from gmeta.preprocess.history.append import (
     AppendPlan,
     NewShard,
@@ -30,6 +29,7 @@ from gmeta.preprocess.history.append import (
 )
 from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.source import Columns, Ints, join_rows, single
 from gmeta.preprocess.tables.prepared_source import is_prepared
 from gmeta.preprocess.tables.table_files import holds_records, refuse_equal
 

@@ -17,17 +17,21 @@ from gmeta.core.errors import ConfigError, DataError, whole_number
 from gmeta.core.history_manifest import user_shards
 from gmeta.core.json_values import folder_name
 from gmeta.core.schema import check_on_bad
-from gmeta.preprocess.columns import Columns, single
 from gmeta.preprocess.config import PlanConfig, PrepareConfig, Progress, no_progress
 from gmeta.preprocess.history.example_sets import ExampleSet, list_examples, register
 from gmeta.preprocess.history.generation import Generation, generations, settle_or_warn, show_numbers
-from gmeta.preprocess.history.shard_reader import REQUEST, Index, ShardReader, history_crc_of_splits
+from gmeta.preprocess.history.shard_reader import (
+    REQUEST,
+    Index,
+    ShardReader,
+    as_floats,
+    history_crc_of_splits,
+)
 from gmeta.preprocess.history.shard_writer import count_events
-from gmeta.preprocess.history.stripe import as_floats
 from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.local.preparation import prepare_source
-from gmeta.preprocess.source import NUMBER, BadRecords, Source
+from gmeta.preprocess.source import NUMBER, BadRecords, Columns, Source, single
 from gmeta.preprocess.summary import PrepareSummary
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 from gmeta.preprocess.tables.table_source import TableSource

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from gmeta.core.history_manifest import HistoryShard, shard_files, user_shards
 from gmeta.preprocess.history.generation import Generation
-from gmeta.preprocess.history.shard_reader import PLACE, REQUEST, Index, ShardReader, encode_index
-from gmeta.preprocess.history.stripe import StripeEncoder
+from gmeta.preprocess.history.shard_reader import (
+    PLACE,
+    REQUEST,
+    Index,
+    ShardReader,
+    StripeEncoder,
+    encode_index,
+)
 
 # Which events go into which stripes: the arithmetic of an append, on arrays of all users of a shard.
 

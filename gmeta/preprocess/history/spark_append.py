@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.preprocess.cluster.attempts import ATTEMPTS
 from gmeta.preprocess.cluster.spark_engine import FEW_CELLS, salts_of, spark_errors, spark_session
 from gmeta.preprocess.cluster.spark_rows import (
     ROWS,
@@ -38,7 +37,7 @@ from gmeta.preprocess.cluster.spark_rows import (
 )
 from gmeta.preprocess.cluster.spark_tables import kind_of, open_table, read_table
 from gmeta.preprocess.cluster.table_input import Tally
-from gmeta.preprocess.columns import Columns, Ints
+from gmeta.preprocess.cluster.table_job import ATTEMPTS
 from gmeta.preprocess.config import Progress, no_progress
 from gmeta.preprocess.history.append import AppendSummary, NewShard, choose_spec
 from gmeta.preprocess.history.cluster_append import (
@@ -49,7 +48,7 @@ from gmeta.preprocess.history.cluster_append import (
 )
 from gmeta.preprocess.history.generation import new_generation, settle_or_warn
 from gmeta.preprocess.history.spec import HistorySpec
-from gmeta.preprocess.source import BadRecords
+from gmeta.preprocess.source import BadRecords, Columns, Ints
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,12 +27,19 @@ from gmeta.core.files import sync
 from gmeta.core.history_manifest import current_generation, shard_files
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.preprocess.cluster import row_text
-from gmeta.preprocess.cluster.attempts import ATTEMPTS, write_note
-from gmeta.preprocess.cluster.streaming import SHARDS, TALLY_FILE, Task, count, count_bad, load_tally, run
-from gmeta.preprocess.cluster.streaming_map import good_rows_of
+from gmeta.preprocess.cluster.streaming_map import (
+    SHARDS,
+    TALLY_FILE,
+    Task,
+    count,
+    count_bad,
+    good_rows_of,
+    load_tally,
+    run,
+)
 from gmeta.preprocess.cluster.streaming_reduce import rows_of
 from gmeta.preprocess.cluster.table_input import Tally, find_table
-from gmeta.preprocess.columns import single
+from gmeta.preprocess.cluster.table_job import ATTEMPTS, write_note
 from gmeta.preprocess.history.append import NewShard, choose_spec
 from gmeta.preprocess.history.cluster_append import (
     AppendJob,
@@ -42,6 +49,7 @@ from gmeta.preprocess.history.cluster_append import (
 )
 from gmeta.preprocess.history.generation import new_generation, settle_or_warn
 from gmeta.preprocess.history.spec import HistorySpec
+from gmeta.preprocess.source import single
 
 _NOTE = ".json"
 

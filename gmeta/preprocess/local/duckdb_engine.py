@@ -26,13 +26,22 @@ import pyarrow as pa
 
 from gmeta.core.errors import GmetaError
 from gmeta.core.settings import parse_size
-from gmeta.preprocess.columns import Columns, Ints, from_arrow, row_count, single, to_arrow
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.local.group_sorter import GroupSorter
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.outcome import refuse_empty_splits, refuse_repeated
 from gmeta.preprocess.plan.ranges import Cutter
-from gmeta.preprocess.source import NUMBER, BadRecords, Source
+from gmeta.preprocess.source import (
+    NUMBER,
+    BadRecords,
+    Columns,
+    Ints,
+    Source,
+    from_arrow,
+    row_count,
+    single,
+    to_arrow,
+)
 from gmeta.preprocess.table_spec import RESERVED, TableSpec
 from gmeta.preprocess.tables.duckdb_text import arrow_batches, explain_errors, sql_name
 from gmeta.preprocess.tables.table_scan import batch_rows

@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 from gmeta.core.data_manifest import Shard
 from gmeta.core.group_index import ENTRY, GroupIndex
 from gmeta.core.schema import Schema
-from gmeta.preprocess.columns import Ints
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.ranges import Cut
 from gmeta.preprocess.shards.record_encoder import GroupRuns, RecordEncoder, refuse_large
 from gmeta.preprocess.shards.record_writer import ShardFile
+from gmeta.preprocess.source import Ints
 
 KEY = np.dtype(
     [

@@ -26,10 +26,9 @@ from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.local.group_sorter import ShardMerger
 from gmeta.preprocess.movielens import movielens_folder as movielens
-from gmeta.preprocess.movielens.melu_source import MeluSource
 from gmeta.preprocess.movielens.movielens_folder import ML_1M_MELU, ML_100K
 from gmeta.preprocess.movielens.movielens_records import RawFile
-from gmeta.preprocess.movielens.movielens_source import MovieLensSource
+from gmeta.preprocess.movielens.movielens_source import MeluSource, MovieLensSource
 from gmeta.preprocess.plan.outcome import EngineResult
 from gmeta.preprocess.plan.placement import PLAN_VERSION, splits
 from gmeta.preprocess.shards.data_set import save_manifest, shard_name

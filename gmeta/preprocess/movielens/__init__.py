@@ -1,7 +1,7 @@
 """Reading of MovieLens folders.
 
-`movielens_folder`, `movielens_records` and `movielens_source` read the published data sets, `melu_records`
-and `melu_source` MovieLens-1M as MeLU published it.
+`movielens_source` reads the published data sets, `movielens_folder` finds their files, and
+`movielens_records` parses their lines. `melu_records` parses MovieLens-1M as MeLU published it.
 """
 
 __all__: list[str] = []

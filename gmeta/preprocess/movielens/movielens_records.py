@@ -32,8 +32,7 @@ from typing import TypeAlias
 import numpy as np
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.columns import Ints, Ragged, gather_ragged
-from gmeta.preprocess.source import BadRecord, Reason
+from gmeta.preprocess.source import BadRecord, Ints, Ragged, Reason, gather_ragged
 
 GENRES = (
     "unknown",

@@ -30,9 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gmeta.core.shares import splitmix64
-from gmeta.preprocess.columns import Columns, Ints, Ragged, Values, row_count, take
 from gmeta.preprocess.plan.column_values import ColumnFault, is_text, numbers
-from gmeta.preprocess.source import Reason
+from gmeta.preprocess.source import Columns, Ints, Ragged, Reason, Values, row_count, take
 from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec
 
 

@@ -11,11 +11,21 @@ import numpy as np
 
 from gmeta.core.data_manifest import Shard
 from gmeta.core.errors import DataError
-from gmeta.preprocess.columns import Columns, Ints, Values, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.ranges import RangeCount, edge_sizes
-from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Reason, Source
+from gmeta.preprocess.source import (
+    NUMBER,
+    BadRecord,
+    BadRecords,
+    Columns,
+    Ints,
+    Reason,
+    Source,
+    Values,
+    single,
+    take,
+)
 from gmeta.preprocess.summary import count_sizes
 from gmeta.preprocess.table_spec import TableSpec
 

@@ -33,8 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.shares import range_of, splitmix64
-from gmeta.preprocess.columns import Columns, Ints, Values
 from gmeta.preprocess.config import PlanConfig
+from gmeta.preprocess.source import Columns, Ints, Values
 
 PLAN_VERSION = 3
 """The version of the plan, increased whenever the same input and settings would give other bytes."""

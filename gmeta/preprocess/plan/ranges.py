@@ -20,10 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta.preprocess.columns import Columns, Ints, Values, join_rows, part, row_count, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
-from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.source import NUMBER, Columns, Ints, Values, join_rows, part, row_count, single, take
 from gmeta.preprocess.table_spec import TableSpec
 
 

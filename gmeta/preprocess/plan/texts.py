@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from gmeta.core.data_manifest import TextFile
 from gmeta.core.texts import FOLDER, TEXT, TITLE, VALUE, file_name
-from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.plan.normalisation import Normalised, lists_of
+from gmeta.preprocess.source import Columns, Ints
 from gmeta.preprocess.table_spec import RESERVED, ColumnSpec, TableSpec
 
 _PAIRS = pa.schema([(VALUE, pa.int64()), (TEXT, pa.string())])

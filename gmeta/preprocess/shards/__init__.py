@@ -1,7 +1,7 @@
 """Writing of records, shards and their indexes.
 
-`record_encoder` encodes records, `record_writer` writes them to a file, `data_set` writes shards and the
-manifest, and `group_reader` reads shards without TensorFlow.
+`record_encoder` encodes records, `record_writer` writes them to a file, and `data_set` writes shards and the
+manifest, and reads shards without TensorFlow.
 """
 
 __all__: list[str] = []

@@ -16,7 +16,7 @@ from gmeta.core.errors import DataError, NativeLibraryError
 from gmeta.core.group_index import LAYOUTS, Codec, Layout, check_codec
 from gmeta.core.native import FunctionTypes, load_functions
 from gmeta.core.schema import Schema
-from gmeta.preprocess.columns import Ints
+from gmeta.preprocess.source import Ints
 
 _DTYPES = ("int64", "float32")  # each index is the value in the native enum
 

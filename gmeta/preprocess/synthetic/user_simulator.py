@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.preprocess.synthetic.exposures import SHOWN, SHOWN_OF
-from gmeta.preprocess.synthetic.simulator_config import Floats, Ints, UserStates, uniform
-from gmeta.preprocess.synthetic.user_law import UserLaw, choose
+from gmeta.preprocess.synthetic.user_law import Floats, Ints, UserLaw, UserStates, choose, uniform
 
 # The log of simulated users: their own events, and the items that a mediocre policy showed them.
 

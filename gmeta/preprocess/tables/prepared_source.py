@@ -18,11 +18,10 @@ from gmeta.core.group_index import Layout
 from gmeta.core.json_values import FILE_NAME
 from gmeta.core.schema import Column, Roles
 from gmeta.core.settings import from_mapping
-from gmeta.preprocess.columns import Columns, arrow_type, row_count
 from gmeta.preprocess.config import Progress
 from gmeta.preprocess.plan.normalisation import Fault, normalise
-from gmeta.preprocess.shards.group_reader import GroupRows, read_groups
-from gmeta.preprocess.source import BadRecord, BadRecords, Reason
+from gmeta.preprocess.shards.data_set import GroupRows, read_groups
+from gmeta.preprocess.source import BadRecord, BadRecords, Columns, Reason, arrow_type, row_count
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 from gmeta.preprocess.tables.table_files import FileDigests
 

@@ -16,15 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from gmeta.core.errors import ConfigError, DataError, first_line
-from gmeta.preprocess.columns import Ints
 from gmeta.preprocess.plan.column_types import unit_of
 from gmeta.preprocess.plan.column_values import MISSING
 from gmeta.preprocess.shape_spec import SESSION, Explode, Join
+from gmeta.preprocess.source import Ints
 from gmeta.preprocess.table_spec import RESERVED, TIME_UNITS, ColumnSpec, TableSpec
 from gmeta.preprocess.tables.duckdb_text import sql_name, sql_text
-from gmeta.preprocess.tables.json_scan import json_list
-from gmeta.preprocess.tables.parquet_scan import ParquetScan
 from gmeta.preprocess.tables.recognition import Copy, TableFile
+from gmeta.preprocess.tables.structured_scan import ParquetScan, json_list
 from gmeta.preprocess.tables.table_scan import Scan
 from gmeta.preprocess.tables.table_survey import merge_names
 from gmeta.preprocess.tables.type_survey import JSON, TEXT

@@ -34,7 +34,7 @@ from gmeta.preprocess.tables.duckdb_text import (
     sql_text,
 )
 from gmeta.preprocess.tables.recognition import TableFile, open_text
-from gmeta.preprocess.tables.record_count import Records, count_csv
+from gmeta.preprocess.tables.table_files import Records, count_csv
 from gmeta.preprocess.tables.type_survey import TEXT, Probe, find, survey
 
 if TYPE_CHECKING:

@@ -17,17 +17,25 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.preprocess.columns import Columns, Ints
 from gmeta.preprocess.config import PlanConfig, Progress
 from gmeta.preprocess.plan.normalisation import Fault, Normalised, normalise
 from gmeta.preprocess.plan.texts import TextCollector, find_titles
 from gmeta.preprocess.shape_spec import SESSION, Join, Shape
-from gmeta.preprocess.source import ELEMENT, NUMBER, RECORD, BadRecord, BadRecords, Reason, Source
+from gmeta.preprocess.source import (
+    ELEMENT,
+    NUMBER,
+    RECORD,
+    BadRecord,
+    BadRecords,
+    Columns,
+    Ints,
+    Reason,
+    Source,
+)
 from gmeta.preprocess.table_spec import GAPS, CsvForm, TableSpec
-from gmeta.preprocess.tables.json_scan import JsonScan
-from gmeta.preprocess.tables.parquet_scan import ParquetScan
 from gmeta.preprocess.tables.recognition import Format, TableFile, roles_of
 from gmeta.preprocess.tables.shaped_table import PLACE, Shaping, raw_names
+from gmeta.preprocess.tables.structured_scan import JsonScan, ParquetScan
 from gmeta.preprocess.tables.table_files import FileDigests, find_files
 from gmeta.preprocess.tables.table_scan import CsvScan, Scan
 from gmeta.preprocess.tables.table_survey import resolve_spec

@@ -16,14 +16,14 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.collectives import counting, failures, place, tensors
+from gmeta.core.collectives import monitoring, place, tensors
 from gmeta.core.collectives.place import launched_size
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
 from gmeta.models import Model
 
 
-@pytest.mark.parametrize("module", ["objects", "counting", "tensors", "entry"])
+@pytest.mark.parametrize("module", ["objects", "monitoring", "tensors", "entry"])
 def test_examples(module: str) -> None:
     names = {"tf": tf, "alltoall": collectives.alltoall}
     result = doctest.testmod(importlib.import_module(f"gmeta.core.collectives.{module}"), extraglobs=names)
@@ -84,7 +84,7 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
     with pytest.raises(CollectiveError, match=said), collectives.name_failures("a step"):
         raise lost
     two = "2 root error(s) found.\n  (0) INTERNAL:  gmeta lane: timed out\n\t [[{{node gmeta_keys}}]]\n"
-    explained = failures.explain(tf.errors.InternalError(None, None, two))
+    explained = monitoring.explain(tf.errors.InternalError(None, None, two))
     assert "in gmeta_keys: gmeta lane: timed out; another rank" in str(explained)
     both = (
         "rank 1 is in alltoall 'step/gradients' of float, 4 bytes a row, number 2, while rank 0 is in "
@@ -92,12 +92,12 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
     )
     node = "{{function_node __wrapped__GmetaLaneAlltoall_device_/job:localhost/device:CPU:0}}"
     eager = f"{node} gmeta lane: {both} [Op:GmetaLaneAlltoall] name: gmeta_items_keys"
-    explained = failures.explain(tf.errors.UnavailableError(None, None, eager), "a step")
+    explained = monitoring.explain(tf.errors.UnavailableError(None, None, eager), "a step")
     assert str(explained).startswith(
         f"rank 0 of 1 during a step: the ranks make different collectives: {both}; lookups in an Embedding"
     )
     other = tf.errors.InvalidArgumentError(None, None, "shapes differ")
-    assert failures.explain(other) is None
+    assert monitoring.explain(other) is None
     with pytest.raises(tf.errors.InvalidArgumentError), collectives.name_failures("a step"):
         raise other
 
@@ -105,7 +105,7 @@ def test_a_failure_says_who_reports_it_and_what_to_do() -> None:
 @pytest.mark.parametrize("limit", ["soon", "-1", "1.5"])
 def test_a_limit_that_is_no_number_of_seconds_is_refused(limit: str) -> None:
     with pytest.raises(ConfigError, match="give whole seconds, or 0 for no limit"):
-        failures.watch_for_stalls(collectives.world(), limit)
+        monitoring.watch_for_stalls(collectives.world(), limit)
 
 
 def test_a_launcher_that_says_no_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_an_error_that_ends_a_rank_comes_first_and_that_of_a_collective_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    failures.print_errors_first(1, 2)
+    monitoring.print_errors_first(1, 2)
 
     def end_by(error: Exception) -> list[str]:
         try:
@@ -209,7 +209,7 @@ def test_an_error_that_ends_a_rank_comes_first_and_that_of_a_collective_alone(
 
 def test_threads_count_by_the_same_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two, a collective that has ended would seem to be under way for ever."""
-    lift = counting.lift_variables
+    lift = monitoring.lift_variables
 
     @contextmanager
     def lift_slowly() -> Iterator[None]:
@@ -217,7 +217,7 @@ def test_threads_count_by_the_same_variable(monkeypatch: pytest.MonkeyPatch) -> 
         with lift():
             yield
 
-    monkeypatch.setattr(counting, "lift_variables", lift_slowly)
+    monkeypatch.setattr(monitoring, "lift_variables", lift_slowly)
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(counting.starts, ["of this test"] * 4))
+        found = list(threads.map(monitoring.starts, ["of this test"] * 4))
     assert len({id(variable) for variable in found}) == 1

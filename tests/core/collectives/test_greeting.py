@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gmeta.core.collectives.greeting import Callers, SignedLink
+from gmeta.core.collectives.wire import Callers, SignedLink
 
 SECRET = b"a secret of some length"
 HELLO, PROOF = 64, 32  # bytes of a greeting's parts

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gmeta.core.collectives import backend
-from gmeta.core.collectives.notes import LEAVES, LOST_PEERS
+from gmeta.core.collectives import place
+from gmeta.core.collectives.rendezvous import LEAVES, LOST_PEERS
 from gmeta.core.errors import ConfigError, RanksError
 from gmeta.core.launcher import local_ranks as module
 from gmeta.core.launcher.local_ranks import RankEnd, launch, report, verdict
@@ -248,14 +248,14 @@ def test_an_interrupted_launcher_leaves_nothing_running(tmp_path: Path, number: 
 def test_what_cannot_be_launched_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="0 is no number of ranks"):
         launch(["true"], 0)
-    monkeypatch.setattr(backend, "horovod_version", lambda: "0.28.1")
+    monkeypatch.setattr(place, "horovod_version", lambda: "0.28.1")
     with pytest.raises(ConfigError, match="GMETA_RANKS=horovod, but several hosts are given"):
         launch(["true"], 2, environment={"GMETA_RANKS": "horovod"}, hosts=[Host("a", 2)])
-    monkeypatch.setattr(backend, "horovod_version", lambda: None)
+    monkeypatch.setattr(place, "horovod_version", lambda: None)
     with pytest.raises(ConfigError, match="GMETA_RANKS=horovod, but Horovod is not installed"):
         launch(["true"], 2, environment={"GMETA_RANKS": "horovod"})
     with pytest.raises(ConfigError, match="GMETA_RANKS='mpi': give one of auto, horovod, gmeta"):
         launch(["true"], 2, environment={"GMETA_RANKS": "mpi"})
     monkeypatch.setenv("GMETA_RANKS", "gmeta")
     with pytest.raises(ConfigError, match="GMETA_RANKS=gmeta, but a launcher of Horovod's or MPI's started"):
-        backend.check_launcher(own=False)
+        place.check_launcher(own=False)

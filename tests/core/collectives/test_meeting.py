@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from gmeta.core.collectives.place import RankPlace, launched_size, told_place
-from gmeta.core.collectives.rendezvous import SECRET
-from gmeta.core.collectives.store import STORE, Store
+from gmeta.core.collectives.rendezvous import SECRET, STORE, Store
 from gmeta.core.errors import CollectiveError, ConfigError
 from gmeta.core.launcher import meeting
 from gmeta.core.launcher import meeting as hosts

@@ -24,7 +24,7 @@ from horovod.runner.elastic.worker import HostsUpdatedRequest
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from gmeta.core.collectives import rendezvous
-from gmeta.core.collectives.horovod_elastic import safe_wire
+from gmeta.core.collectives.elastic import safe_wire
 from gmeta.core.collectives.rendezvous import SECRET, ask, guard, signature
 from gmeta.core.errors import ConfigError
 from gmeta.core.launcher.horovodrun import _of_json, main

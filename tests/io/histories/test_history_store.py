@@ -20,10 +20,9 @@ from gmeta.core.history_manifest import CURRENT, HistoryManifest, generation_fol
 from gmeta.io.reader_stats import as_data_error
 from gmeta.preprocess import HistorySpec
 from gmeta.preprocess.history.append import append_history
-from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.reading import read_histories, verify_history
 from gmeta.preprocess.history.shard_reader import encode_index
-from gmeta.preprocess.history.verify import verify_history
 from support.reference.history import draw_day, history_of, write_day
 
 DAYS = [draw_day(day, 400, day=day) for day in range(1, 5)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.io import Balance, ReadingPosition, ReadOptions, groups
-from gmeta.io.balance import SequenceCost
 from gmeta.io.reader_stats import ReaderStats
+from gmeta.io.readers.balance import SequenceCost
 from gmeta.io.readers.epoch import EpochPlan
 from gmeta.io.readers.group_reader import epoch_plan
 from gmeta.io.readers.read_options import OneEpoch

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import After, Balance, Flag, ReadingPosition, ReadOptions, groups, sequences
-from gmeta.io.balance import SequenceCost
 from gmeta.io.cuts.sequence_split import SequenceSplit
 from gmeta.io.reader_stats import ReaderStats, data_errors
+from gmeta.io.readers.balance import SequenceCost
 from gmeta.io.readers.group_reader import epoch_plan
 from gmeta.preprocess import TableSpec, prepare
 from support.drawn_batches import plain

@@ -21,8 +21,8 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import ReadOptions, ServedPosition, distribute, groups, tasks
 from gmeta.io.reader_stats import ReaderStats, data_errors
 from gmeta.io.readers.read_options import OneEpoch, ReadingTime
+from gmeta.io.service.worker import WorkerServer
 from gmeta.io.service.worker_pool import WorkerPool
-from gmeta.io.service.worker_server import WorkerServer
 from support.grouped_data import write_folder
 from support.reading_workers import worker_thread
 
@@ -231,7 +231,7 @@ def test_wrong_addresses(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match=r"is no folder: make it, .* give a list, \['host:5050'\]"):
         distribute(numbers, "host:5050")
     with worker_thread(tmp_path) as other, socket.create_server(("127.0.0.1", 0)) as deaf:
-        monkeypatch.setattr("gmeta.io.service.channel._GREETING_SECONDS", 0.3)
+        monkeypatch.setattr("gmeta.io.service.worker._GREETING_SECONDS", 0.3)
         monkeypatch.setenv("GMETA_WORKERS_KEY", "two" * 6)
         mute = f"127.0.0.1:{deaf.getsockname()[1]}"
         pool = WorkerPool([other.address, mute], timeout=2)

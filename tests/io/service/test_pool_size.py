@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.io.service.scaled_pool import Load, workers_to_add
+from gmeta.io.service.worker_pool import Load, workers_to_add
 
 shares = st.floats(0, 1)
 

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError
 from gmeta.io import ServedPosition, distribute
-from gmeta.io.service import worker_server
-from gmeta.io.service.channel import key_of, split_address
+from gmeta.io.service import worker as service
+from gmeta.io.service.worker import key_of, split_address
 from gmeta.io.service.worker_pool import WorkerPool
 from support.reading_workers import worker_thread
 
@@ -175,9 +175,9 @@ class Forged:
 
 def test_strangers_keep_a_worker_from_nobody(tmp_path):
     with worker_thread(tmp_path) as worker, ExitStack() as stack:
-        for number in range(3 * worker_server._MOST_CALLERS):
+        for number in range(3 * service._MOST_CALLERS):
             stranger = stack.enter_context(socket.create_connection(split_address(worker.address)))
             if number % 3:
                 stranger.sendall(b"\xff\xff\xff\x7f" * number)  # such as a message of 2 GB
         assert read_all(tmp_path) == list(range(40))
-        assert len(worker._threads) <= worker_server._MOST_CALLERS + 3
+        assert len(worker._threads) <= service._MOST_CALLERS + 3

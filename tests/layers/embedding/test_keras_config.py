@@ -8,7 +8,7 @@ import tensorflow as tf
 from gmeta import initializers, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.layers.embedding.keras_config import from_config, to_config
+from gmeta.layers.embedding.feature_config import from_config, to_config
 
 SCHEDULE = tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
 

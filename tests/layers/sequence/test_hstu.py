@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU
-from gmeta.layers.sequence.bias_tables import decaying_scores
+from gmeta.layers.sequence.block import decaying_scores
 from gmeta.layers.sequence.hstu import HSTUBlock
 from gmeta.layers.sequence.reading import sequence_view
 from gmeta.ops import AttentionMask, Jagged

@@ -72,6 +72,7 @@ def test_the_probabilities_of_all_items_sum_to_one(sizes, depth):
 
 @pytest.mark.parametrize(("sizes", "depth"), [((3,), None), ((4, 3), None), ((4, 3), 1), ((3, 2, 3), 3)])
 @pytest.mark.parametrize("blocks", [0, 1, 2])
+@pytest.mark.shown_by(case="2-sizes3-3")
 def test_a_beam_as_wide_as_the_catalogue_is_a_search_of_all_items(sizes, depth, blocks):
     model = scatter(make_model(make_ids(sizes=sizes), depth=depth, blocks=blocks))
     batch = histories(5)
@@ -83,6 +84,7 @@ def test_a_beam_as_wide_as_the_catalogue_is_a_search_of_all_items(sizes, depth, 
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.shown_by(case="0")
 def test_under_masks_what_comes_out_is_valid_and_distinct(seed):
     random = np.random.default_rng(seed)
     model, batch = scatter(make_model(), seed), histories(6, seed)
@@ -156,6 +158,7 @@ def test_the_last_digit_is_told_by_the_items_vectors():
         np.testing.assert_allclose(logs[:, own], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.shown_by("models/generative/test_flat_retriever.py::test_it_learns_what_follows_what")
 def test_it_learns_what_follows_what_and_evaluate_measures_the_search():
     model, batch = make_model(), histories(96)
     data = tf.data.Dataset.from_tensor_slices(batch).batch(16)
@@ -241,6 +244,7 @@ def test_histories_of_one_item_none_and_unknown_ones():
 
 
 @pytest.mark.parametrize("left_out", [False, True])
+@pytest.mark.shown_by(case="True")
 def test_a_graph_finds_what_is_found_without_one(left_out):
     model, batch = scatter(make_model()), histories(5)
     settings = {"k": 6, "allow": np.arange(ITEMS) % 3 > 0, "leave_out_seen": left_out}
@@ -261,6 +265,7 @@ def test_ids_of_any_kind_come_out_as_they_are():
 
 def test_it_is_saved_and_loaded_whole(tmp_path):
     model, batch = make_model(depth=1), histories(16)
+    model.run_eagerly = True  # a few batches cost less than their graph
     data = tf.data.Dataset.from_tensor_slices(batch).batch(8)
     model.fit(data, epochs=2, verbose=0)
     items, scores = model.retrieve(batch, k=5)

@@ -94,6 +94,7 @@ def each_alone(name):
         itertools.product(INNER, ["sample", "task"]),
     ),
 )
+@pytest.mark.shown_by(case="all-sample")
 def test_many_tasks_are_the_mean_of_each_alone(name, reduction):
     batch = tagged(make_batch([3, 1, 4], pad=2))
     loss, dense, rows = by_key(make_model(INNER[name], reduction), batch)
@@ -228,7 +229,7 @@ def test_an_epochs_loss_is_the_mean_over_query_samples_for_reptile_too():
 
 
 def test_meta_sgd_learns_a_rate_of_each_number():
-    model, batch = make_model(INNER["meta-sgd"]), tagged(make_batch([3, 2]))
+    model, batch = make_model(INNER["meta-sgd"], run_eagerly=True), tagged(make_batch([3, 2]))
     rates = model.inner_rates.trainable_variables
     assert sorted(tuple(rate.shape) for rate in rates) == [(1,), (3,), (4,), (6,), (6, 1), (11, 6)]
     model.fit(tf.data.Dataset.from_tensors(batch), epochs=2, verbose=0)

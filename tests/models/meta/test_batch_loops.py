@@ -44,7 +44,7 @@ def assert_same(one, other):
 
 
 def test_one_batch_is_trained_and_measured_as_in_fit_and_evaluate():
-    one, other = make(), make()
+    one, other = (make(run_eagerly=True) for _ in range(2))
     logs = one.train_on_batch(batch(), return_dict=True)
     history = other.fit(data(batch()), verbose=0).history
     assert logs == pytest.approx({name: values[0] for name, values in history.items()})
@@ -73,7 +73,7 @@ def test_what_a_batch_of_tasks_has_in_it_is_not_taken_beside_it():
 
 
 def test_class_weights_weigh_the_inner_and_the_outer_loss():
-    one, other, plain = make(), make(), make()
+    one, other, plain = (make(run_eagerly=True) for _ in range(3))
     by_hand = batch(binary=True)
     weight = tf.where(by_hand["label"] > 0, 3.0, 0.5)
     for part in ("support", "query"):

@@ -78,6 +78,7 @@ def assert_same(one, other, rtol=1e-5):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.shown_by(case="all")
 def test_it_predicts_what_the_batch_predicts_that_adapts_by_itself(name):
     inner, batch = ALGORITHMS[name], make_batch([3, 1, 5], pad=2)
     model = make(inner)
@@ -150,7 +151,7 @@ def test_a_keras_network_with_inputs_by_name():
         assert np.allclose(predicted, model.predict(ragged)) == (not len(y))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=4), steps=st.integers(0, 2))
 def test_many_are_as_one_by_one(model, sizes, steps):
     batch = make_batch(sizes)
@@ -258,6 +259,7 @@ def test_other_bytes_are_refused(fast):
 
 def test_deltas_of_a_model_that_trained_on_are_refused_until_they_are_rebased():
     model, batch = make(InnerLoop("maml", steps=2)), make_batch([4, 3])
+    model.run_eagerly = True
     x, y, query = sides(batch, 0)
     fast = model.adapt(x, y)
     model.evaluate(tf.data.Dataset.from_tensors(batch), verbose=0)

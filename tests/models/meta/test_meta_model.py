@@ -68,6 +68,7 @@ def test_predictions_do_not_depend_on_neighbours_or_padding():
         np.testing.assert_allclose(model(alone(batch, task))[0], together[task], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.shown_by("test_a_batch_of_tasks_equals_the_mean_of_tasks_alone")
 def test_a_batch_of_32_tasks_equals_32_batches_of_one():
     model, batch = make_model(steps=3), make_batch(list(np.random.default_rng(0).integers(1, 9, 32)))
     together = model(batch)
@@ -240,6 +241,7 @@ def test_what_it_cannot_be_made_of_is_refused(parts, message):
 @pytest.mark.parametrize(
     "network", [tf.keras.layers.Dense(1), tf.keras.layers.Lambda(lambda x: x, name="same")]
 )
+@pytest.mark.shown_by(case="network0")
 def test_a_network_without_trainable_weights_needs_an_inner_loop_of_rows_or_none(network):
     network.trainable = False
     model = MetaModel(EmbeddingCollection([FeatureConfig("item", dim=1)]), network)

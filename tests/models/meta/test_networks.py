@@ -8,7 +8,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.layers.adaptive.task_network import TaskNetwork
+from gmeta.layers.networks import TaskNetwork
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from support.drawn_batches import drawn_alone as alone
@@ -109,6 +109,7 @@ def plain(network, batch, vectors, index, weights):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.shown_by(case="functional")
 def test_a_network_runs_with_each_tasks_own_weights(name):
     network = NETWORKS[name]()
     model, batch = compiled(network), with_price(make_batch([3, 1, 4], pad=1))
@@ -194,6 +195,7 @@ def test_networks_that_tasks_cant_share_are_refused():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.shown_by(case="functional")
 def test_a_tasks_result_does_not_depend_on_its_neighbours(name):
     model, batch = compiled(NETWORKS[name](), steps=3), with_price(make_batch([3, 1, 5], pad=4))
     together = model(batch)

@@ -156,7 +156,7 @@ def test_the_prior_starts_where_it_is_told_and_moves_at_its_pace():
     starts = {}
     for pace in (1.0, 0.1):
         model = make_model(inner=InnerLoop("ridge", prior=HeadPrior(variance=0.4, noise=2.0, pace=pace)))
-        model.compile(tf.keras.optimizers.SGD(1.0), "mse")
+        model.compile(tf.keras.optimizers.SGD(1.0), "mse", run_eagerly=True)
         rates = model.learner.inner_rates
         np.testing.assert_allclose(rates.prior(), np.full(7, 0.4), rtol=1e-6)
         assert float(rates.noise()) == pytest.approx(2.0, rel=1e-6)
@@ -197,6 +197,7 @@ def test_the_outer_loss_is_the_likelihood_of_the_query_under_predicted_variances
     np.testing.assert_allclose(outputs[..., 0], model.predict_after(batch, (1,))[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.shown_by("test_the_outer_loss_is_the_likelihood_of_the_query_under_predicted_variances")
 def test_a_likelihood_teaches_variances_their_scale():
     ratios = {}
     for likelihood in (False, True):
@@ -246,6 +247,7 @@ def test_labels_of_a_large_unit_are_solved_as_those_of_a_small_one():
     np.testing.assert_allclose(found[1000.0], found[1.0], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.shown_by("test_the_outer_gradient_has_a_share_of_the_loss_before_adaptation")
 def test_tasks_without_support_are_predicted_as_the_shared_head_has_learnt():
     model, batch = make_model(), make_batch([9] * 8)
     batch["label"] += 4.0

@@ -83,6 +83,7 @@ def assert_same(ours, expected):
         itertools.product(DUAL, ["query", "all"]),
     ),
 )
+@pytest.mark.shown_by(case="maml-all")
 def test_dual_steps_are_those_of_weights(name, samples):
     model, batch = make_model(DUAL[name], outer_samples=samples), make_batch([5, 1, 3], query=3)
     assert "dual" in choose_form(model.learner)
@@ -159,6 +160,7 @@ def test_a_learner_that_keras_knows_is_found_again(tmp_path):
 @pytest.mark.parametrize(
     "sizes", [[4], pytest.param([2, 7], marks=pytest.mark.slow), [1, 9, 3, 1, 6]], ids=str
 )
+@pytest.mark.shown_by(case="[1, 9, 3, 1, 6]-sgd")
 def test_two_groups_are_as_one(sizes, optimizer):
     model = make_model(InnerLoop(steps=2, learning_rate=0.05, optimizer=optimizer))
     batch = make_batch(sizes, pad=2)

@@ -50,7 +50,7 @@ def make(kind, items=ITEMS, ids=None):
         model = GenerativeRetriever(collection, backbone, ids or codes(), width=4, negatives=8, **settings)
     else:
         model = FlatRetriever(backbone, ids or codes(), dim=4, hash=True, **settings)
-    model.compile(tf.keras.optimizers.Adam(0.01))
+    model.compile(tf.keras.optimizers.Adam(0.01), run_eagerly=True)  # graphs take longer than a few steps
     return model
 
 
@@ -75,7 +75,7 @@ def trained(tmp_path_factory):
     found = {}
     for kind in ("next", "generative", "flat"):
         model, folder = make(kind), tmp_path_factory.mktemp(kind)
-        data = tf.data.Dataset.from_tensor_slices(histories()).batch(4)
+        data = tf.data.Dataset.from_tensors(histories())
         ShardedCheckpoint(folder / "sharded").fit(model, data, epochs=2, verbose=0)
         model.save_weights(folder / "tensorflow")
         model.save_weights(folder / "model.weights.h5")
@@ -200,6 +200,7 @@ def test_a_history_without_items_is_answered_by_popularity(trained, kind):
 
 # Quick: flat, and for what comes next tests/export/test_export_sequences.py.
 @pytest.mark.parametrize("kind", [pytest.param("next", marks=pytest.mark.slow), "flat"])
+@pytest.mark.shown_by("models/generative/test_flat_retriever.py::test_an_exported_model_answers_as_here")
 def test_an_export_of_a_grown_catalogue_answers_as_the_model(trained, kind, tmp_path):
     saved, folder = trained[kind]
     model = make(kind, np.concatenate([ITEMS, MORE]), grown_codes())
@@ -283,7 +284,7 @@ def test_ranks_count_together(tmp_path):
 
 
 def test_trial_steps_leave_no_counts():
-    from gmeta.training.rank_start import make_variables
+    from gmeta.training.rank_steps import make_variables
     from gmeta.training.token_limit import keep_state
 
     model, x = make("next"), histories()

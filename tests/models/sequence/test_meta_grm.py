@@ -43,7 +43,7 @@ def make_model(inner=None, report=None, sparse="auto", **settings):
     )
     inner = inner or InnerLoop(steps=2, learning_rate=RATE, adapt=["mixture", "heads"])
     model = MetaGRM(base, inner=inner, **settings)
-    model.compile("sgd")
+    model.compile("sgd", run_eagerly=True)  # a few batches cost less than their graphs
     return model
 
 

@@ -15,7 +15,7 @@ from gmeta.optimizers import Adam
 ITEMS = 12
 
 
-def make_model(time="time", **settings):
+def make_model(time="time", eager=False, **settings):
     hashed = np.ndim(settings.get("items", 0)) > 0
     collection = EmbeddingCollection(
         [FeatureConfig("item", TableConfig("item", 8, initializer=Normal(0.0, 0.3)), hash=hashed)],
@@ -26,7 +26,7 @@ def make_model(time="time", **settings):
     )
     settings = {"items": ITEMS, "max_length": 6, "negatives": 8, "ks": (1, 5)} | settings
     model = NextItemModel(collection, backbone, time=time, **settings)
-    model.compile(tf.keras.optimizers.Adam(0.01))
+    model.compile(tf.keras.optimizers.Adam(0.01), run_eagerly=eager)
     return model
 
 
@@ -48,7 +48,7 @@ def user(batch, number):
 
 
 def test_jagged_histories_are_as_ragged_ones():
-    model, batch = make_model(), histories(7)
+    model, batch = make_model(eager=True), histories(7)
     form = {name: jagged.from_ragged(column) for name, column in batch.items()}
     np.testing.assert_array_equal(model(form), model(batch))
     assert np.isfinite(model.fit(tf.data.Dataset.from_tensors(form), verbose=0).history["loss"][0])
@@ -82,6 +82,7 @@ class Asks(HSTU):
         return super().call(x, **settings)
 
 
+@pytest.mark.shown_by("models/test_users_branches.py::test_fit_and_evaluate_convert_what_users_wrote")
 def test_a_backbone_may_ask_tensors():
     backbone = Asks(blocks=1, heads=1, attention_dim=8, value_dim=8, max_length=6, bias_by_time=False)
     collection = EmbeddingCollection([FeatureConfig("item", dim=8)])
@@ -179,7 +180,7 @@ def test_what_it_cannot_read_is_named():
 
 def test_evaluation_by_labels_and_without_items_seen():
     """Against plain NumPy: the same query, several right items, with and without the history's items."""
-    model = make_model(time=None, repeats=False)
+    model = make_model(time=None, repeats=False, eager=True)
     batch = {"item": tf.ragged.constant([[3, 5], [7], [1, 2, 4]], tf.int64)}
     right = tf.ragged.constant([[0, 9], [], [11]], tf.int64)
     scores = model.predict(batch, verbose=0) @ model.item_vectors().numpy().T
@@ -221,14 +222,13 @@ def test_labels_and_weights_beside_a_batch_are_refused():
 
 
 def test_items_beyond_the_catalogue_are_refused_in_fit_and_evaluate():
-    model, batch = make_model(), histories(3)
-    for wrong in (ITEMS, -1):
+    batch = histories(3)
+    for wrong, run in ((ITEMS, make_model(eager=True).fit), (-1, make_model().evaluate)):
         values = tf.concat([batch["item"].values[:-2], [wrong], batch["item"].values[-1:]], axis=0)
         data = tf.data.Dataset.from_tensors({**batch, "item": batch["item"].with_values(values)})
         said = f"next_item: item {wrong} is not in the catalogue; items=12"
-        for run in (model.fit, model.evaluate):
-            with pytest.raises(ConfigError, match=said):
-                run(data, verbose=0)
+        with pytest.raises(ConfigError, match=said):
+            run(data, verbose=0)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("numbers", marks=pytest.mark.slow), "texts"])
@@ -250,14 +250,14 @@ def test_a_catalogue_of_any_ids_is_learnt_and_recommended(tmp_path, kind):
         items, scores = each.recommend(other, 3)
         expected = ids[(5 * batch["item"][:, -1:].values.numpy() + 1) % ITEMS]
         assert np.mean(items[:, 0].numpy() == expected) > 0.9
-        products = each.predict(other, verbose=0) @ each.item_vectors().numpy().T
+        products = each(other).numpy() @ each.item_vectors().numpy().T
         for row, own in enumerate(batch["item"].to_list()):
             products[row, list(set(own))] += float(each.repeat_bias)
         np.testing.assert_allclose(scores, -np.sort(-products, axis=1)[:, :3], rtol=1e-5, atol=1e-6)
     with pytest.raises(
         ConfigError, match=r"next_item: item \d+ is not in the catalogue; items= has 12 others"
     ):
-        model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+        make_model(items=ids, eager=True).fit(tf.data.Dataset.from_tensors(batch), verbose=0)
 
 
 def test_items_that_were_seen_are_left_out_of_recommendations():
@@ -299,7 +299,8 @@ def test_features_that_nothing_would_read_are_refused():
 
 
 def test_it_is_saved_whole(tmp_path):
-    model, batch = make_model(negatives=4, loss=SampledSoftmax(temperature=0.1, in_batch=False)), histories(9)
+    loss = SampledSoftmax(temperature=0.1, in_batch=False)
+    model, batch = make_model(negatives=4, loss=loss, eager=True), histories(9)
     model.fit(tf.data.Dataset.from_tensors(batch), epochs=2, verbose=0)
     model.save(tmp_path / "model.keras")
     other = tf.keras.models.load_model(tmp_path / "model.keras")
@@ -342,6 +343,7 @@ def test_that_all_have_an_item_again_is_learnt():
         pytest.param("position", False, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.shown_by(case="user-False")
 def test_negatives_of_a_user_or_a_position_are_learnt_from(per, repeats):
     model, batch = make_model(negatives_per=per, repeats=repeats), histories(32)
     losses = model.fit(tf.data.Dataset.from_tensor_slices(batch).batch(16), epochs=8, verbose=0).history[
@@ -379,7 +381,7 @@ def test_negatives_drawn_by_popularity_are_corrected_for(monkeypatch):
 
 def test_popularity_is_kept_and_refused_where_nothing_reads_it():
     loss = SampledSoftmax(temperature=1.0, normalize=False)
-    model = make_model(popularity=np.arange(ITEMS), loss=loss)
+    model = make_model(popularity=np.arange(ITEMS), loss=loss, eager=True)
     losses = model.fit(tf.data.Dataset.from_tensors(histories(9)), epochs=3, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     np.testing.assert_allclose(

@@ -129,6 +129,7 @@ def test_columns_of_items_and_users_reach_the_towers():
     )
 
 
+@pytest.mark.shown_by("models/training/test_pipeline.py::test_all_numbers_are_those_of_depth_0")
 def test_it_trains_alike_with_a_pipeline_and_from_a_file(tmp_path):
     batch = users(12)
     data = tf.data.Dataset.from_tensor_slices(batch).batch(4)
@@ -144,26 +145,35 @@ def test_it_trains_alike_with_a_pipeline_and_from_a_file(tmp_path):
     np.testing.assert_array_equal(loaded.predict(batch, verbose=0), model.predict(batch, verbose=0))
 
 
-def test_an_export_answers_what_the_model_does(tmp_path):
+@pytest.mark.parametrize("ids", ["numbers", "texts"])
+@pytest.mark.shown_by(case="numbers")
+def test_an_export_answers_what_the_model_does(tmp_path, ids):
     from gmeta.export import export_model
 
-    texts = np.array([f"sku/{n}" for n in range(ITEMS)])
+    numbers = ids == "numbers"
+    every = np.arange(ITEMS + 1) * 1000 + 7 if numbers else np.array([f"sku/{n}" for n in range(ITEMS + 1)])
+    *known, new = every.tolist()
     features = [
         FeatureConfig(name, dim=DIM, hash=name != "user") for name in ("user", "item", "history", "club")
     ]
-    model = TwoTower(EmbeddingCollection(features), items=texts, history="history")
-    model.compile("adam")
+    model = TwoTower(EmbeddingCollection(features), items=known, history="history")
+    model.compile("adam", run_eagerly=True)
     batch = users(6)
-    own = [[texts[item] for item in items] for items in batch["item"].to_list()]
-    batch = {"user": batch["user"], "item": tf.ragged.constant(own), "club": tf.constant(["a", "b"] * 3)}
+    own = [[known[item] for item in items] for items in batch["item"].to_list()]
+    batch = {
+        "user": batch["user"],
+        "item": tf.ragged.constant(own, tf.int64 if numbers else tf.string),
+        "club": tf.constant([1, 2] * 3, tf.int64) if numbers else tf.constant(["a", "b"] * 3),
+    }
     model.fit(tf.data.Dataset.from_tensors(batch), epochs=2, verbose=0)
-    export_model(model, tmp_path / "1")
+    export_model(model, tmp_path / "1", text_ids=not numbers)
     served = tf.saved_model.load(str(tmp_path / "1")).signatures
-    padded = {**batch, "item": tf.ragged.constant([[*items, "sku/new"] for items in own]).to_tensor("")}
+    longer = tf.ragged.constant([[*items, new] for items in own], batch["item"].dtype)
+    padded = {**batch, "item": longer.to_tensor(-1 if numbers else "")}
     answer = served["recommend"](**padded)
     items, scores = model.recommend(batch, 10)
     np.testing.assert_array_equal(answer["items"], items)
-    np.testing.assert_allclose(answer["scores"], scores, rtol=1e-5)
+    np.testing.assert_allclose(answer["scores"], scores, rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(served["query"](**padded)["query"], model.predict(batch, verbose=0), rtol=1e-5)
 
 

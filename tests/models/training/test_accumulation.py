@@ -80,6 +80,7 @@ OPTIMIZERS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.shown_by("test_eagerly_too")
 def test_k_batches_of_uneven_sizes_equal_one_large_batch():
     sparse, dense = Adam(None), lambda: tf.keras.optimizers.Adam(0.02)  # with SGD, test_eagerly_too
     large, small = make(sparse, dense), make(sparse, dense, k=3)
@@ -91,7 +92,7 @@ def test_k_batches_of_uneven_sizes_equal_one_large_batch():
 
 @OPTIMIZERS
 def test_eagerly_too(sparse, dense):
-    large, small = make(sparse, dense), make(sparse, dense, k=2, run_eagerly=True)
+    large, small = (make(sparse, dense, k=k, run_eagerly=True) for k in (1, 2))
     train(large, [10])
     train(small, [7, 3])
     assert_same(large, small)
@@ -120,7 +121,9 @@ def test_rows_wait_for_the_kth_batch_and_only_touched_ones_move():
 @pytest.mark.parametrize("validate", [pytest.param(False, marks=pytest.mark.slow), True])  # quick: True
 def test_fit_closes_the_window_at_the_end_of_an_epoch(validate):
     x, y = samples(20)
-    large, small = (make(Adam(None), lambda: tf.keras.optimizers.Adam(0.02), k=k) for k in (1, 2))
+    large, small = (
+        make(Adam(None), lambda: tf.keras.optimizers.Adam(0.02), k=k, run_eagerly=True) for k in (1, 2)
+    )
     seen = []
     watch = tf.keras.callbacks.LambdaCallback(
         on_epoch_end=lambda *_: seen.append(int(small.optimizer.iterations))
@@ -137,14 +140,14 @@ def test_fit_closes_the_window_at_the_end_of_an_epoch(validate):
 
 
 def test_an_open_window_is_closed_by_hand():
-    model = make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1), k=4)
+    model = make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1), k=4, run_eagerly=True)
     model.apply_accumulated()  # nothing has come yet
     train(model, [5, 6])
     assert int(model.optimizer.iterations) == 0
     model.apply_accumulated()
     model.apply_accumulated()
     assert int(model.optimizer.iterations) == 1
-    large = make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1))
+    large = make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1), run_eagerly=True)
     train(large, [11])
     assert_same(large, model)
 
@@ -157,7 +160,9 @@ class Interrupt(tf.keras.callbacks.Callback):
 
 def test_what_waits_when_fit_is_interrupted_enters_no_later_step():
     x, y = samples(16)
-    mine, other = (make(Adam(None), lambda: tf.keras.optimizers.Adam(0.02), k=4) for _ in range(2))
+    mine, other = (
+        make(Adam(None), lambda: tf.keras.optimizers.Adam(0.02), k=4, run_eagerly=True) for _ in range(2)
+    )
     settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
     with pytest.raises(KeyboardInterrupt):
         mine.fit({name: ids[::-1] for name, ids in x.items()}, -y, callbacks=[Interrupt()], **settings)
@@ -168,7 +173,9 @@ def test_what_waits_when_fit_is_interrupted_enters_no_later_step():
 
 
 def test_fit_names_what_a_loop_has_left_and_starts_without_it():
-    mine, other = (make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1), k=4) for _ in range(2))
+    mine, other = (
+        make(SGD(None), lambda: tf.keras.optimizers.SGD(0.1), k=4, run_eagerly=True) for _ in range(2)
+    )
     train(mine, [5, 6])
     x, y = samples(16)
     settings = {"batch_size": 4, "shuffle": False, "verbose": 0}

@@ -75,7 +75,7 @@ def test_fit_moves_rows_slots_and_frequencies_alike(kind, form):
     for features in ([both], alone):
         names = [each.name for each in features]
         model = Scores([*features, seen], names, join)
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", run_eagerly=True)
         data = {"seen": lists[::-1], **dict.fromkeys(names, ids)}
         model.fit(data, labels, 8, epochs=2, shuffle=False, verbose=0)
         trained.append(model)
@@ -87,6 +87,7 @@ def test_fit_moves_rows_slots_and_frequencies_alike(kind, form):
     ("dims", "adapt"),
     slow_but([((3, 5), "default"), ((4, 4), "all")], itertools.product([(3, 5), (4, 4)], ["default", "all"])),
 )
+@pytest.mark.shown_by(case="dims0-default")
 def test_a_meta_model_trains_and_adapts_alike(dims, adapt):
     inner = InnerLoop(steps=2) if adapt == "default" else InnerLoop(steps=2, adapt=adapt)
     batch = task_batch([3, 1, 4], ids={"user": 4, "item": 6}, pad=2)

@@ -47,6 +47,7 @@ def of_tasks(**settings):
 
 @pytest.mark.parametrize("settings", [{}, {"accumulate_steps": 2}], ids=["plain", "accumulated"])
 @pytest.mark.parametrize("make", [of_samples, of_tasks])
+@pytest.mark.shown_by(case="of_tasks-accumulated")
 def test_the_step_is_traced_once(make, settings):
     model, data = make(**settings)
     history = model.fit(data.repeat(4), validation_data=data, epochs=2, verbose=0).history

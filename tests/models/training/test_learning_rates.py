@@ -16,7 +16,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.models import Model
 from gmeta.optimizers import OneCycle, Warmup
-from gmeta.training import learning_rates
+from gmeta.training import joint_optimizer
 
 
 class Rates(tf.keras.callbacks.Callback):
@@ -59,7 +59,7 @@ def rates_of(share, rate, count):
 @pytest.fixture
 def three_ranks(monkeypatch):
     world = SimpleNamespace(shares=SimpleNamespace(total=3))
-    monkeypatch.setattr(learning_rates, "collectives", SimpleNamespace(world=lambda: world))
+    monkeypatch.setattr(joint_optimizer, "collectives", SimpleNamespace(world=lambda: world))
 
 
 @pytest.mark.parametrize("warm_up", [0.3, 0.5])

@@ -57,6 +57,7 @@ def test_vectors_are_float16_and_rows_float32():
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"accumulate_steps": 2}], ids=str)
 @pytest.mark.parametrize("dense", [True, pytest.param(False, marks=pytest.mark.slow)])  # quick: True
+@pytest.mark.shown_by(case="True-{}")
 def test_rows_move_by_the_unscaled_gradient(options, dense):
     half = make(dense, **options)
     tf.keras.mixed_precision.set_global_policy("float32")
@@ -114,7 +115,7 @@ def test_tasks_adapt_in_float16_close_to_float32(network):
         optimizer = tf.keras.optimizers.SGD(0.01)
         if model is half:
             optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=1024.0)
-        model.compile(optimizer, "mse")
+        model.compile(optimizer, "mse", run_eagerly=True)
     assert half(batch).dtype == tf.float32
     np.testing.assert_allclose(half(batch), full(batch), rtol=2**-8, atol=5e-3)  # roundings by 2^-11
     data = tf.data.Dataset.from_tensors(batch).repeat(5)

@@ -146,6 +146,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.shown_by(case="one batch a step")
 def test_a_gradient_of_rows_that_is_not_finite_is_refused_before_it_changes_anything(way):
     model = make_distances(**WAYS[way])
     told = "the loss is finite, but not its gradient for id 7 of table 'user', and no step was made"
@@ -228,7 +229,7 @@ def test_a_meta_model_names_the_task_of_a_bad_label(options):
 
 def test_a_meta_model_tells_a_diverging_inner_loop():
     batch = make_batch([3, 4, 2])
-    model = make_meta(InnerLoop(steps=6, learning_rate=1e10))
+    model = make_meta(InnerLoop(steps=3, learning_rate=1e10), run_eagerly=True)
     with pytest.raises(NotFiniteError, match=r"the inner loop diverges at tasks 0, 1, 2.*now 10000000000.0"):
         meta_fit(model, batch)
 
@@ -282,51 +283,54 @@ def test_ranks_refuse_a_gradient_that_is_not_finite_and_name_its_id():
         assert first[1:] == second[1:] == (True,)
 
 
-SCALED = [{}, {"run_eagerly": True}, {"accumulate_steps": 2}]
+SCALED = {"in a graph": {}, "eagerly": {"run_eagerly": True}, "accumulated": {"accumulate_steps": 2}}
 
 
-def scaled_on_rank(make, fit, forms):
+def scaled_on_rank(make, fit, options, data):
     """What a dynamic loss scale comes to on a rank: the error, whether nothing has moved, and the scale."""
-
-    def outcome(options, data):
-        inner = tf.keras.optimizers.SGD(0.1)
-        model = make(tf.keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=8.0), **options)
-        model.get_layer("d").kernel.assign(tf.ones([5, 1]))  # ranks begin alike
-        seen = {"user": USERS, "price": PRICES}
-        before = model.predict(seen, verbose=0)
-        try:
-            fit(model, batch_size=5, **data)
-            said = ""
-        except NotFiniteError as error:
-            said = str(error)
-        same = np.array_equal(model.predict(seen, verbose=0), before)
-        return said, same, float(model.optimizer.loss_scale)
-
-    return [outcome(options, data) for options, data in forms]
+    inner = tf.keras.optimizers.SGD(0.1)
+    model = make(tf.keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=8.0), **options)
+    model.get_layer("d").kernel.assign(tf.ones([5, 1]))  # ranks begin alike
+    seen = {"user": USERS, "price": PRICES}
+    before = model.predict(seen, verbose=0)
+    try:
+        fit(model, batch_size=5, **data)
+        said = ""
+    except NotFiniteError as error:
+        said = str(error)
+    same = np.array_equal(model.predict(seen, verbose=0), before)
+    return said, same, float(model.optimizer.loss_scale)
 
 
-@pytest.mark.ranks
-def test_ranks_under_a_loss_scale_refuse_bad_data_and_name_it():
-    place = np.arange(20)  # rank 1 has those that are odd, in two batches of five
-    huge = np.where((place % 2 == 1) & (place > 10), np.float32(1e30), PRICES)  # the second overflows
-    bad = {
-        "label": {"labels": with_nan(LABELS, 1)},
-        "feature 'price'": {"price": with_nan(PRICES, 3)},
-        "sample weight": {"sample_weight": with_nan(np.ones(20), 5), "price": huge},
-    }
-    forms = list(zip(SCALED, bad.values(), strict=True))
-    for first, second, what in zip(*run_ranks(scaled_on_rank, 2, make, fit, forms), bad, strict=True):
-        assert "the data of rank 1 of 2 isn't finite, and no rank has made the step: mend" in first[0]
-        assert f"rank 1: 1 of 5 values of {what} in the batch are not finite" in second[0]
-        assert first[1:] == second[1:] == (True, 8.0)
+PLACE = np.arange(20)  # rank 1 has those that are odd, in two batches of five
+HUGE = np.where((PLACE % 2 == 1) & (PLACE > 10), np.float32(1e30), PRICES)  # its second batch overflows
 
 
 @pytest.mark.ranks
-def test_ranks_under_a_loss_scale_leave_out_what_overflows_on_one_of_them():
-    huge = {"price": np.where(np.arange(20) % 2, np.float32(1e30), PRICES)}
-    first, second = run_ranks(scaled_on_rank, 2, make, fit, [(options, huge) for options in SCALED])
-    steps = [2, 2, 1]  # each of them halves the scale
-    assert first == second == [("", True, 8.0 / 2**each) for each in steps]
+@pytest.mark.parametrize(
+    ("way", "what", "bad"),
+    [
+        ("in a graph", "label", {"labels": with_nan(LABELS, 1)}),
+        ("eagerly", "feature 'price'", {"price": with_nan(PRICES, 3)}),
+        ("accumulated", "sample weight", {"sample_weight": with_nan(np.ones(20), 5), "price": HUGE}),
+    ],
+    ids=SCALED,
+)
+@pytest.mark.shown_by("test_ranks_refuse_a_gradient_that_is_not_finite_and_name_its_id")
+def test_ranks_under_a_loss_scale_refuse_bad_data_and_name_it(way, what, bad):
+    first, second = run_ranks(scaled_on_rank, 2, make, fit, SCALED[way], bad)
+    assert "the data of rank 1 of 2 isn't finite, and no rank has made the step: mend" in first[0]
+    assert f"rank 1: 1 of 5 values of {what} in the batch are not finite" in second[0]
+    assert first[1:] == second[1:] == (True, 8.0)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("way", SCALED)
+@pytest.mark.shown_by(case="eagerly")
+def test_ranks_under_a_loss_scale_leave_out_what_overflows_on_one_of_them(way):
+    huge = {"price": np.where(PLACE % 2, np.float32(1e30), PRICES)}
+    steps = 1 if way == "accumulated" else 2  # each of them halves the scale
+    assert run_ranks(scaled_on_rank, 2, make, fit, SCALED[way], huge) == [("", True, 8.0 / 2**steps)] * 2
 
 
 def test_a_model_that_is_used_no_more_is_freed_with_its_tables():

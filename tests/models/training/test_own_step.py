@@ -118,6 +118,7 @@ def test_a_step_that_knows_no_micro_batches_cannot_look_up_what_was_fetched_for_
 
 # Quick: the parts of "accumulation, ahead", and test_a_step_of_its_own_may_fetch_ahead.
 @pytest.mark.parametrize("name", slow_but(["accumulation", "micro-batches"], IGNORED))
+@pytest.mark.shown_by(case="accumulation")
 def test_a_step_around_that_of_the_base_class_is_as_good(name):
     around = Around()
     times = StepTimes(every=2, print_fn=lambda text: None)
@@ -143,6 +144,7 @@ def test_a_step_of_its_own_may_fetch_ahead():
 
 
 @pytest.mark.parametrize("accumulate_steps", [1, 3])
+@pytest.mark.shown_by(case="3")
 def test_a_step_made_by_the_joint_optimizer_is_that_of_fit(accumulate_steps):
     own, plain = Joint(), Plain()
     settings = {"accumulate_steps": accumulate_steps}

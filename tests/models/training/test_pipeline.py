@@ -43,6 +43,7 @@ QUICK = [("policies", 1), ("policies", 2), ("towers", 2), ("rows", 2), ("drawn",
 
 
 @pytest.mark.parametrize(("kind", "depth"), slow_but(QUICK, itertools.product(KINDS, (1, 2))))
+@pytest.mark.shown_by(case="drawn-1")
 def test_all_numbers_are_those_of_depth_0(kind, depth):
     found = train_at_depth(kind, depth)
     assert differences(at_depth_0(kind), found) == []
@@ -80,6 +81,7 @@ SETTINGS = {
 
 # Quick: "together" for each of the others.
 @pytest.mark.parametrize("name", slow_but(["together", "eager"], SETTINGS))
+@pytest.mark.shown_by(case="eager")
 def test_settings_of_a_run_change_nothing(name):
     settings = dict(SETTINGS[name])
     fit = dict(settings.pop("fit", {}))
@@ -138,6 +140,9 @@ def test_callbacks_that_change_tables_are_seen(kind, depth, tmp_path):
     assert differences(plain, ahead) == []
 
 
+@pytest.mark.shown_by(
+    "models/training/pipeline/test_step_number.py::test_a_training_that_a_checkpoint_continues_draws_as_one_without_a_break"
+)
 def test_a_checkpoint_of_mid_epoch_has_the_bytes_of_depth_0(tmp_path):
     saved = []
     for depth in (0, 2):

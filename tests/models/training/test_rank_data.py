@@ -58,7 +58,7 @@ def test_a_rank_of_several_shares_takes_their_samples_in_order(samples):
         np.testing.assert_array_equal(found, x[own])
 
 
-@settings(max_examples=10)  # each one traces a few functions
+@settings(max_examples=4)  # each one traces a few functions
 @given(sizes=st.lists(st.integers(1, 4), max_size=3), width=st.integers(1, 5))
 def test_batches_without_samples_follow_and_have_the_last_ones_width(sizes, width):
     def batches():

@@ -26,11 +26,12 @@ FEATURES = (
 
 
 def make(features=FEATURES, optimizer=None, k=1):
+    """A model that runs eagerly: a few batches cost less than their graphs."""
     x = {f.name: tf.keras.Input([], name=f.name, dtype=tf.int64) for f in features}
     collection = EmbeddingCollection(features, optimizer=optimizer or Adam(None), seed=3, name="collection")
     vectors = collection(x)
     model = Model(x, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(list(vectors.values()))))
-    model.compile(tf.keras.optimizers.Adam(0.01), "mse", accumulate_steps=k)
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse", accumulate_steps=k, run_eagerly=True)
     return model
 
 
@@ -121,7 +122,7 @@ def test_a_backup_waits_for_the_step_of_accumulated_gradients_and_training_goes_
 ):
     batch = {"user": np.arange(8), "item": np.arange(8) % 5}, np.arange(8.0)
     data = tf.data.Dataset.from_tensors(batch).repeat(4)  # Keras resumes an epoch with its first batches
-    uninterrupted, killed, resumed = make(k=2), make(k=2), make(k=2)
+    uninterrupted, killed, resumed = (make(k=2) for _ in range(3))
     uninterrupted.save_weights(tmp_path / "start")
     killed.load_weights(tmp_path / "start")
     uninterrupted.fit(data, epochs=3, verbose=0)
@@ -191,6 +192,7 @@ def in_a_module(model, folder):
     ],
     ids=["saved_model", "of a module", "of a layer", "save_model", "hdf5", "of a model of Keras"],
 )
+@pytest.mark.shown_by(case="saved_model")
 def test_other_ways_to_formats_without_tables_are_refused_and_the_model_trains_on(trained, tmp_path, write):
     model, x = trained
     before, optimizer = model.predict(x, verbose=0), model.optimizer
@@ -239,7 +241,8 @@ def make_meta():
     features = [FeatureConfig("user", dim=4), FeatureConfig("item", dim=4)]
     inner = InnerLoop("meta-sgd", optimizer=Momentum(0.5), adapt=["out", "embeddings"])
     model = MetaModel(EmbeddingCollection(features, seed=3), network, inner=inner, reduction="task")
-    model.compile(tf.keras.optimizers.Adam(0.01), "mse", ["mae", NDCG(2)], accumulate_steps=2)
+    settings = {"accumulate_steps": 2, "run_eagerly": True}
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse", ["mae", NDCG(2)], **settings)
     return model
 
 
@@ -282,7 +285,7 @@ def make_towers():
     mine, other = EmbeddingCollection(features, seed=1), EmbeddingCollection(features, seed=2)
     vectors = [mine({"user": x["user"]})["user"], other({"user": x["friend"]})["user"]]
     model = Model(x, tf.keras.layers.Dense(1)(tf.keras.layers.Concatenate()(vectors)))
-    model.compile(tf.keras.optimizers.Adam(0.01), "mse")
+    model.compile(tf.keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     return model
 
 

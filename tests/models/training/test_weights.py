@@ -26,7 +26,7 @@ def make(optimizer="adam", name="user", **options):
     table = TableConfig(name, 4, initializer=Normal(0.0, 0.5), **options)
     collection = EmbeddingCollection([FeatureConfig("user", table)])
     model = Model({"user": user}, tf.keras.layers.Dense(1)(collection({"user": user})["user"]))
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", run_eagerly=True)  # a few batches cost less than their graphs
     return model
 
 
@@ -58,6 +58,7 @@ def fit_and_stop(model, predict, x, y=None):
 
 
 @pytest.mark.parametrize("options", [{}, {"eviction": LRU(max_rows=6)}])
+@pytest.mark.shown_by(case="options1")
 def test_early_stopping_restores_the_predictions_of_the_best_epoch(options):
     model = make(tf.keras.optimizers.Adam(0.1), **options)
     seen, after = fit_and_stop(model, predicted, {"user": USERS}, LABELS)
@@ -70,7 +71,7 @@ def test_early_stopping_restores_a_meta_model_too():
         FeatureConfig(name, TableConfig(name, 4, initializer=Normal(0.0, 1.0))) for name in ("user", "item")
     ]
     model = MetaModel(EmbeddingCollection(features), MLP({"fc": 6, "out": 1}, seed=3), inner=InnerLoop())
-    model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+    model.compile(tf.keras.optimizers.Adam(0.1), "mse", run_eagerly=True)
     batch = make_batch([3, 4, 2])
     data = tf.data.Dataset.from_tensors(batch)
     seen, after = fit_and_stop(model, lambda m: m.predict(data, verbose=0), data)

@@ -19,7 +19,7 @@ import gmeta
 from gmeta.callbacks import StepTimes
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
-from gmeta.layers.exchange import window_gradients
+from gmeta.layers.exchange import frozen_window
 from gmeta.models import Model
 from support.cells import slow_but
 from support.pipeline_runs import distances, make_model, own_data, train_to_compare_sums
@@ -67,6 +67,7 @@ def far(one, other, limit=STRICT):
     ("kind", "micro_batches", "depth"),
     slow_but(QUICK, [*CASES, *EVERY]),
 )
+@pytest.mark.shown_by(case="ctr-2-2")
 def test_a_step_of_micro_batches_is_the_step_of_the_batch(kind, micro_batches, depth):
     found = train(kind, depth, micro_batches)
     assert far(undivided(kind), found) == {}
@@ -90,7 +91,7 @@ def test_a_loss_that_is_a_sum_is_refused():
 
 @pytest.mark.parametrize("kind", ["ctr", pytest.param("maml", marks=pytest.mark.slow)])
 def test_gradients_that_leave_too_early_are_noticed(kind, monkeypatch):
-    monkeypatch.setattr(window_gradients, "leaves_after", lambda keys: keys.first)
+    monkeypatch.setattr(frozen_window, "leaves_after", lambda keys: keys.first)
     assert far(undivided(kind), train(kind, 0, 2), limit=1e-3) != {}
 
 
@@ -115,6 +116,7 @@ SETTINGS = {
 
 # Quick: "together" has momentum for Adagrad, too; test_pipeline.py has several steps a call.
 @pytest.mark.parametrize("name", slow_but(["together", "eager"], SETTINGS))
+@pytest.mark.shown_by(case="eager")
 def test_settings_of_a_run_work_with_micro_batches(name):
     def settings():
         given = dict(SETTINGS[name])
@@ -202,6 +204,7 @@ def test_rows_without_a_gradient_stay_as_they_are():
             tf.keras.optimizers.SGD(0.1, momentum=0.9),
             "mse",
             pipeline=gmeta.Pipeline(depth=0, micro_batches=micro_batches),
+            run_eagerly=True,
         )
         draw = np.random.default_rng(3)
         x = {"a": draw.integers(0, 20, 60), "b": draw.integers(15, 50, 60)}

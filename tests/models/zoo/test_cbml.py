@@ -141,6 +141,7 @@ def test_a_task_without_support_has_a_start():
     assert all(np.isfinite(value).all() for value in model.learner.start_weights(view).values())
 
 
+@pytest.mark.shown_by("test_gradients_match_finite_differences")
 def test_the_gate_alone_learns_tasks_that_contradict_each_other():
     """Without an inner step: what the support says reaches the query through the gate."""
     model = CBML.of(FEATURES, items=["item"], hidden=[16], clusters=2, dim=8, inner=InnerLoop(steps=0))

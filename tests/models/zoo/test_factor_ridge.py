@@ -95,11 +95,11 @@ def test_attributes_speak_for_new_items():
         return found
 
     model = factor_ridge(
-        "film", ["genre"], user=["age"], samples=1500, mean=3.0, settings=FactorSettings(bias=1.0)
+        "film", ["genre"], user=["age"], samples=900, mean=3.0, settings=FactorSettings(bias=1.0)
     )
     model.compile(tf.keras.optimizers.Adam(0.03), "mse")
     for _ in range(3):
-        for batch in batches(0, 20):
+        for batch in batches(0, 12):
             model.train_on_batch(batch)
     new = batches(1000, 1)[0]
     error = tf.reduce_mean(tf.abs(model(new) - tf.gather(new["label"], new["query"]["index"])))

@@ -110,6 +110,7 @@ def preference(batch):
     return {**batch, "label": tf.constant(hidden[batch["features"]["category"].numpy()], tf.float32)}
 
 
+@pytest.mark.shown_by("test_gradients_match_finite_differences")
 def test_new_ads_are_predicted_cold_and_better_warm():
     base = make_base()
     kernel, bias = base.network.weights  # a base that has learnt to trust the ad's row alone

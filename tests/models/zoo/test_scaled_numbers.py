@@ -8,7 +8,7 @@ from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
-from gmeta.models.zoo.scaled_numbers import ScaledNumbers
+from gmeta.models.zoo.factor_model import ScaledNumbers
 
 SCALES = {"price": (100.0, 20.0), "age": (40.0, 10.0)}
 

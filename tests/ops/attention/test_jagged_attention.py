@@ -12,13 +12,13 @@ from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training import saver
 
+from gmeta import testing as reference
 from gmeta.ops import AttentionMask, RelativeBias, bias_attention, hstu_attention
+from gmeta.ops import device as attention_device
 from gmeta.ops import jagged_attention as module
-from gmeta.ops import native_forms as attention_device
 from gmeta.ops.attention_inputs import bucket_starts, time_bucket
-from gmeta.ops.padded_forms import padded_attention
+from gmeta.ops.jagged_attention import padded_attention
 from gmeta.ops.table.portable_tables import portable_ops
-from gmeta.testing import attention as reference
 
 MASKS = [
     AttentionMask(),

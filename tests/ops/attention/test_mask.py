@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops import AttentionMask
-from gmeta.testing.attention import sees
+from gmeta.testing import sees
 
 MASKS = {
     "causal": AttentionMask(),

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.merged_keys import fold_numbers
+from gmeta.core.merged_tables import fold_numbers
 from gmeta.core.shares import splitmix64, splitmix64_tensor
 from gmeta.ops import hash_ids, hash_text
 from gmeta.ops.id_hash import count_collisions, fold_ids

@@ -10,7 +10,7 @@ from gmeta import initializers, ops, optimizers, policies
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.ops.distinct import unique_by_owner
-from gmeta.policies.admission import Admission, Always
+from gmeta.policies.row_lifetimes import Admission, Always
 from support.tables import assert_same_tables, sorted_records
 
 pytestmark = pytest.mark.usefixtures("table_device")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
-from gmeta.policies.admission import Always
+from gmeta.policies.row_lifetimes import Always
 from support.reference.table import ReferenceHashTable
 from support.tables import assert_agrees, assert_same_tables
 

@@ -16,8 +16,8 @@ from gmeta.core.errors import ConfigError
 from gmeta.ops import HashTable
 from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.ops.table.read_ahead import Peeked
-from gmeta.ops.table.snapshot import TableSnapshot
-from gmeta.policies.admission import Always
+from gmeta.ops.table.restored_rows import TableSnapshot
+from gmeta.policies.row_lifetimes import Always
 from support.tables import assert_same_tables
 
 pytestmark = pytest.mark.usefixtures("table_device")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops import HashTable
-from gmeta.ops.table.snapshot import TableSnapshot
+from gmeta.ops.table.restored_rows import TableSnapshot
 from gmeta.optimizers import SGD, Adagrad, Adam, Momentum, RowWiseAdagrad
 from gmeta.policies import LRU, CountAdmission, TwoPrecisions
 

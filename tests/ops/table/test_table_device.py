@@ -9,7 +9,7 @@ import tensorflow as tf
 from gmeta import initializers, ops, optimizers, policies
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.layers.embedding.keras_config import from_config, to_config
+from gmeta.layers.embedding.feature_config import from_config, to_config
 from gmeta.ops import device as devices
 from support.tables import assert_same_tables
 

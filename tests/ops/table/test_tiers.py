@@ -15,7 +15,7 @@ from gmeta import optimizers
 from gmeta.checkpoint.sharded import save
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.layers.embedding.keras_config import from_config, to_config
+from gmeta.layers.embedding.feature_config import from_config, to_config
 from gmeta.ops import HashTable
 from gmeta.ops.device import VARIABLE
 from gmeta.policies import Tiers

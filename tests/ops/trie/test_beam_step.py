@@ -10,9 +10,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.code_trie import CodeTrie
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import splitmix64
+from gmeta.models.generative.code_tables import CodeTrie
 from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.ops.trie import trie_step
 

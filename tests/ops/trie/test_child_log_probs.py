@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.code_trie import CodeTrie
+from gmeta.models.generative.code_tables import CodeTrie
 from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.ops.trie import trie_log_probs
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.core.code_trie import CodeTrie
 from gmeta.core.errors import ConfigError
+from gmeta.models.generative.code_tables import CodeTrie
 from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.ops.trie import trie_step
 from gmeta.ops.trie_draws import TrieNoise, trie_gumbel_step, trie_sample

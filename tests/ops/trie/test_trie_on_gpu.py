@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.core.code_trie import CodeTrie
+from gmeta.models.generative.code_tables import CodeTrie
 from gmeta.ops.trie import trie_log_probs, trie_step
 from gmeta.ops.trie_draws import TrieNoise, trie_gumbel_step, trie_sample
 

@@ -20,10 +20,9 @@ from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
 from gmeta.preprocess.cluster import spark_engine, spark_rows
 from gmeta.preprocess.cluster.spark_engine import spark_errors, spark_session
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.columns import join_rows
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.ranges import edges
-from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.source import NUMBER, join_rows
 from support import cluster_jobs
 from support.cluster_jobs import run_jobs
 from support.data_files import EVENT_SPEC as SPEC

@@ -20,9 +20,8 @@ from gmeta.preprocess import ColumnSpec, HistorySpec
 from gmeta.preprocess.history import shard_writer
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.example_sets import drop_generations
-from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation, new_generation
-from gmeta.preprocess.history.verify import verify_history
+from gmeta.preprocess.history.reading import read_histories, verify_history
 from support.reference.history import Event, draw_day, history_of, write_day
 
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=3, stripe_events=4)

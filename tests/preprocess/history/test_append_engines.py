@@ -22,9 +22,9 @@ from gmeta.preprocess.history import cluster_append, spark_append
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.cluster_append import AppendJob
 from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.reading import verify_history
 from gmeta.preprocess.history.spark_append import append_history_on_spark
 from gmeta.preprocess.history.streaming_append import plan_jobs
-from gmeta.preprocess.history.verify import verify_history
 from support import cluster_jobs
 from support.cluster_jobs import as_program, in_process, map_files, partitioned, run_append
 from support.reference.history import draw_day, write_day

@@ -12,10 +12,9 @@ from gmeta.core.history_manifest import generation_folder
 from gmeta.preprocess import HistorySpec
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.example_sets import drop_generations
-from gmeta.preprocess.history.export import read_histories
 from gmeta.preprocess.history.generation import Generation, generations
+from gmeta.preprocess.history.reading import read_histories, verify_history
 from gmeta.preprocess.history.rebuild import compact_history
-from gmeta.preprocess.history.verify import verify_history
 from support.reference.history import draw_day, write_day
 
 SPEC = HistorySpec("user", "ts", groups={"what": ("item",), "cost": ("price",)}, shards=2, stripe_events=4)

@@ -31,10 +31,9 @@ from gmeta.preprocess.history.example_sets import (
     register,
     remove_examples,
 )
-from gmeta.preprocess.history.export import export_history, read_histories
 from gmeta.preprocess.history.generation import Generation, generations, write_lock
+from gmeta.preprocess.history.reading import export_history, read_histories, verify_history
 from gmeta.preprocess.history.rebuild import compact_history, scrub_history
-from gmeta.preprocess.history.verify import verify_history
 from support.disk_changes import wrap_changes
 from support.reference.history import draw_day, write_day
 

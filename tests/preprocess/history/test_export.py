@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import HistorySpec
-from gmeta.preprocess.history import export
+from gmeta.preprocess.history import reading
 from gmeta.preprocess.history.append import append_history
-from gmeta.preprocess.history.export import export_history, read_histories
 from gmeta.preprocess.history.generation import Generation
+from gmeta.preprocess.history.reading import export_history, read_histories
 from gmeta.preprocess.history.rebuild import compact_history
 from gmeta.preprocess.plan.column_values import hash_text
 from support.reference.history import Event, draw_day, history_of, write_day
@@ -67,7 +67,7 @@ def test_an_export_has_the_events_of_its_generation(
         assert not (folder / "out").exists()
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_EVENTS", part)
+        patch.setattr(reading, "_EVENTS", part)
         done = export_history(
             store,
             folder / "out",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.history.stripe import MAX_EVENTS, StripeEncoder, as_floats, read_stripe
+from gmeta.preprocess.history.shard_reader import MAX_EVENTS, StripeEncoder, as_floats, read_stripe
 from support.reference import history as reference
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import DataError
 from gmeta.core.group_index import GroupIndex
-from gmeta.preprocess.columns import take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.local.group_sorter import GroupSorter, ShardMerger
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.ranges import Cut
 from gmeta.preprocess.shards import record_encoder
 from gmeta.preprocess.shards.data_set import write_shard
+from gmeta.preprocess.source import take
 from support.grouped_data import SCHEMA, grouped_columns
 
 

@@ -17,7 +17,7 @@ from gmeta.preprocess.local.preparation import Journal
 from gmeta.preprocess.movielens.movielens_source import SPEC
 from gmeta.preprocess.shards import record_writer
 from gmeta.preprocess.summary import PrepareSummary
-from gmeta.testing.small_experiment import as_1m, small_100k
+from gmeta.testing import as_1m, small_100k
 from support.data_files import read_split
 
 

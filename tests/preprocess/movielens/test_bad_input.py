@@ -7,7 +7,7 @@ import pytest
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import prepare
-from gmeta.testing.small_experiment import USERS, as_1m, edit, small_100k
+from gmeta.testing import USERS, as_1m, edit, small_100k
 
 ITEM = "3|Film (1990)|01-Jan-1990|||" + "|".join("1" if index == 5 else "0" for index in range(19))
 # File, line, what it becomes, what the error says after file and line.

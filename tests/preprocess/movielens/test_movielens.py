@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.columns import gather_ragged
 from gmeta.preprocess.movielens.movielens_folder import ML_1M, ML_100K, detect, open_folder
 from gmeta.preprocess.movielens.movielens_records import (
     GENRES,
@@ -20,8 +19,8 @@ from gmeta.preprocess.movielens.movielens_records import (
     user_row_100k,
 )
 from gmeta.preprocess.movielens.movielens_source import map_rating
-from gmeta.preprocess.source import BadRecord, BadRecords, Reason
-from gmeta.testing.small_experiment import ITEMS, USERS, as_1m, small_100k
+from gmeta.preprocess.source import BadRecord, BadRecords, Reason, gather_ragged
+from gmeta.testing import ITEMS, USERS, as_1m, small_100k
 
 
 def flags(*genres):

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.preprocess.columns import join_rows, part, row_count, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.ranges import Cutter
-from gmeta.preprocess.source import NUMBER
+from gmeta.preprocess.source import NUMBER, join_rows, part, row_count, take
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 INT, LIST = ColumnSpec(dtype="int64", is_list=False), ColumnSpec(dtype="int64", is_list=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.preprocess.columns import take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
+from gmeta.preprocess.source import take
 from support.reference.table import splitmix64
 
 SMALL = st.integers(-2, 2)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.preprocess.columns import join_rows, single, take
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.outcome import Census, kept_tasks
@@ -22,6 +21,7 @@ from gmeta.preprocess.plan.ranges import (
     place_rows,
     range_of,
 )
+from gmeta.preprocess.source import join_rows, single, take
 from gmeta.preprocess.summary import count_sizes
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 

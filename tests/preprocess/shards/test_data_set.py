@@ -11,7 +11,7 @@ from gmeta.core.group_index import GroupIndex
 from gmeta.preprocess import PrepareConfig, prepare
 from gmeta.preprocess.movielens.movielens_source import DEFAULTS, SPEC
 from gmeta.preprocess.plan import placement as plan
-from gmeta.testing.small_experiment import small_100k
+from gmeta.testing import small_100k
 from support.data_files import read_groups, read_shard
 
 MANY = PrepareConfig(batch_rows=13, shards=3, seed=7)

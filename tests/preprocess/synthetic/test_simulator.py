@@ -7,7 +7,7 @@ from scipy.stats import kstest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess.synthetic import user_simulator
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
-from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig, uniform
+from gmeta.preprocess.synthetic.user_law import SimulatorConfig, uniform
 from gmeta.preprocess.synthetic.user_simulator import UserSimulator
 
 WORLD = ExposureConfig(items=300, categories=8, styles=4, own=0.7)

@@ -22,14 +22,13 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.core.group_index import GroupIndex
 from gmeta.core.schema import Column
 from gmeta.preprocess import ColumnSpec, PrepareConfig, TableSpec, prepare
-from gmeta.preprocess.columns import join_rows
 from gmeta.preprocess.config import no_progress
 from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.local import duckdb_engine as memory
 from gmeta.preprocess.plan import placement as plan
 from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.shape_spec import Explode, Shape
-from gmeta.preprocess.source import ELEMENT, RECORD, BadRecords
+from gmeta.preprocess.source import ELEMENT, RECORD, BadRecords, join_rows
 from gmeta.preprocess.tables.table_source import TableSource
 from support import plan_in_memory
 from support.data_files import EVENT_SPEC as SPEC

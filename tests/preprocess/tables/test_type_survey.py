@@ -16,7 +16,7 @@ from gmeta.preprocess import ColumnSpec, TableSpec
 from gmeta.preprocess.plan.column_types import Doubt, decide
 from gmeta.preprocess.plan.column_values import numbers
 from gmeta.preprocess.source import Reason
-from gmeta.preprocess.tables import record_count, type_survey
+from gmeta.preprocess.tables import table_files, type_survey
 from gmeta.preprocess.tables.table_source import TableSource
 from support.data_files import write_table
 
@@ -191,12 +191,15 @@ FIELD = st.text('ab,"\n\r 7', max_size=4)
 @given(st.lists(st.tuples(FIELD, FIELD), max_size=6), st.sampled_from(["\n", "\r\n"]), st.integers(1, 40))
 def test_records_are_counted_as_a_parser_of_csv_does(tmp_path_factory, rows, end, block):
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator=end).writerows(rows)
+    for row in rows:  # Python before 3.13 quotes a return only if lines end with one
+        line = io.StringIO(newline="")
+        csv.writer(line, lineterminator="\r\n").writerow(row)
+        text.write(line.getvalue().removesuffix("\r\n") + end)
     path = tmp_path_factory.mktemp("count") / "t.csv"
     path.write_bytes(text.getvalue().encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_count, "_BLOCK", block)
-        found = record_count.count_csv(path, ",", '"')
+        patch.setattr(table_files, "_BLOCK", block)
+        found = table_files.count_csv(path, ",", '"')
     assert found.full == len(rows)
 
 

@@ -98,7 +98,7 @@ def product_cross_entropy(labels: ArrayLike, logits: Sequence[ArrayLike]) -> Any
 
 
 def uniform_negatives(count: int, items: int, *, seed: int, step: int) -> NDArray[np.int64]:
-    """As `gmeta.losses.sampled_softmax.uniform_negatives`, from the words of Philox4x32-10.
+    """As `gmeta.losses.softmax.uniform_negatives`, from the words of Philox4x32-10.
 
     Args:
       count: The number of draws.

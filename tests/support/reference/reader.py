@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gmeta.core.group_index import Layout
 from gmeta.core.schema import Schema
-from gmeta.io.cuts.query_rule import After, Flag
+from gmeta.io.cuts.task_split import After, Flag
 from support.reference.table import splitmix64
 
 # The columnar layout in plain Python and NumPy, as a reference for the native code.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gmeta.ops.attention_inputs import RelativeBias
-from gmeta.testing.attention import bias_attention, hstu_attention, silu
+from gmeta.testing import bias_attention, hstu_attention, silu
 
 Array = npt.NDArray[Any]
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from gmeta.initializers import LOW, Initializer, philox4x32
 from gmeta.optimizers import SparseOptimizer
 from gmeta.policies import TwoPrecisions
-from gmeta.policies.admission import Admission, Always
-from gmeta.policies.eviction import ROW_INDEX_BYTES, Eviction
+from gmeta.policies.row_lifetimes import ROW_INDEX_BYTES, Admission, Always, Eviction
 from support.reference.table_rules import (
     AdmissionModel,
     EvictionModel,

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from gmeta.initializers import CENTER, LOG, LOW, TAIL, TRUNCATION, Initializer, philox4x32
 from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RowWiseAdagrad, SparseOptimizer
 from gmeta.policies import LFU, TTL, CountAdmission, MinNorm, ProbabilityAdmission
-from gmeta.policies.admission import Admission
-from gmeta.policies.eviction import ROW_INDEX_BYTES, Eviction
+from gmeta.policies.row_lifetimes import ROW_INDEX_BYTES, Admission, Eviction
 
 Floats = npt.NDArray[np.float32]
 _WORD = (1 << 64) - 1

@@ -10,7 +10,7 @@ from gmeta.layers.sequence.hstu import HSTUBlock
 from gmeta.layers.sequence.reading import SequenceView
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
-from gmeta.ops.padded_forms import dense_mask
+from gmeta.ops.jagged_attention import dense_mask
 
 import tensorflow as tf
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gmeta.core.code_trie import CodeTrie
+from gmeta.models.generative.code_tables import CodeTrie
 from support.gpu.cuda_library import Event, Stream
 from support.gpu.gpu_trie import GpuTrieLevel, GpuTrieNoise, GpuTrieStep
 from support.reference.trie_draws import ReferenceNoise, gumbel_ranks, sampled_place

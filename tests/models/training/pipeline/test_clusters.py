@@ -11,7 +11,7 @@ import tensorflow as tf
 import gmeta
 from gmeta.core.errors import ConfigError
 from gmeta.ops import Jagged
-from gmeta.training.clusters import cluster, column_keys, even_units, take_units
+from gmeta.training.windows import cluster, column_keys, even_units, take_units
 from support.pipeline_runs import differences, distances, make_model, train_at_depth
 
 LIMIT = 1e-6  # as of micro-batches in the order of the batch: sums are made in another order
@@ -39,6 +39,7 @@ def train(kind, depth=0, micro_batches=1, cluster=False):
         *(pytest.param(k, 1, marks=pytest.mark.slow) for k in ("maml", "towers", "rows", "grm", "next item")),
     ],
 )
+@pytest.mark.shown_by("test_samples_of_equal_keys_come_into_one_part")
 def test_a_step_of_clusters_is_the_step_of_the_batch_at_every_depth(kind, depth):
     found = train(kind, depth, 2, cluster=True)
     apart = distances(train(kind), found)

@@ -42,8 +42,9 @@ def traced(monkeypatch):
 
 # "towers" looks up `collection` once and `other` twice in a step.
 @pytest.mark.parametrize(("depth", "micro_batches"), slow_but([(2, 1), (2, 2)], [(1, 1), (2, 1), (2, 2)]))
+@pytest.mark.shown_by(case="2-1")
 def test_only_tables_with_tiers_on_a_gpu_are_prefetched(traced, depth, micro_batches):
-    train_at_depth("towers", depth, micro_batches=micro_batches, epochs=1)
+    train_at_depth("towers", depth, micro_batches=micro_batches, epochs=1, fit={"steps_per_epoch": 3})
     names = [name for name, _ in traced["prefetch"]]
     assert set(names) == {"other/user+tags", "other/wide"}
     for name in set(names):  # all keys of a batch at once: as many batches at the start, and one a step
@@ -68,5 +69,5 @@ def test_all_numbers_are_those_of_depth_0(kind, depth, tmp_path, monkeypatch):
 
 
 def test_a_prefetch_in_eager_mode_is_made_at_once(traced):
-    train_at_depth("towers", 1, epochs=1, run_eagerly=True)
+    train_at_depth("towers", 1, epochs=1, run_eagerly=True, fit={"steps_per_epoch": 1})
     assert {name for name, _ in traced["prefetch"]} == {"other/user+tags", "other/wide"}

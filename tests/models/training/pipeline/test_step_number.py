@@ -63,11 +63,13 @@ def at_depth_0(name, kind="drawn"):
         for depth in (1, 2)
     ],
 )
+@pytest.mark.shown_by(case="an epoch's end-1")
 def test_a_wrong_prediction_changes_no_number(name, depth):
     assert differences(at_depth_0(name), train_at_depth("drawn", depth, **EVERY[name]())) == []
 
 
 @pytest.mark.parametrize("name", ["a callback", "an epoch's end"])
+@pytest.mark.shown_by(case="an epoch's end")
 def test_a_prediction_that_is_not_corrected_is_noticed(name, monkeypatch):
     monkeypatch.setattr(StepsAhead, "_is_next", lambda self, number: True)
     assert differences(at_depth_0(name), train_at_depth("drawn", 1, **SURPRISES[name]())) != []
@@ -89,6 +91,7 @@ def corrections(monkeypatch, depth, **settings):
 
 
 @pytest.mark.parametrize(("depth", "accumulate_steps"), [(1, 1), (2, 3)])
+@pytest.mark.shown_by(case="2-3")
 def test_the_usual_path_needs_no_correction(monkeypatch, depth, accumulate_steps):
     found = corrections(monkeypatch, depth, accumulate_steps=accumulate_steps)
     assert found == [False] * 2 * STEPS
@@ -106,6 +109,7 @@ def test_numbers_that_nobody_reads_are_not_compared(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["an epoch's end", pytest.param("a callback", marks=pytest.mark.slow)])
+@pytest.mark.shown_by("test_micro_batches_of_a_step_have_its_number")
 def test_micro_batches_see_the_right_number_at_any_depth(name):
     plain, ahead = (train_at_depth("drawn", d, micro_batches=2, **SURPRISES[name]()) for d in (0, 1))
     assert differences(plain, ahead) == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.ops import Jagged
-from gmeta.training.clusters import count_units, even_units, take_units
+from gmeta.training.windows import count_units, even_units, take_units
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,7 +10,7 @@ from gmeta.core import collectives
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig, MMoE
 from gmeta.layers.exchange.fetch import Fetch, Owned, Requested
 from gmeta.layers.exchange.pieces import send_keys
-from gmeta.layers.multitask.task_heads import TaskHeads
+from gmeta.layers.task_heads import TaskHeads
 from gmeta.models import GRM
 from gmeta.ops.table.read_ahead import Peeked
 from gmeta.optimizers import Adam

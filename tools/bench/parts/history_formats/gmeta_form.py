@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gmeta.preprocess.history.shard_reader import PLACE, Index, ShardReader, encode_index
-from gmeta.preprocess.history.stripe import StripeEncoder
+from gmeta.preprocess.history.shard_reader import PLACE, Index, ShardReader, StripeEncoder, encode_index
 
 import numpy as np
 from numpy.typing import NDArray

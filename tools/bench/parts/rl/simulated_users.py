@@ -8,7 +8,7 @@ from typing import Any
 
 from gmeta.preprocess import SemanticIds, cooccurrence_vectors, semantic_ids
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
-from gmeta.preprocess.synthetic.simulator_config import SimulatorConfig
+from gmeta.preprocess.synthetic.user_law import SimulatorConfig
 from gmeta.preprocess.synthetic.user_simulator import UserHistories, UserSimulator
 
 import numpy as np

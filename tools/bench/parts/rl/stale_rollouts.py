@@ -6,7 +6,7 @@ from typing import Any
 
 from gmeta.models import GenerativeRetriever
 from gmeta.reinforcement import GRPO, PolicyTraining
-from gmeta.reinforcement.objectives import Judged
+from gmeta.reinforcement.policy_training import Judged
 from gmeta.reinforcement.rewards import Reward
 from gmeta.reinforcement.rollouts import Rollout
 

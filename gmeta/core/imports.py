@@ -1,0 +1,176 @@
+"""What gmeta adds to imports: names loaded on first use, extras that are missing, modules that moved.
+
+* `load_lazily` loads the names that a package exports when they are first used (PEP 562), and those that have
+  moved.
+* `name_missing_extras` names the extra that installs a missing package. Training needs TensorFlow and a few
+  small packages. What preparation, reports and workers need comes with extras of ``pyproject.toml``:
+  ``pip install 'gmeta[prepare]'``. An import of it by gmeta's own code ends in one line that names the extra.
+  The finder is the last that Python asks for a module, so it sees only packages that aren't installed.
+* `find_old_modules` loads models that earlier versions saved. A ``.keras`` file names each class by its
+  module, which Keras imports when it loads the file, unless the class is registered and its module was
+  imported before. The finder answers for the modules that were merged into others: the module that it
+  returns has the names of the present one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from gmeta.core.errors import GmetaError
+
+
+def load_lazily(
+    package: str, where: Mapping[str, str], moved: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make a package's ``__getattr__`` and ``__dir__``.
+
+    A name that has moved is found under its old name for one release, with a `DeprecationWarning` that names
+    the new place and points at the line that uses the old name. ``__dir__`` doesn't list it.
+
+    Args:
+      package: The package's ``__name__``.
+      where: Exported name -> the module that defines it.
+      moved: Old name -> the module that has it now, or ``"module:new name"`` where the name has changed.
+
+    Returns:
+      The two functions.
+
+    Example:
+      >>> __getattr__, __dir__ = load_lazily("gmeta", {"Manifest": "gmeta.core.data_manifest"})
+      >>> __getattr__("Manifest").__name__
+      'Manifest'
+    """
+    moved = moved or {}
+
+    def get(name: str) -> Any:
+        if name in where:
+            return getattr(importlib.import_module(where[name]), name)
+        if name not in moved:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, _, new = moved[name].partition(":")
+        # `from package import name` looks twice: the import system, whether it is a submodule, then the line.
+        if sys._getframe(1).f_globals.get("__name__") != "importlib._bootstrap":
+            change = f"{package}.{name} has moved to {module}.{new or name}"
+            warnings.warn(
+                f"{change}; the old name goes in the next release", DeprecationWarning, stacklevel=2
+            )
+        return pkgutil.resolve_name(f"{module}:{new or name}")
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *where})
+
+    return get, names
+
+
+EXTRAS = {
+    "duckdb": "prepare",
+    "sklearn": "report",
+    "scipy": "report",
+    "threadpoolctl": "report",
+    "matplotlib": "report",
+    "jinja2": "report",
+    "cloudpickle": "workers",
+    "optuna": "tune",
+}
+"""Package -> the extra that installs it."""
+
+
+class MissingExtraError(GmetaError, ModuleNotFoundError):
+    """A package isn't installed that comes with an extra."""
+
+
+class _LastFinder:
+    """Refuses imports that gmeta's own modules make of missing packages in `EXTRAS`."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if (extra := EXTRAS.get(name)) is not None and _importer() == "gmeta":
+            raise MissingExtraError(
+                f"{name} isn't installed: pip install 'gmeta[{extra}]', or 'gmeta[all]' for all extras",
+                name=name,
+            )
+        return None
+
+
+def _importer() -> str:
+    """Return the package whose code imports, behind the frames of the import system."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def name_missing_extras() -> None:
+    """Add the finder to ``sys.meta_path``; a second call changes nothing."""
+    if not any(isinstance(finder, _LastFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_LastFinder())
+
+
+OLD_MODULES = {
+    "gmeta.experiment.runs.rated_at_least": "gmeta.experiment.runs.model_choice",
+    "gmeta.experiment.runs.scaled_error": "gmeta.experiment.runs.model_choice",
+    "gmeta.layers.adaptive.mlp": "gmeta.layers.networks",
+    "gmeta.layers.adaptive.task_network": "gmeta.layers.networks",
+    "gmeta.layers.embedding.entity_vector": "gmeta.layers.embedding.pooling",
+    "gmeta.layers.multitask.mmoe": "gmeta.layers.mmoe",
+    "gmeta.layers.multitask.task_heads": "gmeta.layers.task_heads",
+    "gmeta.layers.sequence.bias_tables": "gmeta.layers.sequence.block",
+    "gmeta.layers.sequence.group_layer_norm": "gmeta.layers.sequence.hstu",
+    "gmeta.metrics.gauc": "gmeta.metrics.ranking",
+    "gmeta.metrics.ndcg": "gmeta.metrics.ranking",
+    "gmeta.metrics.retrieval": "gmeta.metrics.next_item",
+    "gmeta.metrics.sample_metric": "gmeta.metrics.auc",
+    "gmeta.metrics.task_metric": "gmeta.metrics.ranking",
+    "gmeta.models.generative.code_scorer": "gmeta.models.generative.digit_decoder",
+    "gmeta.models.generative.code_vectors": "gmeta.models.generative.digit_decoder",
+    "gmeta.models.meta.learner.adaptive_network": "gmeta.models.meta.task_view",
+    "gmeta.models.meta.learner.inner_rates": "gmeta.models.meta.task_losses",
+    "gmeta.models.meta.learner.task_losses": "gmeta.models.meta.task_losses",
+    "gmeta.models.sequence.exposure_learner": "gmeta.models.sequence.meta_grm",
+    "gmeta.models.sequence.label_metrics": "gmeta.models.sequence.exposure_trunk",
+    "gmeta.models.training.model": "gmeta.training.model",
+    "gmeta.models.training.pipeline.settings": "gmeta.training.pipeline",
+    "gmeta.models.zoo.factor_network": "gmeta.models.zoo.factor_model",
+    "gmeta.models.zoo.row_network": "gmeta.models.zoo.meta_emb",
+    "gmeta.models.zoo.scaled_numbers": "gmeta.models.zoo.factor_model",
+    "gmeta.models.zoo.task_clusters": "gmeta.models.zoo.cbml_model",
+}
+"""Name in saved models -> the present module."""
+
+_FOLDERS = frozenset(
+    ".".join(name.split(".")[:depth]) for name in OLD_MODULES for depth in range(3, name.count(".") + 1)
+)
+
+
+class _OldModules:
+    """A finder, and a loader, of the modules in `OLD_MODULES` and the packages that they were in."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name in OLD_MODULES or name in _FOLDERS:
+            return ModuleSpec(name, self, is_package=name in _FOLDERS)  # type: ignore[arg-type]
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python make an empty module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module the names of the present one."""
+        if (present := OLD_MODULES.get(module.__name__)) is not None:
+            names = vars(importlib.import_module(present))
+            vars(module).update({name: value for name, value in names.items() if name[:2] != "__"})
+
+
+def find_old_modules() -> None:
+    """Add the finder to the end of ``sys.meta_path``; a second call changes nothing."""
+    if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
+        sys.meta_path.append(_OldModules())
