@@ -2,10 +2,14 @@
 Hypothesis is given time, draws are the same in every run, and what takes longest comes first.
 """
 
+import os
+
+# Each core runs a worker of pytest already: more threads of BLAS would only wait for one another.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import gc
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import random
 import signal
@@ -92,7 +96,8 @@ def leave_longer(items: list[pytest.Item], tests: Path) -> None:
 
     ``@pytest.mark.shown_by("test_name")`` names a test of the same file that shows the same in less time. It
     may also name one elsewhere, ``"ops/test_x.py::test_name"``, or a folder of tests.
-    ``@pytest.mark.shown_by(case="x-1")`` leaves out all cases but that one.
+    ``@pytest.mark.shown_by(case="x-1")`` leaves out all cases but that one, and ``case=["x-1", "y-1"]`` all
+    but these two.
     """
     cases: dict[tuple[Path, str, str], list[bool]] = {}
     for item in items:
@@ -100,21 +105,25 @@ def leave_longer(items: list[pytest.Item], tests: Path) -> None:
         if mark is None:
             continue
         if "case" in mark.kwargs:
-            case = mark.kwargs["case"]
-            kept = item.name.endswith(f"[{case}]")
-            cases.setdefault((item.path, item.originalname, case), []).append(kept)  # type: ignore[attr-defined]
+            quick = mark.kwargs["case"]
+            kept = False
+            for case in [quick] if isinstance(quick, str) else quick:
+                found = item.name.endswith(f"[{case}]")
+                cases.setdefault((item.path, item.originalname, case), []).append(found)  # type: ignore[attr-defined]
+                kept |= found
         else:
             kept = False
             [quick] = mark.args
             file, _, name = quick.rpartition("::")
             path = tests / file if file else item.path
-            shown = f"def {name}(" in path.read_text() if path.is_file() else (tests / quick).is_dir()
+            shown = path.is_file() and f"def {name}(" in path.read_text()
+            shown = shown or (tests / quick).is_dir()
             if not shown:
                 raise pytest.UsageError(f"{item.nodeid} is shown by {quick!r}, which doesn't exist")
         if not kept:
             item.add_marker("longer")
-    for (path, function, case), found in cases.items():
-        if not any(found) and not any("::" in word for word in items[0].config.args):
+    for (path, function, case), named in cases.items():
+        if not any(named) and not any("::" in word for word in items[0].config.args):
             raise pytest.UsageError(f"{path}::{function} has no case {case!r}")
 
 

@@ -109,7 +109,7 @@ def data(tmp_path_factory):
     return folder / "data"
 
 
-# All kinds on one rank and on two take minutes: one of them stays among the quick tests.
+# All kinds on one rank and on two take minutes: one of them isn't slow.
 QUICK = ("ordinary", 2)
 CASES = [
     pytest.param((kind, ranks), id=f"{kind}-np{ranks}", marks=[pytest.mark.slow] * ((kind, ranks) != QUICK))
@@ -162,6 +162,9 @@ def samples() -> dict[str, Any]:
     }
 
 
+@pytest.mark.shown_by(
+    "export/test_export_text.py::test_a_functional_model_answers_text_whatever_it_was_trained_on"
+)
 def test_the_served_model_answers_text_as_the_trained_one_answers_its_numbers(trained):
     kind, made, served = trained
     check = CHECKS[kind]

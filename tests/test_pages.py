@@ -22,7 +22,17 @@ import pytest
 import gmeta
 from gmeta.cli import main as gmeta_command
 from support import warm
-from support.pages import ROOT, SCRIPTS, Block, agrees, blocks_of, check_expression, check_python, modules_of
+from support.pages import (
+    ROOT,
+    SCRIPTS,
+    Block,
+    agrees,
+    blocks_of,
+    check_expression,
+    check_page,
+    check_python,
+    modules_of,
+)
 from support.process_ranks import without_stalls
 
 PAGES = [
@@ -139,9 +149,11 @@ RUN = [
     for page in PAGES
     if any(block.kind == "python" or (block.kind == "sh" and not block.note) for block in blocks_of(page))
 ]
+QUICK = ("README.md", "docs/reinforcement.md")
+SHOWN = pytest.mark.shown_by("test_what_a_page_names_exists")
 
 
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=() if page in QUICK else SHOWN) for page in RUN])
 def test_a_page_runs(page: str, tmp_path: Path) -> None:
     skip_without_programs(page)
     done = warm.run([sys.executable, "-m", "support.pages", page], cwd=tmp_path)
@@ -157,6 +169,12 @@ def test_a_page_runs_with_slow_blocks_where_nothing_is_imported(page: str, tmp_p
     command = [sys.executable, "-m", "support.pages", page, "slow"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_what_a_page_names_exists(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_page(page)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -151,6 +151,7 @@ def on_a_rank():
 
 
 @pytest.mark.ranks
+@pytest.mark.shown_by("test_values_are_those_of_evaluating_for_each_number_of_steps")
 def test_values_on_ranks_are_those_of_one():
     ranks, (one, again, _, _) = run_ranks(on_a_rank, 2), on_a_rank()
     assert sorted(one) == list(STEPS)

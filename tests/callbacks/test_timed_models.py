@@ -17,6 +17,7 @@ from support.timed_fits import FAMILIES, fit_timed
 
 # Quick: a family for each list of parts; the others' steps are those of their own tests.
 @pytest.mark.parametrize("family", slow_but(["ctr", "maml", "flat"], FAMILIES))
+@pytest.mark.shown_by(case="flat")
 def test_a_model_of_each_family_has_its_parts(family):
     shown = []
     times = StepTimes(every=2, print_fn=shown.append)
@@ -33,6 +34,7 @@ def test_a_model_of_each_family_has_its_parts(family):
 @pytest.mark.parametrize(
     ("depth", "micro_batches"), slow_but([(1, 2), (2, 1)], [(1, 1), (2, 1), (0, 2), (1, 2)])
 )
+@pytest.mark.shown_by(case="2-1")
 def test_what_a_pipeline_fetches_is_drawn_beside_the_step(tmp_path, depth, micro_batches):
     times = StepTimes(every=1, trace=tmp_path / "trace.json", print_fn=str)
     fit_timed("ctr", times, depth=depth, micro_batches=micro_batches)
@@ -97,6 +99,7 @@ def test_a_step_that_xla_compiles_is_refused():
 
 # Quick: 1; without a pipeline, test_step_times.py, test_training_is_what_it_is_without.
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.shown_by("callbacks/test_step_times.py::test_training_is_what_it_is_without")
 def test_losses_are_those_of_a_training_that_is_not_measured(depth):
     class Nobody(tf.keras.callbacks.Callback):
         pass
@@ -105,6 +108,7 @@ def test_losses_are_those_of_a_training_that_is_not_measured(depth):
     assert plain == fit_timed("ctr", StepTimes(every=1, print_fn=str), depth=depth)
 
 
+@pytest.mark.shown_by("test_what_a_pipeline_fetches_is_drawn_beside_the_step")
 def test_accumulated_steps_are_measured():
     times = StepTimes(every=1, print_fn=str)
     fit_timed("ctr", times, accumulate_steps=3)

@@ -94,7 +94,7 @@ operation = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     operations=st.lists(operation, max_size=14),
     admission=st.sampled_from(

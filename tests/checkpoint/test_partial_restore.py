@@ -68,6 +68,7 @@ def trained(tmp_path_factory):
     ("make", "is_built"),
     slow_but([(Net, False), (Concat, True)], itertools.product([Net, Concat], [False, True])),
 )
+@pytest.mark.shown_by(case="Concat-True")
 def test_a_model_with_features_in_another_order_predicts_the_same(trained, make, is_built):
     folder, x, expected = trained
     model = make(NAMES[::-1])

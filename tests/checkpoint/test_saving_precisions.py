@@ -104,6 +104,7 @@ ROUNDTRIPS = {
 
 
 @pytest.mark.parametrize("way", ROUNDTRIPS)
+@pytest.mark.shown_by(case="shards")
 def test_each_row_comes_back_in_its_precision(trained, tmp_path, way):
     again = ROUNDTRIPS[way](trained, tmp_path)
     assert collection(again).features == FEATURES

@@ -161,7 +161,7 @@ operation = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=st.lists(operation, max_size=14), seed=st.integers(0, 99))
 def test_a_chain_of_increments_equals_a_full_save(tmp_path_factory, operations, seed):
     folder = tmp_path_factory.mktemp("chain")
@@ -440,14 +440,14 @@ def test_saves_among_batches_are_completed_by_the_next(tmp_path):
     thread = threading.Thread(target=batches)
     thread.start()
     base, journal = None, 10**9  # room for what is removed between two saves, however long they take
-    for number in range(4):
+    for number in range(2):
         info = save(tmp_path / str(number), {"item": table}, base=base, journal=journal)
         base = info.folder
         load(base, {"item": new_table()})  # each has the rows that it says it has
     running = False
     thread.join()
     save(tmp_path / "last", {"item": table}, base=base, journal=journal)
-    assert Manifest.load(tmp_path / "last").base == "3"
+    assert Manifest.load(tmp_path / "last").base == "1"
     again = new_table()
     load(tmp_path / "last", {"item": again})
     assert_same_tables(again, table)

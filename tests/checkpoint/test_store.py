@@ -33,7 +33,7 @@ def names(store: CheckpointStore) -> list[int]:
 def test_the_last_are_kept_with_what_they_continue(tmp_path):
     store = CheckpointStore(tmp_path, keep=2, max_increments=3)
     table = new_table()
-    train(table, np.arange(2000))
+    train(table, np.arange(500))
     train(table, np.arange(1))
     seen, kinds = [], []
     for step in range(1, 9):
@@ -172,6 +172,7 @@ def run(code: str, *arguments: object) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.shown_by("checkpoint/test_folder_lock.py::test_a_job_that_was_killed_goes_on_at_once")
 def test_a_killed_saver_leaves_whole_checkpoints(tmp_path):
     kills = int(os.environ.get("GMETA_TEST_KILLS", "12"))
     count, partial, last = map(int, run(KILLS, tmp_path, kills))

@@ -106,6 +106,7 @@ def test_the_columns_are_the_records_by_shard_and_key(tmp_path, form):
 )
 @given(keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40, unique=True))
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.shown_by(case="sgd-arrow")
 def test_any_table_comes_back_to_the_last_bit(tmp_path_factory, form, optimizer, keys):
     table, again = new_table(optimizer), new_table(optimizer)
     for part in (keys, keys[::2]):
@@ -125,6 +126,7 @@ def test_any_table_comes_back_to_the_last_bit(tmp_path_factory, form, optimizer,
 @pytest.mark.parametrize("form", FORMATS)
 @given(ids=st.lists(st.integers(0, 2**61 - 1), min_size=1, max_size=20, unique=True))
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.shown_by(case="arrow")
 def test_ids_of_a_merged_table_have_no_prefix_and_get_it_back(tmp_path_factory, form, ids):
     tables, again = collection(), collection()
     tables.lookup({"user": ids, "item": ids[::2], "tag": [1, 2]})

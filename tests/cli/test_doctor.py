@@ -167,6 +167,7 @@ def test_an_unmet_requirement_is_broken(
 @pytest.mark.parametrize(
     "ranks_by", [pytest.param("horovod", marks=pytest.mark.slow), "gmeta"], indirect=True
 )
+@pytest.mark.shown_by("core/collectives")
 def test_ranks_prove_their_collectives(ranks_by: str) -> None:
     command = [sys.executable, "-m", "gmeta", "doctor", "--np", "2"]
     said = warm.run(command)
@@ -224,13 +225,15 @@ def test_rows_that_have_cooled_down_count_as_half(tmp_path: Path) -> None:
     table = ops.HashTable(4, optimizers.SGD(0.1), name="t", precision=policies.TwoPrecisions(3, 8))
     for used in (300, 300, 200, 200, 100, 100, 100, 100, 100):  # 100 rows stay rare, 100 are used longer
         table.lookup(np.arange(used))
-    halves = []
+    halves = [-1]
     for _ in range(30):
         table.apply_gradients(np.array([0]), np.zeros((1, 4), np.float32))
-        store.save({"t": table}, int(table.step()))
-        (size,) = read_sizes(store.root / f"step-{int(table.step()):012d}")
-        assert size.half_rows == int(table.statistics().half_rows)  # each step sweeps all shards
-        halves.append(size.half_rows)
+        half_rows = int(table.statistics().half_rows)  # each step sweeps all shards
+        if half_rows != halves[-1]:
+            store.save({"t": table}, int(table.step()))
+            (size,) = read_sizes(store.root / f"step-{int(table.step()):012d}")
+            assert size.half_rows == half_rows
+            halves.append(half_rows)
     assert {100, 200, 299} <= set(halves)
 
 

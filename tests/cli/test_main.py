@@ -118,8 +118,10 @@ def test_an_interrupt_that_became_another_error_is_an_interrupt(monkeypatch: pyt
     assert done.stderr == "gmeta: interrupted; finished parts are kept\n"
 
 
-def test_a_reader_who_has_read_enough_is_no_error() -> None:
-    script = "from gmeta.cli import main\nmain(['doctor'])"
+@pytest.mark.parametrize("word", ["--help", "doctor"])
+@pytest.mark.shown_by(case="--help")
+def test_a_reader_who_has_read_enough_is_no_error(word: str) -> None:
+    script = f"from gmeta.cli import main\nmain([{word!r}])"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

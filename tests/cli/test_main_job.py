@@ -38,6 +38,7 @@ def trained(folder):
     return gmeta("train", "--run", "run", "--config", "short.toml", folder=folder)
 
 
+@pytest.mark.shown_by("cli/test_own_data.py::test_the_report_has_baselines_and_says_first_who_wins")
 def test_train_evaluate_and_report(folder, trained):
     assert trained.returncode == 0, trained.stderr
     assert "MAML, seed 0: 2 epochs" in trained.stderr
@@ -57,6 +58,7 @@ def test_train_evaluate_and_report(folder, trained):
     }
 
 
+@pytest.mark.shown_by("cli/test_own_data.py::test_stock_tensorflow_adapts_to_a_new_user_from_strings")
 def test_a_trained_run_is_exported_to_the_next_version(folder, trained):
     assert trained.returncode == 0, trained.stderr
     for version in (1, 2):
@@ -139,11 +141,13 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_resumes(folder):
             "run measures cold: several runs are measured as one only on the tasks that each holds out",
         ),
         (["evaluate", "--run", "nowhere"], "nowhere: no run was begun here; run `gmeta train` first"),
-        (["prepare", "--out", "x", "--data", "gone"], "gone"),
+        pytest.param(["prepare", "--out", "x", "--data", "gone"], "gone", id="prepare"),
     ],
 )
-@pytest.mark.usefixtures("trained")
-def test_a_careless_command_gets_one_line(folder, words, message):
+@pytest.mark.shown_by(case="prepare")
+def test_a_careless_command_gets_one_line(folder, request, words, message):
+    if words[0] in ("export", "evaluate"):
+        request.getfixturevalue("trained")
     result = gmeta(*words, folder=folder)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()

@@ -106,6 +106,7 @@ def test_the_export_answers_what_recommend_writes(folder):
 @pytest.mark.parametrize(
     "method", ["popularity", "recent_popularity", "neighbours", "rules", "ease", "als", "hstu"]
 )
+@pytest.mark.shown_by("test_the_export_answers_what_recommend_writes")
 def test_each_part_is_served_with_its_own_scores(folder, method):
     from gmeta.experiment.next_item.served import Padded, in_tensorflow
 
@@ -201,6 +202,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(folder, tmp_path):
     assert cut == whole
 
 
+@pytest.mark.shown_by(
+    "experiment/test_tune.py::test_a_search_begins_with_the_present_settings_and_goes_on_where_it_ended"
+)
 def test_tuning_goes_on_from_the_run_and_writes_what_train_takes(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     done = gmeta("tune", "--trials", 1, "--out", tmp_path / "tuned.toml")

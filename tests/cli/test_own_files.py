@@ -281,6 +281,7 @@ def times(text):
         ),
     ],
 )
+@pytest.mark.shown_by(case=[f"files{n}-options{n}-right{n}" for n in range(0, 52, 3)])
 def test_a_file_of_this_kind_becomes_these_rows(tmp_path, files, options, right):
     (tmp_path / "files").mkdir()
     for name, content in files.items():

@@ -61,6 +61,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.shown_by("cli/test_next_item.py::test_training_prints_its_choices")
 def test_training_and_its_table_name_retrieval_alone(folder):
     said = (folder / "said.txt").read_text()
     assert f"Retrieval of item for user: {USERS} users, {ITEMS} items" in said
@@ -74,6 +75,7 @@ def test_training_and_its_table_name_retrieval_alone(folder):
     assert "<h1>Retrieval of item</h1>" in page
 
 
+@pytest.mark.shown_by("cli/test_next_item.py::test_the_table_has_all_methods_and_rules_find_the_ring")
 def test_all_methods_find_kinds_where_popularity_does_not(folder):
     table = json.loads((folder / "table.json").read_text())
     assert table["format"] == "gmeta-retrieval-evaluation"
@@ -85,6 +87,7 @@ def test_all_methods_find_kinds_where_popularity_does_not(folder):
     } == dict.fromkeys(found, True)
 
 
+@pytest.mark.shown_by("cli/test_next_item.py::test_the_export_answers_what_recommend_writes")
 def test_the_export_answers_what_recommend_writes(folder):
     """The blend has all other methods in it."""
     written = pq.read_table(folder / "top.parquet").to_pydict()
@@ -100,6 +103,9 @@ def test_the_export_answers_what_recommend_writes(folder):
         assert not set(items) & set(history)
 
 
+@pytest.mark.shown_by(
+    "cli/test_next_item.py::test_users_of_a_file_come_in_its_order_and_strangers_get_what_is_popular"
+)
 def test_strangers_are_answered_and_times_are_asked_for_where_needed(folder, tmp_path):
     run = folder / "runs" / "default"
     (tmp_path / "users.txt").write_text("1007\n5\n")

@@ -149,6 +149,7 @@ def test_a_worker_that_is_killed_costs_no_element_and_ctrl_c_ends_the_other(tmp_
     assert left[0].startswith(addresses[0].replace(":", "-"))
 
 
+@pytest.mark.shown_by("test_a_worker_that_is_killed_costs_no_element_and_ctrl_c_ends_the_other")
 def test_a_pool_adds_workers_while_training_waits_and_replaces_lost_ones(tmp_path):
     epochs, started, ends, left = warm.call(by_value(scale), str(tmp_path), timeout=200)
     assert all(epoch == in_turn(4) for epoch in epochs)
@@ -157,6 +158,7 @@ def test_a_pool_adds_workers_while_training_waits_and_replaces_lost_ones(tmp_pat
     assert [name for name in left if name.endswith(".worker")].__len__() <= 1  # that of the killed one
 
 
+@pytest.mark.shown_by("test_a_worker_that_is_killed_costs_no_element_and_ctrl_c_ends_the_other")
 def test_a_command_starts_workers_that_the_pool_sends_away_replaces_and_ends(tmp_path):
     epochs, counts = warm.call(by_value(submit), str(tmp_path), timeout=200)
     assert all(epoch == in_turn(4) for epoch in epochs)

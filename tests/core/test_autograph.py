@@ -222,6 +222,7 @@ CASES: dict[str, Callable[[], tf.keras.Model]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.shown_by(case="steps of a model")
 def test_code_that_keras_calls_may_ask_tensors(case: str) -> None:
     graph, eager = results(CASES[case])
     np.testing.assert_allclose(graph, eager, rtol=1e-4, atol=1e-6)

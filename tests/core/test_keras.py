@@ -90,6 +90,7 @@ def test_without_keras_2_it_depends_on_the_tensorflow_that_is_there(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.shown_by("test_gmeta_after_tensorflow_says_the_line_that_mends_it")
 def test_the_variable_makes_any_order_right() -> None:
     done = run("import tensorflow; import gmeta; print('fine')", TF_USE_LEGACY_KERAS="1")
     assert done.stdout.strip() == "fine"

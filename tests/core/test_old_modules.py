@@ -30,6 +30,7 @@ def test_the_old_module_has_the_names_of_the_present_one(old: str) -> None:
     assert present.__name__ == OLD_MODULES[old]
 
 
+@pytest.mark.shown_by("test_the_old_module_has_the_names_of_the_present_one")
 def test_a_model_of_an_earlier_version_is_loaded_in_a_fresh_process(tmp_path: Path) -> None:
     users = EmbeddingCollection([FeatureConfig("user", dim=4)])
     user = tf.keras.Input((), dtype=tf.int64, name="user")

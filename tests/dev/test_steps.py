@@ -118,6 +118,7 @@ def test_a_step_that_fails_ends_the_other_one(steps: ModuleType, tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.shown_by(case="2")
 def test_an_interrupted_set_up_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     pids = tmp_path / "pids"
     code = f"""

@@ -58,14 +58,16 @@ def adapted(owner_of_tasks):
     return answers
 
 
-def test_each_rank_gets_the_weights_of_its_own_tasks():
+@pytest.mark.parametrize("owners", ["0101", "1111"])
+@pytest.mark.shown_by(case="1111")
+def test_each_rank_gets_the_weights_of_its_own_tasks(owners):
+    owners = [int(owner) for owner in owners]
     alone = adapted([0] * 4)
     assert np.std([alone[number] for number in alone], axis=0).max() > 0.01
-    for owners in ([0, 1, 0, 1], [1, 1, 1, 1]):
-        parts = run_ranks(adapted, 2, owners)
-        assert [sorted(part) for part in parts] == [
-            [n for n, owner in enumerate(owners) if owner == rank] for rank in (0, 1)
-        ]
-        for part in parts:
-            for number, answer in part.items():
-                np.testing.assert_allclose(answer, alone[number], rtol=1e-5, atol=1e-6)
+    parts = run_ranks(adapted, 2, owners)
+    assert [sorted(part) for part in parts] == [
+        [n for n, owner in enumerate(owners) if owner == rank] for rank in (0, 1)
+    ]
+    for part in parts:
+        for number, answer in part.items():
+            np.testing.assert_allclose(answer, alone[number], rtol=1e-5, atol=1e-6)

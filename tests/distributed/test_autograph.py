@@ -67,6 +67,7 @@ def main() -> None:
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.shown_by("core/test_autograph.py::test_code_that_keras_calls_may_ask_tensors")
 def test_steps_of_a_users_own_ask_tensors(size: int) -> None:
     """In processes of a file, which AutoGraph reads."""
     for said in run_ranks(Path(__file__), size):

@@ -54,9 +54,9 @@ def train(path, folder, stop=None, epochs=2, pipeline=None, reads=BY_COST):
         return {"user": users}, tf.cast(users, tf.float32)[:, None]
 
     model = Scores()
-    model.compile(
-        tf.keras.optimizers.SGD(0.01), "mse", **({} if pipeline is None else {"pipeline": pipeline})
-    )
+    # Without a pipeline eagerly, as so few steps take less time than to trace one.
+    given = {"run_eagerly": True} if pipeline is None else {"pipeline": pipeline}
+    model.compile(tf.keras.optimizers.SGD(0.01), "mse", **given)
     data = sequences(path, history=["item"], start=model.reading, options=ReadOptions(seed=5), **reads)
     checkpoints = ShardedCheckpoint(folder, every=1)
     with contextlib.suppress(KeyboardInterrupt):
@@ -98,6 +98,7 @@ def test_a_position_outside_of_the_model_is_refused(tmp_path):
 
 
 @pytest.mark.ranks
+@pytest.mark.shown_by("test_training_goes_on_with_the_next_step")
 def test_other_ranks_go_on_where_each_rank_was(tmp_path):
     path = write_folder(tmp_path, SIZES)
     begun = run_ranks(train, 2, path, tmp_path / "ckpt", 2)

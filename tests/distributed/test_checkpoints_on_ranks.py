@@ -37,6 +37,7 @@ STAGES = (4, 2, 3, 1) if "GMETA_ALL_CASES" in os.environ else (3, 2, 1)
 
 
 def model(**options: Any) -> Model:
+    """A model; with ``run_eagerly`` where so few steps take less time than to trace one."""
     start = Normal(0.0, 0.3)
     features = [
         FeatureConfig("user", TableConfig("user", 4, initializer=start)),
@@ -69,7 +70,7 @@ def state(made: Model) -> dict[str, Any]:
 
 def stage(folder: Path, epoch: int) -> dict[str, Any]:
     """Go on with one epoch, on however many ranks these are."""
-    made, checkpoints = model(), ShardedCheckpoint(folder)
+    made, checkpoints = model(run_eagerly=True), ShardedCheckpoint(folder)
     loaded = []
     load = checkpoints.store.load
     checkpoints.store.load = lambda *a, **k: loaded.append(load(*a, **k)) or loaded[-1]
@@ -91,7 +92,7 @@ def stored(checkpoint: Path) -> tuple[int, int]:
 
 
 def alone() -> dict[str, Any]:
-    made = model()
+    made = model(run_eagerly=True)
     for epoch in range(len(STAGES)):
         made.fit(data(epoch, 1), initial_epoch=epoch, epochs=epoch + 1, verbose=0)
     return state(made)
@@ -134,7 +135,7 @@ def caught(work: Any) -> str:
 def faults(folder: Path) -> dict[str, Any]:
     """Disks that fill on one rank, and a part that only one rank reads, damaged."""
     here = collectives.world()
-    made, checkpoints = model(), ShardedCheckpoint(folder)
+    made, checkpoints = model(run_eagerly=True), ShardedCheckpoint(folder)
     made.fit(data(0, here.size), epochs=1, verbose=0, callbacks=[checkpoints])
     before = checkpoints.store.latest()
     said = {}
@@ -221,7 +222,7 @@ class Killed(tf.keras.callbacks.Callback):
 
 def backed_up(folder: Path, callbacks: Any = (), **options: Any) -> dict[str, Any]:
     """Train for four epochs with Keras' callback, or go on with them."""
-    made = model(run_eagerly=True)  # so few steps take less time than to trace one
+    made = model(run_eagerly=True)
     backup = tf.keras.callbacks.BackupAndRestore(folder, **{"delete_checkpoint": False, **options})
     with contextlib.suppress(KeyboardInterrupt):
         batches = data(0, collectives.world().size)
@@ -308,6 +309,7 @@ def assert_same_state(ranks: Any, expected: Any, *, exactly: bool = False) -> No
             np.testing.assert_allclose(mine, other, **tolerance)
 
 
+@pytest.mark.shown_by("test_other_numbers_of_ranks_go_on_with_one_run_and_it_is_one_ranks")
 def test_keras_saves_all_ranks_rows_or_refuses_and_any_number_of_ranks_goes_on(tmp_path: Path) -> None:
     expected = written_by_one(tmp_path)
     both = run_ranks(keras_saves, 2, tmp_path)

@@ -119,6 +119,7 @@ def refusal(function: Any, *args: Any) -> str:
 
 @pytest.mark.usefixtures("ranks_by")
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.shown_by(case="gmeta-3")
 def test_collectives_do_what_they_say(size: int) -> None:
     by_rank = run_ranks(collect, size)
     ranks = range(size)

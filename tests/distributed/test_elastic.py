@@ -202,6 +202,9 @@ def run_elastic(script: Path, ranks: int, depth: int = 0) -> tuple[Path, list[st
     return folder, re.findall(r"^\[0\] begins (\d+ \d+ \d+)$", job.stdout, re.MULTILINE)
 
 
+@pytest.mark.shown_by(
+    "core/collectives/test_elastic_ranks.py::test_a_job_goes_on_with_the_ranks_that_are_left_and_then_with_all_again"
+)
 def test_a_users_script_outlives_a_killed_rank_and_takes_another_in(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

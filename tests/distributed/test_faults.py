@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -18,6 +17,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.collectives.monitoring import watch_for_stalls
 from gmeta.core.errors import RanksError
+from support import warm
 from support.process_ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -65,7 +65,9 @@ def steps(fault: str) -> None:
         # With Horovod, one would wait in the lane and the other one in Horovod, each for the other.
         ("skips steps", "rank ", r"rank 1 is in alltoall 'barrier' .*, while rank 0 is in alltoall 'rows'"),
     ],
+    ids=["killed", "raises", "hangs", "leaves", "skips steps"],
 )
+@pytest.mark.shown_by(case="gmeta-killed")
 def test_a_job_that_fails_names_the_rank_and_ends(fault: str, said: str, why: str) -> None:
     # One that hangs is given up; where a rank ends, the other one is to say so, however late it is.
     with pytest.raises(RanksError) as caught:
@@ -84,6 +86,7 @@ def test_how_long_ranks_wait_is_said_in_seconds() -> None:
 
 
 @pytest.mark.usefixtures("ranks_by")
+@pytest.mark.shown_by(case="gmeta")
 def test_ranks_with_another_version_are_refused(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -98,17 +101,16 @@ def test_ranks_with_another_version_are_refused(tmp_path: Path) -> None:
 
 def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     rank = tmp_path / "rank.py"
-    rank.write_text("import os, time, gmeta\ngmeta.init()\nprint(os.getpid())\ntime.sleep(600)\n")
+    rank.write_text(
+        "import os, signal, time\nfrom pathlib import Path\nimport gmeta\n"
+        "here = gmeta.init()\nPath(f'pid.{here.rank}').write_text(str(os.getpid()))\n"
+        "gmeta.core.collectives.barrier()\n"
+        "here.rank or os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)\n"
+    )
     module = "gmeta.core.launcher.local_ranks"
     code = f"from {module} import launch; launch([{sys.executable!r}, {str(rank)!r}], 2)"
-    job = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert job.stdout is not None
-    pids = [int(job.stdout.readline().split()[1]) for _ in range(2)]
-    job.kill()
-    job.wait()
-    job.stdout.close()
-    for pid in pids:
+    job = warm.run([sys.executable, "-c", code], cwd=tmp_path)
+    assert job.returncode == -signal.SIGKILL, job.stderr
+    for number in range(2):
         with suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(300)
+            psutil.Process(int((tmp_path / f"pid.{number}").read_text())).wait(300)

@@ -104,6 +104,7 @@ def job(request: Any, tmp_path_factory: Any) -> tuple[str, list[dict[Run, Any]],
     return lane, found, folder
 
 
+@pytest.mark.shown_by("test_rows_travel_within_a_group_and_sums_once_between_groups")
 def test_copies_of_rows_are_equal_to_the_last_bit(job: Any) -> None:
     _, ranks, _ = job
     size = len(ranks) // 2
@@ -126,6 +127,7 @@ def test_a_pipeline_changes_nothing(job: Any) -> None:
                 assert far(exact, found[kind, 0, 1]) == {}
 
 
+@pytest.mark.shown_by("test_rows_travel_within_a_group_and_sums_once_between_groups")
 def test_training_is_that_of_one_rank(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two groups admit, count and evict what one rank does on all batches together."""
     _, ranks, _ = job
@@ -184,6 +186,7 @@ def records_of(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: table[name] for name in names} for table in tables_of(ranks)]
 
 
+@pytest.mark.shown_by("test_rows_travel_within_a_group_and_sums_once_between_groups")
 def test_checkpoints_load_with_any_number_of_groups(job: Any, tmp_path: Path) -> None:
     _, ranks, folder = job
     run = next(iter(ranks[0]))
@@ -257,6 +260,17 @@ def test_rows_travel_within_a_group_and_sums_once_between_groups(lane: str) -> N
     keys = [used[rank] | set(ids_of(rank)["read"].tolist()) for rank in range(4)]
     owned = [{k for k in keys[r // 2 * 2] | keys[r // 2 * 2 + 1] if owners[k] == r % 2} for r in range(4)]
     ranks = run_ranks(step_by_hand, 4, environment=environment(2, lane))
+    alone, weights = by_hand(), np.repeat(np.arange(1.0, 5.0, dtype=np.float32), 20)
+    of_all = {name: np.concatenate([ids_of(rank)[name] for rank in range(4)]) for name in ("used", "read")}
+    with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+        loss = tf.reduce_sum(alone(of_all, training=True)["used"] * weights[:, None])
+    lookups.apply_gradients(tape.gradient(loss, lookups.rows))
+    expected = sorted_records(alone.tables[0])
+    for group in (ranks[:2], ranks[2:]):
+        order = np.argsort(np.concatenate([found["records"]["keys"] for found in group]))
+        for name in ("keys", "rows", "slots"):
+            whole = np.concatenate([found["records"][name] for found in group])[order]
+            np.testing.assert_allclose(whole, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
     for rank, found in enumerate(ranks):
         peer, row = rank ^ 1, 4 * DIM
         asks = sum(owners[key] == peer % 2 for key in keys[rank])

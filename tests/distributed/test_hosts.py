@@ -125,6 +125,7 @@ def test_a_host_that_cannot_be_reached_ends_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.horovod
+@pytest.mark.shown_by("test_gmetas_launcher_starts_ranks_on_hosts_without_horovod")
 def test_two_hosts_learn_what_one_rank_learns_over_the_shaped_wire(tmp_path: Path) -> None:
     with rack(2, gbit=1) as machines:
         wait_for_ranks(machines, run_in(machines, tmp_path, exchange_and_train), timeout=300)
@@ -150,6 +151,7 @@ def test_two_hosts_learn_what_one_rank_learns_over_the_shaped_wire(tmp_path: Pat
 
 
 @pytest.mark.horovod
+@pytest.mark.shown_by("test_gmetas_launcher_starts_ranks_on_hosts_without_horovod")
 def test_containers_of_one_machine_with_one_name_reach_each_other(tmp_path: Path) -> None:
     with rack(2) as machines:
         for host in machines.hosts:
@@ -189,6 +191,9 @@ def step_until_the_end(folder: str) -> None:
             marks=[pytest.mark.slow, pytest.mark.horovod],
         ),
     ],
+)
+@pytest.mark.shown_by(
+    "core/collectives/test_local_ranks.py::test_a_rank_whose_connection_ends_is_lost_with_its_machine"
 )
 def test_a_lost_host_ends_the_other(tmp_path: Path, fate: str, said: str, own: bool) -> None:
     with rack(2, gbit=1) as machines:

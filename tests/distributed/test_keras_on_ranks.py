@@ -207,12 +207,12 @@ class Averages(tf.keras.callbacks.Callback):
 
 
 def only_ranks(folder: str) -> dict[str, Any]:
-    """What has no counterpart on one rank."""
+    """What has no counterpart on one rank; eagerly, as so few steps take less time than to trace one."""
     here = collectives.world()
     x, y, _ = samples()
     seen: dict[str, Any] = {}
 
-    model = make(normalize=True)
+    model = make(normalize=True, run_eagerly=True)
     model.fit(own_part(21 if here.rank else 40, 8), epochs=1, verbose=0, callbacks=[averages := Averages()])
     seen["averages"] = averages.by_batch
     saver, saved = ShardedCheckpoint(Path(folder) / "averages", every=2), Averages()
@@ -228,7 +228,8 @@ def only_ranks(folder: str) -> dict[str, Any]:
     seen["stopped after"] = stops.batches
 
     shown = io.StringIO()
-    fresh = make(optimizer=tf.keras.optimizers.Adam(Warmup(0.05, steps=4, start=1 / here.size)))
+    growing = tf.keras.optimizers.Adam(Warmup(0.05, steps=4, start=1 / here.size))
+    fresh = make(optimizer=growing, run_eagerly=True)
     rates: list[float] = []
     watch = tf.keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda *_: rates.append(float(fresh.optimizer.learning_rate))
@@ -248,13 +249,13 @@ def only_ranks(folder: str) -> dict[str, Any]:
     unlike = tf.data.Dataset.from_tensors(({"user": [here.rank], "item": [1]}, [1.0]))
     seen["unlike"] = message(ConfigError, lambda: make().fit(unlike, verbose=0))
     endless = own_part(47, 4).repeat() if here.rank else own_part(47, 4)
-    seen["endless"] = message(ConfigError, lambda: make().fit(endless, verbose=0))
+    seen["endless"] = message(ConfigError, lambda: make(run_eagerly=True).fit(endless, verbose=0))
     seen["sum"] = message(ConfigError, lambda: make(loss=tf.keras.losses.MeanSquaredError(reduction="sum")))
     seen["save"] = message(ConfigError, lambda: make().save_weights("weights"))
     with portable_ops():
         seen["export"] = message(ConfigError, lambda: make().get_layer("collection")(x))
 
-    half = make(wire_dtype="bfloat16")
+    half = make(wire_dtype="bfloat16", run_eagerly=True)
     half.fit(x, y, batch_size=6, epochs=1, shuffle=False, verbose=0)
     seen["half"] = trained(half)
 
@@ -268,36 +269,23 @@ def only_ranks(folder: str) -> dict[str, Any]:
     return seen
 
 
-def continued(folder: str) -> dict[str, Any]:
-    """An epoch more, from the checkpoint that the ranks have saved after two."""
-    x, y, _ = samples()
-    model = make()
-    checkpoints = ShardedCheckpoint(Path(folder))
-    first = checkpoints.restore(model)
-    restored = trained(model)
-    model.fit(x, y, batch_size=rate_of(12), initial_epoch=first, epochs=3, shuffle=False, verbose=0)
-    return {"first": first, "restored": restored, "after": trained(model)}
-
-
-def checkpointed(folder: str) -> dict[str, Any]:
-    """Two epochs of all ranks, saved, and a third by those who load it."""
-    x, y, _ = samples()
-    model = make()
-    settings = {"batch_size": rate_of(12), "shuffle": False, "verbose": 0}
-    model.fit(x, y, epochs=2, callbacks=[ShardedCheckpoint(Path(folder))], **settings)
-    return {"saved": trained(model), **continued(folder)}
-
-
-SAME = (arrays, accumulated, ignored)
+LONGER = (accumulated, ignored)
 SLOWLY = (dataset, mixed, eager, rows_alone)
 
 
 def work(folder: str) -> dict[str, Any]:
     """Runs on every rank."""
-    results = {function.__name__: function() for function in SAME}
-    results["again"] = arrays()
-    results["checkpointed"] = checkpointed(folder)
-    return {**results, "only": only_ranks(folder)}
+    return {"arrays": arrays(), "only": only_ranks(folder)}
+
+
+def train_longer() -> dict[str, Any]:
+    """Runs on every rank, and alone."""
+    return {function.__name__: function() for function in LONGER}
+
+
+def work_longer() -> dict[str, Any]:
+    """Runs on every rank."""
+    return {**train_longer(), "again": arrays()}
 
 
 def train_slowly() -> dict[str, Any]:
@@ -317,7 +305,17 @@ def ranks(folder: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
-    return {function.__name__: function() for function in SAME}
+    return arrays()
+
+
+@pytest.fixture(scope="module")
+def longer_ranks() -> list[dict[str, Any]]:
+    return run_ranks(work_longer, RANKS, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def longer_alone() -> dict[str, Any]:
+    return train_longer()
 
 
 @pytest.fixture(scope="module")
@@ -344,9 +342,8 @@ def assert_trained_alike(ranks: list[dict[str, Any]], alone: dict[str, Any], tol
             )
 
 
-@pytest.mark.parametrize("name", ["arrays", "accumulated"])
-def test_trains_what_one_rank_trains(ranks: Any, alone: Any, name: str) -> None:
-    assert_trained_alike([rank[name] for rank in ranks], alone[name])
+def test_trains_what_one_rank_trains(ranks: Any, alone: Any) -> None:
+    assert_trained_alike([rank["arrays"] for rank in ranks], alone)
 
 
 @pytest.mark.slow  # quick: of one rank, test_without_dense_gradients_rows_train_... in test_model.py
@@ -354,10 +351,13 @@ def test_rows_alone_train_as_on_one_rank(slow_ranks: Any, slow_alone: Any) -> No
     assert_trained_alike([rank["rows_alone"] for rank in slow_ranks], slow_alone["rows_alone"])
 
 
-def test_rows_that_the_loss_ignores_stay_as_they_are(ranks: Any, alone: Any) -> None:
+@pytest.mark.shown_by(
+    "distributed/test_groups_on_ranks.py::test_rows_travel_within_a_group_and_sums_once_between_groups"
+)
+def test_rows_that_the_loss_ignores_stay_as_they_are(longer_ranks: Any, longer_alone: Any) -> None:
     """Those of 21 items at all times, of the others in batches that have them as items alone."""
-    assert_trained_alike([rank["ignored"] for rank in ranks], alone["ignored"])
-    for parts in ([alone["ignored"]], [rank["ignored"] for rank in ranks]):
+    assert_trained_alike([rank["ignored"] for rank in longer_ranks], longer_alone["ignored"])
+    for parts in ([longer_alone["ignored"]], [rank["ignored"] for rank in longer_ranks]):
         for table in (part["tables"][0] for part in parts):
             items = table["keys"] >= 9
             assert items.any()
@@ -366,16 +366,15 @@ def test_rows_that_the_loss_ignores_stay_as_they_are(ranks: Any, alone: Any) -> 
 
 
 def test_what_is_measured_and_predicted_is_one_ranks_and_decides_alike(ranks: Any, alone: Any) -> None:
-    expected = alone["arrays"]
-    assert len(expected["history"]["loss"]) < 8  # early stopping has something to decide
-    assert expected["history"]["lr"][-1] < 0.05  # and so has the plateau
+    assert len(alone["history"]["loss"]) < 8  # early stopping has something to decide
+    assert alone["history"]["lr"][-1] < 0.05  # and so has the plateau
     for rank in ranks:
         found = rank["arrays"]
-        assert found["history"].keys() == expected["history"].keys()
-        for name, values in expected["history"].items():
+        assert found["history"].keys() == alone["history"].keys()
+        for name, values in alone["history"].items():
             np.testing.assert_allclose(found["history"][name], values, rtol=1e-5, err_msg=name)
-        np.testing.assert_allclose(found["measured"], expected["measured"], rtol=1e-5)
-        np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found["measured"], alone["measured"], rtol=1e-5)
+        np.testing.assert_allclose(found["predicted"], alone["predicted"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -390,9 +389,13 @@ def test_data_sets_and_eager_steps_do_as_arrays(slow_ranks: Any, slow_alone: Any
         np.testing.assert_allclose(found["predicted"], expected["predicted"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_window_of_batches_makes_one_step_and_one_all_reduce(ranks: Any, alone: Any) -> None:
-    assert alone["accumulated"]["steps"] == 4
-    for rank in ranks:
+@pytest.mark.shown_by(
+    "distributed/test_windows_on_ranks.py::test_a_step_of_micro_batches_is_the_step_of_the_batch"
+)
+def test_a_window_of_batches_makes_one_step_and_one_all_reduce(longer_ranks: Any, longer_alone: Any) -> None:
+    assert_trained_alike([rank["accumulated"] for rank in longer_ranks], longer_alone["accumulated"])
+    assert longer_alone["accumulated"]["steps"] == 4
+    for rank in longer_ranks:
         found = rank["accumulated"]
         assert found["steps"] == 4
         assert found["counts"]["allreduce"] == 4 + 2  # the metrics of two epochs
@@ -411,20 +414,10 @@ def test_mixed_precision_trains_and_all_ranks_leave_out_a_bad_step(slow_ranks: A
                 np.testing.assert_array_equal(other[name], mine[name])
 
 
-def test_two_runs_are_the_same_to_the_last_bit(ranks: Any) -> None:
-    for rank in ranks:
-        np.testing.assert_equal(rank["again"], rank["arrays"])
-
-
-def test_ranks_save_together_and_one_rank_goes_on_from_there(ranks: Any, folder: str) -> None:
-    saved = [rank["checkpointed"] for rank in ranks]
-    mine = continued(folder)
-    assert [rank["first"] for rank in saved] == [2, 2]
-    assert mine["first"] == 2
-    assert_trained_alike([rank["saved"] for rank in saved], mine["restored"], tolerance=0)
-    for rank in saved:
-        np.testing.assert_equal(rank["restored"], rank["saved"])
-    assert_trained_alike([rank["after"] for rank in saved], mine["after"])
+@pytest.mark.shown_by("distributed/test_lane.py::test_steps_of_late_ranks_end_with_equal_bits")
+def test_two_runs_are_the_same_to_the_last_bit(ranks: Any, longer_ranks: Any) -> None:
+    for rank, again in zip(ranks, longer_ranks, strict=True):
+        np.testing.assert_equal(again["again"], rank["arrays"])
 
 
 def test_moving_averages_become_those_of_all_samples_when_an_epoch_ends(ranks: Any) -> None:
@@ -482,7 +475,7 @@ def test_every_rank_refuses_what_cannot_be(ranks: Any, name: str, words: list[st
 
 
 def test_half_the_bytes_on_the_wire_round_what_is_trained(ranks: Any) -> None:
-    model = make()
+    model = make(run_eagerly=True)
     x, y, _ = samples()
     model.fit(x, y, batch_size=12, epochs=1, shuffle=False, verbose=0)
     assert_trained_alike([rank["only"]["half"] for rank in ranks], trained(model), tolerance=0.1)

@@ -87,7 +87,7 @@ def walk(steps: int, delays: float) -> Any:
 
 @pytest.mark.parametrize(
     ("size", "steps"),
-    [(3, 400), *(pytest.param(size, 100_000, marks=pytest.mark.slow) for size in (3, 4))],
+    [(3, 200), *(pytest.param(size, 100_000, marks=pytest.mark.slow) for size in (3, 4))],
 )
 def test_steps_of_late_ranks_end_with_equal_bits(size: int, steps: int) -> None:
     ends = run_ranks(walk, size, steps, 0.002, environment=TCP, timeout=1800)
@@ -142,6 +142,7 @@ def exchange_ahead() -> tuple[str, int]:
 
 
 @pytest.mark.usefixtures("ranks_by")
+@pytest.mark.shown_by(case="gmeta")
 def test_another_thread_exchanges_beside_the_lane() -> None:
     assert run_ranks(exchange_ahead, 2, environment=TCP) == [("tcp", 2)] * 2
 
@@ -178,6 +179,7 @@ def hang() -> None:
         collectives.alltoall(tf.range(here.size), tf.ones([here.size], tf.int32), name="rows")
 
 
+@pytest.mark.shown_by("test_a_killed_rank_is_named")
 def test_a_rank_that_does_not_come_is_named() -> None:
     with pytest.raises(RanksError) as caught:
         run_ranks(hang, 2, environment={**TCP, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "10"}, grace=2)

@@ -92,6 +92,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("family", "method"),
     [("ranking", "blend"), pytest.param("cold-start", "maml", marks=pytest.mark.slow)],
 )
+@pytest.mark.shown_by(
+    "distributed/test_predictions_on_ranks.py::test_ranks_that_are_killed_are_followed_by_others"
+)
 def test_predictions_of_two_ranks_are_those_of_one_process(folder: Path, family: str, method: str) -> None:
     words = ["predict", "--run", family, "--method", method, "--data", "new.parquet", "--rows-per-part", 12]
     alone = on_ranks(folder, *words, "--out", f"{family}-one")
@@ -110,6 +113,9 @@ def test_predictions_of_two_ranks_are_those_of_one_process(folder: Path, family:
     assert files(folder / f"{family}-cut") == files(folder / f"{family}-one")
 
 
+@pytest.mark.shown_by(
+    "distributed/test_predictions_on_ranks.py::test_ranks_that_are_killed_are_followed_by_others"
+)
 def test_recommendations_of_two_ranks_are_those_of_one_process(folder: Path) -> None:
     words = ["recommend", "--run", "next-item", "--method", "blend", "-k", 4, "--users-per-part", 13]
     alone = on_ranks(folder, *words, "--out", "one.parquet")
@@ -130,6 +136,9 @@ def test_recommendations_of_two_ranks_are_those_of_one_process(folder: Path) -> 
     assert not any(folder.glob("*.parts"))
 
 
+@pytest.mark.shown_by(
+    "distributed/test_train_command.py::test_what_ranks_refuse_alike_is_said_once_with_the_reason"
+)
 def test_an_error_of_one_rank_ends_all_with_its_message(folder: Path) -> None:
     words = ["recommend", "--run", "next-item", "--method", "ease", "--users-per-part", 20, "--np", 2]
     blocked = Parts(folder / "bad.parquet.parts", "_recommend.json", 3).path(1)
@@ -143,6 +152,9 @@ def test_an_error_of_one_rank_ends_all_with_its_message(folder: Path) -> None:
     assert not (folder / "bad.parquet").exists()
 
 
+@pytest.mark.shown_by(
+    "distributed/test_predictions_on_ranks.py::test_ranks_that_are_killed_are_followed_by_others"
+)
 def test_ranks_of_another_launcher_leave_the_joining_to_one_process(folder: Path) -> None:
     words = ["recommend", "--run", "next-item", "--method", "ease", "--users-per-part", 20]
     command = [*words, "--out", "parts.parquet"]

@@ -80,6 +80,7 @@ def train(name: str, stage: str, pipeline: gmeta.Pipeline, folder: Path) -> None
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(("name", "stage", "pipeline"), CASES, ids=str)
+@pytest.mark.shown_by("distributed/test_lane.py::test_a_killed_rank_is_named")
 def test_a_lost_rank_is_named(
     name: str,
     stage: str,

@@ -47,6 +47,9 @@ def differ_on_a_drive(folder: str, like_gpu: bool) -> tuple[list[str], int]:
 @pytest.mark.parametrize(
     "like_gpu", [pytest.param(False, marks=pytest.mark.slow), True], ids=["peeks", "prefetches"]
 )
+@pytest.mark.shown_by(
+    "distributed/test_windows_on_ranks.py::test_a_step_of_micro_batches_is_the_step_of_the_batch"
+)
 def test_rows_on_a_drive_are_read_ahead_on_ranks(tmp_path: Path, like_gpu: bool) -> None:
     for different, moved in run_ranks(differ_on_a_drive, 2, str(tmp_path), like_gpu, timeout=600):
         assert different == []
@@ -54,6 +57,9 @@ def test_rows_on_a_drive_are_read_ahead_on_ranks(tmp_path: Path, like_gpu: bool)
 
 
 @pytest.mark.parametrize(("lane", "np_", "kinds", "depths"), CASES)
+@pytest.mark.shown_by(
+    "distributed/test_windows_on_ranks.py::test_a_step_of_micro_batches_is_the_step_of_the_batch"
+)
 def test_all_numbers_are_those_of_depth_0(lane: str, np_: int, kinds: list[str], depths: list[int]) -> None:
     for found in run_ranks(differ, np_, kinds, depths, environment={"GMETA_LANE": lane}, timeout=1800):
         assert found == {(kind, depth): [] for kind in kinds for depth in depths}
@@ -83,6 +89,9 @@ def differ_where_predictions_are_wrong(kind: str, depths: list[int], divided: li
 # Quick: auto, and of one rank tests/models/training/pipeline/test_step_number.py, with micro-batches.
 @pytest.mark.parametrize(
     ("lane", "divided"), [("auto", [1]), pytest.param("horovod", [1, 2], marks=pytest.mark.slow)]
+)
+@pytest.mark.shown_by(
+    "distributed/test_windows_on_ranks.py::test_a_step_of_micro_batches_is_the_step_of_the_batch"
 )
 def test_all_ranks_fetch_a_batch_anew_together(lane: str, divided: list[int]) -> None:
     every = "GMETA_ALL_CASES" in os.environ

@@ -64,6 +64,9 @@ def train(eager: bool = True) -> dict[str, Any]:
 
 # Quick: graph.
 @pytest.mark.parametrize("eager", [pytest.param(True, marks=pytest.mark.slow), False], ids=["eager", "graph"])
+@pytest.mark.shown_by(
+    "distributed/test_next_item_on_ranks.py::test_two_ranks_train_and_measure_the_model_of_one"
+)
 def test_two_ranks_train_and_measure_the_policy_of_one(eager: bool) -> None:
     ranks, alone = run_ranks(train, 2, eager), train(eager)
     assert alone["history"]["sft_loss"][1] < alone["history"]["sft_loss"][0]

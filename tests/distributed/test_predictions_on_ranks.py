@@ -68,6 +68,11 @@ def test_ranks_that_are_killed_are_followed_by_others(tmp_path):
     assert "_manifest.json" not in files(out)
     assert run_ranks(work, 2, prepared, out, None, 0, False) == [len(SIZES)] * 2
     assert files(out) == files(tmp_path / "alone")
+
+
+@pytest.mark.shown_by("test_ranks_that_are_killed_are_followed_by_others")
+def test_a_model_that_all_ranks_call_together_predicts_every_row(tmp_path):
+    prepared = write_folder(tmp_path, SIZES[:6], SIZES[6:])
     assert run_ranks(work, 2, prepared, tmp_path / "step", None, 0, True) == [len(SIZES)] * 2
     found = table(tmp_path / "step").to_pydict()
     assert found["user"] == list(range(len(SIZES)))

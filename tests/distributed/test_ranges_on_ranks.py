@@ -33,7 +33,8 @@ def train(path: Path) -> dict[str, Any]:
         MLP({"fc": 4, "out": 1}, seed=1),
         inner=InnerLoop(steps=1, learning_rate=0.01),
     )
-    model.compile(tf.keras.optimizers.Adam(0.02))
+    # Tracing is what would take the time.
+    model.compile(tf.keras.optimizers.Adam(0.02), run_eagerly=True)
     stats = ReaderStats()
     data = io.tasks(
         path, tasks_per_batch=4, query=2, features=["genre"], options=io.ReadOptions(seed=3, stats=stats)

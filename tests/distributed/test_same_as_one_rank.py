@@ -22,7 +22,10 @@ from support.process_ranks import run_ranks
 from support.reference.table import logical_shards
 from support.tables import sorted_records
 
-pytestmark = pytest.mark.ranks
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.shown_by("distributed/test_keras_on_ranks.py::test_trains_what_one_rank_trains"),
+]
 
 STEPS, ENDS_EARLY = 50, 40
 UNITS = 12  # samples or tasks of a global batch

@@ -39,6 +39,7 @@ def measure(families: list[str]) -> list[tuple[Any, list[str]]]:
 
 
 @pytest.mark.parametrize(("lane", "families"), CASES)
+@pytest.mark.shown_by("test_the_rank_that_comes_first_waits")
 def test_a_model_of_each_family_tells_exchanges_from_waiting(lane: str, families: list[str]) -> None:
     first, second = run_ranks(measure, 2, families, environment={"GMETA_LANE": lane}, timeout=900)
     for family, (times, shown), (other, hidden) in zip(families, first, second, strict=True):
@@ -62,6 +63,7 @@ def draw(folder: str, depth: int, micro_batches: int) -> None:
 
 
 @pytest.mark.parametrize(("depth", "micro_batches"), PIPELINES)
+@pytest.mark.shown_by("test_the_rank_that_comes_first_waits")
 def test_the_trace_shows_the_exchange_of_later_batches_within_a_step(
     tmp_path: Path, depth: int, micro_batches: int
 ) -> None:
@@ -96,7 +98,7 @@ def be_late(folder: str) -> tuple[float, ...]:
 
     act_at_stage("gradients", 5, arrived.touch if collectives.world().rank == 0 else come_late)
     times = StepTimes(every=1, print_fn=str)
-    fit_timed("ctr", times)
+    fit_timed("ctr", times, steps=5, run_eagerly=True)
     return times.times.waits
 
 

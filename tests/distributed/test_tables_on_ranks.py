@@ -41,6 +41,9 @@ def work(folder: Path) -> dict[str, Any]:
     return {"rows": rows, "own": done.own, "again": sorted_records(again.tables[0]), "refused": refused}
 
 
+@pytest.mark.shown_by(
+    "checkpoint/test_table_export.py::test_ranks_write_the_bytes_that_one_writes_and_import_what_they_own"
+)
 def test_two_ranks_export_what_the_checkpoint_has_and_import_what_they_own(tmp_path):
     ranks = run_ranks(work, 2, tmp_path)
     checkpoint.export_table(tmp_path / "ck", "item", tmp_path / "saved", state=True)

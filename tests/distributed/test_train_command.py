@@ -218,6 +218,9 @@ users_per_batch = 25
 """
 
 
+@pytest.mark.shown_by(
+    "distributed/test_next_item_on_ranks.py::test_two_ranks_train_and_measure_the_model_of_one"
+)
 def test_two_ranks_train_for_the_next_item_what_one_does(tmp_path: Path) -> None:
     # Steps of 25 users, the last of 10: the ranks have 13 and 12 of them.
     write_events(tmp_path / "events.parquet")

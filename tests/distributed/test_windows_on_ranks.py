@@ -80,6 +80,7 @@ def measure() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.shown_by("test_a_step_of_micro_batches_is_the_step_of_the_batch")
 def test_every_row_and_gradient_travels_once_and_in_time() -> None:
     for found in run_ranks(measure, 2, environment={"GMETA_LANE": "tcp"}, timeout=900):
         # The data of rank 0 has STEPS batches, and a step more finds that it has ended. In each, messages to

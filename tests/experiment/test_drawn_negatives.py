@@ -165,6 +165,7 @@ def test_negatives_need_users_items_and_labels(tmp_path):
         plan_ranking({"methods": {}}, tmp_path / "data")
 
 
+@pytest.mark.shown_by("test_a_run_on_positive_rows_learns_from_drawn_ones")
 def test_a_run_for_cold_start_reads_a_data_set_with_negatives(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = taken(rows=2000)

@@ -18,12 +18,16 @@ BASELINES = ("item_mean", "biases", "neighbours", "kriging", "factors", "attribu
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def begun(tmp_path_factory):
     folder = tmp_path_factory.mktemp("experiment")
-    run = RunFolder(folder / "run")
-    data = small_data(folder)
-    said = go_on(small_config(epochs=2, seeds=(0, 1)), run, data)
-    return run, data, said
+    run, data = RunFolder(folder / "run"), small_data(folder)
+    run.begin(small_config(epochs=2, seeds=(0, 1)), data)
+    return run, data
+
+
+@pytest.fixture(scope="module")
+def trained(begun):
+    return *begun, go_on(small_config(epochs=2, seeds=(0, 1)), *begun)
 
 
 def go_on(config, run, data):
@@ -33,6 +37,7 @@ def go_on(config, run, data):
     return console.export_text()
 
 
+@pytest.mark.shown_by("cli/test_own_data.py::test_a_second_call_has_nothing_left_to_do")
 def test_every_method_and_seed_is_said_in_a_line_of_its_own(trained):
     said = trained[2].splitlines()
     assert [line.split(":")[0] for line in said] == [
@@ -43,12 +48,14 @@ def test_every_method_and_seed_is_said_in_a_line_of_its_own(trained):
     ]
 
 
+@pytest.mark.shown_by("cli/test_own_data.py::test_a_second_call_has_nothing_left_to_do")
 def test_a_second_call_says_that_all_is_done(trained):
     run, data, _ = trained
     said = go_on(small_config(epochs=2, seeds=(0, 1)), run, data)
     assert said.count("all 2 epochs were done before") == 4
 
 
+@pytest.mark.shown_by("cli/test_own_data.py::test_the_report_has_baselines_and_says_first_who_wins")
 def test_the_evaluation_has_every_cell(trained, tmp_path):
     evaluation = evaluate(trained[0])
     assert list(evaluation.methods) == ["maml", "joint", *BASELINES]
@@ -73,8 +80,8 @@ def test_the_evaluation_has_every_cell(trained, tmp_path):
     assert evaluation_json.to_json(again) == evaluation_json.to_json(evaluation)
 
 
-def test_other_settings_or_data_are_refused(trained, tmp_path):
-    run, data, _ = trained
+def test_other_settings_or_data_are_refused(begun, tmp_path):
+    run, data = begun
     with pytest.raises(ConfigError, match=r"other settings \(experiment\.tasks_per_batch is 8, now 3\)"):
         go_on(replace(small_config(epochs=2, seeds=(0, 1)), tasks_per_batch=3), run, data)
     other = small_data(tmp_path)
@@ -82,6 +89,7 @@ def test_other_settings_or_data_are_refused(trained, tmp_path):
         go_on(small_config(epochs=2, seeds=(0, 1)), run, other)
 
 
+@pytest.mark.shown_by("experiment/test_measured_rows.py::test_a_run_of_before_has_the_defaults")
 def test_a_run_that_was_begun_before_a_setting_existed_goes_on(trained):
     run, data, _ = trained
     file = run.path / "config.json"
@@ -100,15 +108,15 @@ def test_a_run_that_was_begun_before_a_setting_existed_goes_on(trained):
         ({"methods": {"x": MethodConfig("x", "x", InnerLoop(adapt="fc9"))}}, "method 'x': .*adapt names fc9"),
     ],
 )
-def test_what_cannot_work_is_found_before_the_run_is_begun(trained, tmp_path, options, says):
+def test_what_cannot_work_is_found_before_the_run_is_begun(begun, tmp_path, options, says):
     run = RunFolder(tmp_path)
     with pytest.raises(ConfigError, match=says):
-        go_on(replace(small_config(), **options), run, trained[1])
+        go_on(replace(small_config(), **options), run, begun[1])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_that_is_not_trained_to_the_end_is_refused(trained, tmp_path):
-    _, data, _ = trained
+def test_a_run_that_is_not_trained_to_the_end_is_refused(begun, tmp_path):
+    _, data = begun
     half = RunFolder(tmp_path)
     half.begin(small_config(epochs=2), data)
     with pytest.raises(DataError, match=r"maml, seed 0: 0 of 2 epochs are trained; run `gmeta train` again"):
@@ -117,8 +125,8 @@ def test_a_run_that_is_not_trained_to_the_end_is_refused(trained, tmp_path):
         evaluate(RunFolder(tmp_path / "nothing"))
 
 
-def test_a_config_that_was_cut_short_is_named(trained, tmp_path):
-    _, data, _ = trained
+def test_a_config_that_was_cut_short_is_named(begun, tmp_path):
+    _, data = begun
     broken = RunFolder(tmp_path)
     for content, message in [("{", "not JSON"), (json.dumps({"data": "x"}), "incomplete")]:
         (tmp_path / "config.json").write_text(content)

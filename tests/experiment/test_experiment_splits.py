@@ -81,6 +81,7 @@ def test_a_yes_or_no_is_measured_by_order_alone(data, tmp_path):
     assert "Results on item_cold tasks" in write_report(evaluation, tmp_path).read_text()
 
 
+@pytest.mark.shown_by("io/cuts/test_task_split.py::test_rows_are_drawn_anew_or_once")
 def test_training_rows_are_drawn_anew_and_measured_rows_once(data):
     def sides(dataset):
         return sides_by_task(dataset, "item")
@@ -147,6 +148,7 @@ def test_a_model_that_there_isnt():
 
 
 @pytest.mark.parametrize("model", [pytest.param("cbml", marks=pytest.mark.slow), "dlrm"])
+@pytest.mark.shown_by("models/meta")
 def test_other_models_train_and_adapt_on_the_same_split(data, model):
     method = replace(small_config().methods["maml"], model=model)
     settings = replace(config(), methods={model: method})

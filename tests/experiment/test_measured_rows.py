@@ -57,26 +57,27 @@ def sizes_of(tasks):
     }
 
 
-def test_users_of_the_part_are_measured_within_bounds_and_all_others_train(data):
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.shown_by(case="2")
+def test_users_of_the_part_are_measured_within_bounds_and_all_others_train(data, part):
     everyone = sizes_of(
         measured_tasks(
             config(held_out=0, held_out_by="hash", measured_rows=None, test_splits=("train",)), data, "train"
         )
     )
     assert len(everyone) == USERS
-    for part in range(3):
-        settings = config(held_out_part=part)
-        measured, trained = (
-            sizes_of(measured_tasks(settings, data, HELD_OUT)),
-            sizes_of(training_tasks(settings, data)),
-        )
-        wanted = {t: n for t, n in everyone.items() if t % 3 == part and BOUNDS[0] <= n <= BOUNDS[1]}
-        assert measured == wanted
-        assert trained == {t: n for t, n in everyone.items() if t not in wanted}
-        assert any(t % 3 == part for t in trained)
-        assert count_trained(settings, data) == (len(trained), 0)
-        assert count_measured(settings, data, HELD_OUT) == (len(measured), 0)
-        assert count_unmeasured(settings, data, HELD_OUT) == sum(t % 3 == part for t in trained)
+    settings = config(held_out_part=part)
+    measured, trained = (
+        sizes_of(measured_tasks(settings, data, HELD_OUT)),
+        sizes_of(training_tasks(settings, data)),
+    )
+    wanted = {t: n for t, n in everyone.items() if t % 3 == part and BOUNDS[0] <= n <= BOUNDS[1]}
+    assert measured == wanted
+    assert trained == {t: n for t, n in everyone.items() if t not in wanted}
+    assert any(t % 3 == part for t in trained)
+    assert count_trained(settings, data) == (len(trained), 0)
+    assert count_measured(settings, data, HELD_OUT) == (len(measured), 0)
+    assert count_unmeasured(settings, data, HELD_OUT) == sum(t % 3 == part for t in trained)
 
 
 def test_a_method_trains_on_every_task_that_its_own_query_can_split(data):
@@ -119,15 +120,22 @@ def test_a_plan_counts_what_it_trains_on_and_measures(data):
 
 
 @pytest.fixture(scope="module")
-def run(data, tmp_path_factory):
+def begun(data, tmp_path_factory):
     settings = config(test_splits=(HELD_OUT, "train"), support_sizes=())
     settings = replace(settings, methods={"joint": settings.methods["joint"]})
     run = RunFolder(tmp_path_factory.mktemp("run"))
-    with TrainingProgress() as progress:
-        run_training(settings, run, data, progress=progress)
+    run.begin(settings, data)
     return run
 
 
+@pytest.fixture(scope="module")
+def run(begun):
+    with TrainingProgress() as progress:
+        run_training(begun.load()[0], begun, begun.load()[1], progress=progress)
+    return begun
+
+
+@pytest.mark.shown_by("test_what_is_trained_on_but_not_as_measured_is_read_whole")
 def test_baselines_are_fitted_to_every_row_that_methods_train_on(run, data):
     settings, _ = run.load()
     measured = measure(run)
@@ -141,6 +149,7 @@ def test_baselines_are_fitted_to_every_row_that_methods_train_on(run, data):
     np.testing.assert_allclose(found, fitted.predict(asked))
 
 
+@pytest.mark.shown_by("test_baselines_are_fitted_to_every_row_that_methods_train_on")
 def test_every_split_is_measured_within_the_bounds_and_the_notes_count_the_rest(run, data):
     settings, _ = run.load()
     evaluation = evaluate(run)
@@ -155,12 +164,12 @@ def test_every_split_is_measured_within_the_bounds_and_the_notes_count_the_rest(
     assert train == evaluation.data.warm_tasks - evaluation.sections[1].data.cold_tasks
 
 
-def test_a_run_of_before_has_the_defaults(run):
-    held = json.loads((run.path / "config.json").read_text())
+def test_a_run_of_before_has_the_defaults(begun):
+    held = json.loads((begun.path / "config.json").read_text())
     for name in ("held_out", "held_out_part", "held_out_by", "measured_rows"):
         del held["experiment"][name]
     held["experiment"]["test_splits"] = ["cold"]
-    other = RunFolder(run.path.parent / "before")
+    other = RunFolder(begun.path.parent / "before")
     other.path.mkdir()
     (other.path / "config.json").write_text(json.dumps(held))
     settings, _ = other.load()

@@ -130,6 +130,7 @@ def test_no_task_is_both_trained_on_and_measured(clicks):
     assert counted == [(len(trained), 0), (len(measured), 0)]
 
 
+@pytest.mark.shown_by("test_no_task_is_both_trained_on_and_measured")
 def test_own_data_take_folds_by_id_and_bounds_of_what_is_measured(tmp_path):
     table = click_log(users=40, rows=12)
     table = pa.concat_tables([table, table.slice(0, 200)])

@@ -208,6 +208,7 @@ def test_a_missing_column_is_named(folder, tmp_path, monkeypatch):
     assert "lacks the column price, by which the run predicts; it has item, one, sku" in error
 
 
+@pytest.mark.shown_by(case="linear-absent1")
 @pytest.mark.parametrize(
     ("method", "absent"),
     [
@@ -274,6 +275,7 @@ def test_training_again_changes_nothing(folder, monkeypatch):
     assert "begun with other settings" in error
 
 
+@pytest.mark.shown_by("test_what_is_served_is_what_the_run_predicts")
 def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     methods = (
@@ -329,6 +331,9 @@ def test_a_run_for_cold_start_adapts_to_known_users_first(folder, tmp_path, monk
     assert found["score"][0] == pytest.approx(expit(stranger[0]), rel=1e-5)
 
 
+@pytest.mark.shown_by(
+    "experiment/test_tune.py::test_a_search_begins_with_the_present_settings_and_goes_on_where_it_ended"
+)
 def test_a_trial_of_gmeta_tune_reports_its_epochs(folder):
     config, data = RunFolder(folder / "runs/default").load()
     searched = FAMILIES["ranking"].search(config, data, "raise")
@@ -370,6 +375,7 @@ def test_new_users_have_baselines_of_items_alone(folder, tmp_path, monkeypatch):
     assert results.metrics["linear"][0]["auc"] > 0.53
 
 
+@pytest.mark.shown_by("experiment/test_ranking_grm.py::test_numbers_as_labels_are_regressed")
 def test_numbers_as_labels_are_regressed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = events(1500)
@@ -394,6 +400,7 @@ def test_labels_of_other_values_are_refused(folder, tmp_path):
         plan_ranking({"features": ["price"]}, folder / "data")
 
 
+@pytest.mark.shown_by("test_predictions_are_in_parts_in_the_order_of_the_file")
 def test_elements_of_exploded_lists_name_their_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log, begin, lines = events(900), 0, ["user,shown"]

@@ -18,6 +18,7 @@ from gmeta.experiment.ranking.measured import evaluate_ranking
 from gmeta.experiment.ranking.models import ModelScorer, batches, build
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.runs.run_folder import RunFolder
+from support.eager import eagerly
 
 USERS, ITEMS, ROWS = 20, 12, 1600
 SMALL = """
@@ -69,8 +70,7 @@ def log(rows=ROWS, seed=0):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder in which all commands ran as printed."""
+def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grm")
     pq.write_table(pa.table(log()), folder / "log.parquet")
     new = {name: values[-40:] for name, values in log().items() if name != "click"}
@@ -80,6 +80,15 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         gmeta("prepare", "--data", "log.parquet", "--task", "user", "--time", "ts", "--label", "click")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(prepared):
+    """A folder in which all commands ran as printed."""
+    folder = prepared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         (folder / "said.txt").write_text(gmeta("train", "--config", "small.toml").stderr)
         gmeta("export", "--method", "grm")
         gmeta("predict", "--data", "new.parquet", "--method", "grm")
@@ -91,6 +100,7 @@ def results(folder):
     return evaluate_ranking(RunFolder(folder / "runs/default"))
 
 
+@pytest.mark.shown_by("test_no_label_of_its_own_time_or_later_reaches_a_row")
 def test_it_learns_what_only_histories_tell(folder, results):
     found = {name: seeds[0]["auc"] for name, seeds in results.metrics.items()}
     assert found["grm"] > 0.75
@@ -100,13 +110,16 @@ def test_it_learns_what_only_histories_tell(folder, results):
     assert f"{events:,} events, of which a GRM makes histories" in said
 
 
-def test_events_are_no_examples(results):
-    parts = results.trained.parts
+def test_events_are_no_examples(prepared):
+    methods = {"grm": {"label": "GRM", "model": "grm"}}
+    planned = plan_ranking({"exposed": "exposed", "methods": methods}, prepared / "data")
+    parts = planned.parts
     assert len(parts.train) + len(parts.validation) + len(parts.test) == sum(log()["exposed"])
     assert np.isnan(parts.history.labels).sum() == len(parts.history) - len(parts.train)
-    assert "exposed" not in (*results.trained.config.features, *results.trained.config.numbers)
+    assert "exposed" not in (*planned.config.features, *planned.config.numbers)
 
 
+@pytest.mark.shown_by("experiment/test_ranking.py::test_what_is_served_is_what_the_run_predicts")
 def test_what_is_served_is_what_the_run_predicts(folder, results):
     served = tf.saved_model.load(str(folder / "serving/1")).signatures["predict"]
     new = pq.read_table(folder / "new.parquet").to_pydict()
@@ -156,7 +169,8 @@ def model_of(parts, seed=0, **settings):
 
 
 def scores_of(parts, asked, **settings):
-    return ModelScorer(model_of(parts, **settings), parts.encoding).scores(asked)
+    with eagerly():
+        return ModelScorer(model_of(parts, **settings), parts.encoding).scores(asked)
 
 
 def relabelled(parts, rows):
@@ -187,7 +201,8 @@ def test_rows_of_the_protocol_random_see_no_later_row():
     some = parts.train.times < time
     model, moved = model_of(parts), replace(parts.train, times=np.where(some, parts.train.times, 10**6))
     model.histories = Histories.of(moved, parts.encoding, model)
-    again = ModelScorer(model, parts.encoding).scores(asked)
+    with eagerly():
+        again = ModelScorer(model, parts.encoding).scores(asked)
     np.testing.assert_allclose(again[:20], before[:20], rtol=1e-6)
     assert np.any(np.abs(again[20:] - before[20:]) > 1e-3)
 
@@ -195,13 +210,13 @@ def test_rows_of_the_protocol_random_see_no_later_row():
 def test_a_score_depends_on_no_other_row_that_is_asked():
     parts = example_parts()
     model = model_of(parts, longest=5)  # less than users have
-    scorer = ModelScorer(model, parts.encoding)
-    whole = scorer.scores(parts.test)
-    alone = [scorer.scores(parts.test.take(np.array([row])))[0] for row in range(0, 40, 8)]
+    scorer, some = ModelScorer(model, parts.encoding), np.arange(0, len(parts.train), 7)
+    with eagerly():
+        whole, inside = scorer.scores(parts.test), scorer.scores(parts.train)
+        alone = [scorer.scores(parts.test.take(np.array([row])))[0] for row in range(0, 40, 8)]
+        again = scorer.scores(parts.train.take(some))
     np.testing.assert_allclose(whole[::8], alone, rtol=1e-5, atol=1e-6)
-    inside = scorer.scores(parts.train)
-    some = np.arange(0, len(parts.train), 7)
-    np.testing.assert_allclose(scorer.scores(parts.train.take(some)), inside[some], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(again, inside[some], rtol=1e-5, atol=1e-6)
 
 
 def test_an_epoch_has_every_row_once_and_users_rows_together():
@@ -229,7 +244,8 @@ def test_numbers_as_labels_are_regressed():
     encoding = parts.encoding
     twice = replace(encoding, deviation=2 * encoding.deviation)
     model = model_of(parts)
-    found = ModelScorer(model, twice).scores(parts.test)
+    with eagerly():
+        found = ModelScorer(model, twice).scores(parts.test)
     np.testing.assert_allclose(found - encoding.mean, 2 * (scores - encoding.mean), rtol=1e-6)
 
 
@@ -241,17 +257,17 @@ def test_numbers_as_labels_are_regressed():
         ({"user": None, "protocol": "random"}, "have no users: name a column"),
     ],
 )
-def test_what_gives_no_history_is_refused_in_one_line(folder, given, message):
+def test_what_gives_no_history_is_refused_in_one_line(prepared, given, message):
     methods = {"grm": {"label": "GRM", "model": "grm"}}
     with pytest.raises(ConfigError, match="grm") as error:
-        plan_ranking({**given, "methods": methods}, folder / "data")
+        plan_ranking({**given, "methods": methods}, prepared / "data")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_flag_that_marks_no_row_is_refused(folder, tmp_path):
+def test_a_flag_that_marks_no_row_is_refused(prepared, tmp_path):
     with pytest.raises(ConfigError, match="exposed names 'ghost', which isn't there"):
-        plan_ranking({"exposed": "ghost"}, folder / "data")
+        plan_ranking({"exposed": "ghost"}, prepared / "data")
     table = {**log(50), "exposed": np.zeros(50, np.int64)}
     pq.write_table(pa.table(table), tmp_path / "log.parquet")
     gmeta(

@@ -31,20 +31,30 @@ def config(**options):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two folds over the same users."""
+    """Two folds over the same users, which are begun."""
     folder = tmp_path_factory.mktemp("folds")
     prepare(small_100k(folder / "raw"), folder / "data", ONE_SPLIT)
-    with TrainingProgress() as progress:
-        for part in (0, 1):
-            run = RunFolder(folder / f"fold-{part}")
-            run_training(config(held_out_part=part), run, folder / "data", progress=progress)
+    for part in (0, 1):
+        begun(folder, f"fold-{part}", config(held_out_part=part), folder / "data")
     return folder
 
 
-@pytest.fixture(scope="module")
-def pooled(folder):
-    """The evaluation of both, and what each run predicts."""
-    found = []
+TWO_SEEDS = pytest.param(
+    (0, 1), marks=pytest.mark.shown_by("test_pooled_metrics_are_those_of_all_predictions_together")
+)
+
+
+@pytest.fixture(scope="module", params=[(0,), TWO_SEEDS], ids=["one seed", "two seeds"])
+def pooled(folder, tmp_path_factory, request):
+    """The evaluation of two trained folds, and what each run predicts."""
+    found, trained = [], tmp_path_factory.mktemp("trained")
+    with TrainingProgress() as progress:
+        for part in (0, 1):
+            settings, run = (
+                config(held_out_part=part, seeds=request.param),
+                RunFolder(trained / f"fold-{part}"),
+            )
+            run_training(settings, run, folder / "data", progress=progress)
 
     def remember(*arguments):
         found.append(measure(*arguments))
@@ -52,7 +62,7 @@ def pooled(folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_pool, "measure", remember)
-        evaluation = evaluate(*(RunFolder(folder / f"fold-{part}") for part in (0, 1)))
+        evaluation = evaluate(*(RunFolder(trained / f"fold-{part}") for part in (0, 1)))
     return evaluation, [each.splits[HELD_OUT] for each in found]
 
 
@@ -66,7 +76,7 @@ def metrics_of(splits, cells):
 def test_pooled_metrics_are_those_of_all_predictions_together(pooled):
     evaluation, splits = pooled
     for name, steps in [("joint", 0), ("joint", 1), ("item_mean", 0), ("factors", 0)]:
-        for seed in range(2 if name == "joint" else 1):
+        for seed in range(len(evaluation.config["experiment"]["seeds"]) if name == "joint" else 1):
             expected = metrics_of(splits, [split.predictions[name, steps][seed] for split in splits])
             found = evaluation.methods[name].results[steps]
             assert {metric: values[seed] for metric, values in found.items()} == pytest.approx(expected)
@@ -93,7 +103,7 @@ def test_every_user_within_bounds_counts_once_and_the_notes_name_the_runs(pooled
     assert evaluation.data.cold_tasks == sum(tasks)
     assert evaluation.config["experiment"]["held_out_part"] == [0, 1]
     assert evaluation.config["experiment"]["held_out"] == 2
-    assert len(evaluation.training["joint"]) == 4
+    assert len(evaluation.training["joint"]) == 2 * len(evaluation.config["experiment"]["seeds"])
     assert evaluation.notes[0] == "2 runs are measured as one: each predicts the tasks that it held out."
     for part in (0, 1):
         assert any(

@@ -26,6 +26,7 @@ def clicks(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("own", "shared"), [(0.3, 0.02), (0.05, 0.2)])
+@pytest.mark.shown_by(case="0.3-0.02")
 def test_estimated_priors_are_those_that_labels_were_drawn_by(own, shared):
     rng = np.random.default_rng(0)
     items, values, dim, users = 200, 12, 4, 1500
@@ -49,6 +50,7 @@ def test_estimated_priors_are_those_that_labels_were_drawn_by(own, shared):
 
 
 @pytest.mark.parametrize("held_out", [2, 3, 5, 12])
+@pytest.mark.shown_by(case="3")
 def test_trials_measure_training_tasks_that_they_are_not_trained_on(clicks, held_out):
     config = plan_experiment({"held_out": held_out}, clicks).config
     trained, asked = divide_training(config, clicks, fewest=1)

@@ -33,9 +33,9 @@ class StopAfter(tf.keras.callbacks.Callback):
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """The folder of an epoch of MAML with seed 0, and what came of it."""
+    """The folder of three epochs of MAML with seed 0, and what came of it."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, train(small_config(epochs=1), "maml", 0, data=data, folder=folder)
+    return folder, train(small_config(epochs=3), "maml", 0, data=data, folder=folder)
 
 
 @pytest.fixture
@@ -53,16 +53,18 @@ def state(model):
 
 
 @pytest.mark.parametrize("method", ["maml", pytest.param("joint", marks=pytest.mark.slow)])
-def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(data, tmp_path, method):
-    config = small_config(epochs=4)
-    whole = train(config, method, seed=1, data=data, folder=tmp_path / "whole")
+def test_a_run_that_was_interrupted_and_resumed_equals_one_that_was_not(data, trained, tmp_path, method):
+    config, (folder, whole) = small_config(epochs=3), trained
+    if method != "maml":
+        folder = tmp_path / "whole"
+        whole = train(config, method, 0, data=data, folder=folder)
     with pytest.raises(KeyboardInterrupt):
-        train(config, method, 1, data=data, folder=tmp_path / "parts", callbacks=[StopAfter(2)])
-    resumed = train(config, method, 1, data=data, folder=tmp_path / "parts")
-    assert (whole.epochs_before, resumed.epochs_before) == (0, 2)
-    assert resumed.run.epoch == [1, 2, 3, 4]
+        train(config, method, 0, data=data, folder=tmp_path / "parts", callbacks=[StopAfter(1)])
+    resumed = train(config, method, 0, data=data, folder=tmp_path / "parts")
+    assert (whole.epochs_before, resumed.epochs_before) == (0, 1)
+    assert resumed.run.epoch == [1, 2, 3]
     np.testing.assert_allclose(resumed.run.curves["loss"], whole.run.curves["loss"], rtol=1e-5)
-    models = [restore(config, method, 1, folder=tmp_path / name)[0] for name in ("whole", "parts")]
+    models = [restore(config, method, 0, folder=each)[0] for each in (folder, tmp_path / "parts")]
     for ours, theirs in zip(*map(state, models), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -88,8 +90,8 @@ def test_an_interrupt_that_was_swallowed_ends_training_before_the_next_step(data
 
 def test_a_run_that_is_done_is_left_alone(data, folder):
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    again = train(small_config(epochs=1), "maml", 0, data=data, folder=folder)
-    assert again.epochs_before == 1
+    again = train(small_config(), "maml", 0, data=data, folder=folder)
+    assert again.epochs_before == 3
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
@@ -104,16 +106,16 @@ def test_seeds_differ_and_repeat(data, trained, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named(data, folder):
-    (index,) = folder.glob("step-*/dense/*.index")
-    index.write_bytes(index.read_bytes()[:20])
+    for index in folder.glob("step-*/dense/*.index"):
+        index.write_bytes(index.read_bytes()[:20])
     with pytest.raises(
         DataError, match=r"step-0.*can't be restored.*dense\.index: damaged.*to train from the start"
     ):
-        train(small_config(epochs=1), "maml", 0, data=data, folder=folder)
+        train(small_config(), "maml", 0, data=data, folder=folder)
 
 
 def test_a_checkpoint_of_another_model_is_refused(folder):
-    config = small_config(epochs=1)
+    config = small_config()
     with pytest.raises(ConfigError, match=r"can't be restored: .*saved with dim 4"):
         restore(replace(config, embedding_dim=6), "maml", 0, folder=folder)
     with pytest.raises(DataError, match=r"can't be restored: .*dense weights don't fit this model"):
@@ -129,6 +131,7 @@ def test_a_folder_of_another_format_is_not_trained_over(tmp_path):
         restore(small_config(), "maml", 0, folder=tmp_path)
 
 
+@pytest.mark.shown_by("io/readers/test_tasks.py::test_fit_reports_bad_data_in_a_line")
 def test_a_bad_record_is_one_line_or_is_skipped_and_named(tmp_path):
     data = small_data(tmp_path)
     shard = next(data.glob("warm-*.tfrecord"))
@@ -144,6 +147,9 @@ def test_a_bad_record_is_one_line_or_is_skipped_and_named(tmp_path):
     assert f"{shard.name} at byte " in outcome.left_out[0]
 
 
+@pytest.mark.shown_by(
+    "checkpoint/test_sharded.py::test_a_full_disk_is_named_by_its_file_and_leaves_nothing_half_done"
+)
 def test_a_full_disk_is_said_in_a_line_and_the_epoch_before_stays(data, tmp_path, monkeypatch):
     config = small_config(epochs=3)
     saves = []

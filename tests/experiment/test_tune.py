@@ -192,6 +192,7 @@ def test_a_full_disk_ends_the_search_in_one_line_and_keeps_the_trials(tmp_path):
     assert found.methods[0].trials >= 3
 
 
+@pytest.mark.shown_by("test_a_search_begins_with_the_present_settings_and_goes_on_where_it_ended")
 def test_a_trial_of_cold_start_trains_and_measures_its_parts(tmp_path):
     clicks = prepared_clicks(tmp_path, users=80, rows=12)
     small = {"label": "joint training", "description": "Trains.", "epochs": 4, "inner": {"steps": 0}}

@@ -132,12 +132,13 @@ def test_unknown_ids_read_the_given_rows(model, tmp_path, unknown):
 
 
 def test_ids_out_of_range_are_refused_by_name(model, tmp_path):
-    export_model(model, tmp_path / "1")
+    export_model(model, tmp_path / "1", signatures=vectors_of(model.collection))
+    served = tf.saved_model.load(tmp_path / "1").signatures["vectors"]
     for name, value in (("item", -1), ("place", 2**62), ("seen", -2)):
         inputs = ids(3)
         inputs[name].flat[-1] = value
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"feature '?{name}'?"):
-            ask_here(tmp_path / "1", "serving_default", inputs)
+            served(**{name: tf.constant(value) for name, value in inputs.items()})
 
 
 # Quick: initial, and test_unknown_ids_read_the_given_rows.
@@ -185,6 +186,7 @@ def test_a_functional_model_has_its_own_inputs(tmp_path):
     np.testing.assert_allclose(answer["score"], model(ragged(inputs))["score"], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.shown_by("test_vectors_of_known_and_unknown_ids_are_the_same_to_the_last_bit")
 def test_an_untrained_model_is_all_initial_rows(tmp_path):
     model = Scores()
     inputs = ids(10)
@@ -249,6 +251,7 @@ def bytes_in_use():
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.shown_by("test_a_load_outlives_another_of_the_same_folder_and_sessions_find_their_table")
 def test_exports_and_loads_keep_no_bytes(model, tmp_path):
     rows = 100_000  # a static hash table of them takes over 4 MB
 
@@ -275,22 +278,23 @@ def test_exports_and_loads_keep_no_bytes(model, tmp_path):
     assert max(used[1:]) - used[0] < 2e6
 
 
-def test_a_load_outlives_another_of_the_same_folder_and_sessions_find_their_table(model, tmp_path):
-    export_model(model, tmp_path / "1")
+def test_a_load_outlives_another_of_the_same_folder_and_sessions_find_their_table(tmp_path):
+    collection = EmbeddingCollection(FEATURES[:1])
+    collection.lookup({"user": np.arange(4)})
+    export_model(collection, tmp_path / "1", signatures=vectors_of(collection))
     kept, gone = (tf.saved_model.load(str(tmp_path / "1")) for _ in range(2))
     del gone
     gc.collect()
-    inputs = ids(6, 5)
-    expected = model(ragged(inputs)).numpy()
-    served = kept.signatures["serving_default"](**{name: tf.constant(v) for name, v in inputs.items()})
-    np.testing.assert_allclose(served["output"], expected, rtol=1e-6)
+    users = np.arange(6)  # of which two have no row
+    expected = collection({"user": users})["user"].numpy()
+    served = kept.signatures["vectors"](user=tf.constant(users))
+    np.testing.assert_array_equal(served["user"], expected)
     with tf.compat.v1.Session(graph=tf.Graph()) as session:  # as TensorFlow Serving runs it
         meta = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "1"))
-        signature = meta.signature_def["serving_default"]
-        fed = {signature.inputs[name].name: value for name, value in inputs.items()}
+        signature = meta.signature_def["vectors"]
         for _ in range(2):
-            found = session.run(signature.outputs["output"].name, fed)
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            found = session.run(signature.outputs["user"].name, {signature.inputs["user"].name: users})
+            np.testing.assert_array_equal(found, expected)
 
 
 def test_rows_that_are_not_finite_are_refused_and_named(tmp_path):

@@ -132,12 +132,20 @@ def serve(folder, names):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    return folder, serve(folder, QUICK)
+    return folder, serve(folder, ["all"])
+
+
+@pytest.fixture(scope="module")
+def of_keras(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keras")
+    return folder, serve(folder, ["keras"])
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_three_signatures_answer_as_the_model_does(served, name):
-    assert_same_answers(name, *served[1][name])
+@pytest.mark.shown_by(case="all")
+def test_three_signatures_answer_as_the_model_does(request, name):
+    _, models = request.getfixturevalue("served" if name == "all" else "of_keras")
+    assert_same_answers(name, *models[name])
 
 
 @pytest.mark.slow
@@ -214,9 +222,8 @@ def test_a_task_of_no_samples_and_one_of_half_the_bytes(served, tmp_path):
     expected = model.predict(query, weights=FastWeights.from_bytes(half["weights_bytes"]))
     np.testing.assert_allclose(here(served[0] / "all", "predict_with", half)["rating"], expected, rtol=1e-5)
     model = served[1]["all"][0]
-    export_model(
-        model, tmp_path / "1", signatures=meta_signatures(model, dtype="float16", steps=1), unknown="zeros"
-    )
+    adapt = {"adapt": meta_signatures(model, dtype="float16", steps=1)["adapt"]}
+    export_model(model, tmp_path / "1", signatures=adapt, unknown="zeros")
     given = {**samples(6, 1), "label": np.ones(6, np.float32)}
     answered = here(tmp_path / "1", "adapt", given)["weights_bytes"]
     assert FastWeights.from_bytes(answered).steps == 1
@@ -246,7 +253,8 @@ def test_weights_that_are_damaged_or_of_others_are_refused(served, tmp_path):
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             here(folder / "all", "predict_with", {**samples(9, 2), "weights_bytes": sent})
-    export_model(model, tmp_path / "1", signatures=meta_signatures(model, stale="apply"))
+    predict_with = {"predict_with": meta_signatures(model, stale="apply")["predict_with"]}
+    export_model(model, tmp_path / "1", signatures=predict_with)
     answer = here(tmp_path / "1", "predict_with", {**samples(9, 2), "weights_bytes": other})
     np.testing.assert_allclose(answer["rating"], models["all"][5]["rating"], rtol=1e-5)
 
@@ -301,11 +309,11 @@ def test_damaged_bytes_are_refused_or_answer_what_whole_ones_do(served):
     folder, models = served
     rng = np.random.default_rng(5)
     query = samples(9, 2)
+    serve = functools.partial(here, folder / "all", "predict_with")
+    sound = [models["all"][1].to_bytes(dtype) for dtype in ("float32", "float16")]
+    answers = [serve({**query, "weights_bytes": data})["rating"] for data in sound]
     for number in range(400):
-        fast = models["all"][1]
-        serve = functools.partial(here, folder / "all", "predict_with")
-        data = fast.to_bytes(("float32", "float16")[number % 2])
-        expected = serve({**query, "weights_bytes": data})["rating"]
+        data, expected = sound[number % 2], answers[number % 2]
         bad = damaged(data, rng)
         try:
             answer = serve({**query, "weights_bytes": bad})["rating"]
@@ -355,8 +363,9 @@ def test_samples_that_do_not_go_together_are_refused_by_the_server(served, chang
         ("price", np.nan, r"\[price\] \[from\] .*nan"),
     ],
 )
-def test_samples_on_which_the_steps_diverge_are_refused(served, column, value, told):
-    folder, models = served
+@pytest.mark.shown_by("test_deltas_that_are_not_finite_are_refused")
+def test_samples_on_which_the_steps_diverge_are_refused(of_keras, column, value, told):
+    folder, models = of_keras
     model = models["keras"][0]
     given = {name: each for name, each in samples(6, 1, more=True).items() if name in sample_inputs(model)}
     given["label"] = np.random.default_rng(3).random((6, 2)).astype(np.float32)
@@ -393,7 +402,8 @@ def test_deltas_that_are_not_finite_are_refused(served, tmp_path):
         ):
             use(replace(fast, deltas=bad))
     model = made("ridge")
-    export_model(model, tmp_path / "1", signatures=meta_signatures(model, dtype="float16"))
+    adapt = {"adapt": meta_signatures(model, dtype="float16")["adapt"]}
+    export_model(model, tmp_path / "1", signatures=adapt)
     given = {**samples(6, 1), "label": np.full(6, 1e6, np.float32)}
     with pytest.raises(tf.errors.InvalidArgumentError, match="float16 ends at 65,504, and a delta is larger"):
         here(tmp_path / "1", "adapt", given)

@@ -98,6 +98,7 @@ def test_what_comes_next_is_answered_as_here(kind, tmp_path):
     np.testing.assert_array_equal(best["unknown_history"], unknown)
 
 
+@pytest.mark.shown_by("cli/test_next_item.py::test_the_export_answers_what_recommend_writes")
 @pytest.mark.parametrize("kind", [pytest.param("hashes", marks=pytest.mark.slow), "texts"])
 def test_clients_send_texts_and_what_they_had_is_left_out(kind, tmp_path):
     texts = ITEMS["texts"]
@@ -200,19 +201,24 @@ def test_exposures_are_ranked_as_here(settings, tmp_path):
         np.testing.assert_allclose(answer[name], there / (1 + np.exp(-expected)), **CLOSE)
 
 
-@pytest.fixture(scope="module")
-def adaptive(tmp_path_factory):
-    """A model that adapts, and where it is exported."""
+def adapting():
     model = MetaGRM(
         ranker(report=None, weights={"ctcvr": 2.0}),
         inner=InnerLoop(steps=2, learning_rate=0.3, adapt=["mixture", "heads"]),
     )
     model.compile("sgd")
-    folder = tmp_path_factory.mktemp("adaptive") / "1"
+    return model
+
+
+@pytest.fixture(scope="module")
+def adaptive(tmp_path_factory):
+    """A model that adapts, and where it is exported."""
+    model, folder = adapting(), tmp_path_factory.mktemp("adaptive") / "1"
     export_model(model, folder)
     return model, folder
 
 
+@pytest.mark.shown_by("export/test_export_meta.py::test_three_signatures_answer_as_the_model_does")
 def test_a_ranker_adapts_to_a_user_on_the_server(adaptive):
     model, folder = adaptive
     batch = draw_exposures(5, [5, 3], [6, 4], tags=True)
@@ -239,6 +245,9 @@ def test_a_ranker_adapts_to_a_user_on_the_server(adaptive):
     np.testing.assert_allclose(answer["buy"], 1 / (1 + np.exp(-answer["buy_logit"])), **CLOSE)
 
 
+@pytest.mark.shown_by(
+    "export/test_export_meta.py::test_samples_that_do_not_go_together_are_refused_by_the_server"
+)
 def test_requests_that_do_not_go_together_are_refused_by_the_server(adaptive):
     model, folder = adaptive
     batch = draw_exposures(5, [5, 3], [6, 4], tags=True)
@@ -264,13 +273,13 @@ def test_requests_that_do_not_go_together_are_refused_by_the_server(adaptive):
             signature(**{name: tf.constant(value) for name, value in given.items()})
 
 
-def test_what_cannot_be_served_says_why(adaptive, tmp_path):
+def test_what_cannot_be_served_says_why(tmp_path):
     with pytest.raises(ConfigError, match="k must be at most 12, the catalogue's size, got 13"):
         next_item_signatures(next_item(12), k=13)
     with pytest.raises(ConfigError, match="label='click' has no use"):
         export_model(ranker(), tmp_path / "1", label="click")
     with pytest.raises(ConfigError, match="stale must be 'refuse' or 'apply', got 'keep'"):
-        meta_sequence_signatures(adaptive[0], stale="keep")
+        meta_sequence_signatures(adapting(), stale="keep")
 
 
 def test_an_ordinary_model_answers_by_its_label_with_the_probability_beside_the_logit(tmp_path):

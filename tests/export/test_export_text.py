@@ -63,6 +63,7 @@ def test_clients_may_send_the_prepared_numbers(tmp_path):
     np.testing.assert_allclose(answer["output"], model(inputs), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.shown_by("cli/test_own_data.py::test_stock_tensorflow_adapts_to_a_new_user_from_strings")
 def test_a_meta_model_adapts_to_text(tmp_path):
     network = tf.keras.Sequential([tf.keras.layers.Dense(1, name="out")])
     model = models.MetaModel(EmbeddingCollection(FEATURES), network)

@@ -32,10 +32,11 @@ def near(batch, items):
     return 1 - tf.abs(tf.cast(items - batch["next"][:, tf.newaxis], tf.float32)) / (ITEMS - 1)
 
 
-def training_of(policy=None, reward=None, rate=0.03, **settings):
+def training_of(policy=None, reward=None, rate=0.03, eager=False, **settings):
+    """A policy's training; eager where so few steps take less time than to trace one."""
     settings = {"rollouts": Rollouts(group=4), "user": "user", "k": 1, **settings}
     training = PolicyTraining(policy or policy_of(), reward or near, **settings)
-    training.compile(tf.keras.optimizers.Adam(rate))
+    training.compile(tf.keras.optimizers.Adam(rate), run_eagerly=eager)
     return training
 
 
@@ -70,20 +71,20 @@ def test_with_each_objective(objective):
 
 def test_a_divergence_that_weighs_more_stays_smaller():
     moved = []
-    for kl in (0.0, 1.0, 100.0):
+    for kl in (0.0, 100.0):
         training = training_of(objective=GRPO(kl=kl))
         training.fit(data(), epochs=15, verbose=0)
         x = next(iter(data(USERS)))
         p, q = training.policy(x), training.reference(x)
         moved.append(float(tf.reduce_mean(tf.reduce_sum(tf.exp(p) * (p - q), axis=-1))))
-    assert moved[0] > moved[1] > moved[2]
-    assert moved[2] < 0.05
+    assert moved[0] > moved[1]
+    assert moved[1] < 0.05
 
 
 def test_tables_are_shared_and_frozen():
     policy = policy_of()
     policy(next(iter(data())), training=False)
-    training = training_of(policy, updates=2)
+    training = training_of(policy, eager=True, updates=2)
     table, kernel = policy.collection.tables[0], policy.kernel.numpy()
     records = sorted_records(table)
     training.fit(data(), epochs=2, verbose=0)
@@ -106,7 +107,7 @@ def test_a_model_as_the_reward_is_not_trained():
             return tf.gather(self.values, items) * near(batch, items)
 
     reward = Scores()
-    training = training_of(reward=reward)
+    training = training_of(reward=reward, eager=True)
     training.fit(data(), epochs=1, verbose=0)
     assert all(weight is not reward.values for weight in training.weights)
     assert np.array_equal(reward.values, np.ones(ITEMS))
@@ -116,7 +117,7 @@ def test_a_tied_group_has_no_gradient():
     def same(batch, items):
         return tf.ones_like(items, tf.float32) * tf.cast(batch["user"], tf.float32)[:, tf.newaxis]
 
-    training = training_of(reward=same, objective=GRPO(kl=0.0))
+    training = training_of(reward=same, eager=True, objective=GRPO(kl=0.0))
     before = training.policy.kernel.numpy()
     history = training.fit(data(), epochs=1, verbose=0).history
     assert history["tied"] == [1.0]
@@ -124,10 +125,11 @@ def test_a_tied_group_has_no_gradient():
 
 
 def test_the_first_update_is_on_policy():
-    one = training_of(objective=GRPO(kl=0.0), updates=1).fit(data(), epochs=1, verbose=0).history
+    settings = {"objective": GRPO(kl=0.0), "eager": True}
+    one = training_of(updates=1, **settings).fit(data(), epochs=1, verbose=0).history
     assert one["ratio_max"][0] == pytest.approx(1.0, abs=1e-5)
     assert one["clipped"] == [0.0]
-    four = training_of(objective=GRPO(kl=0.0), updates=4, rate=0.3).fit(data(), epochs=1, verbose=0).history
+    four = training_of(updates=4, rate=0.3, **settings).fit(data(), epochs=1, verbose=0).history
     assert four["ratio_max"][0] > 1.05
     assert four["clipped"][0] > 0
 
@@ -161,12 +163,12 @@ def test_a_loss_on_logged_items_beside():
 @pytest.mark.parametrize("updates", [pytest.param(1, marks=pytest.mark.slow), 3])  # quick: 3
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, updates):
     def fresh():
-        return training_of(objective=ECPO(kl=0.1), updates=updates, sft=0.2)
+        return training_of(objective=ECPO(kl=0.1), eager=True, updates=updates, sft=0.2)
 
     whole = fresh()
-    whole.fit(data(), epochs=4, verbose=0)
+    whole.fit(data(), epochs=2, verbose=0)
     first = fresh()
-    first.fit(data(), epochs=2, verbose=0)
+    first.fit(data(), epochs=1, verbose=0)
     tf.train.Checkpoint(model=first, optimizer=first.optimizer).write(str(tmp_path / "state"))
     second = fresh()
     second.policy.kernel.assign(tf.zeros_like(second.policy.kernel))
@@ -175,7 +177,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, updates):
     tf.train.Checkpoint(model=second, optimizer=second.optimizer).read(
         str(tmp_path / "state")
     ).assert_consumed()
-    second.fit(data(), epochs=4, initial_epoch=2, verbose=0)
+    second.fit(data(), epochs=2, initial_epoch=1, verbose=0)
     for one, other in zip(second.weights, whole.weights, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
     assert not np.array_equal(first.policy.kernel, whole.policy.kernel)
@@ -185,6 +187,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, updates):
     "sampling",  # quick: the other two
     slow_but(["without_replacement", "beam"], ["sample", "without_replacement", "beam"]),
 )
+@pytest.mark.shown_by(case="beam")
 def test_only_allowed_items_come_out(sampling):
     allow = np.arange(ITEMS) % 2 == 0
     rollouts = Rollouts(group=4, sampling=sampling)
@@ -209,7 +212,7 @@ def test_a_next_item_that_is_not_allowed_is_not_learned():
     allow = np.arange(ITEMS) < 4
     users = np.flatnonzero(~allow[np.arange(USERS) * 5 % ITEMS])
     columns = {"user": users, "next": users * 5 % ITEMS}
-    training = training_of(reward=nothing, objective=ECPO(kl=0.0), sft=1.0, allow=allow)
+    training = training_of(reward=nothing, objective=ECPO(kl=0.0), eager=True, sft=1.0, allow=allow)
     before = training.policy.kernel.numpy()
     history = training.fit(tf.data.Dataset.from_tensor_slices(columns).batch(4), verbose=0).history
     assert history["sft_loss"] == [0.0]

@@ -66,7 +66,8 @@ def data(past):
 @pytest.fixture(scope="module")
 def imitator(data):
     made = retriever()
-    made.compile(tf.keras.optimizers.Adam(0.01))
+    # So few steps take less time than to trace one.
+    made.compile(tf.keras.optimizers.Adam(0.01), run_eagerly=True)
     made.fit(data.map(lambda x: {"item": x["item"]}), epochs=3, verbose=0)
     return made
 
@@ -101,6 +102,7 @@ def test_a_copy_shares_tables_and_nothing_else(policy, data):
     ],
     ids=["drawn", "distinct"],
 )
+@pytest.mark.shown_by("reinforcement/test_policy_training.py::test_the_policy_learns_what_is_rewarded")
 def test_true_rewards_rise(policy, data, simulator, past, rollouts):
     reward = SimulatorReward(simulator, past.states)
     training = PolicyTraining(policy, reward, objective=GRPO(kl=0.01), rollouts=rollouts, user="user", k=5)
@@ -117,6 +119,7 @@ def test_true_rewards_rise(policy, data, simulator, past, rollouts):
         assert np.array_equal(column, table[name]), name
 
 
+@pytest.mark.shown_by("reinforcement/test_policy_training.py::test_only_allowed_items_come_out")
 def test_probabilities_are_among_what_is_allowed(policy, data, simulator, past):
     allow = np.random.default_rng(3).random(ITEMS) < 0.3
     x = next(iter(data))

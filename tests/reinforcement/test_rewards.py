@@ -119,6 +119,7 @@ class TestModel:
 
     @pytest.mark.parametrize(("time", "times"), [(None, [21, 6, 4]), ("asked", [400, 500, 600])])
     @pytest.mark.parametrize("head", ["ctr", "ctcvr"])
+    @pytest.mark.shown_by(case="ctcvr-asked-times1")
     def test_it_scores_items_as_exposures(self, model, batch, time, times, head):
         categories = np.arange(10) % 3
         reward = ModelReward(model, head, attributes={"category": categories}, time=time)

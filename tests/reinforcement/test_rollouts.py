@@ -108,12 +108,14 @@ def exact(policy):
         ("without_replacement", "none", 1.0),
     ],
 )
+@pytest.mark.shown_by(case="sample-others-1.0")
 def test_the_gradient_is_unbiased(policy, sampling, baseline, factor):
     mean, error = gradient_of(policy, sampling, baseline)
     assert (abs(mean - factor * exact(policy)) < 4.5 * error).all()
     assert (abs(mean) > 10 * error).any()
 
 
+@pytest.mark.shown_by("test_the_gradient_is_unbiased")
 def test_the_weighted_mean_as_the_baseline_costs_a_bias(policy):
     """It is small beside the gradient; with equal weights it would be as large as that."""
     mean, error = gradient_of(policy, "without_replacement", "mean", group=5)

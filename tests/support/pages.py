@@ -136,6 +136,18 @@ def run_page(page: str, *, slow: bool = False) -> None:
                 printed = _run_shell(block, environment, where)
 
 
+def check_page(page: str) -> None:
+    """Check the Python blocks of a page, its path from the project's root, as `check_python` does.
+
+    Raises:
+      AssertionError: A block has names or arguments that don't exist.
+    """
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.kind == "python":
+            names |= check_python(block.text, names, f"{page}:{block.line}")
+
+
 def _expect(lines: list[str], printed: str, where: str) -> None:
     """Check that these lines were printed in this order, among others."""
     there = iter(printed.splitlines())
@@ -271,9 +283,11 @@ def check_expression(node: ast.expr, known: Mapping[str, Any], where: str) -> An
             if inspect.ismodule(value):  # a page may name a module that isn't imported yet
                 importlib.import_module(f"{value.__name__}.{node.attr}")
         found = getattr(value, node.attr, UNKNOWN)
-        of_instances = inspect.isclass(value) and f"self.{node.attr}" in inspect.getsource(value)
-        of_instances = of_instances or node.attr in getattr(value, "__annotations__", ())
-        assert found is not UNKNOWN or of_instances, f"{where}: {ast.unparse(node)} doesn't exist"
+        if found is UNKNOWN:
+            of_instances = node.attr in getattr(value, "__annotations__", ())
+            if inspect.isclass(value) and not of_instances:
+                of_instances = f"self.{node.attr}" in inspect.getsource(value)
+            assert of_instances, f"{where}: {ast.unparse(node)} doesn't exist"
         return found
     if isinstance(node, ast.Call) and not any(isinstance(each, ast.Starred) for each in node.args):
         function = check_expression(node.func, known, where)

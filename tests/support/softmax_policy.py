@@ -65,16 +65,10 @@ class SoftmaxPolicy(Model):
         draws = group if method == "sample" else 1
         first = seed + 1_000_003 * tf.cast(step, tf.int64)
 
-        def noise(key: tf.Tensor) -> tf.Tensor:
-            shape = [draws, self.items]
-            uniform = tf.random.stateless_uniform(shape, tf.stack([first, key]), minval=1e-30)
-            return -tf.math.log(-tf.math.log(uniform))
-
         users = tf.cast(x["user"] if keys is None else keys, tf.int64)
         scores = logits[:, tf.newaxis]
         if method != "beam":
-            spec = tf.TensorSpec([draws, self.items], tf.float32)
-            scores += tf.map_fn(noise, users, fn_output_signature=spec)
+            scores += _noise(first, users, draws, self.items)
         if method == "sample":
             items = tf.argmax(scores, axis=-1)
         else:
@@ -107,3 +101,14 @@ class SoftmaxPolicy(Model):
         copy.kernel.assign(self.kernel)
         copy.bias.assign(self.bias)
         return copy
+
+
+@tf.function(reduce_retracing=True, autograph=False)
+def _noise(seed: tf.Tensor, keys: tf.Tensor, draws: int, items: int) -> tf.Tensor:
+    """Draw standard Gumbel noise, (keys, draws, items), each key's by itself; a graph, as there are many."""
+
+    def of_key(key: tf.Tensor) -> tf.Tensor:
+        uniform = tf.random.stateless_uniform([draws, items], tf.stack([seed, key]), minval=1e-30)
+        return -tf.math.log(-tf.math.log(uniform))
+
+    return tf.map_fn(of_key, keys, fn_output_signature=tf.TensorSpec([draws, items], tf.float32))

@@ -57,6 +57,7 @@ def run(model: Any, work: dict[str, float], schedule: dict[str, Any], **ranks: A
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(works, schedules, st.sampled_from([1, 2, 4]), st.integers(0, 99))
+@pytest.mark.shown_by("test_a_synchronous_step_takes_the_sum")
 def test_time_is_conserved(
     model: Any, work: dict[str, float], schedule: dict[str, Any], groups: int, seed: int
 ) -> None:

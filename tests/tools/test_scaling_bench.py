@@ -117,6 +117,7 @@ def step_on_rank(bench, settings):
 
 
 @pytest.mark.ranks
+@pytest.mark.shown_by("test_what_rank_0_gathers_is_what_all_reduce_sums")
 def test_a_meta_model_learns_the_same_through_rank_0():
     more = {"dim": 2, "hidden": [4], "inner_steps": 1, "wire_dtype": "float32", "adapt": "all"}
     for (expected, summed), (found, gathered) in run_ranks(step_on_rank, 2, str(BENCH), SETTINGS | more):

@@ -120,6 +120,7 @@ def test_only_the_frozen_rank_is_lost_and_not_those_that_leave_slowly(tmp_path: 
 
 
 @pytest.mark.ranks
+@pytest.mark.shown_by("test_too_few_ranks_end_the_job_and_the_lost_one_is_named")
 def test_what_fails_again_and_again_before_a_checkpoint_ends_the_job(tmp_path: Path) -> None:
     with pytest.raises(RanksError, match=r"^3 starts in a row failed before .*: rank 0 of 2 ended with exit"):
         run(tmp_path, "rank == 0 and sys.exit('no row 7'); time.sleep(600)\n", 4)
@@ -143,6 +144,7 @@ ON=" on $1" exec sh -c "$2"
 
 
 @pytest.mark.ranks
+@pytest.mark.shown_by("test_a_job_goes_on_with_the_ranks_that_are_left_and_then_with_all_again")
 def test_a_lost_machine_is_left_out_and_another_taken_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

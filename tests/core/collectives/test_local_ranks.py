@@ -99,7 +99,7 @@ def test_ranks_know_who_they_are_and_their_lines_are_marked(capfd: pytest.Captur
 
 @pytest.mark.ranks
 def test_a_failure_ends_the_others_and_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 2.0)
+    monkeypatch.setattr(module, "GRACE", 0.5)
     error = failure("rank == 1 and sys.exit('no such file'); time.sleep(600)")
     assert (
         str(error).splitlines()[0].startswith("the job was ended: rank 1 of 2 ended with exit code 1 after")
@@ -112,8 +112,9 @@ def test_a_failure_ends_the_others_and_is_reported_first(monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("ranks_by")
 @pytest.mark.ranks
+@pytest.mark.shown_by(case="gmeta")
 def test_a_signal_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 2.0)
+    monkeypatch.setattr(module, "GRACE", 0.5)
     error = failure("rank == 2 and os.kill(os.getpid(), signal.SIGKILL); time.sleep(600)", size=3)
     assert str(error).startswith("the job was ended: rank 2 of 3 was killed by SIGKILL")
 
@@ -131,6 +132,7 @@ def test_a_rank_whose_connection_ends_is_lost_with_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOROVOD_GLOO_IFACE", "lo")
+    monkeypatch.setattr(module, "GRACE", 0.5)
     ssh = tmp_path / "ssh"
     ssh.write_text(SSH)
     ssh.chmod(0o755)
@@ -227,6 +229,7 @@ def test_ranks_that_failed_by_themselves_are_lost(
 @pytest.mark.usefixtures("ranks_by")
 @pytest.mark.ranks
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.shown_by(case="gmeta-2")
 def test_an_interrupted_launcher_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "job.py"
     script.write_text(

@@ -72,7 +72,7 @@ def dense(part):
     return [row[: np.max(np.flatnonzero(row), initial=-1) + 1].tolist() for row in part]
 
 
-@settings(max_examples=6)  # each one traces a few functions
+@settings(max_examples=3)  # each one traces a few functions
 @given(elements=st.integers(0, 9), total=st.integers(2, 4), data=st.data())
 def test_the_elements_of_a_step_become_one(elements, total, data):
     size = data.draw(st.integers(1, total))

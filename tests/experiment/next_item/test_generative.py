@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
 from gmeta.experiment.plan.search_space import generative_space
 from gmeta.experiment.runs.run_folder import RunFolder
+from support.eager import eagerly
 from support.next_item import ITEMS, histories, write_events
 
 METHOD = {
@@ -53,19 +53,9 @@ def gmeta(*arguments, code=0):
     return result
 
 
-@contextmanager
-def eagerly():
-    """Run without graphs, whose tracing takes longer than these few steps."""
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(False)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder in which all commands ran."""
+    """A folder in which a model was trained."""
     folder = tmp_path_factory.mktemp("generative")
     write_events(folder / "events.parquet")
     events = pq.read_table(folder / "events.parquet")
@@ -78,6 +68,14 @@ def folder(tmp_path_factory):
         words = [word for line in ("ks=[3,5]", *settings) for word in ("--set", line)]
         with eagerly():
             (folder / "said.txt").write_text(gmeta("train", "--for", "next-item", *words).stderr)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    """The folder, in which the other commands ran too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         gmeta("evaluate", "--json", "table.json")
         gmeta("recommend", "-k", 4, "--no-seen", "--method", "own")
         gmeta("export", "-k", 4, "--no-seen", "--method", "own")
@@ -94,7 +92,9 @@ def planned(folder, **settings):
     return config, read_cuts(config, folder / "data")
 
 
-def test_commands_train_measure_recommend_and_export(folder, trained):
+@pytest.mark.shown_by("cli/test_next_item.py::test_the_export_answers_what_recommend_writes")
+def test_commands_train_measure_recommend_and_export(served, trained):
+    folder = served
     said = (folder / "said.txt").read_text()
     assert "2 codes of 5, from neighbours in training histories and the columns kind" in said
     found = json.loads((folder / "table.json").read_text())["results"]["seen items left out"]
@@ -102,12 +102,13 @@ def test_commands_train_measure_recommend_and_export(folder, trained):
     assert np.isfinite(found["blend"][0]["ndcg@5"])
     top = pq.read_table(folder / "top.parquet").to_pydict()
     assert all(len(set(items)) == 4 for items in top["items"])
-    served = tf.saved_model.load(str(folder / "serving" / "1")).signatures["recommend"]
+    recommend = tf.saved_model.load(str(folder / "serving" / "1")).signatures["recommend"]
     whole = trained.cuts.whole
     padded = tf.RaggedTensor.from_row_splits(trained.cuts.ids[whole.items], whole.row_splits).to_tensor(-1)
-    np.testing.assert_allclose(served(item=padded)["scores"], top["scores"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(recommend(item=padded)["scores"], top["scores"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.shown_by("models/generative")
 def test_a_search_scores_what_it_finds_and_the_rest_counts_as_missed(trained):
     scorer, asked = trained.methods["own"][0], trained.cuts.test
     scores = scorer.scores(asked.histories)

@@ -105,6 +105,7 @@ def test_a_setting_that_the_model_cannot_use_is_refused(settings, says):
         NextItemMethod("X", **settings)
 
 
+@pytest.mark.shown_by(case="hstu-False")
 @pytest.mark.parametrize(("kind", "seen"), [("sasrec", True), ("hstu", False)])
 def test_the_scorer_ranks_as_validation_does(kind, seen):
     """Also of cosines, whose temperature the bias of repeats is added beside, and where times are read."""

@@ -54,6 +54,7 @@ def one_sided(group, query):
     epoch=st.integers(0, 5),
     label=st.sampled_from(["rating", ["rating", "timestamp"]]),
 )
+@pytest.mark.shown_by("io/readers/test_tasks.py::test_batches_are_the_reference_s")
 def test_batches_are_the_reference_s(
     tmp_path_factory, sizes, per_batch, query, support, drawn, seed, epoch, label
 ):
@@ -89,6 +90,7 @@ def test_batches_are_the_reference_s(
         (Flag("timestamp"), {}),
     ],
 )
+@pytest.mark.shown_by(case="0.3-drawn2")
 def test_a_task_s_rows_dont_depend_on_its_neighbours(prepared, query, drawn):
     options = {"query": query, "features": ["timestamp"], "seed": 2**33 + 7, "on_bad": "skip", **drawn}
     alone = sides_by_task(tasks(prepared, **reading(tasks_per_batch=1, **options)))
@@ -165,6 +167,7 @@ def test_one_sided_tasks_are_named_or_counted(tmp_path):
 
 
 @pytest.mark.parametrize(("task", "count"), [("item", 5), ("scenario", 2), ("user", 10)])
+@pytest.mark.shown_by(case="scenario-2")
 def test_a_task_may_be_any_column(tmp_path, task, count):
     lines = ["user,item,scenario,click,price,held_out"]
     lines += [f"{i // 4},{i % 5},{i % 2},{i % 3 == 0:d},{i / 8},{i % 7 < 3:d}" for i in range(40)]

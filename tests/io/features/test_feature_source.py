@@ -86,6 +86,7 @@ def expected(puts, key, name, as_of):
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), puts=PUTS, asked=ASKED, names=st.permutations(NAMES).map(lambda p: p[:3]))
 @pytest.mark.parametrize("cache_rows", [0, 3])
+@pytest.mark.shown_by(case=["arrow-3", "rocksdb-3"])
 def test_a_value_is_the_newest_one_not_after_as_of(make, cache_rows, data, puts, asked, names):
     source, table = make(FetchPolicy(missing="null", batch_rows=4, cache_rows=cache_rows))
     for version, rows in puts:

@@ -134,15 +134,14 @@ def shared(logged, **arguments):
 def test_every_target_of_a_window_sees_what_its_ranker_saw(logged):
     seen, joined = 0, 0
     for batch in shared(logged, sequences_per_batch=5):
-        for row, user in enumerate(batch["task"].numpy().tolist()):
-            history = {name: own[row].numpy().tolist() for name, own in batch["history"].items()}
-            times = batch["targets"]["ts"][row].numpy().tolist()
+        users, clicks = batch["task"].numpy().tolist(), batch["labels"]["click"].to_list()
+        columns = [batch["history"][name].to_list() for name in ("ts", "item")]
+        for row, (user, times) in enumerate(zip(users, batch["targets"]["ts"].to_list(), strict=True)):
+            history = [*zip(*(column[row] for column in columns), strict=True)]
             for time in times:
-                before = [
-                    event for event in zip(history["ts"], history["item"], strict=True) if event[0] < time
-                ]
+                before = [event for event in history if event[0] < time]
                 assert before == logged[1][user, time][1]
-            assert batch["labels"]["click"][row].numpy().tolist() == [time % 2 for time in times]
+            assert clicks[row] == [time % 2 for time in times]
             seen, joined = seen + len(times), joined + (len(times) > 1)
     assert seen == 12 * 60
     assert joined > 100
@@ -172,7 +171,7 @@ def test_without_a_generation_only_time_cuts(logged):
 
 def test_a_saved_iterator_of_windows_goes_on(logged, tmp_path):
     def make():
-        return shared(logged, sequences_per_batch=2, seed=3)
+        return shared(logged, sequences_per_batch=25, seed=3)
 
     whole = [batch["targets"]["ts"].to_list() for batch in make()]
     iterator = iter(make())

@@ -79,6 +79,7 @@ def late(data, history, longest, examples="shown", **arguments):
 
 @pytest.mark.parametrize("history", [EVENTS, ["item"], ["timestamp", "action"]])
 @pytest.mark.parametrize("longest", slow_but([None, 7], [None, 1, 7, 40]))  # quick: None and 7
+@pytest.mark.shown_by(case="None-history1")
 def test_batches_are_those_of_rows_that_hold_their_histories(data, history, longest):
     options = {"sequences_per_batch": 7, "seed": 3, "shuffle_buffer": 16}
     ours, theirs = late(data, history, longest, **options), fat(data, history, longest, **options)
@@ -117,6 +118,7 @@ def read_by_a_worker(data, workers):
     return found, [plain(batch) for piece in pieces for batch in examples(piece)], worker.interrupt()
 
 
+@pytest.mark.shown_by("io/service/test_distribute.py::test_workers_have_no_part_in_the_order")
 def test_a_worker_gives_the_batches_of_one_process(data, tmp_path):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
@@ -201,6 +203,7 @@ def histories_of(dataset):
 
 
 @pytest.mark.parametrize("opened", [1, 2, 3])
+@pytest.mark.shown_by(case="2")
 def test_the_generation_and_the_tail_give_what_the_ranker_saw(logged, opened):
     dataset = io.late(
         logged / "shown" / "train",

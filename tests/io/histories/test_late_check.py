@@ -119,6 +119,7 @@ def test_sound_batches_are_those_without_a_check(logged):
     ("examples", "column"), [("single", None), ("single", "whole"), ("grouped", "whole")]
 )
 @pytest.mark.parametrize("longest", [pytest.param(None, marks=pytest.mark.slow), 9])  # quick: 9
+@pytest.mark.shown_by(case="9-single-None")
 def test_batches_of_equal_cost_count_histories_and_exposures(logged, examples, column, longest):
     cost = io.SequenceCost(1.0, 0.05)
     lengths = {(row[1], row[0]): row[7 if column else 6] for row in logged[1]}

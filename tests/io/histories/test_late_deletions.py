@@ -78,9 +78,18 @@ def test_examples_of_deleted_users_are_left_out_and_counted(shown, generation):
     assert histories(late(folder, generation=generation)) == found
 
 
+def test_a_window_of_1500_bounds_the_latest_7_events(shown):
+    check_window(shown, window=1500, longest=7, with_tail=True)
+
+
 @settings(max_examples=10)
 @given(window=st.integers(1, 4000), longest=st.none() | st.integers(1, 20), with_tail=st.booleans())
+@pytest.mark.shown_by("test_a_window_of_1500_bounds_the_latest_7_events")
 def test_a_window_bounds_a_history_and_its_tail(shown, window, longest, with_tail):
+    check_window(shown, window, longest, with_tail)
+
+
+def check_window(shown, window, longest, with_tail):
     folder, rows = shown
     tail = {"item": "tail_item", "ts": "tail_ts"} if with_tail else None
     found = histories(late(folder, generation="version", window=window, longest=longest, tail=tail))

@@ -108,7 +108,9 @@ class KilledError(BaseException):
     pass
 
 
-def test_a_process_may_be_killed_at_any_change_of_the_disk(prepared, tmp_path, monkeypatch):
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.shown_by(case="4")
+def test_a_process_may_be_killed_at_any_change_of_the_disk(prepared, tmp_path, monkeypatch, every):
     """As by SIGKILL: from that change on, no other one is made, not even those that clean up."""
     calls, left = [], [0]
 
@@ -133,7 +135,7 @@ def test_a_process_may_be_killed_at_any_change_of_the_disk(prepared, tmp_path, m
 
     run(tmp_path / "whole")
     whole, out, points = files(tmp_path / "whole"), tmp_path / "out", 0
-    for count in itertools.count(1):
+    for count in itertools.count(1, every):
         shutil.rmtree(out, ignore_errors=True)
         left[:] = [count]
         with monkeypatch.context() as patch:
@@ -142,7 +144,7 @@ def test_a_process_may_be_killed_at_any_change_of_the_disk(prepared, tmp_path, m
                 run(out)
                 break
             except KilledError:
-                points += 1
+                points += every
         finished = {name: data for name, data in files(out).items() if name.endswith(".arrow")}
         assert all(whole[name] == data for name, data in finished.items())
         assert len(finished) == 3 or "_manifest.json" not in files(out)
@@ -172,6 +174,7 @@ def test_what_is_done_is_not_done_again(prepared, tmp_path):
 
 
 @pytest.mark.parametrize("parts", [5, 2, 0])
+@pytest.mark.shown_by(case="2")
 def test_a_folder_of_an_earlier_version_is_gone_on_with(prepared, tmp_path, parts):
     """It had ``plan.json`` and, once complete, ``manifest.json``, over which readers of folders stumble."""
     out, renamed = tmp_path / "out", ["plan.json", *["manifest.json"] * (parts == 5)]

@@ -60,6 +60,7 @@ def listed(dataset):
 
 @pytest.mark.filterwarnings("ignore:.*left out")
 @pytest.mark.parametrize("make", [by_groups, by_sequences, by_tasks])
+@pytest.mark.shown_by(case="by_groups")
 def test_a_restored_position_goes_on_with_the_next_element(prepared, tmp_path, make):
     before, after = ReadingPosition(), ReadingPosition()
     dataset, resumed = make(prepared, before), make(prepared, after)
@@ -123,6 +124,7 @@ def copy(position):
 
 @settings(max_examples=6)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=24), st.floats(1, 40), st.data())
+@pytest.mark.shown_by("test_a_restored_position_goes_on_with_the_next_element")
 def test_any_step_of_any_epoch_is_a_place_to_go_on(sizes, target, data):
     with tempfile.TemporaryDirectory() as folder:
         path, position = write_folder(Path(folder), sizes), ReadingPosition()
@@ -155,6 +157,7 @@ stages = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=
 
 @settings(max_examples=5)
 @given(stages)
+@pytest.mark.shown_by(case="few")
 def test_every_group_is_read_once_whatever_the_ranks_were(on_ranks, stages):
     """Ranks take different numbers of steps and are stopped; others go on, and the last end the epoch."""
     (path, count, made), read, saved = on_ranks, [], ReadingPosition()
@@ -244,6 +247,7 @@ def test_a_rank_that_takes_over_anothers_range_goes_on_in_both(prepared, monkeyp
         assert listed(make(rank, copy(positions[0]))) == whole[rank][1:]
 
 
+@pytest.mark.shown_by("io/readers/test_groups.py::test_keras_backup_goes_on_inside_an_epoch")
 def test_keras_backup_goes_on_inside_a_balanced_epoch(prepared, tmp_path):
     class KilledError(Exception):
         pass

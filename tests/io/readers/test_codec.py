@@ -122,6 +122,7 @@ print([e["task"].numpy().tolist() for e in groups(sys.argv[1], groups_per_elemen
 """
 
 
+@pytest.mark.shown_by("test_readers_read_it_like_any_other")
 def test_zstd_keeps_to_itself_beside_tensorflows(tmp_path):
     """TensorFlow has a zstd in it, of another version; mixed with it, decompressing ends the process."""
     pytest.importorskip("horovod")

@@ -21,7 +21,10 @@ from support.grouped_data import SCHEMA, grouped_columns, reading, write_folder
 SIZES = ([3, 1, 4, 2], [2, 5, 1])  # tasks 0 to 3 and 4 to 6
 
 
-@pytest.fixture(params=["columnar", "example"])
+# Quick: a flipped bit in each layout, and of columnar shards all else.
+@pytest.fixture(
+    params=["columnar", pytest.param("example", marks=pytest.mark.shown_by("test_a_flipped_bit_of_a_group"))]
+)
 def prepared(request, tmp_path):
     return write_folder(tmp_path, *SIZES, layout=request.param)
 

@@ -78,6 +78,7 @@ def arrays(dataset: tf.data.Dataset) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("layout", ["columnar", "example"])
+@pytest.mark.shown_by(case="example")
 def test_a_split_in_s3_reads_as_a_local_one(bucket: dict[str, bytes], tmp_path: Path, layout: str) -> None:
     local = write_folder(tmp_path, *SIZES, layout=layout)
     bucket.update({f"/bucket/data/{file.name}": file.read_bytes() for file in local.parent.iterdir()})
@@ -214,6 +215,7 @@ print("ended")
 """
 
 
+@pytest.mark.shown_by("io/readers/test_groups.py::test_threads_end_with_the_iterator")
 def test_python_ends_while_files_are_read_ahead() -> None:
     done = subprocess.run(
         [sys.executable, "-c", AHEAD], capture_output=True, text=True, timeout=300, check=False

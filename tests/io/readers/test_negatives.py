@@ -90,6 +90,7 @@ def test_negatives_are_rows_of_their_positive_with_another_item_and_what_describ
 
 
 @pytest.mark.parametrize("law", ["uniform", "popularity", "in-batch"])
+@pytest.mark.shown_by(case="popularity")
 def test_shares_are_those_of_the_law(data, law):
     found, path = data
     count = 60

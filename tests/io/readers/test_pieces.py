@@ -56,6 +56,7 @@ def test_pieces_joined_are_the_epoch(prepared, pieces, size, data):
     ],
     ids=["rows", "balance", "tasks", "sequences"],
 )
+@pytest.mark.shown_by(case="balance")
 def test_every_reader_reads_pieces_and_what_is_left_of_them(prepared, reader):
     def read(start):
         return [e.numpy().tolist() for e in reader(prepared, start)]

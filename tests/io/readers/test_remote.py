@@ -228,6 +228,7 @@ def test_hdfs_names_what_is_missing_one_by_one(tensorflow_io, tmp_path, monkeypa
     assert os.environ["HADOOP_HDFS_HOME"] == str(hadoop)  # where TensorFlow looks
 
 
+@pytest.mark.shown_by("test_hdfs_names_what_is_missing_one_by_one")
 def test_hdfs_without_hadoop_ends_in_one_line():
     code = "from gmeta.io import groups; groups('hdfs://node/data/warm')"
     done = subprocess.run(

@@ -184,6 +184,7 @@ def test_each_epoch_mixes_rows_of_tasks_in_an_order_of_its_own(prepared):
 
 
 @pytest.mark.parametrize("steps", [1, 5, -1])
+@pytest.mark.shown_by(case="-1")
 def test_an_epoch_goes_on_from_a_saved_iterator_and_from_counted_steps(prepared, tmp_path, steps):
     whole = [times(keyed(prepared, epoch=epoch)) for epoch in range(2)]
     steps %= len(whole[0])  # the last one but one: rows wait, and nothing is left to read

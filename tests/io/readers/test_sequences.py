@@ -45,6 +45,7 @@ def order(dataset):
         {"balance": Balance(17.0, SequenceCost(1.0, 0.1), max_tokens=20, longest=9)},
     ],
 )
+@pytest.mark.shown_by(case="options1")
 def test_batches_are_the_elements_of_groups_cut(prepared, options):
     elements = groups(prepared, **reading(groups_per_element=3, **options))
     batches = sequences(prepared, **reading(sequences_per_batch=3, **PARTS, **options))

@@ -284,6 +284,7 @@ def test_folders_and_splits_that_arent_there(prepared, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6])
+@pytest.mark.shown_by(case="2")
 def test_ranks_read_ranges_of_an_epoch_in_as_many_steps(prepared, ranks):
     whole = order(tasks(prepared, query=2, options=ReadOptions(seed=3)))
     parts = [
@@ -307,6 +308,7 @@ def test_a_rank_without_tasks_in_a_step_has_a_batch_of_none(prepared):
 
 
 @pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.shown_by(case="1")
 def test_ranks_of_several_shares_have_the_tasks_of_all_in_one_element(prepared, monkeypatch, size):
     total, per_batch = 3, 2
     options = {"tasks_per_batch": per_batch, "query": 2, "seed": 3, "features": ALL}

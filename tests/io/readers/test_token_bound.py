@@ -57,6 +57,7 @@ def test_no_element_exceeds_it_or_the_group_that_would_is_named(
 
 @settings(max_examples=10)
 @given(sizes=SIZES, max_tokens=st.integers(1, 60))
+@pytest.mark.shown_by("io/readers/test_groups.py::test_balancing_counts_the_values_of_a_list_column")
 def test_values_of_a_list_column_are_bounded_too(sizes, max_tokens):
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(Path(folder), sizes)
@@ -81,6 +82,7 @@ def _genres(element):
 
 @settings(max_examples=4)
 @given(sizes=SIZES, max_tokens=st.integers(5, 60), longest=st.integers(1, 12), exposed=st.integers(1, 4))
+@pytest.mark.shown_by("test_no_element_exceeds_it_or_the_group_that_would_is_named")
 def test_batches_of_sequences_have_no_more_events_and_exposures(sizes, max_tokens, longest, exposed):
     with tempfile.TemporaryDirectory() as folder:
         path = write_folder(Path(folder), sizes)

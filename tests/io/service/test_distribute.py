@@ -92,6 +92,7 @@ def test_workers_have_no_part_in_the_order(tmp_path, prepared):
 
 @settings(deadline=None, max_examples=4)
 @given(pieces=st.integers(1, 5), at_once=st.integers(1, 5), taken=st.integers(0, 40), loose=st.booleans())
+@pytest.mark.shown_by("test_fit_trains_on_it_and_goes_on_where_it_was_interrupted")
 def test_reading_goes_on_after_any_element(two, pieces, at_once, taken, loose):
     def served(position):
         return distribute(numbers, two, position=position, at_once=at_once, deterministic=not loose)
@@ -114,7 +115,9 @@ def test_reading_goes_on_after_any_element(two, pieces, at_once, taken, loose):
     assert following[0]["r"].to_list() == [[following[0]["k"][0]], [following[0]["k"][0]] * 2]
 
 
-def test_a_checkpoint_holds_the_position_inside_a_block_of_base_batches(two, tmp_path):
+@pytest.mark.parametrize("taken", [1, 19, 23])
+@pytest.mark.shown_by(case="23")
+def test_a_checkpoint_holds_the_position_inside_a_block_of_base_batches(two, tmp_path, taken):
     def served(position):
         return distribute(numbers, two, position=position, at_once=3, batches=2, shuffle=8, seed=5)
 
@@ -127,14 +130,13 @@ def test_a_checkpoint_holds_the_position_inside_a_block_of_base_batches(two, tmp
     every = sorted([*range(40), *range(1000, 1040)])
     assert [sorted(chain(*epoch)) for epoch in epochs] == [every, every]
     assert epochs[0] != epochs[1]
-    for taken in (1, 19, 23):
-        position = ServedPosition(5)
-        begun = rows(served(position).repeat().take(taken))
-        path = tf.train.Checkpoint(reading=position).write(str(tmp_path / f"at-{taken}"))
-        resumed = ServedPosition(5)
-        tf.train.Checkpoint(reading=resumed).read(path).assert_consumed()
-        rest = rows(served(resumed).repeat().take(40 - taken))
-        assert begun + rest == [*epochs[0], *epochs[1]], taken
+    position = ServedPosition(5)
+    begun = rows(served(position).repeat().take(taken))
+    path = tf.train.Checkpoint(reading=position).write(str(tmp_path / "saved"))
+    resumed = ServedPosition(5)
+    tf.train.Checkpoint(reading=resumed).read(path).assert_consumed()
+    rest = rows(served(resumed).repeat().take(40 - taken))
+    assert begun + rest == [*epochs[0], *epochs[1]]
 
 
 def test_a_lost_worker_costs_no_element_and_repeats_none(tmp_path):
@@ -234,7 +236,7 @@ def test_wrong_addresses(monkeypatch, tmp_path):
         monkeypatch.setattr("gmeta.io.service.worker._GREETING_SECONDS", 0.3)
         monkeypatch.setenv("GMETA_WORKERS_KEY", "two" * 6)
         mute = f"127.0.0.1:{deaf.getsockname()[1]}"
-        pool = WorkerPool([other.address, mute], timeout=2)
+        pool = WorkerPool([other.address, mute], timeout=1)
         expected = rf"{other.address} \(it has another key.*{mute} \(it doesn't greet: something"
         with pytest.raises(DataError, match=expected), data_errors():
             list(distribute(numbers, pool))

@@ -47,6 +47,7 @@ def rows_of(batch):
     more=st.integers(0, 4),
     seed=st.integers(0, 2**40),
 )
+@pytest.mark.shown_by("test_blocks_are_permuted_by_seed_and_number")
 def test_each_row_comes_once_in_batches_of_equal_size(sizes, batches, more, seed):
     shuffle = batches + more
     dataset = rebatch(base_batches(sizes), batches, shuffle=shuffle, seed=seed)

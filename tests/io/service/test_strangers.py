@@ -155,6 +155,7 @@ def test_a_relay_at_the_address_of_a_worker_that_has_ended_gets_nothing(tmp_path
         lambda data: data[1:],
     ],
 )
+@pytest.mark.shown_by(case="<lambda>4")
 def test_who_forwards_a_connection_can_not_change_an_element(tmp_path, monkeypatch, change):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GMETA_WORKERS_KEY", "k" * 32)

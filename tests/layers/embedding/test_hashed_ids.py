@@ -131,6 +131,7 @@ def by_shards(model, again, folder):
         pytest.param(by_shards, "xor", "mix", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.shown_by(case="by_shards-mix-xor")
 def test_rows_that_are_loaded_are_found_by_the_fold_that_they_were_saved_with(
     saved, fold, other_fold, tmp_path
 ):
@@ -266,6 +267,7 @@ def test_unsigned_ids_read_the_rows_of_signed_ones_of_the_same_bits(form):
 
 
 @pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])
+@pytest.mark.shown_by(case="dtype0")
 def test_a_model_of_unsigned_ids_trains_and_is_served(tmp_path, dtype):
     embeddings = EmbeddingCollection([FeatureConfig("item", dim=4, combiner="sum", hash=True)])
     item = tf.keras.Input([None], name="item", dtype=dtype, ragged=True)

@@ -34,6 +34,7 @@ def vectors(layer, ids):
 
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @given(rows=DENSE, text=st.booleans())
+@pytest.mark.shown_by(case="mean")
 def test_padding_is_left_out_of_what_is_pooled(combiner, rows, text):
     layer = make(combiner=combiner, hash=text)
     kept = [[each for each in row if each != -1] for row in rows]

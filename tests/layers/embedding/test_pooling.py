@@ -23,6 +23,7 @@ def reference(rows, lists, combiner):
 @pytest.mark.parametrize("combiner", POOLINGS)
 @settings(max_examples=15)
 @given(lists=LISTS)
+@pytest.mark.shown_by(case="mean")
 def test_lists_are_pooled_and_differentiated_twice(lists, combiner):
     rows = tf.constant(np.random.default_rng(0).normal(size=(5, 3)))
     ids = tf.ragged.constant(lists, dtype=tf.int64, ragged_rank=1)

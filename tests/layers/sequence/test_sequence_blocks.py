@@ -114,6 +114,7 @@ def test_ragged_sequences_give_the_same_numbers_ragged(make):
 
 
 @every_block
+@pytest.mark.shown_by(case="research")
 def test_a_functional_model_is_made_of_ragged_inputs(make):
     layer = make()
     tokens = tf.keras.Input([None, DIM], ragged=True)
@@ -136,6 +137,7 @@ def test_what_is_no_sequences_is_refused(make):
 
 
 @every_block
+@pytest.mark.shown_by(case="fuxi")
 def test_in_a_graph_without_sizes(make):
     layer = make(mask=AttentionMask(window=5))
     vector = tf.TensorSpec([None], tf.int64)

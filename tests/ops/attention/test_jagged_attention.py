@@ -105,7 +105,7 @@ def test_outputs_and_gradients_are_those_of_the_equations(
             assert np.abs(found - want).max() <= max(2 * np.abs(plain - want).max(), floor)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     sequences=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 3)), max_size=3),

@@ -38,7 +38,7 @@ def matrices(visible, offsets):
 
 
 @pytest.mark.parametrize("name", MASKS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 3)), max_size=4),
     seed=st.integers(0, 2**32 - 1),

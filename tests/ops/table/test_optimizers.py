@@ -39,6 +39,7 @@ LAZY_IN_KERAS = (
 @pytest.mark.parametrize(
     ("name", "every_row"), [*((name, True) for name in PAIRS), *((name, False) for name in LAZY_IN_KERAS)]
 )
+@pytest.mark.shown_by(case="cpu-adam-True")
 def test_optimizers_equal_keras_over_200_steps(name, every_row):
     sparse, optimizer = PAIRS[name][0], PAIRS[name][1].from_config(PAIRS[name][1].get_config())
     optimizer.jit_compile = False  # what Keras compiles on a GPU takes no IndexedSlices
@@ -79,6 +80,7 @@ def test_rowwise_adagrad_equals_adagrad_on_rows_of_one():
 
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw", "ftrl with everything"])
+@pytest.mark.shown_by(case="cpu-adam")
 def test_lazy_forms_equal_keras_with_rows_without_a_gradient_put_back(name):
     # Keras' own optimizer on a dense variable; rows without a gradient get their state of before back.
     random = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta import initializers, optimizers
@@ -23,6 +23,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+@settings(max_examples=settings().max_examples // 3)
 @given(st.integers(1, 9), st.booleans(), st.integers(0, 2**31))
 def test_rows_pay_for_the_steps_that_they_missed_as_the_reference_says(kind, dim, by_column, seed):
     rng = np.random.default_rng(seed)
@@ -47,6 +48,7 @@ def test_rows_pay_for_the_steps_that_they_missed_as_the_reference_says(kind, dim
 
 
 @pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.Adam, optimizers.Adagrad])
+@pytest.mark.shown_by(case="cpu-Adam")
 def test_a_prior_is_the_dense_penalty_where_every_row_has_a_gradient(kind):
     rng = np.random.default_rng(0)
     prior = RowPrior([0.5, 0.1, 2.0], samples=40)

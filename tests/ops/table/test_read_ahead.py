@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta import initializers, optimizers, policies
@@ -69,7 +69,6 @@ def statistics(table):
     return [int(count) for name, count in table.statistics()._asdict().items() if name not in memory]
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(ACTIONS), min_size=10, max_size=50),
     st.integers(0, 2**31),

@@ -34,6 +34,7 @@ from support.tables import assert_same_tables, give_tiers
         *(pytest.param(kind, depth, marks=pytest.mark.slow) for kind in ("rows", "grm") for depth in (0, 1)),
     ],
 )
+@pytest.mark.shown_by("test_rows_beyond_the_bound_are_in_files_and_come_back")
 def test_a_training_is_that_of_tables_in_memory(tmp_path, monkeypatch, kind, depth):
     expected = train_at_depth(kind, depth, epochs=1)
     give_tiers(monkeypatch, Tiers(host_bytes=600, ssd=tmp_path))  # less than a batch needs

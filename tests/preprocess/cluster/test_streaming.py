@@ -62,6 +62,7 @@ def streamed(data, out, config=CONFIG, on_bad="raise", spec=SPEC, ranges=7, **op
     name=st.sampled_from(["t.csv", "t.tsv", "t.jsonl"]),
     cuts=st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9)),
 )
+@pytest.mark.shown_by("test_rules_of_columns_are_those_of_the_embedded_engine")
 def test_the_bytes_are_those_of_the_embedded_engine(
     tmp_path_factory, rows, seed, config, unique, time_column, name, cuts
 ):

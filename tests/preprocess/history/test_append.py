@@ -63,6 +63,7 @@ DAYS = st.lists(st.lists(EVENTS, min_size=1, max_size=12), min_size=1, max_size=
     until=st.integers(0, 13),
     longest=st.integers(0, 9),
 )
+@pytest.mark.shown_by("test_events_that_come_later_change_no_history")
 def test_every_later_generation_rebuilds_the_history(tmp_path_factory, times, days, start, until, longest):
     # A file that was read before is refused, so a day that repeats another has one event more.
     days = [[*events, Event(99, number, 0, 0.0)] for number, events in enumerate(days)]
@@ -91,7 +92,7 @@ def test_events_that_come_later_change_no_history(tmp_path):
 
 
 def test_an_append_writes_no_full_stripe_anew(tmp_path):
-    days = [[Event(5, 10 * day + number, 1, 0.5) for number in range(6)] for day in range(20)]
+    days = [[Event(5, 10 * day + number, 1, 0.5) for number in range(6)] for day in range(8)]
     store = append_days(tmp_path, days)
     seen = {}
     for number in range(1, len(days) + 1):
@@ -249,6 +250,7 @@ def write_events(path, times):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "csv.gz", "jsonl"])
+@pytest.mark.shown_by(case="csv")
 def test_files_without_events_may_be_equal(tmp_path, kind):
     """An engine writes several of them, every day."""
     for day in (1, 2):

@@ -102,6 +102,7 @@ def test_streaming_writes_the_bytes_of_this_process(grown, tmp_path):
     assert [path.name for path in (tmp_path / "store.job").iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.shown_by("test_streaming_writes_the_bytes_of_this_process")
 def test_as_programs(grown, tmp_path):
     store, days, expected = grown
     shutil.copytree(store, tmp_path / "store")
@@ -157,6 +158,7 @@ def test_a_bad_record_ends_an_append_on_spark(spark, grown, tmp_path):
     shards=st.integers(1, 7),
     days=st.integers(1, 3),
 )
+@pytest.mark.shown_by("test_streaming_writes_the_bytes_of_this_process")
 def test_no_cut_changes_a_byte(tmp_path_factory, events, pieces, reducers, shards, days):
     folder = tmp_path_factory.mktemp("cuts")
     spec = HistorySpec("user", "ts", shards=shards, stripe_events=3)

@@ -122,6 +122,7 @@ def test_an_edited_manifest_is_refused(store, edit, message):
     "content",
     [b"two", "²".encode(), b"", b"0", b"-2", b"2.0", b"2 2", b"\xff\xfe", b"2 " + b"g" * 64, b"9" * 5000],
 )
+@pytest.mark.shown_by(case="two")
 def test_a_damaged_pointer_is_refused(store, content):
     (store / CURRENT).write_bytes(content)
     for use in (Generation, compact_history, list_examples, verify_history):
@@ -146,6 +147,7 @@ SET_BACK = {
 
 @pytest.mark.parametrize("pointer", SET_BACK)
 @pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.shown_by(case="1-a number that was edited")
 def test_generations_after_the_pointer_are_not_lost(tmp_path, store, pointer, number):
     for generation in (3, 4):
         grow(tmp_path, generation)
@@ -253,12 +255,14 @@ def killed_at(count, work):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("write", ["append", "compact", "scrub"])
-def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, store, write):
+@pytest.mark.shown_by(case="compact-5")
+def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, store, write, every):
     before = everything(store)
     day = write_day(tmp_path / "day.parquet", draw_day(5, 200, day=3))
     whole = shutil.copytree(store, tmp_path / "whole")
-    points = 0
+    point = 1
 
     def work():
         if write == "append":
@@ -268,8 +272,8 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
         else:
             scrub_history(store, [7])
 
-    while killed_at(points + 1, work):
-        points += 1
+    while killed_at(point, work):
+        point += every
         number = Generation(store).manifest.generation
         assert verify_history(store).faults == ()
         if number == 2:
@@ -281,7 +285,7 @@ def test_a_writer_that_is_killed_leaves_the_old_store_or_the_new_one(tmp_path, s
             assert number == 3
             shutil.rmtree(store)
             shutil.copytree(whole, store)
-    assert points >= 10  # two files of two shards, the manifest, the generation and CURRENT
+    assert point > 10  # two files of two shards, the manifest, the generation and CURRENT
     assert Generation(store).manifest.generation == 3
     assert verify_history(store).faults == ()
     own = int(np.diff(before.row_splits)[7])
@@ -302,22 +306,24 @@ NEXT_COMMANDS = [
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_what_a_killed_process_has_begun_to_drop_is_gone_after_the_next_command(tmp_path, store):
+@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.shown_by(case="5")
+def test_what_a_killed_process_has_begun_to_drop_is_gone_after_the_next_command(tmp_path, store, every):
     before = everything(store)
     compact_history(store)
     compact_history(store)
     day = write_day(tmp_path / "day.parquet", draw_day(5, 20))
-    whole, points, begun = shutil.copytree(store, store.with_name("whole")), 0, 0
-    while killed_at(points + 1, lambda: drop_generations(store, [1, 2])):
-        points += 1
+    whole, point, begun = shutil.copytree(store, store.with_name("whole")), 1, 0
+    while killed_at(point, lambda: drop_generations(store, [1, 2])):
+        point += every
         has_begun = (store / "DROPPING").exists()
         begun += has_begun
-        name, *options = NEXT_COMMANDS[points % len(NEXT_COMMANDS)].split()
-        options += {"append": ["--data", str(day)], "export": [str(tmp_path / f"out-{points}")]}.get(name, [])
+        name, *options = NEXT_COMMANDS[point % len(NEXT_COMMANDS)].split()
+        options += {"append": ["--data", str(day)], "export": [str(tmp_path / f"out-{point}")]}.get(name, [])
         done = CliRunner().invoke(main, ["history", name, str(store), *options])
         there = {path.name for path in (store / "generations").iterdir()}
         if has_begun:
-            assert not there & {"00000001", "00000002"}, (points, name)
+            assert not there & {"00000001", "00000002"}, (point, name)
             assert not (store / "DROPPING").exists()
         elif "00000001" in there:
             assert "00000002" in there
@@ -325,7 +331,7 @@ def test_what_a_killed_process_has_begun_to_drop_is_gone_after_the_next_command(
         assert verify_history(store).faults == ()
         shutil.rmtree(store)
         shutil.copytree(whole, store)
-    assert begun > 12  # the folders' files, their names, and DROPPING itself
+    assert begun * every > 12  # the folders' files, their names, and DROPPING itself
     assert sorted(path.name for path in (store / "generations").iterdir()) == ["00000003", "00000004"]
     assert all((everything(store).columns[name] == before.columns[name]).all() for name in before.columns)
 
@@ -403,18 +409,20 @@ CLICKS = ExampleSet("clicks", "/nowhere/clicks", "0" * 64, 20, (1, 2), 1000)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_process_that_is_killed_while_it_registers_leaves_the_old_registration_or_the_new_one(store):
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.shown_by(case="3")
+def test_a_process_that_is_killed_while_it_registers_leaves_the_old_registration_or_the_new_one(store, every):
     register(store, CLICKS)
-    other, points = replace(CLICKS, generations=(2,)), 0
-    while killed_at(points + 1, lambda: register(store, other)):
-        points += 1
+    other, point = replace(CLICKS, generations=(2,)), 1
+    while killed_at(point, lambda: register(store, other)):
+        point += every
         assert list_examples(store) in ([CLICKS], [other])
         assert verify_history(store).faults == ()
         with pytest.raises(ConfigError, match="'clicks' at /nowhere/clicks read generation 2 of"):
             refuse_needed(store, {2})
         register(store, CLICKS)
         assert [path.name for path in (store / "examples").iterdir()] == ["clicks.json"]
-    assert points >= 5  # the file's content, its name, the folder and the store
+    assert point > 5  # the file's content, its name, the folder and the store
     assert list_examples(store) == [other]
     points = 0
     while killed_at(points + 1, lambda: remove_examples(store, "clicks")):
@@ -426,12 +434,14 @@ def test_a_process_that_is_killed_while_it_registers_leaves_the_old_registration
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_an_export_that_is_killed_leaves_no_file_that_looks_whole(tmp_path, store):
-    out, points = tmp_path / "out", 0
-    while killed_at(points + 1, lambda: export_history(store, out)):
-        points += 1
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.shown_by(case="3")
+def test_an_export_that_is_killed_leaves_no_file_that_looks_whole(tmp_path, store, every):
+    out, point = tmp_path / "out", 1
+    while killed_at(point, lambda: export_history(store, out)):
+        point += every
         assert not out.exists()
-    assert points >= 6
+    assert point > 6
     names = ["_spec.toml", "shard-00000.parquet", "shard-00001.parquet"]
     assert sorted(path.name for path in out.iterdir()) == names
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -101,6 +101,7 @@ def late(folder, generation="generation", opened=None, columns=("shown",), **arg
     return found
 
 
+@pytest.mark.shown_by("test_exposures_side_by_side_are_examples_each_and_readers_check_them")
 def test_a_later_generation_gives_the_histories_of_the_time_of_writing(folder):
     rows = write_shown(folder)
     then = [seen_at(row, 2) for row in rows]
@@ -127,6 +128,7 @@ def test_a_later_generation_gives_the_histories_of_the_time_of_writing(folder):
 
 
 @pytest.mark.parametrize("values", [1, 13, 1 << 22])
+@pytest.mark.shown_by(case="13")
 def test_each_row_has_the_length_and_the_checksum_of_its_own_generation(folder, monkeypatch, values):
     monkeypatch.setattr(exposure_source, "_VALUES", values)
     append(folder, 3)

@@ -53,6 +53,7 @@ def rows_of(folder):
     users=st.none() | st.sets(st.integers(0, 35), max_size=9),
     part=st.sampled_from([1, 7, 1 << 18]),
 )
+@pytest.mark.shown_by("test_an_append_of_an_export_makes_the_store_again")
 def test_an_export_has_the_events_of_its_generation(
     tmp_path_factory, sizes, compacted, generation, until, users, part
 ):

@@ -41,6 +41,7 @@ def shards_of(store):
     cold_modulus=st.sampled_from([0, 2]),
     shards=st.integers(1, 3),
 )
+@pytest.mark.shown_by("test_columns_may_have_other_names_in_the_table")
 def test_a_table_and_what_was_prepared_of_it_give_the_same_bytes(
     tmp_path_factory, rows, layout, codec, batch_rows, cold_modulus, shards
 ):

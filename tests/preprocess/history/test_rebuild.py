@@ -93,6 +93,7 @@ def change(store, model, kind, given, number):
 @given(
     changes=CHANGES, until=st.integers(0, 9000), opened=st.integers(0, 9), longest=st.sampled_from([2, 999])
 )
+@pytest.mark.shown_by("test_a_scrub_and_a_drop_leave_nothing_of_a_user")
 def test_a_store_is_what_plain_python_has(tmp_path_factory, changes, until, opened, longest):
     store, model = tmp_path_factory.mktemp("changes") / "store", Model()
     change(store, model, "append", 5, 1)

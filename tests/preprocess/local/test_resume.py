@@ -94,6 +94,7 @@ def written(monkeypatch):
         ("after(files, 'put_in_place', 0)", 12),  # all but the name, and nothing known of it any more
     ],
 )
+@pytest.mark.shown_by(case=["after(Journal, 'add_sorted', 0)-12", "after(ShardFile, 'close', 4)-8"])
 def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(data, tmp_path, written, patch, again):
     prepare(data, tmp_path / "whole", CONFIG, spec=SPEC)
     written.clear()
@@ -141,6 +142,7 @@ def test_a_finished_shard_that_was_damaged_is_written_again(data, tmp_path, writ
 
 
 @pytest.mark.parametrize("cut", [1, 5, 60])
+@pytest.mark.shown_by(case="5")
 def test_a_journal_whose_last_line_was_cut(data, tmp_path, cut):
     prepare(data, tmp_path / "whole", CONFIG, spec=SPEC)
     killed(data, tmp_path, "after(ShardMerger, 'write', 4)")

@@ -59,6 +59,9 @@ def test_a_bad_line_ends_the_run(raw, tmp_path, name, line, text, message):
 
 
 @pytest.mark.parametrize(("name", "line", "text", "message"), BAD_LINES)
+@pytest.mark.shown_by(
+    case="u.user-3-3|old|M|artist|12345-not a number: age must be a whole number, got 'old'"
+)
 def test_a_bad_line_is_counted_and_left_out(raw, tmp_path, name, line, text, message):
     edit(raw, name, {line: text})
     summary = prepare(raw, tmp_path / "out", on_bad="skip")

@@ -135,6 +135,7 @@ def test_what_makes_no_sense_is_refused(raw, tmp_path):
 
 
 @pytest.mark.data
+@pytest.mark.shown_by("test_partitions_become_splits_of_tasks_in_the_order_of_movie_and_rating")
 def test_the_published_split(tmp_path):
     raw = movielens_1m_of_melu()
     summary = prepare(raw, tmp_path / "data")

@@ -108,6 +108,7 @@ def test_the_reference_reads_what_was_written(tmp_path_factory, table):
 
 @pytest.mark.parametrize("layout", ["example", "columnar"])
 @given(table=grouped_tables(), data=st.data())
+@pytest.mark.shown_by(case="columnar")
 def test_the_index_agrees_with_a_walk_of_the_file(tmp_path_factory, layout, table, data):
     schema, groups = table
     path = tmp_path_factory.mktemp("groups") / "x"

@@ -82,7 +82,9 @@ def test_a_field_that_ends_in_a_backslash_where_backslashes_escape_quotes(tmp_pa
     assert "Level 4\\" in Texts.of(tmp_path / "out").table("title")["text"].to_pylist()
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["t.csv", pytest.param("t.jsonl", marks=pytest.mark.shown_by("test_a_bad_value_in_text"))]
+)
 @pytest.mark.parametrize(("row", "reason", "said"), BAD_ROWS + BAD_TEXT)
 def test_a_bad_value_in_text(tmp_path, name, row, reason, said):
     data = text_file(tmp_path / name, row, 11)
@@ -160,6 +162,7 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
 
 
 @pytest.mark.parametrize("number", [7, 130_000], ids=["in the first batch", "in a later one"])
+@pytest.mark.shown_by(case="in the first batch")
 def test_a_line_that_is_not_json(tmp_path, number):
     data = tmp_path / "t.jsonl"
     lines = [json.dumps(GOOD)] * (number + 5)
@@ -180,6 +183,7 @@ def test_a_column_of_json_that_is_nested_deeply_is_left_out(tmp_path, deep):
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet"])
 @pytest.mark.parametrize("bad", ["2014-02-30 10:00:00", "0000-00-00 00:00:00", "2014-02-28 24:00:00"])
+@pytest.mark.shown_by(case="2014-02-30 10:00:00-t.csv")
 def test_an_impossible_date_takes_no_other_row_with_it(tmp_path, name, bad):
     times = ["2014-02-27 10:00:00", bad, "2014-03-02"]
     data = write_table(pa.table({"user": [1, 2, 3], "ts": times, "click": [1, 0, 1]}), tmp_path / name)
@@ -191,6 +195,7 @@ def test_an_impossible_date_takes_no_other_row_with_it(tmp_path, name, bad):
     assert found == [1393495200, 1393718400]
 
 
+@pytest.mark.shown_by("test_records_that_an_engine_loses_are_missed")
 def test_a_line_of_more_than_the_parsers_buffer_is_counted(tmp_path, monkeypatch):
     """DuckDB's rejects don't name such a line: with --on-bad skip it was not even counted."""
     data = tmp_path / "t.csv"

@@ -79,6 +79,7 @@ def test_columns_that_differ_in_case_are_refused(tmp_path, ending):
 
 @pytest.mark.parametrize("default", ["unknown", "", "é", 7])
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+@pytest.mark.shown_by(case="csv-unknown")
 def test_a_missing_text_has_the_hash_of_its_default(tmp_path, ending, default):
     table = pa.table({"user": [1, 1, 1], "ts": [1, 2, 3], "item": ["a", None, "b"]})
     path = write_table(table, tmp_path / f"t.{ending}")

@@ -159,6 +159,7 @@ def test_little_memory_gives_the_same_bytes(expected, tmp_path, monkeypatch):
     unique=st.sampled_from([(), ("item",), ("item", "click")]),
     time=st.sampled_from(["ts", None, "price"]),
 )
+@pytest.mark.shown_by("test_what_is_written_is_what_was_given")
 def test_the_engine_agrees_with_the_plan_in_memory(tmp_path_factory, rows, seed, config, unique, time):
     folder = tmp_path_factory.mktemp("both")
     data = write_table(event_table(rows, users=5, seed=seed), folder / "t.parquet")
@@ -270,6 +271,7 @@ def test_columns_without_a_name_or_a_value_are_left_out_and_named(tmp_path, text
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.shown_by(case="csv")
 def test_the_order_of_files_and_rows_decides_no_type(tmp_path, form):
     """A word for a missing price, in any place, is asked about, and hashes no price of the other file."""
     one = write_table(pa.table({"user": [1, 1], "price": [0.5, 0.7]}), tmp_path / f"a.{form}")
@@ -432,6 +434,7 @@ def test_rows_that_do_not_fit_into_memory(wide, tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+@pytest.mark.shown_by("cli/test_prepare.py::test_a_file_size_limit_is_one_line_and_leaves_nothing")
 def test_a_disk_that_is_too_small_for_temporary_files(wide, tmp_path):
     done = out_of_core(wide, tmp_path / "out", 4 << 20)
     assert done.returncode == 2

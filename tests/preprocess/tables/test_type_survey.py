@@ -39,7 +39,9 @@ def text_file(path, values, name="x"):
     return path
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["t.csv", pytest.param("t.jsonl", marks=pytest.mark.shown_by("test_what_values_of_text_decide"))]
+)
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
