@@ -121,7 +121,7 @@ def test_a_run_without_a_data_set_says_which_command_makes_one(tmp_path, monkeyp
     assert "no prepared data set, neither here nor in data; run `gmeta prepare` first" in result.stderr
 
 
-@pytest.mark.shown_by("test_a_setting_of_cold_start_trains_that_alone")
+@pytest.mark.shown_by("test_a_setting_of_either_family_trains_that_alone")
 def test_cold_start_and_ranking_train_side_by_side(folder, monkeypatch):
     monkeypatch.chdir(folder)
     small = RunFolder(folder / "runs/default").load()[0].methods["joint"]
