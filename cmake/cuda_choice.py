@@ -1,4 +1,4 @@
-"""Decides whether the CUDA kernels are compiled: setup.py and set-up (tools/dev/machine.py) ask it.
+"""Decides whether the CUDA kernels are compiled: for setup.py and set-up (tools/dev/machine.py).
 
 nvcc takes many minutes, so it runs only where a GPU can use the result, or where `GMETA_CUDA=ON` asks for it.
 """
@@ -14,7 +14,7 @@ CHOICES = ("AUTO", "ON", "OFF")
 
 
 def cuda_choice(root: Path = Path("/")) -> str:
-    """Return what CMake's GMETA_CUDA shall be.
+    """Return the value of CMake's GMETA_CUDA.
 
     Args:
       root: The folder that holds dev and proc.

@@ -7,10 +7,10 @@ function(gmeta_for_wheels name)
     return()
   endif()
   target_sources(${name} PRIVATE ${CMAKE_SOURCE_DIR}/ops/common/manylinux.cc)
-  # Libraries that are parts of libc now. There, they are empty; where libc is older, functions are in them.
+  # Newer versions of glibc include these libraries and leave them empty; with older ones they have functions.
   target_link_options(${name} PRIVATE -Wl,--gc-sections)
   target_link_libraries(${name} PRIVATE -Wl,--no-as-needed -l:libpthread.so.0 -l:libdl.so.2 -l:librt.so.1
     -Wl,--as-needed)
-  # TensorFlow's libraries are in the process already; _gmeta_cuda.so lies beside.
+  # TensorFlow's libraries are already in the process; _gmeta_cuda.so is in the same folder.
   set_target_properties(${name} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
 endfunction()

@@ -1,5 +1,5 @@
-# The fuzzer of what parses files, for `make fuzz`: gcc instruments, tests/native/fuzz drives. What is fuzzed
-# reports where it comes through and what it compares; the driver isn't, or it would find its own way about.
+# The fuzzer of parsers, for `make fuzz`: gcc instruments, tests/native/fuzz drives. Fuzzed code reports its
+# branches and comparisons; the driver isn't instrumented, or it would explore itself.
 set(GMETA_FUZZ_OPTIMIZE -O1 CACHE STRING "-O0 compiles in half the time, and runs slower")
 set(fuzz_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer ${GMETA_FUZZ_OPTIMIZE} -UNDEBUG)
 add_library(fuzz_targets OBJECT

@@ -1,4 +1,4 @@
-# One executable per tests/native/*_test.cc. The cores know no TensorFlow, so neither do these.
+# One executable per tests/native/*_test.cc. The cores don't depend on TensorFlow, so neither do these.
 enable_testing()
 add_custom_target(native_tests)
 file(GLOB test_sources CONFIGURE_DEPENDS tests/native/*_test.cc)
@@ -10,10 +10,10 @@ foreach(source ${test_sources})
   add_executable(${name} ${source})
   target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   target_compile_options(${name} PRIVATE -UNDEBUG)
-  if(name MATCHES "^emulated_")  # CUDA sources, for which g++ is given a GPU
+  if(name MATCHES "^emulated_")  # CUDA sources, compiled by g++ for an emulated GPU
     target_include_directories(${name} BEFORE PRIVATE ${CMAKE_SOURCE_DIR}/tests/native/emulated_gpu)
     target_compile_options(${name} PRIVATE -Wno-unknown-pragmas -U_FORTIFY_SOURCE)  # fibers jump
-    # A GPU refuses an address that isn't aligned; a CPU takes it.
+    # A GPU rejects an unaligned address; a CPU accepts it.
     target_compile_options(${name} PRIVATE -fsanitize=alignment -fno-sanitize-recover=alignment)
     target_link_options(${name} PRIVATE -fsanitize=alignment)
   endif()

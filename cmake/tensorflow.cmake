@@ -1,8 +1,8 @@
-# Asks the installed TensorFlow how to compile against it, and defines gmeta_op_library.
+# Queries the flags of the installed TensorFlow, and defines gmeta_op_library.
 if(NOT GMETA_PYTHON)
   set(GMETA_PYTHON python3)
 endif()
-# The answer is kept for as long as the same TensorFlow lies in the same place; setup.py says which it is.
+# The answer is cached for one version and folder of TensorFlow, which setup.py passes.
 if(NOT GMETA_TF_VERSION OR NOT GMETA_TF_ASKED STREQUAL "${GMETA_TF_INSTALLED}")
   execute_process(
     COMMAND ${CMAKE_COMMAND} -E env TF_CPP_MIN_LOG_LEVEL=3 TF_USE_LEGACY_KERAS=1
@@ -23,13 +23,13 @@ if(NOT GMETA_TF_VERSION OR NOT GMETA_TF_ASKED STREQUAL "${GMETA_TF_INSTALLED}")
 endif()
 message(STATUS "TensorFlow ${GMETA_TF_VERSION}, C++11 ABI ${GMETA_TF_ABI}")
 
-# What parsing TensorFlow's headers takes is most of what an op takes to compile, so it is done once.
+# Most of an op's compile time is parsing TensorFlow's headers, so that is done once.
 set(GMETA_TF_HEADERS <tensorflow/core/framework/common_shape_fns.h> <tensorflow/core/framework/dataset.h>
     <tensorflow/core/framework/op.h> <tensorflow/core/framework/op_kernel.h>
     <tensorflow/core/framework/shape_inference.h>)
 
-# One shared library out of every kernels*.cc and ops.cc below a room; kernels_gpu*.cc, which hand tensors to
-# _gmeta_cuda.so, are left out where that isn't built. The first library precompiles the headers for all.
+# One shared library of every kernels*.cc and ops.cc below a folder, without kernels_gpu*.cc, which pass
+# tensors to _gmeta_cuda.so, if that isn't built. The first library precompiles the headers for all.
 function(gmeta_op_library name room)
   file(GLOB sources CONFIGURE_DEPENDS ${room}/*/kernels*.cc ${room}/*/ops.cc)
   file(GLOB gpu_sources CONFIGURE_DEPENDS ${room}/*/kernels_gpu*.cc)
@@ -50,7 +50,7 @@ function(gmeta_op_library name room)
     target_precompile_headers(${name} PRIVATE ${GMETA_TF_HEADERS})
     set_property(GLOBAL PROPERTY GMETA_TF_PRECOMPILED ${name})
   endif()
-  # These take no header of TensorFlow, or take them with GOOGLE_CUDA.
+  # These include no TensorFlow header, or include them with GOOGLE_CUDA.
   set_source_files_properties(ops/common/build_info.cc ops/common/manylinux.cc ${gpu_sources} PROPERTIES
     SKIP_PRECOMPILE_HEADERS ON)
   target_link_directories(${name} PRIVATE ${GMETA_TF_LIBRARY})
@@ -61,7 +61,7 @@ function(gmeta_op_library name room)
     target_include_directories(${name} SYSTEM PRIVATE
       ${GMETA_TF_INCLUDE}/third_party/gpus/cuda/include ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
     target_link_libraries(${name} PRIVATE gmeta_cuda)
-    # The two lie side by side.
+    # Both are in the same folder.
     set_target_properties(${name} PROPERTIES BUILD_RPATH_USE_ORIGIN ON BUILD_RPATH "$ORIGIN")
   endif()
   gmeta_for_wheels(${name})

@@ -1,4 +1,4 @@
-"""Prints what CMake needs of the installed TensorFlow, as a CMake list: version;include;lib;abi.
+"""Prints the flags of the installed TensorFlow for CMake, as a CMake list: version;include;lib;abi.
 
 An argument is the folder of packages that has it, for a Python that doesn't look there: the one in which pip
 builds.

@@ -196,7 +196,7 @@ def save(
         manifest = Manifest.load(target)
     for name, (_, step) in written.items():
         tables[name].journal_saved()
-        baselines[tables[name]] = Baseline(manifest.id, step, shards)
+        baselines[tables[name]] = Baseline(manifest.id, step, shards, tables[name].journal_epoch)
     own = {name: entry.parts[0] for name, (entry, _) in written.items()}
     return CheckpointInfo(
         folder=target,
@@ -267,7 +267,8 @@ def load(
     for name, table in tables.items():
         table.start_journal(journal if ranks.writes else 0)
         if found[name].origin == name:  # else no increment can continue it
-            baselines[table] = Baseline(reader.manifest.id, reader.manifest.tables[name].step, shards)
+            step = reader.manifest.tables[name].step
+            baselines[table] = Baseline(reader.manifest.id, step, shards, table.journal_epoch)
     return CheckpointInfo(
         folder=path,
         id=reader.manifest.id,

@@ -60,11 +60,13 @@ class Baseline:
       id: The checkpoint's id.
       step: The table's step when the checkpoint was saved.
       shards: The logical shards of the checkpoint that the table held.
+      epoch: The table's ``journal_epoch`` since then.
     """
 
     id: str
     step: int
     shards: range
+    epoch: int
 
 
 baselines: WeakKeyDictionary[HashTable, Baseline] = WeakKeyDictionary()
@@ -195,7 +197,7 @@ def _why_full(name: str, table: HashTable, base: Manifest, shards: range) -> str
         return "the table was last saved to or loaded from another checkpoint than the base"
     if baseline.shards != shards:
         return "this rank held other logical shards at the base"
-    if not bool(table.journal_whole()):
+    if baseline.epoch != table.journal_epoch or not bool(table.journal_whole()):
         return "no journal since the base: it was off, it overflowed, or the table was imported into"
     return ""
 

@@ -76,21 +76,26 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
     if json_path:
         save(evaluation, json_path)
         click.echo(f"table as data: {json_path}")
-    beside = None if others or not run.beside.begun else _measure_ranking(run.beside, on_bad)
+    beside = None if others or not run.beside.begun else _measure_ranking(run, on_bad)
     click.echo(f"report: {write_report(evaluation, run.path, beside=beside)}")
 
 
 def _measure_ranking(run: RunFolder, on_bad: OnBad) -> Beside | None:
-    """Measure the run for ranking beside one for cold start; None if its training hasn't ended."""
+    """Measure the run for ranking beside one for cold start; None if that can't be done."""
+    from gmeta.core.collectives import world
     from gmeta.experiment.ranking.page import about, headline, table
     from gmeta.experiment.report.page import Beside
 
+    beside = run.beside
     try:
-        results = _evaluate_ranking(run, None, on_bad)
-    except DataError as error:
+        if world().size > 1:
+            raise ConfigError("it is evaluated in one process: leave --np out")
+        run.check_beside()
+        results = _evaluate_ranking(beside, None, on_bad)
+    except (ConfigError, DataError) as error:
         click.echo(f"ranking is left out: {error}", err=True)
         return None
-    return Beside(about(results), headline(results), *table(results), f"{run.path.name}/report.html")
+    return Beside(about(results), headline(results), *table(results), f"{beside.path.name}/report.html")
 
 
 def _evaluate_catalogue(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> None:

@@ -12,7 +12,7 @@ import click
 from gmeta.cli.options import FAMILY, find_data, on_bad_option, run_option
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, NotFiniteError
 from gmeta.core.imports import MissingExtraError
 from gmeta.core.json_values import parse_json
 from gmeta.core.schema import OnBad
@@ -154,27 +154,27 @@ def command(
     if first:
         if waiting.elements:
             click.echo(str(waiting), err=True)
-        if beside:
-            _train_beside(shared, run, source, where, on_bad)
+        if beside and world().size > 1:
+            own = ["--for", "ranking", "--run", str(run.beside.path), "--data", str(source)]
+            own += ["--config", str(config_path)] if config_path else []
+            own += [word for each in assignments for word in ("--set", each)]
+            own += ["--budget", budget] if budget is not None else []
+            own += ["--on-bad", on_bad] if on_bad != "raise" else []
+            click.echo(f"ranking trains in one process: `{shlex.join(['gmeta', 'train', *own])}`", err=True)
+        elif beside:
+            _train_beside(shared, run.beside, source, where, on_bad)
         _point_to_evaluate(run.path)
 
 
 def _train_beside(settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad) -> None:
-    """Train for ranking after cold start, unless there are several ranks, or the data don't allow it."""
-    from gmeta.core.collectives import world
+    """Train for ranking after cold start, unless the data or what is in the folder don't allow it."""
     from gmeta.experiment.ranking.plan import plan_ranking
 
-    own = ["gmeta", "train", "--for", "ranking", "--run", str(run.beside.path), "--data", str(data)]
-    if world().size > 1:
-        click.echo(f"ranking trains in one process: `{shlex.join(own)}`", err=True)
-        return
-    click.echo(f"learns to predict for all rows: ranking, in {run.beside.path}", err=True)
+    click.echo(f"learns to predict for all rows: ranking, in {run.path}", err=True)
     try:
-        planned = plan_ranking(settings, data, where, on_bad)
-    except (ConfigError, DataError) as error:
+        _train_planned(plan_ranking(settings, data, where, on_bad), run, data)
+    except (ConfigError, DataError, NotFiniteError) as error:
         click.echo(f"ranking is left out: {error}", err=True)
-        return
-    _train_planned(planned, run.beside, data)
 
 
 def _train_catalogue(

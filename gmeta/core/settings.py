@@ -343,7 +343,7 @@ def parse_duration(text: str, what: str) -> float:
       >>> parse_duration("2m", "the budget")
       120.0
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text) if isinstance(text, str) else None
     if found is None:
         raise ConfigError(f'{what} must be a time such as "90s", "2m" or "1h", or "0", got {text!r}')
     return float(found[1]) * _SECONDS[found[2]]

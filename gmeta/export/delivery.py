@@ -107,7 +107,10 @@ def _next(folder: Path, layout: Layout, version: int) -> Delta | None:
     size = 0
     for path in (path for number, path in deltas_in(folder).items() if number > version):
         expected = found[-1].version if found else version
-        delta = Delta.decode(path.read_bytes(), layout, path)
+        try:
+            delta = Delta.decode(path.read_bytes(), layout, path)
+        except (OSError, ValueError, TypeError) as error:  # as where the publisher deletes it meanwhile
+            raise DataError(f"can't be read: {error}", path=path) from error
         if delta.after != expected:
             break
         size += path.stat().st_size
@@ -116,15 +119,21 @@ def _next(folder: Path, layout: Layout, version: int) -> Delta | None:
         found.append(delta)
     if found:
         return combine(found)
-    newer = [base for base in models_in(folder) if base > version]
-    if newer:
+    bases, last = models_in(folder), max([0, *deltas_in(folder), *models_in(folder)])
+    if version > last:
         raise DataError(
-            f"no delta continues version {version}",
+            f"the server has version {version}, and the last one here is {last}",
             path=folder,
-            advice=f"the server has to load {folder / MODEL / str(newer[-1])}, as TensorFlow Serving does by "
-            "itself with this folder as --model_base_path",
+            advice="it serves the model of another folder, or an old one of this folder",
         )
-    return None
+    if version == last:
+        return None
+    load = f"the server has to load {folder / MODEL / str(bases[-1])}" if bases else "publish again"
+    raise DataError(
+        f"no delta continues version {version}",
+        path=folder,
+        advice=f"{load}, as TensorFlow Serving does by itself with --model_base_path={folder / MODEL}",
+    )
 
 
 def deliver(

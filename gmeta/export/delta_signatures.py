@@ -9,6 +9,7 @@ and some after the delta.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.merged_tables import NamedTable, tables_by_full_name
-from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, VERSION, Layout
+from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, SIZE, VERSION, Layout
 from gmeta.export.signature import Signature
 from gmeta.ops import HashTable
 from gmeta.ops.table.portable_tables import LiveTable, PortableTables
@@ -33,6 +34,7 @@ class Updates:
 
     def __init__(self, layout: Layout, version: int) -> None:
         self._layout, self._version = layout, version
+        self.resources: list[Any] = []  # which the exported object must keep
 
     def signatures(
         self, model: tf.keras.Model, copies: PortableTables, read: Sequence[tf.Variable]
@@ -45,9 +47,21 @@ class Updates:
           read: The variables that they read.
 
         Raises:
-          ConfigError: The graphs read something that was computed from the model when it was exported, such
-            as a catalogue's vectors, so that deltas wouldn't change all answers.
+          ConfigError: The graphs read something that deltas don't change: what was computed from the model
+            when it was exported, such as a catalogue's vectors, a table that isn't the model's, or a weight
+            that the layout lacks.
         """
+        if layout_of(model, self._layout.stream) != self._layout:
+            raise ConfigError(
+                f"{model.name} has other tables and weights than its stream of deltas: build it, by a call "
+                "on a batch, before it is published"
+            )
+        own = {id(table) for table in tables_of(model)}
+        if others := sorted(table.name for table, _ in copies.copies if id(table) not in own):
+            raise ConfigError(
+                f"{model.name} can't be updated by deltas: its graph reads {', '.join(others)}, which isn't "
+                "a table of its layers"
+            )
         copy_of = {id(table): copy for table, copy in copies.copies}
         physical = {table.name: copy_of.get(id(table)) for table in tables_of(model)}
         tables = {
@@ -67,7 +81,9 @@ class Updates:
             )
         used = {known[variable.ref()] for variable in read if variable.ref() in known}
         dense = {name: weights[name] for name in weights if name in used}
-        return Apply(self._layout, self._version, tables, dense).signatures
+        apply = Apply(self._layout, self._version, tables, dense)
+        self.resources = [apply.lock, apply.version]
+        return apply.signatures
 
 
 def _changes(variable: tf.Variable) -> bool:
@@ -110,7 +126,20 @@ def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
 
 
 def layout_of(model: tf.keras.Model, stream: str) -> Layout:
-    """Describe a model for a stream of deltas."""
+    """Describe a model for a stream of deltas.
+
+    Raises:
+      ConfigError: Rows of a table cool down to float16 without being touched, or a weight holds text.
+    """
+    for table in tables_of(model):
+        if table.precision is not None and table.precision.half_life is not None:
+            raise ConfigError(
+                f"table {table.name!r} has TwoPrecisions(half_life=...), by which rows change that no step "
+                "touches: deltas don't have them"
+            )
+    for name, variable in dense_weights(model).items():
+        if variable.dtype not in _BITCAST:
+            raise ConfigError(f"deltas can't hold weight {name}, of dtype {variable.dtype.name}")
     dims = {table.name: table.dim for table in tables_of(model)}
     return Layout(
         stream,
@@ -120,6 +149,18 @@ def layout_of(model: tf.keras.Model, stream: str) -> Layout:
             for name, variable in dense_weights(model).items()
         },
     )
+
+
+class Lock(tf.saved_model.experimental.TrackableResource):
+    """A lock of TensorFlow's own; its owner is the tensor that `MutexLock` returns."""
+
+    def __init__(self) -> None:
+        super().__init__(device="CPU")
+        with tf.init_scope():
+            _ = self.resource_handle
+
+    def _create_resource(self) -> tf.Tensor:
+        return tf.raw_ops.MutexV2(shared_name=f"gmeta_lock_{uuid.uuid4().hex}")
 
 
 class Apply:
@@ -142,9 +183,7 @@ class Apply:
     ) -> None:
         self._layout, self._tables, self._dense = layout, tables, dense
         self.version = tf.Variable(version, dtype=tf.int64, trainable=False, name="delta_version")
-        for name, variable in dense.items():
-            if variable.dtype not in _BITCAST:
-                raise ConfigError(f"deltas can't hold weight {name}, of dtype {variable.dtype.name}")
+        self.lock = Lock()
 
     @property
     def signatures(self) -> dict[str, Signature]:
@@ -158,14 +197,25 @@ class Apply:
         }
 
     def _apply(self, delta: tf.Tensor) -> tf.Tensor:
+        """Apply a delta while no other one is applied, so that versions are checked and set together."""
+        held = tf.raw_ops.MutexLock(mutex=self.lock.resource_handle)
+        with tf.control_dependencies([held]):
+            version = self._check_and_change(tf.identity(delta))
+        with tf.control_dependencies([version]):
+            released = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
+        with tf.control_dependencies([released]):
+            return tf.identity(version)
+
+    def _check_and_change(self, delta: tf.Tensor) -> tf.Tensor:
         words = tf.io.decode_raw(delta, tf.int64)
-        size = tf.size(words)
-        whole = tf.debugging.Assert(size >= HEAD, ["not a delta of gmeta: words", size])
+        whole = tf.debugging.Assert(tf.size(words) >= HEAD, ["not a delta of gmeta: words", tf.size(words)])
         with tf.control_dependencies([whole]):
             words = tf.identity(words)
+        size = tf.size(words)
         factors = 2 * tf.range(tf.cast(size, tf.int64)) + 1
         factors = tf.tensor_scatter_nd_update(factors, [[CHECKSUM]], tf.zeros([1], tf.int64))
         sound = tf.equal(tf.reduce_sum(words * factors), words[CHECKSUM])
+        sound = tf.logical_and(sound, tf.equal(words[SIZE], tf.cast(size, tf.int64)))
         after, version, now = words[AFTER], words[VERSION], self.version.read_value()
         known = version <= now
         checks = [

@@ -2,7 +2,7 @@
 
 A delta is a vector of little-endian int64 words, all of whose parts begin at a whole word::
 
-    magic  fingerprint  after  version  tables  dense  checksum  0
+    magic  fingerprint  after  version  tables  dense  checksum  words
     for each table:  number of rows, number of removed ids
     for each dense weight:  1 if the delta has it, else 0
     for each table:  removed ids, ids, rows (float32)
@@ -11,8 +11,8 @@ A delta is a vector of little-endian int64 words, all of whose parts begin at a 
 It turns a model of version ``after`` into one of ``version``. Ids are those of users' tables, without the
 bits that separate merged tables, so servers whose tables are merged otherwise can read them. The fingerprint
 is a hash of the stream's name and of the names and shapes of all tables and weights: a delta of another
-training is refused. The checksum is ``sum_i (2 i + 1) w_i`` modulo 2^64 over all words but itself. It notices
-each changed word, and exchanged ones.
+training is refused. The last word of the header is the number of all words, and the checksum is
+``sum_i (2 i + 1) w_i`` modulo 2^64 over all words but itself: any change of one word changes it.
 
 `gmeta.export.delta_signatures` reads a delta in the graph of a server.
 """
@@ -43,7 +43,7 @@ FORMAT = "gmeta-model-deltas"
 MAGIC = int.from_bytes(b"gmdelta1", "little")
 HEAD = 8
 """The number of words of the header."""
-FINGERPRINT, AFTER, VERSION, CHECKSUM = 1, 2, 3, 6
+FINGERPRINT, AFTER, VERSION, CHECKSUM, SIZE = 1, 2, 3, 6, 7
 """The places of words in it."""
 
 
@@ -154,6 +154,7 @@ class Delta:
             parts += [change.removed, change.ids, _words(change.rows)]
         parts += [_words(self.dense[name]) for name in layout.dense if name in self.dense]
         words = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        words[SIZE] = len(words)
         words[CHECKSUM] = checksum(words)
         return words.astype("<i8", copy=False).tobytes()
 
@@ -175,7 +176,7 @@ class Delta:
         words = np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
         if len(data) % 8 or len(words) < HEAD or words[0] != MAGIC:
             raise DataError(f"not a delta of gmeta: {len(data)} bytes", path=path)
-        if words[CHECKSUM] != checksum(words):
+        if words[SIZE] != len(words) or words[CHECKSUM] != checksum(words):
             raise DataError("damaged: its checksum differs", path=path, advice="copy it again")
         if words[FINGERPRINT] != layout.fingerprint:
             raise DataError("of another model or training", path=path)
@@ -223,7 +224,7 @@ def _then(one: TableChange, other: TableChange) -> TableChange:
     return TableChange(
         np.concatenate([one.ids[kept], other.ids]),
         np.concatenate([one.rows[kept], other.rows]),
-        np.union1d(one.removed, other.removed),
+        np.setdiff1d(np.union1d(one.removed, other.removed), np.concatenate([one.ids[kept], other.ids])),
     )
 
 

@@ -9,8 +9,8 @@
 
 Versions count what was published. A server that loads ``model/1`` has version 1, and takes delta 2 by its
 signature ``apply_delta``; `gmeta deliver` sends it. The answers are then those of an export at that moment,
-to the last bit. After ``base_every``, and where a delta can't be made, a new SavedModel is published;
-TensorFlow Serving loads it by itself.
+to the last bit, if the delta has dense weights. After ``base_every``, and where a delta can't be made, a new
+SavedModel is published; TensorFlow Serving loads it by itself.
 
 The rows of a delta are those whose last step isn't below the table's step at the last publication: all that
 training has read or updated since then, and those of that very step. Removed ids come from the tables'
@@ -24,8 +24,12 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +37,8 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError, NotFiniteError
-from gmeta.core.files import explain_write_errors, write_atomically
+from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
+from gmeta.core.files import explain_write_errors, lock_file, write_atomically
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables, tables_of
@@ -52,6 +56,7 @@ from gmeta.export.model_deltas import (
 from gmeta.export.saved_model import Exported, export_model
 from gmeta.ops import HashTable
 
+_LOCK = ".lock"
 _SHARDS_AT_A_TIME = 16
 _NO_IDS: Ints = np.empty(0, np.int64)
 
@@ -83,9 +88,10 @@ class Publisher(tf.keras.callbacks.Callback):
     Training in one process; deltas of tables that are divided among ranks aren't made yet.
 
     Args:
-      model: The model; it must have been built, and its graph may not hold what an export computes from it,
-        as those for the next item do.
-      folder: Where to publish. An existing folder of the same model is continued, by a new SavedModel.
+      model: The model. Its graph may not hold what an export computes from it, as those for the next item do,
+        nor its tables cool down (`gmeta.policies.TwoPrecisions`).
+      folder: Where to publish. An existing folder of the same model is continued, by a new SavedModel, which
+        is made at the end of the first batch. One publisher at a time may use it; ``close()`` ends one.
       every: How long between two deltas, such as ``"60s"``; they are made at the ends of batches.
       dense_every: How long between two deltas with dense weights; at the end of `fit` they are sent as well.
       base_every: How long between two SavedModels. The one before the last is deleted, with the deltas that
@@ -126,16 +132,30 @@ class Publisher(tf.keras.callbacks.Callback):
         self._dense_every = parse_duration(dense_every, "dense_every")
         self._base_every = parse_duration(base_every, "base_every")
         self._export = dict(export or {})
-        self._layout = self._begin()
-        self._tables = tables_of(model)
+        self._has_base = False  # in this process, and no removal was missed since
         self._since: dict[str, int] = {}  # table -> its step at the last publication
-        self._removed: dict[str, list[Ints]] = {}  # keys that its journal has dropped since then
+        self._removed: dict[str, list[Ints]] = {}  # keys that its journal has returned since then
         self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers know of
         self._own_journals: set[str] = set()  # tables whose journal no checkpoint has started
-        self._version = max([0, *models_in(self.folder), *deltas_in(self.folder)])
         self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
+        with explain_write_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        lock = ExitStack()
+        lock.enter_context(
+            lock_file(
+                self.folder / _LOCK, f"{self.folder} has another Publisher: close it, or end its process"
+            )
+        )
+        self.close = weakref.finalize(self, lock.close)
+        self._version = max([0, *models_in(self.folder), *deltas_in(self.folder)])
 
-    def _begin(self) -> Layout:
+    @cached_property
+    def _tables(self) -> list[HashTable]:
+        return tables_of(self._published)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        """The stream's layout; by the first publication, the model is built."""
         file = self.folder / STREAM
         if not file.exists():
             layout = layout_of(self._published, uuid.uuid4().hex)
@@ -164,7 +184,7 @@ class Publisher(tf.keras.callbacks.Callback):
           NotFiniteError: Rows or weights hold NaN or infinity. Nothing is published.
           GmetaError: A file can't be written; the next call publishes what this one didn't.
         """
-        if not self._since or not all(bool(table.journal_whole()) for table in self._tables):
+        if not self._has_base or not all(bool(table.journal_whole()) for table in self._tables):
             return self.publish_base()
         start = time.perf_counter()
         steps = {table.name: int(table.step()) for table in self._tables}
@@ -182,13 +202,19 @@ class Publisher(tf.keras.callbacks.Callback):
         if not rows + removed + len(weights):
             return None
         _check_finite(delta)
+        _check_weights(self._published if dense else None)
         path = self.folder / DELTAS / f"{delta.version:012d}.delta"
         data = delta.encode(self._layout)
-        with explain_write_errors(path):
-            write_atomically(path, data)
-        for table in self._tables:
-            self._was_published(table, steps[table.name], found[table.name])
-        self._version = delta.version
+        try:
+            with explain_write_errors(path):
+                write_atomically(path, data)
+            self._version = delta.version
+            for table in self._tables:
+                self._was_published(table, steps[table.name], found[table.name])
+        except BaseException:
+            if path.exists():  # so that what it holds isn't known
+                self._version, self._has_base = delta.version, False
+            raise
         self._note("delta", *(["dense"] if dense else []))
         return Published(delta.version, path, rows, removed, len(data), time.perf_counter() - start)
 
@@ -213,7 +239,7 @@ class Publisher(tf.keras.callbacks.Callback):
         for table in self._tables:
             self._since[table.name], self._removed[table.name] = steps[table.name], []
             self._absent[table.name] = _NO_IDS
-        self._version = version
+        self._version, self._has_base = version, True
         self._note("delta", "dense", "base")
         self._clean()
         return Published(version, exported.folder, exported.rows, 0, 0, time.perf_counter() - start)
@@ -225,10 +251,11 @@ class Publisher(tf.keras.callbacks.Callback):
         """Delete all SavedModels but the last two, and the deltas up to the first of these."""
         bases = models_in(self.folder)
         for version in bases[:-2]:
-            shutil.rmtree(self.folder / MODEL / str(version))
+            shutil.rmtree(self.folder / MODEL / str(version), ignore_errors=True)
         for version, path in deltas_in(self.folder).items():
             if version <= bases[-2:][0]:
-                path.unlink()
+                with suppress(OSError):
+                    path.unlink()
 
     # The tables' changes.
 
@@ -239,25 +266,28 @@ class Publisher(tf.keras.callbacks.Callback):
             table.start_journal(self.limit)
             self._own_journals.add(table.name)
 
-    def read_removals(self, table: HashTable) -> None:
-        """Take over the removed keys that a table's journal is about to drop, because a checkpoint does."""
-        self._own_journals.discard(table.name)
-        if not bool(table.journal_whole()):
-            self._since.clear()  # removals are lost, as after a restore: the next publication is a SavedModel
-        elif table.name in self._since:
-            part = table.export_shards(0, LOGICAL_SHARDS, 2**32 - 1)
-            self._removed[table.name].append(np.asarray(part.removed))
-            self._absent[table.name] = _NO_IDS
+    def note_removals(self, table: HashTable, keys: Ints) -> None:
+        """Take removed keys that a table's journal has returned, to a checkpoint or to this publisher."""
+        if len(keys) and table.name in self._removed:
+            self._removed[table.name].append(keys)
+
+    def journal_emptied(self, table: HashTable, *, lost: bool, by_checkpoint: bool) -> None:
+        """Learn that a table's journal won't return earlier keys again."""
+        if by_checkpoint:
+            self._own_journals.discard(table.name)
+        if lost:  # as after a restore: the next publication is a SavedModel
+            self._has_base = False
+        self._absent[table.name] = _NO_IDS
 
     def _changes(self, table: HashTable) -> TableChange:
         """Return the rows that have changed since the last publication, by keys of the physical table."""
-        keys, rows, removed = [], [], self._removed[table.name].copy()
+        keys, rows = [], []
         for first in range(0, LOGICAL_SHARDS, _SHARDS_AT_A_TIME):
             part = table.export_shards(first, first + _SHARDS_AT_A_TIME, self._since[table.name])
             keys.append(np.asarray(part.keys))
             rows.append(np.asarray(part.rows))
-            removed.append(np.asarray(part.removed))
-        gone = np.setdiff1d(np.concatenate(removed), self._absent[table.name])
+        removed = np.concatenate([_NO_IDS, *self._removed[table.name]])  # of these exports, and of others
+        gone = np.setdiff1d(removed, self._absent[table.name])
         if len(gone):
             gone = gone[~table.contains(tf.constant(gone)).numpy()]
         return TableChange(np.concatenate(keys), np.concatenate(rows), gone)
@@ -268,28 +298,32 @@ class Publisher(tf.keras.callbacks.Callback):
             absent = np.union1d(self._absent[table.name], change.removed)
             self._absent[table.name] = np.setdiff1d(absent, change.ids)
         else:
-            table.removal_readers.discard(self)
-            table.journal_saved()
-            table.removal_readers.add(self)
+            table.forget_removals()
 
     # Keras.
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Publish a SavedModel if this process hasn't."""
-        if not self._since:
-            self.publish_base()
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Publish what is due."""
+        """Publish what is due; the first time, a SavedModel."""
         now = time.monotonic()
-        if now - self._times["base"] >= self._base_every:
-            self.publish_base()
+        if not self._has_base or now - self._times["base"] >= self._base_every:
+            self._try(self.publish_base)
         elif now - self._times["delta"] >= self._every:
-            self.publish(dense=now - self._times["dense"] >= self._dense_every)
+            dense = now - self._times["dense"] >= self._dense_every
+            self._try(lambda: self.publish(dense=dense))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Publish what has changed since the last delta."""
-        self.publish()
+        self._try(self.publish)
+
+    def _try(self, publish: Callable[[], Any]) -> None:
+        """Publish, and if a file can't be written, warn: training goes on, and the next delta has it all."""
+        try:
+            publish()
+        except (ConfigError, NotFiniteError):
+            raise
+        except (GmetaError, OSError) as error:
+            self._note("delta")
+            warnings.warn(f"not published, the next delta has it: {error}", stacklevel=2)
 
 
 def _own(named: Any, change: TableChange) -> TableChange:
@@ -308,6 +342,9 @@ def _check_finite(delta: Delta) -> None:
                 "training has diverged, and nothing is published. Train with a lower rate from an earlier "
                 "checkpoint"
             )
-    for name, values in delta.dense.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+
+
+def _check_weights(model: tf.keras.Model | None) -> None:
+    for name, variable in dense_weights(model).items() if model is not None else ():
+        if variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
             raise NotFiniteError(f"weight {name} holds NaN or infinity: training has diverged")

@@ -195,8 +195,11 @@ def export_model(
         if updates is not None:
             read = [variable for each in traced.values() for variable in each.variables]
             taken = updates.signatures(model, tables, read)
+            if twice := sorted(chosen.keys() & taken.keys()):
+                raise ConfigError(f"signature {twice[0]!r} is that of deltas: name yours otherwise")
             traced |= {name: _trace(name, signature, ()) for name, signature in taken.items()}
             chosen = {**chosen, **taken}
+            module.updates = updates.resources
         module.tables = list(tables)
     module.variables_read = list({id(v): v for f in traced.values() for v in f.variables}.values())
     # For example, lookup tables of preprocessing layers. The tables of training are left out.

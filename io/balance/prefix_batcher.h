@@ -9,8 +9,8 @@
 //     sums     3  7   12              the prefix of 2 costs 7, of 3 costs 12: 7 is closer
 //
 // The paper leaves three things open. A batch has at least one sequence; otherwise a sequence above
-// twice the target would wait forever. The sequences that wait at the end of the stream are a
-// batch, whatever they cost. If two prefixes are equally close, the longer one is taken.
+// twice the target would wait forever. The sequences left at the end of the stream form a batch,
+// whatever they cost. If two prefixes are equally close, the longer one is taken.
 //
 // Costs are F(L) = linear * L + quadratic * L^2 of a sequence's L tokens; (1, 0) balances tokens,
 // the FLOPs of a layer's two parts balance time. A cap on a batch's tokens bounds its memory; only
@@ -55,7 +55,7 @@ class PrefixBatcher {
   bool hungry() const { return waiting_ < cost_.target; }
   bool empty() const { return queue_.empty(); }
 
-  // Adds a sequence of `tokens`, of which `longest` count at most, and of `more` that all count.
+  // Adds a sequence of `tokens`, at most `longest` of which count, and of `more`, which all count.
   void Push(int64_t tokens, int64_t more = 0) {
     if (cost_.longest > 0) tokens = std::min(tokens, cost_.longest);
     tokens += more;

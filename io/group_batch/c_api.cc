@@ -47,9 +47,9 @@ constexpr int64_t kNoMemory = -1;
 
 }  // namespace
 
-// Makes a reader of the shard at `path`, which has `groups` groups and an index of this CRC (-1:
-// of any). Its wanted columns have one value a row; `dtypes` are 0 (int64) or 1 (float32), and the
-// columns at `task` and `batch` are the groups' key. Returns null if there is no memory.
+// Makes a reader of the shard at `path`, which has `groups` groups and an index with this CRC (-1:
+// any). Its wanted columns have one value a row; `dtypes` are 0 (int64) or 1 (float32), and the
+// columns at `task` and `batch` are the groups' key. Returns null if memory runs out.
 GMETA_EXPORT Reader* gmeta_groups_reader_new(const char* path, int64_t groups, int64_t index_crc,
                                              int64_t count, const char* const* names,
                                              const int32_t* dtypes, int32_t columnar, int64_t task,
@@ -71,7 +71,7 @@ GMETA_EXPORT Reader* gmeta_groups_reader_new(const char* path, int64_t groups, i
 
 GMETA_EXPORT void gmeta_groups_reader_free(Reader* reader) { delete reader; }
 
-// Reads the groups `first` to `first + count - 1`, in place of what was read before, and sets
+// Reads the groups `first` to `first + count - 1`, replaces those that were read before, and sets
 // `rows` to the number of their sound rows. Returns the number of problems, or -1 if there is no
 // memory.
 GMETA_EXPORT int64_t gmeta_groups_read(Reader* reader, int64_t first, int64_t count,
@@ -106,8 +106,8 @@ GMETA_EXPORT const void* gmeta_groups_values(const Reader* reader, int64_t colum
   return buffer.floats.data();
 }
 
-// Returns the words for a problem. `skipped` is how many rows it costs, and `fatal` 1 if the fault
-// lies in the machine, and not in the data.
+// Returns the message of a problem. `skipped` becomes the number of rows that it costs, and `fatal`
+// 1 if the fault lies in the machine, not in the data.
 GMETA_EXPORT const char* gmeta_groups_problem(const Reader* reader, int64_t number,
                                               int64_t* skipped, int32_t* fatal) {
   const auto& found = reader->block.problems[static_cast<size_t>(number)].problem;

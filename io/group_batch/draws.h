@@ -1,10 +1,11 @@
-// Random numbers that can be computed one by one. The orders of an epoch are drawn from them.
+// Random numbers, each of which can be computed without the others. The orders of an epoch are
+// drawn from them.
 //
 // The draws come from a counter, not from a generator with a state: draw i is SplitMix64(key + i *
-// odd), a splitmix64 sequence whose key is mixed from the two seed words. So draw i is known
-// without the draws before it, and one seed gives one order on every machine. Seeds that differ in
-// one bit, such as (seed, epoch) and (seed, epoch + 1), give unrelated orders. A draw below n is
-// the high word of draw * n: its bias is n / 2^64.
+// odd), a splitmix64 sequence whose key is mixed from the two seed words. So draw i needs none of
+// the earlier draws, and one seed gives one order on every machine. Seeds that differ in one bit,
+// such as (seed, epoch) and (seed, epoch + 1), give unrelated orders. A draw below n is the high
+// word of draw * n: its bias is n / 2^64.
 
 #ifndef GMETA_IO_GROUP_BATCH_DRAWS_H_
 #define GMETA_IO_GROUP_BATCH_DRAWS_H_

@@ -1,20 +1,20 @@
 // Elements: which groups a reader outputs together, and its position.
 //
-// Every lane is a range of the epoch that is read by itself. A rank has one lane, or several if it
-// has taken over those of lost ranks. From each lane an element takes a fixed number of groups, or
-// as many as reach a target cost (io/balance/prefix_batcher.h):
+// Each lane is a range of the epoch, read independently of the others. A rank has one lane, or
+// several if it has taken over those of lost ranks. From each lane an element takes a fixed number
+// of groups, or as many as reach a target cost (io/balance/prefix_batcher.h):
 //
 //     lane 0   [ . . . . | . . . . | . .          element k: the k-th batch of every lane,
 //     lane 1   [ . . . . | . . . . | . . . .      lane by lane, without copying: slices of blocks
 //
 // Groups are counted by their places in the order, sound or bad. So a bad one makes its batch
-// smaller, instead of moving all groups behind it. The data that a step reads is therefore a
-// function of the step's number, which all ranks can plan with, and a lane's whole state is its
-// cursor, the number of places already taken. If a plan has more steps than a lane has batches, the
-// lane's later batches are empty.
+// smaller, instead of shifting all later groups. So the data of a step is a function of the
+// step's number, by which all ranks can plan, and a lane's whole state is its cursor, the number of
+// places already taken. If a plan has more steps than a lane has batches, the lane's later batches
+// are empty.
 //
 // A problem is reported before the element that it falls into, and once. The next call continues
-// behind it, just as if the bad data were left out.
+// after it, just as if the bad data were left out.
 
 #ifndef GMETA_IO_GROUP_BATCH_ELEMENT_READER_H_
 #define GMETA_IO_GROUP_BATCH_ELEMENT_READER_H_
@@ -180,7 +180,7 @@ class ElementReader {
     }
   }
 
-  // Finds the next element, or reports a problem, after which the next call goes on. Returns kEnd
+  // Finds the next element, or reports a problem, after which the next call continues. Returns kEnd
   // when no lane has more.
   Result Next(Problem* problem) {
     for (; lane_ < lanes_.size(); ++lane_) {

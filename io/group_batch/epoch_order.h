@@ -20,7 +20,7 @@
 // that the reader has one way of reading.
 //
 // If B doesn't divide the number of groups, one block is shorter than B. It may be any of the
-// permuted blocks, and only the windows behind it begin at a position that isn't a multiple of the
+// permuted blocks, and only the windows after it begin at a position that isn't a multiple of the
 // window.
 
 #ifndef GMETA_IO_GROUP_BATCH_EPOCH_ORDER_H_

@@ -2,15 +2,15 @@
 //
 // Groups that follow each other in the order of an epoch are parsed into one set of column buffers,
 // so building an element is one copy per column. Each group has an entry, even a bad one,
-// because a cursor counts places and not what was found there:
+// because a cursor counts places, not the groups found there:
 //
 //     entries    [task 7, rows ..3) [task 9, bad: rows ..3) [task 4, rows ..8)
-//     columns    r r r | r r r r r           rows of sound groups, behind each other
+//     columns    r r r | r r r r r           rows of sound groups, one after another
 //     problems   (1, "FILE at byte ...")     of entry 1
 //
 // The index says which task, batch and number of rows to expect. Here these are compared with the
 // data, field by field. In the columnar layout a bad record costs its group. In the example layout
-// it costs itself, and the rest of the group stays. If the framing is lost, the group's other rows
+// it costs only itself; the rest of the group stays. If the framing is lost, the group's other rows
 // are lost with it, but not the next group, since the index knows its place.
 
 #ifndef GMETA_IO_GROUP_BATCH_GROUP_BLOCK_H_
@@ -106,16 +106,16 @@ class BlockParser {
     if (!left.empty() || rows != group.entry.rows || !(LastKey(*block) == group.entry.key)) {
       return Disagree(group, rows, 0, !left.empty(), block);
     }
-    uint32_t crc;  // of the payload, which is sound; it lies behind it
+    uint32_t crc;  // of the payload, which is sound; it lies after it
     std::memcpy(&crc, payload.data() + payload.size(), sizeof(crc));
     if (crc != MaskCrc(group.entry.crc)) {
       Undo(block);
-      return Say(group, 0,
-                 {Fault::kIndexMismatch, rows,
-                  "the group of " + Name(group.entry.key) +
-                      " has another content than when the index was written",
-                  kCopyBoth},
-                 block);
+      return Say(
+          group, 0,
+          {Fault::kIndexMismatch, rows,
+           "the group of " + Name(group.entry.key) + " has changed since the index was written",
+           kCopyBoth},
+          block);
     }
     return Judge(group, rows, block);
   }
@@ -145,7 +145,7 @@ class BlockParser {
     return rows > 0 ? Judge(group, rows, block) : 0;
   }
 
-  // Takes the next record's payload. If the record is bad, `left` continues behind it, or becomes
+  // Takes the next record's payload. If the record is bad, `left` continues after it, or becomes
   // empty if the next record can't be found, which costs `rest` rows.
   Fault Take(const LoadedGroup& group, std::string_view* left, std::string_view* payload,
              int64_t rest, GroupBlock* block) {

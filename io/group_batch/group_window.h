@@ -3,8 +3,8 @@
 // The epoch's order of groups differs from the disk's. So the groups' numbers are sorted, and
 // entries of the index are read in runs of neighbours. Then the bytes are read, in spans. A span
 // includes the bytes between two groups that are near each other (another rank's, in a window that
-// two ranks share): a gap below 64 KiB costs less than another request. Each group then knows where
-// its bytes are, and parsing needs no file any more.
+// two ranks share): a gap below 64 KiB costs less than another request. Each group then refers to
+// its bytes, and parsing needs no file.
 //
 //     index      entries 17..19      40..44                       two reads
 //     shard      [17 18 19]..gap..[40 41] | [42 43 44]            two spans, cut at 8 MiB
@@ -250,8 +250,8 @@ class WindowLoader {
     return &open_shards_.front();
   }
 
-  // Returns whether the shard's first group has the key of the last group of the shard before. If
-  // the shard before can't be read, that is reported when it is read itself.
+  // Returns whether the shard's first group has the key of the previous shard's last group. If
+  // the previous shard can't be read, that is reported when it is read itself.
   bool GoesOn(ShardIndex& index, size_t shard) const {
     if (shard == 0 || shards_[shard].groups == 0 || shards_[shard - 1].groups == 0) return false;
     std::string error;

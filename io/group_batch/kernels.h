@@ -1,5 +1,5 @@
-// What the GroupBatch dataset takes from TensorFlow and returns to it: files of its file systems,
-// errors, the columns as attributes, and groups as tensors.
+// What the GroupBatch dataset exchanges with TensorFlow: files of its file systems, errors, the
+// columns as attributes, and groups as tensors.
 
 #ifndef GMETA_IO_GROUP_BATCH_KERNELS_H_
 #define GMETA_IO_GROUP_BATCH_KERNELS_H_
@@ -219,7 +219,7 @@ class ElementTensors {
   ElementTensors(const DatasetColumns& columns, IteratorContext* ctx, std::vector<Tensor>* out)
       : columns_(columns), ctx_(ctx), out_(out) {}
 
-  // Adds all tensors. `row_ends` has the place behind each group's last row; `rows` are the groups'
+  // Adds all tensors. `row_ends` has the place after each group's last row; `rows` are the groups'
   // rows, in order.
   void Add(const std::vector<GroupKey>& keys, const std::vector<int64_t>& row_ends,
            const std::vector<RowRange>& rows) {

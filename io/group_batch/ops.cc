@@ -52,27 +52,26 @@ REGISTER_OP("GmetaGroupBatchDataset")
     .Doc(R"doc(
 Reads ranges of an epoch's groups out of shards that have an index beside them.
 
-An element is a cursor a lane (L), the groups that were handed out of it so far; the task ids (G), the
-batch ids (G) and the row splits (G + 1) of the element's G groups; then for every other column its
-values, followed by their row splits if it is a list column.
+An element holds a cursor for each lane (L), the number of the lane's groups taken so far; the task
+ids (G), the batch ids (G) and the row splits (G + 1) of the element's G groups; then for every
+other column its values, followed by their row splits if it is a list column.
 
-files: Shards; the index of each is beside it.
-groups: How many groups each has.
-index_crcs: The checksum of each one's index, or -1.
-seed: Two numbers that give the order of the epoch.
-shuffle_window: Groups that are permuted among each other; 0 keeps the order of the shards.
-lanes: Of each span the lane that it belongs to, from 0 on, rising.
-begins: Of each span the first position in the epoch's order.
-ends: Of each span the position behind its last one.
-groups_per_element: Groups that an element takes from each lane.
-balance: Empty, or in place of a number of groups: target, linear and quadratic cost, most tokens of
-  a batch, and of a sequence as far as it counts; 0 for any number of these two.
-steps: How many elements there are, those without groups at the end among them; -1: until all lanes
-  are read.
-first_step: How many of them aren't made, nor read.
-min_rows: A smaller group is bad.
-threads: Threads that parse, for each lane.
-stats: Number of the counters to count into, or 0.
+files: The shards; the index of each is beside it.
+groups: The number of groups in each shard.
+index_crcs: The checksum of each shard's index, or -1.
+seed: Two numbers that determine the order of the epoch.
+shuffle_window: Number of groups permuted among each other; 0 keeps the order of the shards.
+lanes: For each span its lane, ascending from 0.
+begins: For each span its first position in the epoch's order.
+ends: For each span the position after its last one.
+groups_per_element: Number of groups that an element takes from each lane.
+balance: Empty, or, instead of a number of groups: target, linear and quadratic cost, the most
+  tokens of a batch, and the most tokens of a sequence that count; 0 removes either limit.
+steps: Number of elements, including those without groups at the end; -1: until all lanes are read.
+first_step: Number of elements to skip; they are neither read nor output.
+min_rows: The fewest rows of a sound group.
+threads: Number of parser threads for each lane.
+stats: The number of the counters to update, or 0.
 )doc");
 
 }  // namespace gmeta::group_batch

@@ -44,7 +44,7 @@ class OrderedWorkers {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Returns the next item; none behind the last one, or after Cancel(). One consumer at a time.
+  // Returns the next item; none after the last one, or after Cancel(). One consumer at a time.
   std::optional<Item> Next() {
     std::unique_lock<std::mutex> lock(mutex_);
     Slot& slot = slots_[static_cast<size_t>(next_taken_) % slots_.size()];

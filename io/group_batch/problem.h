@@ -1,4 +1,4 @@
-// How readers describe bad data: the key of a group, the rule for faults, and the words for each
+// How readers describe bad data: the key of a group, the rule for faults, and the message for each
 // fault.
 //
 // The code that walks, parses or groups records finds a fault (records/fault.h). The reader decides

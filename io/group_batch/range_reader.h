@@ -12,7 +12,7 @@
 //
 // The range is given as spans of positions, read one after another: one span at the beginning of an
 // epoch, several if another number of ranks resumes the epoch. The first `skip` positions are
-// passed over without being read. Restoring takes no more than that.
+// skipped without being read. Restoring does nothing else.
 
 #ifndef GMETA_IO_GROUP_BATCH_RANGE_READER_H_
 #define GMETA_IO_GROUP_BATCH_RANGE_READER_H_
@@ -73,7 +73,7 @@ class RangeReader {
     blocks_.reset();  // before the windows, for which its threads wait
   }
 
-  // Returns the next groups; null behind the last ones, or after Cancel().
+  // Returns the next groups; null after the last ones, or after Cancel().
   std::unique_ptr<GroupBlock> Next() {
     std::optional<std::unique_ptr<GroupBlock>> block = blocks_->Next();
     return block.has_value() ? std::move(*block) : nullptr;
@@ -202,7 +202,7 @@ class RangeReader {
   std::vector<std::unique_ptr<BlockParser>> parsers_;
 
   std::mutex windows_mutex_;
-  std::deque<Held> held_;  // windows with blocks that aren't begun yet
+  std::deque<Held> held_;  // windows with blocks not yet begun
   size_t first_held_ = 0;
 
   std::mutex mutex_;

@@ -23,7 +23,7 @@ namespace gmeta::group_batch {
 struct ReaderCounts {
   int64_t records = 0;    // rows of the groups counted below
   int64_t groups = 0;     // sound groups
-  int64_t skipped = 0;    // records left out; those behind a kTruncated or kLengthCrc are unknown
+  int64_t skipped = 0;    // records left out; those after a kTruncated or kLengthCrc are unknown
   int64_t histories = 0;  // rebuilt, damaged ones too
   int64_t history_reads = 0;                    // from their files
   int64_t history_bytes = 0;                    // that these reads brought

@@ -26,7 +26,7 @@ inline bool IsWidth(uint64_t width) { return width <= kWidestLoad || width == 64
 // Returns the number of bits of the number, 0 for 0.
 inline int BitLength(uint64_t number) { return number == 0 ? 0 : 64 - __builtin_clzll(number); }
 
-// Returns the width that numbers of so many bits are stored in.
+// Returns the width in which numbers of so many bits are stored.
 inline int WidthFor(int bits) { return bits <= kWidestLoad ? bits : 64; }
 
 inline size_t PackedSize(size_t count, int width) {
@@ -66,8 +66,8 @@ inline uint64_t LoadWord(const char* from) {
 }
 
 // Reads numbers of `b` bits, 1 to kWidestLoad, that begin at least eight bytes before the end. Four
-// are shifted and masked at once; where four begin is a constant number of bits behind the four
-// before, so eight of them begin at the same bits of their bytes as the eight before.
+// are shifted and masked at once. Each group of four begins a constant number of bits after the
+// previous one, so each eight begin at the same bits of their bytes as the previous eight.
 GMETA_ALWAYS_INLINE void UnpackFours(const char* data, size_t count, size_t b, uint64_t* out) {
   using Four = uint64_t __attribute__((vector_size(32)));
   const uint64_t mask = (uint64_t{1} << b) - 1;

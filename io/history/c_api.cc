@@ -21,12 +21,12 @@ using gmeta::history::Stripe;
 using gmeta::history::StripeFault;
 
 // Makes a buffer that stripes are written into; free it with gmeta_history_buffer_free. Returns
-// null if there is no memory.
+// null if memory runs out.
 GMETA_EXPORT std::string* gmeta_history_buffer_new() { return new (std::nothrow) std::string; }
 
 GMETA_EXPORT void gmeta_history_buffer_free(std::string* buffer) { delete buffer; }
 
-// Encodes stripes one after another into the buffer, in place of what it has. `values[c]` are the
+// Encodes stripes one after another into the buffer, and replaces its content. `values[c]` are the
 // values of column c, of all stripes; stripe s ends before event ends[s]. The end of its bytes is
 // put into byte_ends[s]. The bytes belong to the buffer. Returns them, or null if there is no
 // memory.
@@ -73,7 +73,7 @@ GMETA_EXPORT int32_t gmeta_history_read(const char* bytes, int64_t size, int64_t
   return static_cast<int32_t>(fault);
 }
 
-// Returns words for a StripeFault.
+// Returns the message of a StripeFault.
 GMETA_EXPORT const char* gmeta_history_describe_stripe(int32_t fault) {
   return gmeta::history::Describe(static_cast<StripeFault>(fault));
 }

@@ -19,7 +19,7 @@
 //   Same bytes   The smallest form wins, of equal ones the first. Nothing but the values decides,
 //                so every engine that writes a store writes the same bytes.
 //   Speed        Every form is decoded by a loop over the events without a branch on their values,
-//                but for patches and the bitmap. Nothing is decoded bit by bit.
+//                except for patches and the bitmap. Nothing is decoded bit by bit.
 //   Bounds       Every size is compared with what is left before it is used, and the reader writes
 //                n values and no more, whatever the bytes claim. A column ends where its bytes do.
 
@@ -115,8 +115,9 @@ inline bool ReadDictionary(records::WireReader* reader, size_t count, int64_t* o
 
 inline bool ReadColumn(records::WireReader* reader, size_t count, bool may_be_sparse, int64_t* out);
 
-// Reads the m values into the first places, and then moves each to its own, by 64 events at a time
-// from the last on: no more values can lie before these events than there are events before them.
+// Reads the m values into the first places, and then moves each to its own, 64 events at a time,
+// the last ones first: no more values can lie before these events than there are events before
+// them.
 inline bool ReadSparse(records::WireReader* reader, size_t count, int64_t* out) {
   uint64_t present;
   std::string_view bitmap;
@@ -176,8 +177,8 @@ inline std::vector<int64_t> Distinct(const int64_t* values, size_t count) {
   return found;
 }
 
-// The smallest form of a column, to be written. Its size is computed for every form, and only the
-// smallest is ever made.
+// The smallest form of a column, to be written. The sizes of all forms are computed, but only the
+// smallest form is made.
 class ColumnPlan {
  public:
   ColumnPlan(const int64_t* values, size_t count)

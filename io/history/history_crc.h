@@ -8,8 +8,8 @@
 //
 // The columns' names and lengths aren't in it: both sides name the same columns, and a history's
 // columns have one length. A history without events has the checksum 0. Integers are already words
-// in memory, so they go through the CRC where they lie; floats are widened in pieces that stay in
-// the first cache.
+// in memory, so the CRC reads them in place; floats are widened in pieces that stay in the first
+// cache.
 
 #ifndef GMETA_IO_HISTORY_HISTORY_CRC_H_
 #define GMETA_IO_HISTORY_HISTORY_CRC_H_
@@ -26,7 +26,7 @@ namespace gmeta::history {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words are read where they lie");
 
-// Returns the CRC of what `before` is the CRC of, and these values behind it.
+// Extends `before`, the CRC of earlier values, by these values.
 inline uint32_t CrcOfValues(const int64_t* values, size_t count, uint32_t before) {
   return Crc32c(reinterpret_cast<const char*>(values), count * sizeof(int64_t), before);
 }

@@ -133,13 +133,13 @@ class ReadHistoriesOp : public tf::OpKernel {
     }
     Snapshot snapshot;
     ShardSource source(shard.get());
-    // A fault ends a scan; if it is skipped, the scan goes on behind it.
+    // A fault ends a scan; if it is skipped, the scan resumes after it.
     while (!requests.empty()) {
       const ScanFault fault = Scan(shard->index(), requests, group_, static_cast<size_t>(longest_),
                                    columns_, &source, &snapshot, &piece->found);
       if (fault.ok()) break;
       std::string message = Explain(*shard, source, requests[fault.request], fault.snapshot);
-      // A file that can't be read is no damage that could be skipped.
+      // A file that can't be read isn't damaged data, and is never skipped.
       if (!skip_ || !source.status().ok()) {
         piece->status = absl::DataLossError("gmeta: " + message);
         return;

@@ -1,4 +1,5 @@
-// The DeletedHistories kernel: asks the indexes of a store's shards whose events were deleted.
+// The DeletedHistories kernel: reads from the indexes of a store's shards whose events were
+// deleted.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,10 +1,10 @@
 // Shards of stores that this process has open, through TensorFlow's file systems.
 //
-// A shard's index is loaded whole and compared with the digest that the manifest has of it: an
-// index of another generation is sound by itself, and would give other histories. Its files are
-// opened when a stripe in them is wanted; a stripe is compared with its place (snapshot.h). Files
-// of a generation never change, so what is open is shared by all ops of the process. The indexes
-// stay in memory up to a limit; the one that was not used for longest goes first.
+// A shard's index is loaded whole and compared with its digest in the manifest: an index of another
+// generation is sound by itself, and would give other histories. Its files are opened when a stripe
+// in them is wanted; a stripe is compared with its place (snapshot.h). Files of a generation never
+// change, so what is open is shared by all ops of the process. The indexes stay in memory up to a
+// limit; the least recently used one is dropped first.
 
 #ifndef GMETA_IO_HISTORY_KERNELS_SHARDS_H_
 #define GMETA_IO_HISTORY_KERNELS_SHARDS_H_
@@ -126,7 +126,7 @@ class ShardSource : public StripeSource {
     return status_.ok() ? std::string_view(found.data(), found.size()) : std::string_view();
   }
 
-  // What the last read said, if it wasn't that the file ends early.
+  // The status of the last read; OK if the file merely ended early.
   const absl::Status& status() const { return status_; }
 
  private:
@@ -163,7 +163,7 @@ class OpenShards {
         entries_[path] = entry;
       }
     }
-    // The first one loads it, and others wait for it alone.
+    // The first caller loads it; others wait for this shard only.
     const std::lock_guard<std::mutex> lock(entry->mutex);
     if (entry->shard == nullptr) {
       const absl::Status loaded = made->Load(opened.indexes[static_cast<size_t>(shard)]);
@@ -192,7 +192,7 @@ class OpenShards {
     entries_.erase(known);
   }
 
-  // Enters a loaded index, and lets go of old ones; whoever reads one still holds it.
+  // Adds a loaded index, and drops old ones; their readers keep them alive.
   void Keep(const std::string& path, const std::shared_ptr<Entry>& entry,
             std::shared_ptr<OpenShard> shard) {
     const std::lock_guard<std::mutex> lock(mutex_);

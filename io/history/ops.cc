@@ -44,7 +44,7 @@ REGISTER_OP("GmetaReadHistories")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Rebuilds the histories of users as they were at a moment, from a store on any file system.
+Rebuilds the histories of users as of a moment, from a store on any file system.
 
 A history has the newest `longest` of a user's events with start <= time < until that `generation`
 held, in the order of (time, birth).

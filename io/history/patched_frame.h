@@ -1,9 +1,9 @@
-// A frame of numbers: the smallest of them, and by how much each is above it, in few bits.
+// A frame of numbers: the smallest of them, and the distance of each from it, in few bits.
 //
 // A frame whose width fits its largest number wastes bits on all others if that number is an
 // outlier, as the pauses between sessions are among the seconds between events. So the frame has
-// the width b that makes it smallest, and the numbers that don't fit b bits have their further bits
-// in a list of patches (PFOR: Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
+// the width b that makes it smallest, and a list of patches stores the further bits of numbers that
+// don't fit b bits (PFOR: Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
 //
 //     varint   the smallest number, as zigzag
 //     byte     b: 0 to 56, or 64
@@ -44,7 +44,7 @@ inline void AppendVarint(std::string* out, uint64_t number) {
   out->append(bytes.data(), records::WriteVarint(bytes.data(), number));
 }
 
-// A frame to be written: its size is known before a byte is.
+// A frame to be written: its size is known before its bytes.
 class FramePlan {
  public:
   FramePlan(const int64_t* numbers, size_t count) : distances_(count) {
@@ -93,7 +93,7 @@ class FramePlan {
   // Args:
   //   of_length: How many distances have so many bits, 0 to 64.
   static int BestWidth(const std::array<uint32_t, 65>& of_length, size_t count) {
-    std::array<int, 65> lengths;  // those that there are, the longest first
+    std::array<int, 65> lengths;  // those that occur, the longest first
     size_t known = 0;
     for (int length = 64; length > 0; --length) {
       if (of_length[static_cast<size_t>(length)] > 0) lengths[known++] = length;

@@ -43,7 +43,7 @@ constexpr int32_t kNoMemory = -1;
 
 }  // namespace
 
-// Makes a reader of no users. Returns null if there is no memory.
+// Makes a reader with an empty index. Returns null if memory runs out.
 GMETA_EXPORT Reader* gmeta_history_reader_new() { return new (std::nothrow) Reader; }
 
 GMETA_EXPORT void gmeta_history_reader_free(Reader* reader) { delete reader; }
@@ -58,7 +58,7 @@ GMETA_EXPORT int32_t gmeta_history_reader_file(Reader* reader, int64_t number, c
   }
 }
 
-// Reads an index in place of what the reader has. Returns an IndexFault; 0 is none.
+// Reads an index, which replaces the reader's. Returns an IndexFault; 0 is none.
 GMETA_EXPORT int32_t gmeta_history_index_decode(Reader* reader, const char* bytes, int64_t size) {
   try {
     return static_cast<int32_t>(
@@ -70,8 +70,8 @@ GMETA_EXPORT int32_t gmeta_history_index_decode(Reader* reader, const char* byte
 
 // Encodes the index of users, ascending, whose stripes end before ends[i] of `places`, which has
 // kPlaceColumns numbers for each stripe, and whose events before generation deletions[i] were
-// deleted. Returns its bytes, which belong to the reader, or null if there is no memory. The reader
-// has this index then.
+// deleted. Returns its bytes, which belong to the reader, or null if memory runs out. The reader
+// then has this index.
 GMETA_EXPORT const char* gmeta_history_index_encode(Reader* reader, int64_t users,
                                                     const int64_t* user, const int64_t* ends,
                                                     const int64_t* deletions,
@@ -115,9 +115,9 @@ GMETA_EXPORT void gmeta_history_index_copy(const Reader* reader, int64_t* user, 
 }
 
 // Rebuilds histories. `requests` has four numbers for each: user, first time, time before which it
-// ends, generation. Puts row_splits (count + 1) and a pointer to each column's values, which belong
-// to the reader and hold until its next call. Returns a StripeFault; then *at is the request's
-// number, and `place` the stripe that has it.
+// ends, generation. Outputs row_splits (count + 1) and a pointer to each column's values, which
+// belong to the reader and stay valid until its next call. Returns a StripeFault; then *at is the
+// request's number, and `place` the stripe that has it.
 GMETA_EXPORT int32_t gmeta_history_scan(Reader* reader, int64_t count, const int64_t* requests,
                                         int64_t group, int64_t longest, int64_t columns,
                                         const int64_t* chosen, int64_t* row_splits,
@@ -145,7 +145,7 @@ GMETA_EXPORT int32_t gmeta_history_scan(Reader* reader, int64_t count, const int
   }
 }
 
-// Returns words for an IndexFault.
+// Returns the message of an IndexFault.
 GMETA_EXPORT const char* gmeta_history_describe_index(int32_t fault) {
   return gmeta::history::Describe(static_cast<IndexFault>(fault));
 }

@@ -40,8 +40,8 @@ struct ScanFault {
 //
 // Args:
 //   columns: The numbers of the stripes' columns to rebuild, in any order.
-//   out: Is given the requests' histories, behind those that it has; after a fault, the requests
-//     before it.
+//   out: Receives the requests' histories, after those that it has; after a fault, those of the
+//     requests before it.
 inline ScanFault Scan(const ShardIndex& index, const std::vector<Request>& requests, int64_t group,
                       size_t longest, const std::vector<size_t>& columns, StripeSource* source,
                       Snapshot* snapshot, Histories* out) {

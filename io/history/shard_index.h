@@ -14,13 +14,13 @@
 // checksums of the events. A stripe's place takes about ten bytes, under a hundredth of its stripe.
 //
 //   Whole        A reader loads a shard's index whole. A user is then found by a binary search in
-//                memory, and what is read from the store are events and nothing else.
+//                memory, and only events are read from the store.
 //   Files        A stripe names the file that it is in by a number, which the store's manifest
 //                resolves. So the index of a generation names stripes of earlier generations too,
 //                and an append writes an index and the new stripes, and copies no old one.
 //   Deletions    A user's deletion is the generation that deleted all events before it, and 0 if
 //                there was none. It distinguishes a user whose events were deleted from one who had
-//                none. A user without stripes is listed for a deletion alone; one who came back has
+//                none. A user without stripes is listed only for a deletion; one who returned has
 //                both.
 //   Order        The stripes of a user are ordered by group, then by file, then by offset: in the
 //                order in which they were written. Files of later generations have larger numbers.
@@ -63,10 +63,10 @@ enum class IndexFault : int {
   kNone = 0,
   kNotIndex,    // other bytes than an index begins with
   kNewer,       // a version that isn't known here
-  kTruncated,   // the bytes end early, or go on behind the index
+  kTruncated,   // the bytes end early, or continue past the index
   kHeaderCrc,   // the header doesn't match its checksum
   kBadBlock,    // a block is damaged
-  kBadContent,  // users or stripes aren't in order, or a place can't be
+  kBadContent,  // users or stripes aren't in order, or a place is impossible
 };
 
 inline const char* Describe(IndexFault fault) {
@@ -74,7 +74,7 @@ inline const char* Describe(IndexFault fault) {
       "it is sound",
       "it isn't an index of histories",
       "its version isn't known here: a newer gmeta wrote it",
-      "it ends early, or goes on behind its end",
+      "it ends early, or continues past its end",
       "its header doesn't match its checksum",
       "a block is damaged",
       "its users or stripes aren't in order",
@@ -139,7 +139,7 @@ class ShardIndex {
     return out;
   }
 
-  // Reads an index in place of what there is; after a fault there is nothing.
+  // Reads an index, which replaces this one; after a fault the index is empty.
   IndexFault Decode(std::string_view bytes) {
     const IndexFault fault = Read(bytes);
     if (fault != IndexFault::kNone) *this = ShardIndex();
@@ -181,7 +181,7 @@ class ShardIndex {
     }
   }
 
-  // Reads blocks until `rows` rows are put; takes them off the bytes.
+  // Reads blocks until `rows` rows are read, and removes them from the bytes.
   template <size_t kColumns, class Put>
   static bool ReadBlocks(uint64_t rows, std::string_view* bytes, const Put& put) {
     std::vector<int64_t> values;
@@ -210,7 +210,8 @@ class ShardIndex {
     if (header.version != IndexHeader().version) return IndexFault::kNewer;
     if (HeaderCrc(header) != header.crc) return IndexFault::kHeaderCrc;
     bytes.remove_prefix(sizeof(header));
-    // A row takes memory when its block is there, so a header that claims too much takes none.
+    // Memory for a row is allocated with its block, so a header that claims too much allocates
+    // none.
     const std::array<std::vector<int64_t>*, 3> of_users = {&users_, &ends_, &deletions_};
     const bool has_users =
         ReadBlocks<3>(header.users, &bytes, [&](size_t row, size_t c, int64_t v) {

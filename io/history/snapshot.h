@@ -1,18 +1,18 @@
-// A user's history as it was at a moment.
+// A user's history as of a moment.
 //
 // An event has a time, when it happened, and a birth: the generation of the store that first held
 // it. The history at a moment (start, until, generation) is
 //
 //     the events with start <= time < until and birth <= generation, in the order of (time, birth),
 //
-// and of these the newest L. A later generation may hold more events, also some that happened
-// before `until` and arrived late; their birth leaves them out. So every later generation rebuilds
+// and of these the newest L. A later generation may hold more events, including some that happened
+// before `until` and arrived late; their birth excludes them. So every later generation rebuilds
 // the same history, as long as none of its events is deleted.
 //
 //   Order        Events of one time and one birth keep the order in which they were appended. They
 //                lie in that order in their stripes, and stripes lie in the order in which they
 //                were written (shard_index.h), so a stable sort by (time, birth) restores it
-//                whatever was compacted. Most often nothing overlaps and nothing is sorted.
+//                whatever was compacted. Usually nothing overlaps and nothing is sorted.
 //   Few stripes  Whether all events of a stripe count follows from its times and births alone. Let
 //                such stripes, the latest first, have L events, and T be the earliest time in them.
 //                Then the newest L events have a time of at least T, and all stripes that end
@@ -100,8 +100,8 @@ inline std::vector<size_t> ChooseStripes(const StripePlace* places, size_t count
   return chosen;
 }
 
-// Rebuilds histories, one after another; its buffers serve all of them. Before those of another
-// user, group or other columns, let it Forget().
+// Rebuilds histories, one after another; its buffers serve all of them. Call Forget() before those
+// of another user, group or other columns.
 class Snapshot {
  public:
   // The most bytes between two stripes that are read and thrown away, to save a read.
@@ -112,7 +112,7 @@ class Snapshot {
   // Args:
   //   columns: The numbers of the stripes' columns to rebuild, in any order.
   //   out: For each of `columns` a vector, to whose end the events' values are added; after a fault
-  //     it is what it was.
+  //     it is unchanged.
   SnapshotFault Read(const StripePlace* places, size_t count, int64_t group, const Moment& moment,
                      size_t longest, const std::vector<size_t>& columns, StripeSource* source,
                      std::vector<std::vector<int64_t>>* out) {
@@ -137,7 +137,7 @@ class Snapshot {
         to.insert(to.end(), from + first_, from + first_ + count_);
         continue;
       }
-      // Not reserve, which takes no more than it is asked for, and would copy all for each history.
+      // Not reserve, which allocates no more than requested, and would copy all for each history.
       const size_t before = to.size();
       to.resize(before + count_);
       for (size_t i = 0; i < count_; ++i) to[before + i] = from[kept_[i]];
@@ -145,7 +145,7 @@ class Snapshot {
     return {};
   }
 
-  // Lets go of the stripes of the user whose histories were rebuilt.
+  // Releases the stripes of the user whose histories were rebuilt.
   void Forget() {
     begins_.clear();
     times_.clear();
@@ -155,14 +155,14 @@ class Snapshot {
 
   // The number of events of the last history, unless it had a fault.
   size_t kept() const { return count_; }
-  // How often the source was asked, and for how many bytes, since the snapshot was made.
+  // The number of reads from the source, and of their bytes, since the snapshot was made.
   size_t reads() const { return reads_; }
   size_t bytes() const { return bytes_; }
 
  private:
   static constexpr size_t kNotRead = SIZE_MAX;
 
-  // Reads the stripes from wanted_[*i] on that lie side by side, and moves on behind them.
+  // Reads the stripes from wanted_[*i] on that lie side by side, and moves on after them.
   SnapshotFault ReadRun(const StripePlace* places, const std::vector<size_t>& columns,
                         StripeSource* source, size_t* i) {
     const StripePlace& first = places[wanted_[*i]];
@@ -225,9 +225,9 @@ class Snapshot {
     return *low == first && *high == last;
   }
 
-  // Finds the events to be kept. Most often the chosen stripes lie one after another in memory,
+  // Finds the events to be kept. Usually the chosen stripes lie one after another in memory,
   // their events are in order, and all before the moment were born by then: two binary searches
-  // find the events side by side, and none is looked at alone.
+  // find the events side by side, and none is examined alone.
   void Keep(const StripePlace* places, const std::vector<size_t>& chosen, const Moment& moment,
             size_t longest) {
     kept_.clear();

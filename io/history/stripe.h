@@ -1,9 +1,9 @@
 // A stripe: some consecutive events of one user, stored by column.
 //
 // A store of histories cuts a user's events into stripes of a few hundred. A reader that needs the
-// last thousand events reads the last few stripes and no others, and of these decodes only the
-// columns that it was asked for. So a stripe has a directory, and a checksum for each column rather
-// than one for all.
+// last thousand events reads the last few stripes and no others, and decodes only the columns of
+// these that it needs. So a stripe has a directory, and a checksum for each column rather than one
+// for all.
 //
 //     0    char[4]   "GHST"
 //     4    uint16    version, 1
@@ -39,11 +39,11 @@ enum class StripeFault : int {
   kTruncated,     // the bytes end before the stripe does
   kDirectoryCrc,  // the header or the directory doesn't match its checksum
   kColumnCrc,     // a column doesn't match its checksum
-  kBadColumn,     // a column matches its checksum and isn't well-formed
+  kBadColumn,     // a column matches its checksum but is malformed
   kOther,         // it is sound, but not the stripe that the index means
 };
 
-// Words for a fault, behind "it" or a stripe's place.
+// The message of a fault, to follow "it" or a stripe's place.
 inline const char* Describe(StripeFault fault) {
   static constexpr const char* kWords[] = {
       "it is sound",
@@ -78,7 +78,7 @@ inline size_t DirectorySize(size_t columns) {
   return sizeof(StripeHeader) + columns * sizeof(StripeEntry);
 }
 
-// Returns the checksum of a header and the directory behind it, whose CRC isn't covered.
+// Returns the checksum of a header and the directory after it, whose CRC isn't covered.
 inline uint32_t DirectoryCrc(const char* stripe, size_t columns) {
   const char* entries = stripe + sizeof(StripeHeader);
   const uint32_t of_entries = Crc32c(entries, columns * sizeof(StripeEntry));
@@ -111,7 +111,7 @@ inline void AppendStripe(const int64_t* const* columns, size_t count, size_t eve
   std::memcpy(out->data() + begin, &header, sizeof(header));
 }
 
-// A stripe in memory, which stays with its owner.
+// A stripe in memory, which it doesn't own.
 class Stripe {
  public:
   // Opens the stripe that the bytes begin with, and checks its directory. Its columns are checked

@@ -24,7 +24,7 @@ namespace tf = tensorflow;
 
 constexpr size_t kErrorBytes = 512;
 
-// What Python answers with. A negative number is one of these, and the error's text is in `error`,
+// What Python returns. A negative number is one of these, and the error's text is in `error`,
 // which has room for kErrorBytes.
 enum Failure : int64_t { kNotFound = -1, kFailed = -2 };
 
@@ -47,7 +47,7 @@ absl::Status ToStatus(int64_t failure, const std::string& path, const char* erro
 template <class Call>
 absl::Status CallPython(const std::string& path, const Call& call, int64_t* answer) {
   std::shared_lock<std::shared_mutex> lock(in_use);
-  if (over) return absl::CancelledError(absl::StrCat(path, "; Python is about to end"));
+  if (over) return absl::CancelledError(absl::StrCat(path, "; Python is about to exit"));
   char error[kErrorBytes] = "";
   *answer = call(error);
   return *answer == kNotFound || *answer == kFailed ? ToStatus(*answer, path, error)
@@ -63,8 +63,8 @@ class LentFile : public tf::RandomAccessFile {
     return absl::OkStatus();
   }
 
-  // Newer TensorFlows call it by another signature, which comes to this one. The declared types are
-  // those of the oldest.
+  // Newer TensorFlow versions call it by another signature, which forwards to this one. The
+  // declared types are those of the oldest.
   absl::Status Read(uint64_t offset, size_t count, absl::string_view* result,
                     char* out) const override {
     *result = absl::string_view();
@@ -186,7 +186,7 @@ GMETA_EXPORT bool gmeta_lent_files_register(const char* scheme, gmeta::lent_file
       .ok();
 }
 
-// Ends all calls of Python, once those that are under way have returned.
+// Ends all calls of Python, once those in progress have returned.
 GMETA_EXPORT void gmeta_lent_files_close() {
   gmeta::lent_files::over = true;  // first, since calls that overlap would keep the lock
   std::unique_lock<std::shared_mutex> lock(gmeta::lent_files::in_use);

@@ -53,7 +53,7 @@ GMETA_EXPORT void gmeta_records_encoder_free(RecordEncoder* encoder) { delete en
 // written. Group g ends before row group_ends[g]. The size of its written records is added to
 // group_bytes[g], and the CRC of their payloads to group_crcs[g]; both may be null. The bytes
 // belong to the encoder and stay valid until its next call. For a column of one value a row,
-// `splits` holds null. Returns the first row that wasn't encoded, or -1 if there is no memory.
+// `splits` holds null. Returns the first row that wasn't encoded, or -1 if memory runs out.
 GMETA_EXPORT int64_t gmeta_records_encode_groups(RecordEncoder* encoder, int64_t first,
                                                  int64_t count, const void* const* values,
                                                  const int64_t* const* splits, int64_t groups,

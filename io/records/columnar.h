@@ -7,8 +7,8 @@
 //
 //     0    char[4]    "GCOL"
 //     4    uint16     version, 1
-//     6    uint16     flags: 1 if what follows the header is compressed with zstd, as a uint64, the
-//                     bytes that it was, and one frame
+//     6    uint16     flags: 1 if the rest is compressed with zstd: a uint64, its decompressed
+//                     size, and one frame
 //     8    uint32     columns, the key's two not counted
 //     12   uint32     bytes of the schema
 //     16   int64      rows, at least one
@@ -34,7 +34,7 @@
 //                no time: records of one file have one schema. The parser compares it as a block
 //                with the schema of the last record, and reads it only if the two differ.
 //   Bounds       Every length is compared with the rest of the payload before it is used. A row
-//                takes at least a byte, by the stand-in too, and so does a value. So whatever a
+//                takes at least a byte, even in the stand-in, and so does a value. So whatever a
 //                record claims, the parser allocates at most sixteen times its size for a column;
 //                for a compressed record, sixteen times the most that its frame can hold.
 //   Codec        zstd is optional when writing. It makes ids and times smaller still, and reading

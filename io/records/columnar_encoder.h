@@ -92,7 +92,7 @@ class ColumnarEncoder : public RecordEncoder {
     return end;
   }
 
-  // Writes everything behind the header, for the group that was measured last.
+  // Writes everything after the header, for the group that was measured last.
   int64_t WriteBody(const ColumnView* views, int64_t row, int64_t end, char* out) const {
     std::memcpy(out, schema_.data(), schema_.size());
     out += schema_.size();

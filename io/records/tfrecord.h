@@ -11,9 +11,9 @@
 // only its length leads to the next record. A file cut exactly between two records looks whole
 // (only a manifest with file sizes reveals that).
 //
-// A length is believed only after its CRC, and compared with the bytes that are left before it is
-// used. The order also decides what is reported: a length that passes its CRC and reaches past the
-// end means that the bytes were cut, not that the length is wrong.
+// A length is trusted only if its CRC matches, and is compared with the bytes that are left before
+// it is used. The order also decides what is reported: a length that passes its CRC and reaches
+// past the end means that the bytes were cut, not that the length is wrong.
 //
 //   fault       | next record
 //   ------------+----------------------------------------------
@@ -65,7 +65,7 @@ inline void AppendRecord(std::string_view payload, std::string* out) {
 }
 
 // Takes the first record from bytes that are records one after another. With kDataCrc, `left` moves
-// behind the record all the same; with kLengthCrc and kTruncated it stays, because the next record
+// after the record all the same; with kLengthCrc and kTruncated it stays, because the next record
 // can't be found. `length` is the one that the header states, if there is a header.
 inline Fault TakeRecord(std::string_view* left, std::string_view* payload, uint64_t* length) {
   if (left->size() < kHeaderBytes) return Fault::kTruncated;

@@ -39,9 +39,9 @@ class Zstd {
   }
 
  private:
-  // TensorFlow contains another version of zstd, and its symbols are visible to everybody. Without
-  // this flag the library's calls of its own functions would end there, with structures of another
-  // layout.
+  // TensorFlow contains another version of zstd, and its symbols are visible to all libraries.
+  // Without this flag the library's calls of its own functions would resolve to it, with structures
+  // of another layout.
 #if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   static constexpr int kOwnSymbols = RTLD_DEEPBIND;
 #else

@@ -57,13 +57,13 @@ bool Splits(const Tensor& splits, int64_t values) {
 // Checks that an element's tensors fit each other, so that nothing is read out of bounds.
 absl::Status Check(const Config& config, const Element& element) {
   for (const Tensor& tensor : element) {
-    if (tensor.dims() != 1) return Invalid("RowBatches takes vectors alone");
+    if (tensor.dims() != 1) return Invalid("RowBatches takes only vectors");
   }
   const int64_t size = element[0].NumElements(), groups = element[1].NumElements() - 1;
   const int64_t rows = groups < 0 ? 0 : Numbers(element[1])[groups];
   if ((size != 0 && size != 3) || !Splits(element[1], rows) ||
       rows > std::numeric_limits<uint32_t>::max()) {
-    return Invalid("RowBatches: what draws the order must be three numbers or none, got ", size,
+    return Invalid("RowBatches: the order must be drawn from three numbers or none, got ", size,
                    ", and row splits must ascend from 0 to less than 2^32, got ", groups + 1,
                    " ending in ", rows);
   }
@@ -143,7 +143,7 @@ class Dataset : public DatasetBase {
     }
 
    protected:
-    // After an error the queue keeps its rows, so that going on loses none.
+    // After an error the queue keeps its rows, so that continuing loses none.
     absl::Status GetNextInternal(IteratorContext* ctx, std::vector<Tensor>* out,
                                  bool* end_of_sequence) override {
       const std::lock_guard<std::mutex> lock(mutex_);

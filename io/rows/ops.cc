@@ -28,18 +28,18 @@ REGISTER_OP("GmetaRowBatchesDataset")
       return tensorflow::shape_inference::ScalarShape(c);
     })
     .Doc(R"doc(
-Deals the rows of groups out in batches, shuffled within each element.
+Divides the rows of groups into batches, shuffled within each element.
 
-An element of the input is what draws its order, int64: (seed, epoch, number), or empty to keep the
-rows as they stand; the row splits (G + 1) of its G groups; then every column: its values, followed by
-their row splits if it is a list column.
+An element of the input holds the numbers that determine its order, int64: (seed, epoch, number), or
+none to keep the order of the rows; the row splits (G + 1) of its G groups; then every column: its
+values, followed by their row splits if it is a list column.
 
-An element of the output is every column's values in the batch's rows, each followed by row splits if
-it is a list column.
+An element of the output holds every column's values in the batch's rows, each followed by row
+splits if it is a list column.
 
-batch_size: Rows of a batch; the last one may hold fewer.
-drop_remainder: Whether that one is left out.
-column_kinds: Of each column: a value a row, a list a row, or a value a group.
+batch_size: Number of rows of a batch; the last one may hold fewer.
+drop_remainder: Whether to drop a last batch with fewer rows.
+column_kinds: For each column: a value per row, a list per row, or a value per group.
 )doc");
 
 }  // namespace gmeta::rows

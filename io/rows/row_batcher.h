@@ -51,10 +51,10 @@ struct Block {
   Owner owner;
   std::vector<uint32_t> order;  // the rows, in the order in which batches take them
   std::vector<uint32_t> group;  // each row's group
-  size_t taken = 0;             // how many of `order` earlier batches took
+  size_t taken = 0;             // how many of `order` earlier batches have taken
 };
 
-// Makes a block. `ends` has the place behind each group's last row; less than 2^32 rows.
+// Makes a block. `ends` has the place after each group's last row; less than 2^32 rows.
 template <typename Owner>
 Block<Owner> MakeBlock(Owner owner, const int64_t* ends, size_t groups, const Shuffle& shuffle) {
   Block<Owner> block{std::move(owner), {}, {}, 0};

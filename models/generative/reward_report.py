@@ -1,4 +1,4 @@
-"""The table and the picture of what rl.py measured: imitation, more of it, and rewards.
+"""The table and the picture of rl.py's results: imitation, more of it, and rewards.
 
 python models/generative/reward_report.py runs/generative/rewards/*.jsonl --out runs/generative/rewards
 """
@@ -20,14 +20,14 @@ from gmeta.experiment.results.evaluation import Spread
 SFT = "sft"
 MORE, RL = PARTS = ("more-sft", "rewards")
 Run = Sequence[Mapping[str, Any]]
-"""The measures of one part and seed, by epoch."""
+"""The metrics of one part and seed, by epoch."""
 
 
 def read_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
     """Return part -> its runs, in the order of seeds.
 
     Raises:
-      DataError: A line isn't what rl.py writes, a run was measured twice, or the parts have different seeds.
+      DataError: A line isn't from rl.py, a run was measured twice, or the parts have different seeds.
     """
     runs: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = {part: {} for part in PARTS}
     for path in paths:
@@ -57,7 +57,7 @@ def read_runs(paths: Sequence[Path]) -> dict[str, list[Run]]:
 
 
 def choose_epoch(run: Run) -> Mapping[str, Any]:
-    """Return the measure of the epoch that is best in validation, the earliest of several."""
+    """Return the metrics of the best epoch in validation, the earliest of several."""
     return max(run, key=lambda line: (line["validation"][f"ndcg@{line['k']}"], -line["epoch"]))
 
 
@@ -65,11 +65,11 @@ def write_report(paths: Sequence[Path], out: Path) -> str:
     """Write table.md and rewards.png, and return the table with a line for each seed below it.
 
     Raises:
-      DataError: As `read_runs`.
+      DataError: As in `read_runs`.
     """
     runs = read_runs(paths)
     k = runs[RL][0][0]["k"]
-    chosen = {SFT: [run[0] for run in runs[RL]]}  # all parts begin with it
+    chosen = {SFT: [run[0] for run in runs[RL]]}  # the beginning of all parts
     chosen |= {part: [choose_epoch(run) for run in runs[part]] for part in PARTS}
     lines = [f"| part | HR@{k} | NDCG@{k} | seeds | epoch chosen |", "|---" * 5 + "|"]
     for part, found in chosen.items():

@@ -1,4 +1,4 @@
-"""Rewards after imitation: a generative model of a run learns on by what it draws, beside more imitation.
+"""Rewards after imitation: continues a run's generative model by rewarded draws, and by more imitation.
 
 python models/generative/rl.py --run runs/generative --minutes 4
 python models/generative/rl.py --run runs/generative --minutes 4 --set 'reward="rank"' --set targets=3
@@ -48,16 +48,16 @@ class RewardSettings:
     Attributes:
       reward: ``"hit"`` or ``"rank"``.
       objective: ``"ecpo"`` or ``"grpo"``.
-      sampling: How a group is found: ``"beam"``, ``"sample"`` or ``"without_replacement"``.
-      group: The number of items that are drawn for a history.
-      updates: The number of updates by one draw.
+      sampling: The source of a group: ``"beam"``, ``"sample"`` or ``"without_replacement"``.
+      group: The number of items drawn for a history.
+      updates: The number of updates per draw.
       kl: The weight of the divergence from the policy at the start.
       sft: The weight of the loss of imitation.
-      targets: How many items at the end of each training history are rewarded, each in a row of its own.
+      targets: The number of rewarded items at the end of each training history, each in a separate row.
       batch: Rows in a step.
       rate: Adam's learning rate.
-      every: Steps between two measurements; 0: a pass over the rows.
-      measured: The users of validation that are measured; 0: all.
+      every: The number of steps between measurements; 0: a pass over the rows.
+      measured: The number of measured validation users; 0: all.
     """
 
     reward: str = "hit"
@@ -83,11 +83,11 @@ def next_items(train: Mapping[str, tf.RaggedTensor], targets: int) -> dict[str, 
     """Cut training histories before each of their last items, but not before a first one.
 
     Args:
-      train: The columns of histories, without what validation and test ask for.
-      targets: How many items of each history.
+      train: The columns of histories, without the items of validation and test.
+      targets: The number of items of each history.
 
     Returns:
-      The columns of the histories so far, ``next``: the items that came then, ``user``: row numbers.
+      The columns of the histories so far, ``next``: the next items, ``user``: row numbers.
     """
     parts: list[dict[str, Any]] = []
     for last in range(1, targets + 1):
@@ -101,7 +101,7 @@ def next_items(train: Mapping[str, tf.RaggedTensor], targets: int) -> dict[str, 
 
 
 def by_rewards(model: Any, cuts: Cuts, settings: RewardSettings, seed: int) -> Callable[[int], Any]:
-    """Return what trains a model by rewards, for an epoch of that number."""
+    """Return a function that trains a model by rewards, for an epoch of that number."""
     s = settings
     training = PolicyTraining(
         model,
@@ -124,7 +124,7 @@ def by_rewards(model: Any, cuts: Cuts, settings: RewardSettings, seed: int) -> C
 
 
 def more_imitation(model: Any, cuts: Cuts, method: GenerativeMethod, seed: int) -> Callable[[int], Any]:
-    """Return what trains a model as in the run, with users in orders that the run hasn't had."""
+    """Return a function that trains a model as in the run, with users in orders that the run hasn't used."""
 
     def fit(epoch: int) -> Any:
         rows = training_batches(cuts.train, method, seed, method.epochs + epoch)
@@ -142,9 +142,9 @@ def go_on(
     measured: int,
     minutes: float,
 ) -> Iterator[Line]:
-    """Train a model for some minutes; yield its measures at the start, as epoch 0, and after each epoch.
+    """Train a model for some minutes, and yield its metrics at the start, as epoch 0, and after each epoch.
 
-    Test items are ranked where validation is better than before, as in `gmeta evaluate`.
+    Test items are ranked when validation improves, as in `gmeta evaluate`.
     """
     k, users = config.ks[0], len(cuts.validation)
     some = np.linspace(0, users - 1, min(measured or users, users)).astype(int)
@@ -175,11 +175,11 @@ def learn_on(
     parts: Sequence[str],
     minutes: float,
 ) -> Iterator[Line]:
-    """Yield the measures of each part and seed, which begin with the best epoch of a run.
+    """Yield the metrics of each part and seed, which begin with the best epoch of a run.
 
     Raises:
       ConfigError: The run is for something else, or has no such method or seed.
-      DataError: The run isn't trained to the end.
+      DataError: The run's training isn't complete.
     """
     config, data = run.load(unchanged=True)
     methods = config.methods if isinstance(config, NextItemConfig) else {}
@@ -194,7 +194,7 @@ def learn_on(
     cuts = read_cuts(config, data, attributes=False)
     for seed in seeds or config.seeds:
         for part in parts:
-            random.seed(seed)  # what Keras' layers take their seeds from
+            random.seed(seed)  # Keras' layers take their seeds from it
             tf.random.set_seed(seed)
             scorer: Any = load_best(config, chosen, seed, cuts=cuts, folder=run.training(chosen, seed))
             model = scorer.model
@@ -208,7 +208,7 @@ def learn_on(
 
 
 def say(line: Line) -> None:
-    """Print a measure."""
+    """Print the metrics of an epoch."""
     k = line["k"]
     text = f"{line['part']}, seed {line['seed']}, epoch {line['epoch']} ({line['seconds']:.0f} s)"
     text += "".join(f", {name} {line[name]:.4f}" for name in ("loss", "reward", "tied") if name in line)

@@ -30,7 +30,7 @@ class AttentionOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts));
     OP_REQUIRES(context, hstu::AreTimeBuckets(starts.data(), starts.size()),
                 Invalid("attention: bucket_starts must be fewer than 256 positive numbers, each at "
-                        "least 25% larger than the one before, got ",
+                        "least 25% larger than the previous one, got ",
                         starts.size()));
     buckets_ = std::make_unique<hstu::TimeBuckets>(starts.data(), starts.size());
     time_buckets_ = static_cast<int64_t>(starts.size()) + 1;

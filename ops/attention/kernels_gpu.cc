@@ -61,7 +61,7 @@ class HstuTimeMapOp : public OpKernel {
     int64_t bytes = 0;
     OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_time_map_bytes(of_plan, tokens, batch, &bytes,
                                                                  CudaStream(context))));
-    // A plan of impossible offsets has no tiles. It is attention that says so, by NaN.
+    // A plan of impossible offsets has no tiles. Attention then outputs NaN.
     Tensor* map;
     OP_REQUIRES_OK(context, context->allocate_output(
                                 0, TensorShape({std::max<int64_t>(bytes, tokens > 0)}), &map));

@@ -3,7 +3,7 @@
 // A bucket of time is floor(ln(max(|t|, 1)) / 0.301), at most 128. No logarithm is computed: the
 // caller gives the smallest difference of each bucket, as integers, so all machines and all
 // implementations agree. Those are 35% apart. Numbers of one key share their exponent and the first
-// two bits of their mantissa, so they are less than 25% apart. So at most one bucket starts behind
+// two bits of their mantissa, so they are less than 25% apart. So at most one bucket starts after
 // a key's smallest number. A table gives the bucket of that number, and one comparison gives the
 // right bucket.
 
@@ -65,10 +65,10 @@ GMETA_HOST_DEVICE inline uint8_t BucketOfKey(int key, const int64_t* starts, int
 }
 
 // Returns whether a table of keys works for buckets with these starts: positive numbers, not
-// decreasing, and at most one start behind each key's smallest number.
+// decreasing, and at most one start after each key's smallest number.
 inline bool AreTimeBuckets(const int64_t* starts, size_t size) {
   if (size >= kMostBuckets) return false;
-  int before = -1;  // the last key with a start behind its smallest number
+  int before = -1;  // the last key with a start after its smallest number
   for (size_t i = 0; i < size; ++i) {
     if (starts[i] < (i == 0 ? 1 : starts[i - 1])) return false;
     const auto start = static_cast<uint64_t>(starts[i]);

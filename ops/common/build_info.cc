@@ -2,7 +2,7 @@
 // the library. A library built for another TensorFlow may fail to load, and a mangled symbol is
 // then the only explanation. gmeta/core/native.py looks for the marker in the file's bytes.
 //
-// CMake defines GMETA_TENSORFLOW: newer headers of TensorFlow don't say their version.
+// CMake defines GMETA_TENSORFLOW: newer headers of TensorFlow don't state their version.
 
 #define GMETA_QUOTE(text) #text
 #define GMETA_STRING(macro) GMETA_QUOTE(macro)

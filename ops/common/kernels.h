@@ -19,7 +19,7 @@ absl::Status Invalid(const Words&... words) {
 }
 
 // Attributes for outputs that a GPU is likely to read. With a GPU the memory is pinned, and copies
-// go at the bus's pace without a detour. Without one it is ordinary memory.
+// run at the bus's speed, without a detour. Without one it is ordinary memory.
 inline tensorflow::AllocatorAttributes NearGpu() {
   tensorflow::AllocatorAttributes attributes;
   attributes.set_gpu_compatible(true);

@@ -1,4 +1,4 @@
-// Vectors that kernels take and give: the check of an input, and the outputs of a list.
+// Vectors as inputs and outputs of kernels: the check of an input, and the outputs of a list.
 
 #ifndef GMETA_OPS_COMMON_KERNELS_VECTORS_H_
 #define GMETA_OPS_COMMON_KERNELS_VECTORS_H_

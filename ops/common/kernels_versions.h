@@ -1,5 +1,5 @@
-// What newer TensorFlows spell in another way and deprecate in the old one. Each function takes the
-// newer form where it is there: both forms are templates, so that what isn't chosen need not
+// What newer TensorFlow versions spell differently, deprecating the old form. Each function
+// uses the newer form if it exists: both forms are templates, so that the other one needn't
 // compile.
 
 #ifndef GMETA_OPS_COMMON_KERNELS_VERSIONS_H_
@@ -19,7 +19,7 @@ namespace gmeta {
 namespace versions {
 
 struct Older {};
-struct Newer : Older {};  // fits both, and rather its own
+struct Newer : Older {};  // fits both, and prefers its own
 
 template <class File>
 auto Read(const File& file, uint64_t offset, absl::Span<char> into, absl::string_view* read, Newer)

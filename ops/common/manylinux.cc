@@ -2,13 +2,13 @@
 // manylinux_2_28 promises. Only wheels are linked with it (cmake/manylinux.cmake).
 //
 // A linker binds a reference to a function's newest version, and a loader refuses a library that
-// asks for a version that isn't there. Most of these functions only have a newer version because
-// libpthread, libdl and librt became parts of libc (glibc 2.34); the version of old does the same.
-// So each is defined here, hidden, and jumps to the version of old. All references within a library
-// bind to it, those of static libraries too. The linker drops what a library doesn't use.
+// requires a version that is missing. Most of these functions only have a newer version because
+// libpthread, libdl and librt became parts of libc (glibc 2.34); the old version does the same. So
+// each is defined here, hidden, and jumps to the old version. All references within a library bind
+// to it, those of static libraries too. The linker drops what a library doesn't use.
 //
 // A jump passes any arguments on, but is written for x86-64 alone. `auditwheel` checks the outcome
-// (tools/dev/build_wheel.py): a function that is missing here keeps a wheel from its tag.
+// (tools/dev/build_wheel.py): a function that is missing here costs a wheel its tag.
 
 #include <sys/stat.h>
 

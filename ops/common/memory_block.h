@@ -1,9 +1,9 @@
 // A zeroed, aligned block of memory, from which large tables are made.
 //
 // Blocks of 2 MiB and more are mapped from the system. They cost nothing until they are touched,
-// are zero without a memset, go back when freed, and request huge pages. Random access to gigabytes
-// of rows is bound by address translation as much as by the cache misses themselves; huge pages
-// remove most of that. Smaller blocks come from calloc.
+// are zero without a memset, return to the system when freed, and request huge pages. Random access
+// to gigabytes of rows is bound by address translation as much as by the cache misses themselves;
+// huge pages remove most of that. Smaller blocks come from calloc.
 
 #ifndef GMETA_OPS_COMMON_MEMORY_BLOCK_H_
 #define GMETA_OPS_COMMON_MEMORY_BLOCK_H_
@@ -49,7 +49,7 @@ class MemoryBlock {
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
-  // Has the system supply the memory now rather than at the first touch of each page, which may
+  // Makes the system supply the memory now rather than at the first touch of each page, which may
   // cost more than all other work on a new row. The content stays. If the system can't do this
   // (Linux before 5.14), nothing happens.
   void Populate() const {

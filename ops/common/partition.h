@@ -1,6 +1,6 @@
 // Sorts the keys of batches by shard, stably and in parallel: count, prefix sums, scatter, over
 // slices of the batches. Afterwards the keys of a batch in one shard stand together, so one worker
-// can take all of them, alone, and what they lead to stays in a near cache meanwhile.
+// can take all of them, alone, and the data that they lead to stays in a near cache.
 //
 // A parallel_for is anything callable as parallel_for(total, cost, work). It calls work(begin, end)
 // for ranges that cover [0, total), together or one after another, and returns when all are done.

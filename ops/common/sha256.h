@@ -2,9 +2,9 @@
 //
 // Two uses: the digest of a file that a manifest names, and the proof that two ranks know the same
 // secret. A message is cut into blocks of 64 bytes, the last one filled up with a 1 bit, zeros, and
-// the length in bits. Eight words of 32 bits go through 64 steps a block. Each step needs the one
-// before, so a core hashes some 250 MB/s: enough for indexes, of which a store has a hundredth of
-// its size, and for the few hundred bytes of a greeting.
+// the length in bits. Eight words of 32 bits go through 64 steps a block. Each step depends on the
+// previous one, so a core hashes some 250 MB/s: enough for indexes, which are a hundredth of a
+// store's size, and for the few hundred bytes of a greeting.
 
 #ifndef GMETA_OPS_COMMON_SHA256_H_
 #define GMETA_OPS_COMMON_SHA256_H_
@@ -41,7 +41,7 @@ class Sha256 {
     if (held_ > 0) std::memcpy(block_.data(), data.data(), held_);
   }
 
-  // Returns the digest of what there was; nothing may come after it.
+  // Returns the digest of all bytes added; no more may follow.
   Sha256Digest Finish() {
     const uint64_t bits = uint64_t{size_} * 8;
     block_[held_++] = 0x80;
@@ -113,7 +113,7 @@ class Sha256 {
   size_t held_ = 0, size_ = 0;
 };
 
-// Returns the digest in hexadecimal, as manifests have it.
+// Returns the digest in hexadecimal, as in manifests.
 inline std::string HexSha256(std::string_view data) {
   Sha256 hash;
   hash.Update(data);

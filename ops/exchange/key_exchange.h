@@ -23,7 +23,7 @@
 //
 //   The message itself says how long its parts are, so counts need no exchange of their own, and a
 //   message that was cut, or made for other tables, is detected. The note is the caller's own: a
-//   few numbers for all ranks, which travel free of charge.
+//   few numbers for all ranks, which travel at no extra cost.
 //
 // Wire order
 //   A table's keys have one order on the wire, on which all ranks agree without further exchange:

@@ -4,10 +4,10 @@
 //
 // MD5 (RFC 1321) is chosen because every engine and language has it, not for secrecy. A text is cut
 // into blocks of 64 bytes, the last one filled up with a 1 bit, zeros, and the length in bits. Four
-// words of 32 bits go through 64 steps a block. Each step needs the one before, so nothing can be
-// vectorized within a text. An id of up to 55 bytes is one block: about 300 instructions, with the
-// steps unrolled and the shifts constants. The state never leaves registers, and only the last
-// block is copied, to be filled up.
+// words of 32 bits go through 64 steps a block. Each step depends on the previous one, so nothing
+// can be vectorized within a text. An id of up to 55 bytes is one block: about 300 instructions,
+// with the steps unrolled and the shifts constants. The state never leaves registers, and only the
+// last block is copied, to be filled up.
 
 #ifndef GMETA_OPS_HASH_TEXT_MD5_H_
 #define GMETA_OPS_HASH_TEXT_MD5_H_

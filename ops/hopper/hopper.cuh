@@ -3,7 +3,7 @@
 // barriers.
 //
 // The names are PTX's. The PTX ISA describes what they do, in sections 9.7.9 (copies), 9.7.13
-// (barriers) and 9.7.19 (setmaxnreg); the comments here say what callers have to know.
+// (barriers) and 9.7.19 (setmaxnreg); the comments here state what callers must know.
 
 #ifndef GMETA_OPS_HOPPER_HOPPER_CUH_
 #define GMETA_OPS_HOPPER_HOPPER_CUH_
@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-// Whether this pass of the compiler may use them. In other passes kernels are empty.
+// Whether this compiler pass may use them. In other passes kernels are empty.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define GMETA_SM90A 1
 #else
@@ -143,7 +143,7 @@ __device__ __forceinline__ void SendBox(const CUtensorMap* map, const void* from
 }
 
 // Waits until all boxes that the thread has sent, except the last kBoxes, have been read, so that
-// their memory may be overwritten. A block may not end before.
+// their memory may be overwritten. A block must not end before.
 template <int kBoxes>
 __device__ __forceinline__ void AwaitReadBoxes() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kBoxes) : "memory");

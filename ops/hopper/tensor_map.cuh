@@ -14,8 +14,8 @@
 
 namespace gmeta::hopper {
 
-// Returns the driver's function that encodes a map. The driver is asked at run time, so that
-// nothing has to link to it.
+// Returns the driver's function that encodes a map. The driver is queried at run time, so that
+// nothing links to it.
 inline auto TensorMapEncoder() {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
@@ -31,7 +31,7 @@ inline auto TensorMapEncoder() {
 }
 
 // Describes a (tokens, heads, width) tensor of T, whose tokens are `token_stride` numbers apart and
-// whose heads `head_stride`. Boxes are `rows` tokens of a head by kBoxWidth numbers. Tokens behind
+// whose heads `head_stride`. Boxes are `rows` tokens of a head by kBoxWidth numbers. Tokens past
 // the last read as zeros. Returns false if the driver refuses.
 template <class T>
 bool MakeTensorMap(CUtensorMap* map, const void* data, int64_t tokens, int64_t heads, int64_t width,

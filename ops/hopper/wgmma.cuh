@@ -15,8 +15,7 @@
 //
 // Products (wgmma_instructions.cuh) run asynchronously. Commit closes a group of them. Wait<n>
 // returns when all groups but the last n are done. Until then their registers belong to the
-// hardware, which Keep tells the compiler.
-// hardware, which Keep tells the compiler.
+// hardware; Keep declares that to the compiler. hardware, which Keep tells the compiler.
 
 #ifndef GMETA_OPS_HOPPER_WGMMA_CUH_
 #define GMETA_OPS_HOPPER_WGMMA_CUH_

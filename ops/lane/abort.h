@@ -1,4 +1,4 @@
-// Whether a collective has to be given up, and since when. Any thread may give it up, which wakes
+// Whether a collective must be aborted, and since when. Any thread may abort it, which wakes
 // the thread that sleeps in poll() for sockets.
 
 #ifndef GMETA_OPS_LANE_ABORT_H_
@@ -19,7 +19,7 @@ class Abort {
  public:
   Abort() : wake_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
-  // For ever, and at once.
+  // Permanently, and at once.
   void Now(const std::string& why) { Set(why, Clock::time_point(), true); }
 
   // After `grace`, unless it is withdrawn before.
@@ -29,14 +29,14 @@ class Abort {
     if (!is_final_) at_ = Clock::time_point::max();
   }
 
-  // Why it has to be given up now, or "".
+  // Why it must be aborted now, or "".
   std::string Because() {
     if (at_.load() > Clock::now()) return "";
     std::lock_guard<std::mutex> lock(mutex_);
     return why_;
   }
 
-  // When it has to be given up, and what can be read from when that changes.
+  // When it must be aborted, and a descriptor that is readable when that changes.
   Clock::time_point at() const { return at_; }
   int fd() const { return wake_.fd(); }
 

@@ -2,7 +2,7 @@
 //
 // Layout. A rank has a connection with each other rank (mesh.h). A collective is one exchange, or
 // two for a large allreduce. In an exchange a rank sends to every other rank one frame (frame.h),
-// and behind it the data that are for that rank, perhaps none.
+// followed by the data for that rank, perhaps none.
 //
 // Invariants. The order of collectives is the program's, the same on all ranks. It isn't
 // negotiated, but checked: a frame carries its number in the order, its kind, its type and its
@@ -18,8 +18,8 @@
 // Operations. Alltoallv: the frames carry the sizes, so a rank allocates when the last frame has
 // arrived, and no round is spent on sizes. Allreduce: small data are sent by every rank to every
 // rank; otherwise each rank sums one part of the elements and sends the sum to the others. Either
-// way an element is summed in the order of ranks, so all ranks have the same bits, which don't
-// depend on the way.
+// way an element is summed in the order of ranks, so all ranks have the same bits, whichever way
+// was taken.
 //
 // Why it is fast. A small exchange is one system call per peer to send, and one to receive frame
 // and data together into the peer's inbox; large data go directly to their place. All peers' sends
@@ -51,7 +51,7 @@
 
 namespace gmeta::lane {
 
-// Where bytes to be sent lie.
+// Bytes to be sent.
 struct Part {
   const char* data = nullptr;
   size_t bytes = 0;
@@ -76,7 +76,7 @@ class Channel {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
 
-  // Gets how many bytes each rank has sent, and returns where they go, rank by rank without gaps;
+  // Takes how many bytes each rank has sent, and returns where they go, rank by rank without gaps;
   // nullptr fails the channel.
   using Allocate = std::function<char*(const std::vector<uint64_t>& bytes)>;
 
@@ -104,11 +104,11 @@ class Channel {
             for (int r = 0; r < size(); ++r) {
               if (width != 0 && bytes[r] % width != 0) {
                 return "rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
-                       " bytes, which are no whole rows";
+                       " bytes, which aren't whole rows";
               }
             }
             char* at = allocate(bytes);
-            if (at == nullptr) return std::string("what was sent has no place");
+            if (at == nullptr) return std::string("there is no place for what was sent");
             for (int r = 0; r < size(); at += bytes[r++]) to[r] = at;
             return std::string();
           });
@@ -148,8 +148,8 @@ class Channel {
     };
   }
 
-  // Goes on with what has begun. Returns whether it has ended, well or not (`failure`); without
-  // `may_sleep` it returns false as soon as others have kept it waiting for a moment.
+  // Continues what has begun. Returns whether it has ended, successfully or not (`failure`);
+  // without `may_sleep` it returns false as soon as others have kept it waiting for a moment.
   bool Advance(bool may_sleep) {
     while (under_way_) {
       if (!Move(may_sleep)) return false;
@@ -173,7 +173,7 @@ class Channel {
     if (failed_.empty()) Fail(cause, where);
   }
 
-  // Reads, between exchanges, what the others have said unasked. Returns why one is lost, or "".
+  // Reads the others' notices, between exchanges. Returns why one is lost, or "".
   std::string Hear() {
     std::string why;
     for (int r = 0; r < size() && why.empty(); ++r) {
@@ -182,7 +182,7 @@ class Channel {
     return why;
   }
 
-  // Tells the others, between exchanges, that this rank waits in a collective of this number.
+  // Notifies the others, between exchanges, that this rank waits in a collective of this number.
   void TellWaiting(uint64_t number) {
     for (int r = 0; r < size(); ++r) Tell(r, Frame::Notice(Kind::kWaiting, number, ""));
   }
@@ -202,7 +202,7 @@ class Channel {
     return text;
   }
 
-  // What fails the collective that is under way, and later ones; for any thread.
+  // What fails the collective in progress, and later ones; for any thread.
   Abort& abort() { return abort_; }
 
  private:
@@ -240,7 +240,7 @@ class Channel {
     return "";
   }
 
-  // `place` gets the sizes by rank and says where the data of each go, or why they can't.
+  // `place` takes the sizes by rank and returns where the data of each go, or why they can't.
   void Begin(const Call& call, std::vector<Part> parts, Place place) {
     under_way_ = true;
     placed_ = false;
@@ -259,7 +259,7 @@ class Channel {
     }
   }
 
-  // Goes on with an exchange; returns whether it has ended.
+  // Continues an exchange; returns whether it has ended.
   bool Move(bool may_sleep) {
     while (failed_.empty()) {
       bool progress = false, ended = true;
@@ -388,8 +388,8 @@ class Channel {
     return got < 0 ? "" : Took(&peer, static_cast<size_t>(got), progress);
   }
 
-  // Says which rank's loss broke the connection with `lost`, which itself may have failed because
-  // of another: asks those that are between frames, for a moment.
+  // Finds which rank's loss broke the connection with `lost`, which itself may have failed because
+  // of another: polls those that are between frames for a moment.
   std::string Blame(int lost) {
     const Clock::time_point until = Clock::now() + kAsk;
     while (true) {
@@ -473,7 +473,7 @@ class Channel {
   std::vector<std::unique_ptr<Peer>> peers_;
   uint64_t sequence_ = 0;
   std::string failed_;  // of the thread that is in a collective
-  // The exchange that is under way.
+  // The exchange in progress.
   bool under_way_ = false, placed_ = false;
   Frame here_;
   std::vector<Part> parts_;

@@ -52,7 +52,7 @@ absl::Status FindLane(OpKernelContext* context, LaneRef<L>* lane) {
   return tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), lane);
 }
 
-// Lets a lane listen, and outputs it.
+// Makes a lane listen, and outputs it.
 template <class L>
 absl::Status Listen(OpKernelContext* context, LaneRef<L> made) {
   lane::Address address{context->input(0).scalar<tstring>()(), 0};
@@ -203,14 +203,14 @@ struct Division {
     if (expected.NumElements() > 0 && !Numbers(expected, lane.size(), &expects, &sum)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "alltoall '", call.name, "' on rank ", lane.rank(), ": received_splits are ",
-          expected.SummarizeValue(16), ", no numbers of rows from ", lane.size(), " ranks"));
+          expected.SummarizeValue(16), ", not the numbers of rows from ", lane.size(), " ranks"));
     }
     for (int r = 0; r < lane.size(); ++r) {
       const bool has_rows = splits[r] > 0 || (!expects.empty() && expects[r] > 0);
       if (!call.Has(r) && (has_rows || r == lane.rank())) {
         return absl::InvalidArgumentError(
             absl::StrCat("alltoall '", call.name, "' on rank ", lane.rank(), ": rank ", r,
-                         has_rows ? " has rows in it" : " calls it", ", but takes no part"));
+                         has_rows ? " has rows in it" : " calls it", ", but doesn't take part"));
       }
     }
     return absl::OkStatus();

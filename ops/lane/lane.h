@@ -1,9 +1,10 @@
 // A lane as the ops hold it: its listener, then its channel, and a thread of its own.
 //
-// Collectives run one after another, in the order in which they were handed in. If the lane is
+// Collectives run one after another, in the order in which they were submitted. If the lane is
 // free, the caller's thread begins a collective, and ends it too unless other ranks keep it waiting
 // for more than a moment: an exchange between ranks that are in step costs no change of threads.
-// Otherwise the lane's thread goes on, so no thread of the caller's pool waits for other ranks.
+// Otherwise the lane's thread continues it, so no thread of the caller's pool waits for other
+// ranks.
 
 #ifndef GMETA_OPS_LANE_LANE_H_
 #define GMETA_OPS_LANE_LANE_H_
@@ -48,7 +49,7 @@ class Lane {
 
   ~Lane() { Close(); }
 
-  // Ends the thread, which first fails what was handed in. The last owner may be a job of the
+  // Ends the thread, which first fails what was submitted. The last owner may be a job of the
   // thread itself, which then ends by itself.
   void Close() {
     if (!thread_.joinable()) return;
@@ -84,8 +85,8 @@ class Lane {
   const std::string& failure() const { return channel_->failure(); }
   Abort& abort() { return channel_->abort(); }
 
-  // A collective: what begins it; what goes on with it, as Channel::Advance does; what takes its
-  // results; and what comes after, such as the next collective.
+  // A collective: what begins it; what continues it, as Channel::Advance does; what takes its
+  // results; and what follows, such as the next collective.
   struct Job {
     std::function<void()> begin;
     std::function<bool(bool may_sleep)> advance;
@@ -104,7 +105,7 @@ class Lane {
   }
 
  private:
-  // Who is in a collective owns the channel: a caller's thread or the lane's.
+  // The thread that is in a collective owns the channel: a caller's or the lane's.
   struct Queue {
     // Whether the caller's thread has become the owner.
     bool Own() {
@@ -129,7 +130,7 @@ class Lane {
       come.notify_one();
     }
 
-    // Leaves what the caller's thread has begun to the lane's, before all that came later.
+    // Hands what the caller's thread has begun to the lane's, ahead of all that came later.
     void HandOver(Job job) {
       {
         std::lock_guard<std::mutex> lock(mutex);

@@ -1,7 +1,7 @@
 // Connects every rank of a job with every other: rank r connects to the ranks below it and accepts
 // those above it, so two ranks share exactly one connection.
 //
-// Both prove that they know the lane's key, which never travels
+// Both prove that they know the lane's key, which is never sent
 // (gmeta/core/collectives/wire.py does the same between other processes of a job):
 //
 //     caller -> called    a Hello: a version, a rank, and a nonce
@@ -9,7 +9,7 @@
 //     caller -> called    HMAC-SHA256 of "caller" and both Hellos under the key
 //     called -> caller    HMAC-SHA256 of "called" and both Hellos
 //
-// The nonces are new in each greeting, so what was captured is worth nothing later; the proofs
+// The nonces are new in each greeting, so a captured greeting can't be reused; the proofs
 // cover both ranks and differ in their roles, so none can be sent back or on to another rank. What
 // follows on the connection is neither encrypted nor signed: it travels as fast as the wire.
 //
@@ -66,7 +66,7 @@ inline bool IsSame(const Sha256Digest& one, const Sha256Digest& other) {
 // The job's connections as one rank has them.
 class Mesh {
  public:
-  static constexpr milliseconds kGreeting{30000};  // for a caller to say what it has to
+  static constexpr milliseconds kGreeting{30000};  // for a caller's greeting
   static constexpr size_t kMostCallers = 256;      // at a time, besides this job's ranks
 
   // Makes the connections, `addresses` being those of all ranks. Returns why it failed, or "".
@@ -88,7 +88,7 @@ class Mesh {
   std::vector<Socket> Take() { return std::move(peers_); }
 
  private:
-  // One who has connected, and what it has said so far: a Hello, then its proof.
+  // A caller that has connected, and what it has sent so far: a Hello, then its proof.
   struct Caller {
     Socket socket;
     Clock::time_point until;
@@ -147,7 +147,7 @@ class Mesh {
     return "";
   }
 
-  // Takes what a caller has sent, and answers its Hello; whether it has more to say.
+  // Reads what a caller has sent, and answers its Hello; whether more is to come.
   bool Hear(Caller* one) {
     char* const to = one->greeted ? reinterpret_cast<char*>(one->proof.data())
                                   : reinterpret_cast<char*>(&one->said);

@@ -1,8 +1,8 @@
 // The lane of tensors in GPU memory: collectives of NCCL, in the order of the program.
 //
 // Layout. A rank has one communicator of NCCL, on the GPU that is current when the lane is made,
-// and one stream of the lane's own. Beside it is a channel over TCP (channel.h) of the lane's own,
-// which carries no data: it compares what ranks are about to do, and shows who is lost.
+// and one stream of its own. Beside it is a channel over TCP (channel.h), also its own, which
+// carries no data: it compares what ranks are about to do, and shows which rank is lost.
 //
 // A collective waits on the lane's stream for what the compute stream had queued when it began, and
 // a thread of the host waits for its end (`Advance`). The compute stream waits for nothing, so
@@ -16,26 +16,26 @@
 // isn't compared: sender and receiver both compute it from the keys that they have exchanged.
 //
 // Two lanes can't wait for each other. The collectives of both are in one order, in which they were
-// traced, and each lane keeps its part of it. Of all that hasn't ended, take the first: what it
-// needs came before it, in data and on its lane, and has ended on all ranks. So all ranks come to
+// traced, and each lane keeps its part of it. Of all that haven't ended, take the first: what it
+// depends on, by data or by its lane, came before it and has ended on all ranks. So all ranks reach
 // it, and it ends. This holds because a collective that waits keeps neither a thread of TensorFlow
 // nor the compute stream from other work.
 //
 // Horovod has a communicator of NCCL too, and two of them at work on one GPU may hang. While a lane
 // is open Horovod doesn't use its own: what is exchanged beside the lane, by other threads, is
-// placed in host memory (tensors.py), and what the main thread still gives to it on the GPU, such
-// as the initial weights and objects, it gives between steps: a step has returned only when its
+// placed in host memory (tensors.py), and what the main thread still passes to it on the GPU, such
+// as the initial weights and objects, it passes between steps: a step has returned only when its
 // collectives have ended.
 //
 // Failure. While it waits, the thread looks for closed connections, for notices of failed ranks and
-// for errors of NCCL; it ends when its patience does. Patience counts only from when the own GPU is
-// ready. Half-way a rank notifies the others that it waits, so at the end the ranks without notice
-// are those that didn't come. Then the communicator is aborted, so that nothing touches the tensors
-// any more, and the collective fails. Where NCCL first connects two GPUs, its own functions wait
-// for the other rank, and detect by themselves that it is gone.
+// for errors of NCCL; it gives up when its patience ends. Patience begins when the rank's own GPU
+// is ready. Halfway a rank notifies the others that it waits, so at the end the ranks without
+// notice are those that didn't come. Then the communicator is aborted, so that nothing accesses the
+// tensors, and the collective fails. Where NCCL first connects two GPUs, its own functions wait for
+// the other rank, and detect by themselves that it is gone.
 //
 // Why it is fast. Nothing is agreed on, and no size travels. All parts of an alltoall, and all
-// tensors of an allreduce, are one launch. A caller's thread queues it and looks for its end for
+// tensors of an allreduce, are one launch. A caller's thread queues it and polls for its end for
 // some microseconds, so a small exchange costs no change of threads.
 
 #ifndef GMETA_OPS_LANE_NCCL_LANE_H_
@@ -67,7 +67,7 @@ class NcclLane {
  public:
   static constexpr std::chrono::microseconds kLook{50};  // before another thread waits
   static constexpr std::chrono::microseconds kYield{500};
-  static constexpr milliseconds kWatch{50};    // between two looks at the other ranks
+  static constexpr milliseconds kWatch{50};    // between two checks of the other ranks
   static constexpr milliseconds kGrace{1000};  // for a collective that a lost rank may have ended
 
   Counts alltoalls, allreduces;
@@ -96,7 +96,7 @@ class NcclLane {
   std::string Connect(int rank, const std::vector<Address>& addresses, const std::string& key,
                       milliseconds start, milliseconds patience, const std::string& id) {
     std::string why;
-    if (id.size() != sizeof(Nccl::Id)) return "the id of its communicator is no id of NCCL";
+    if (id.size() != sizeof(Nccl::Id)) return "the id of its communicator isn't an id of NCCL";
     if (why.empty()) why = Cuda(gmeta_gpu_lane_device(&device_, nullptr, 0));
     if (why.empty()) why = Cuda(gmeta_gpu_lane_create(&stream_, &ready_));
     if (why.empty()) why = Cuda(gmeta_gpu_lane_create(nullptr, &ended_));
@@ -114,8 +114,8 @@ class NcclLane {
   void Run(Lane::Job job) { lane_.Run(std::move(job)); }
   Abort& abort() { return lane_.abort(); }
 
-  // Gives rank r the next `sends[r]` bytes of `from`, and takes `receives[r]` bytes from each rank
-  // to `to`, once all is done that `compute` has queued. `Advance` ends it.
+  // Sends rank r the next `sends[r]` bytes of `from`, and receives `receives[r]` bytes from each
+  // rank in `to`, once all is done that `compute` has queued. `Advance` ends it.
   void BeginAlltoall(const Call& call, const void* from, std::vector<size_t> sends, void* to,
                      std::vector<size_t> receives, void* compute) {
     Begin(call, compute, [=, sends = std::move(sends), receives = std::move(receives)] {
@@ -222,7 +222,7 @@ class NcclLane {
     }
   }
 
-  // Looks whether the collective can still end; whether it has failed.
+  // Checks whether the collective can still end; returns whether it has failed.
   bool Watch(Clock::time_point now) {
     Channel& channel = *lane_.channel();
     if (const std::string why = channel.abort().Because(); !why.empty()) return Fail(why, "");
@@ -257,7 +257,7 @@ class NcclLane {
                 " to " + here_.Text());
   }
 
-  // Who is lost, if the others show it within a moment.
+  // Which rank is lost, if the others show it within a moment.
   std::optional<std::string> LostRank() {
     for (const auto until = Clock::now() + kGrace; Clock::now() < until;) {
       if (std::string why = lane_.channel()->Hear(); !why.empty()) return why;
@@ -320,7 +320,7 @@ class NcclLane {
       abort(comm);
       *done = true;
     }).detach();
-    bool is_last = false;  // the event is behind all that the lane has queued
+    bool is_last = false;  // the event follows all that the lane has queued
     for (const auto until = Clock::now() + milliseconds(5000); Clock::now() < until;) {
       if (*done && !is_last) {
         if (gmeta_gpu_lane_record(ended_, stream_) != GMETA_CUDA_OK) return;
@@ -348,7 +348,7 @@ class NcclLane {
   uint64_t number_ = 0;
   std::set<std::tuple<Kind, uint64_t, std::string, std::string>> compared_;
   std::string failed_;
-  // The collective that is under way.
+  // The collective in progress.
   Phase phase_ = Phase::kIdle;
   Call call_;
   Frame here_;

@@ -55,7 +55,7 @@ REGISTER_OP("GmetaLaneConnect")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Gives rank r the `splits[r]` rows after those for the ranks before r. All ranks give the same
+// Sends rank r the `splits[r]` rows after those for the ranks before r. All ranks pass the same
 // `label`, type and shape of a row. `expected` says how many rows come from each rank, and is
 // checked on a CPU, where it may be empty. `place` is that of the lane, for the gradient. If only
 // some `ranks` take part, the others have no rows, and no frame is sent to them.
@@ -98,9 +98,8 @@ REGISTER_OP("GmetaLaneAllreduce")
       return absl::OkStatus();
     });
 
-// Rows: alltoalls and allreduces. Columns: how many have begun, how many have ended in whatever
-// way, how many have ended well, and the bytes that this rank gave to these: for an alltoall, to
-// others.
+// Rows: alltoalls and allreduces. Columns: how many have begun, how many have ended in any way, how
+// many have succeeded, and the bytes that this rank sent in these: in an alltoall, to others.
 REGISTER_OP("GmetaLaneCounts")
     .Input("lane: resource")
     .Output("counts: int64")

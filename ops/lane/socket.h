@@ -114,8 +114,8 @@ inline Socket MakeSocket(const addrinfo& place) {
   return Socket(socket(place.ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-// Listens at `address`, and puts the port that it got into it if that was 0. "::" is all addresses,
-// those of IPv4 too.
+// Listens at `address`, and stores the port that it got there if that was 0. "::" is all addresses,
+// including those of IPv4.
 inline std::string Listen(Address* address, Socket* listener) {
   return Resolved(*address).Try([&](const addrinfo& place) -> std::string {
     Socket made = MakeSocket(place);

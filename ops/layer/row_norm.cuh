@@ -23,7 +23,7 @@
 // differences to the mean, never from a difference of squares.
 //
 // Why it is fast. Its cost is its memory traffic alone: each number once, 16 bytes a thread. Made
-// of ops of a framework the same takes ten passes forward, and twenty back.
+// of a framework's ops, the same takes ten passes forward and twenty backward.
 
 #ifndef GMETA_OPS_LAYER_ROW_NORM_CUH_
 #define GMETA_OPS_LAYER_ROW_NORM_CUH_
@@ -82,7 +82,7 @@ struct RowGroup {
   }
 };
 
-// Loads a thread's numbers of a row; those behind its end are 0.
+// Loads a thread's numbers of a row; those past its end are 0.
 template <int kChunks, int kWarps, class T>
 __device__ __forceinline__ void LoadRow(const RowGroup<kWarps>& group, const T* row, int width,
                                         float (&to)[8 * kChunks]) {

@@ -25,7 +25,7 @@ void Check(const GmetaSiluProjection& p) {
               std::to_string(p.columns) + " columns");
   require(p.activated_from >= 0 && p.activated_from < p.columns &&
               p.activated_from % hopper::kBoxWidth == 0,
-          "columns are activated from a multiple of 64 on that is below their number, " +
+          "activated_from must be a multiple of 64 below the number of columns, " +
               std::to_string(p.columns) + ", got " + std::to_string(p.activated_from));
   require(Property(cudaDevAttrComputeCapabilityMajor) == 9,
           "the GPU's kernels need compute capability 9.0 (H100, H200)");

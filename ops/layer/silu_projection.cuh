@@ -8,11 +8,11 @@
 //
 // Layout. A block of threads owns a tile of 128 rows by 256 columns at a time. It goes through the
 // places of the sum in steps of 64: the copy engine brings a box of X and four of W into one of
-// four stages. W is read as it lies, with the places of the sum as rows ("transposed", wgmma.cuh).
-// There are three warpgroups: one thread of the first requests copies, across tiles, as far ahead
-// as there are stages; each of the others sums 64 rows by 256 columns in 128 registers a thread.
-// Blocks get tiles in turns, columns first, so that the tiles in work at a time share rows of X,
-// and W stays in the cache.
+// four stages. W is read in its own layout, with the places of the sum as rows ("transposed",
+// wgmma.cuh). There are three warpgroups: one thread of the first requests copies, across tiles, as
+// far ahead as there are stages; each of the others sums 64 rows by 256 columns in 128 registers a
+// thread. Blocks get tiles in turns, columns first, so that the tiles in work at a time share rows
+// of X, and W stays in the cache.
 //
 // Invariants. SiLU is computed from Z after it is rounded for writing, by the function that a
 // separate pass uses: A has the same bits as gmeta_silu of Z. The copy engine's own checks read
@@ -22,7 +22,7 @@
 // Why it is fast. The matrix units have work all the time. A finished tile is rounded to 64
 // registers a thread, and the next one's sums begin. While they run, the warp activates the
 // finished tile and sends it to memory, an eighth at a time, spread over the steps. So results also
-// leave evenly. Written at once, a tile's 128 KiB took a quarter of the time, nothing else went on
+// leave evenly. Written at once, a tile's 128 KiB took a quarter of the time, nothing else ran
 // meanwhile (two warpgroups can be four steps apart, which is less than that takes), and all blocks
 // wrote together. Besides its numbers, a part costs a fence and a request to the copy engine: there
 // is one of each for a box together with its activated numbers. Each row of tiles starts one column
@@ -150,7 +150,7 @@ class ProjectionWriter {
     const bool first_lane = threadIdx.x % 32 == 0;
     const uint32_t* const pairs = pairs_ + 16 * kBox + 8 * kHalf;
     if constexpr (kHalf == 0) {
-      if (first_lane) hopper::AwaitReadBoxes<0>();  // the boxes before, from the same memory
+      if (first_lane) hopper::AwaitReadBoxes<0>();  // the earlier boxes, from the same memory
       __syncwarp();
     }
     Store<kHalf>(out_.z, pairs);
@@ -205,7 +205,7 @@ class ProjectionWriter {
 
   const ProjectionArguments& in_;
   typename Memory::Out& out_;
-  int row_ = 0, column_;  // of the tile; column_ at or behind the last column: no tile
+  int row_ = 0, column_;  // of the tile; column_ at or after the last column: no tile
   uint32_t pairs_[kProjectionColumns / 4];
 };
 
@@ -241,7 +241,7 @@ class ProjectionConsumer {
     (SumPart<kEach>(sums), ...);
   }
 
-  // Runs the steps of one part of a tile. Writes a part of the tile before while the first step
+  // Runs the steps of one part of a tile. Writes a part of the previous tile while the first step
   // runs.
   template <int kPart>
   __device__ __forceinline__ void SumPart(float (&sums)[kProjectionColumns / 2]) {
@@ -251,7 +251,7 @@ class ProjectionConsumer {
     while (step_ < end) Step(sums);
   }
 
-  // Begins a step, and waits for the one before.
+  // Begins a step, and waits for the previous one.
   __device__ __forceinline__ void Step(float (&sums)[kProjectionColumns / 2]) {
     typename Memory::Stage& stage = memory_.stages[turn_.stage];
     memory_.full[turn_.stage].Wait(turn_.phase);

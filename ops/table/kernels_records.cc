@@ -21,7 +21,7 @@ class SnapshotOp : public TableOp<HostEngine> {
     OP_REQUIRES_OK(context, CheckShape(context, name, "snapshot", 1, TensorShape({})));
     const int64_t id = context->input(1).scalar<int64_t>()();
     OP_REQUIRES(context, (table.*kDo)(context, id),
-                Invalid("table '", name, "' has no snapshot ", id, ", or has it no more"));
+                Invalid("table '", name, "' has no snapshot ", id, ", or no longer has it"));
   }
 };
 

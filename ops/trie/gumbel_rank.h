@@ -11,7 +11,7 @@
 // which is a Gumbel variable about s(c) under the condition that the greatest of them is G. It is
 // computed by the formula of the paper's appendix B.3, which loses no digits, in double precision,
 // by the same operations on the CPU and on the GPU. Their libraries' exponentials and logarithms
-// differ in the last bits, which seldom reaches a rank's float: if each has a random error of one
+// differ in the last bits, which rarely changes a rank's float: if each has a random error of one
 // unit in the last place, fewer than one rank in 10^8 is another float, the next one.
 
 #ifndef GMETA_OPS_TRIE_GUMBEL_RANK_H_

@@ -1,5 +1,5 @@
-// Shared by the kernels of tries: a level and a batch of beams as inputs, the beams that come out,
-// and the words for what is wrong.
+// Shared by the kernels of tries: a level and a batch of beams as inputs, the next beams as
+// outputs, and the messages of errors.
 
 #ifndef GMETA_OPS_TRIE_KERNELS_H_
 #define GMETA_OPS_TRIE_KERNELS_H_
@@ -69,7 +69,7 @@ inline absl::Status BatchOf(tensorflow::OpKernelContext* context, const char* op
   return absl::OkStatus();
 }
 
-// The beams that come out, `k` a user: the outputs `next_scores`, `next_nodes`, `beams`, and, if
+// The next beams, `k` a user: the outputs `next_scores`, `next_nodes`, `beams`, and, if
 // the op has a fourth, `next_ranks`.
 class NextBatch {
  public:
@@ -131,7 +131,7 @@ class FirstProblem {
   size_t place_ = 0, beam_ = 0;
 };
 
-// Says what is wrong with `whose`, which stands at `node`.
+// Returns the error that describes what is wrong with `whose`, which is at `node`.
 template <class Whose>
 absl::Status Words(const char* op, trie::Problem problem, const Whose& whose,
                    const trie::Level& level, int64_t node, int64_t codes) {
@@ -172,7 +172,7 @@ inline int64_t CyclesPerNode(const trie::Level& level) {
   return 100 + 3 * level.children / std::max<int64_t>(level.nodes, 1);
 }
 
-// Gives users to the threads of TensorFlow's pool. Each piece of work makes its own scratch by
+// Divides users among the threads of TensorFlow's pool. Each piece of work makes its own scratch by
 // make(), and does run(&scratch, user), which returns an Outcome.
 template <class Make, class Run>
 absl::Status ForUsers(tensorflow::OpKernelContext* context, const char* op,

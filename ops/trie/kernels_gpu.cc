@@ -1,6 +1,6 @@
 // The GPU kernels of GmetaTrieStep, GmetaTrieSample, GmetaTrieGumbelStep, GmetaTrieLogProbs and its
-// gradient: they queue work on the device's stream, and wait for nothing. trie_abi.h says how wrong
-// input shows in results.
+// gradient: they queue work on the device's stream, and wait for nothing. trie_abi.h describes how
+// wrong input shows in results.
 
 #include "ops/common/kernels_gpu.h"
 

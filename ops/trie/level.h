@@ -1,10 +1,10 @@
 // A level of a trie of codes, and the beams that stand on it: what the CPU's code and the GPU's
 // share.
 //
-// A level is two arrays (gmeta/models/generative/code_tables.py): the children of node i are the nodes
-// starts[i] to starts[i + 1] - 1 of the next level, and digits[c] is the last digit of child c.
-// `allowed`, if given, says which children lead to an item that may come out. A beam is a node and
-// a score, the log of its probability.
+// A level is two arrays (gmeta/models/generative/code_tables.py): the children of node i are the
+// nodes starts[i] to starts[i + 1] - 1 of the next level, and digits[c] is the last digit of child
+// c. `allowed`, if given, says which children lead to an allowed item. A beam is a node and a
+// score, the log of its probability.
 
 #ifndef GMETA_OPS_TRIE_LEVEL_H_
 #define GMETA_OPS_TRIE_LEVEL_H_
@@ -33,7 +33,7 @@ struct Level {
   }
 };
 
-// The beams of a user: nodes below 0 are of no beam.
+// The beams of a user: where a node is below 0, there is no beam.
 struct Beams {
   const float* logits;  // beams x codes
   const float* scores;

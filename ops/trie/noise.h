@@ -1,5 +1,5 @@
-// Noise: the random numbers of a search, which are functions of what they are drawn for. So the
-// batch that a user stands in changes nothing, nor do threads, ranks, a restart or the device.
+// Noise: the random numbers of a search, which are functions of what they are drawn for. So they
+// depend neither on a user's batch nor on threads, ranks, a restart or the device.
 //
 // The words are those of Philox4x32-10 (ops/common/philox.h) with
 //

@@ -6,8 +6,8 @@
 // differ in the last bit of a double, give different floats fewer than once in 10^8 times.
 //
 // To draw by weights, they are made whole numbers, whose sums don't depend on the order: multiplied
-// with 2^(62 - b), b being the number of bits of how many siblings there are, and rounded down. Of
-// 256 siblings those of a weight below 2^-53 get nothing.
+// by 2^(62 - b), b being the number of bits of the number of siblings, and rounded down. Of 256
+// siblings those of a weight below 2^-53 get nothing.
 
 #ifndef GMETA_OPS_TRIE_WEIGHTS_H_
 #define GMETA_OPS_TRIE_WEIGHTS_H_

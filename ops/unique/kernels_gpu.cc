@@ -1,5 +1,5 @@
 // The GPU kernels of GmetaUnique and GmetaOrderByOwner. The number of keys is a shape, which the
-// host has to know, as are the numbers of keys of each rank, so the ops wait for them.
+// host must know, as are the numbers of keys of each rank, so the ops wait for them.
 
 #include "ops/common/kernels_gpu.h"
 

@@ -1,10 +1,10 @@
 // Divides the units of a batch, such as samples, into micro-batches so that units which share keys
 // come together.
 //
-// Whoever computes a batch in micro-batches holds the rows of each, so a key that several of them
-// use is held longer, and is waited for by the first. The best division is a cut of a hypergraph,
-// and no batch has time for that. This is a streaming greedy: units are taken in their order, and
-// each goes where most of its keys are.
+// A step in micro-batches holds the rows of each, so a key that several of them use is held longer,
+// and the first of them waits for it. The best division is a cut of a hypergraph, and no batch has
+// time for that. This is a streaming greedy: units are taken in their order, and each goes where
+// most of its keys are.
 //
 // Layout. `keys` and `units` are pairs: a unit has a key. They are sorted by unit with a counting
 // sort, into the numbers of the distinct keys (unique.h) of one unit after another. For each
@@ -13,9 +13,9 @@
 //
 // Operation. A unit's score for a micro-batch is the sum over its keys of 1 / (how often the key
 // occurs in the batch) where the micro-batch has the key, times the part of the micro-batch that is
-// still free. So a key that all have has no say, and no micro-batch fills up before the others have
-// begun. Of equal scores the one with fewer units wins, then the first. Sizes are given, and each
-// micro-batch gets exactly as many units as its size says.
+// still free. So a key that all have has no influence, and no micro-batch fills up before the
+// others have begun. Of equal scores the one with fewer units wins, then the first. Sizes are
+// given, and each micro-batch gets exactly as many units as its size says.
 //
 // Why it is fast. A pair is hashed once and then costs a byte, a count and an addition for each of
 // the at most 8 micro-batches that have its key. Nothing is sorted by comparison.

@@ -9,7 +9,7 @@
 //
 // Operations. The keys of all micro-batches are made unique together (unique.h), which numbers them
 // in the order of their first appearance. So the keys that a micro-batch is the first to look up
-// have consecutive numbers, and only the last use has to be written down: one pass over the
+// have consecutive numbers, and only the last use must be recorded: one pass over the
 // numbers, in the order of micro-batches, overwrites a byte per key. A pass over the keys counts
 // them by class, which gives each its place in its class. Then keys are copied to their classes,
 // and a last pass over the numbers adds to a key's place where its class begins in the micro-batch.

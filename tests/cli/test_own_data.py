@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from gmeta.cli import main
 from gmeta.core.errors import DataError
 from gmeta.experiment.plan import own_plan
-from gmeta.experiment.plan.ranking_config import RankingMethod
+from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
 from gmeta.experiment.ranking import plan
 from gmeta.experiment.results import evaluation_json
 from gmeta.experiment.runs.run_folder import RunFolder, choose_families
@@ -121,7 +121,7 @@ def test_a_run_without_a_data_set_says_which_command_makes_one(tmp_path, monkeyp
     assert "no prepared data set, neither here nor in data; run `gmeta prepare` first" in result.stderr
 
 
-@pytest.mark.shown_by("test_a_setting_of_cold_start_trains_that_alone")
+@pytest.mark.shown_by("test_a_setting_of_either_family_trains_that_alone")
 def test_cold_start_and_ranking_train_side_by_side(folder, monkeypatch):
     monkeypatch.chdir(folder)
     small = RunFolder(folder / "runs/default").load()[0].methods["joint"]
@@ -142,18 +142,51 @@ def test_cold_start_and_ranking_train_side_by_side(folder, monkeypatch):
     assert ranking in page
     assert 'href="ranking/report.html"' in page
 
+    planned = plan.plan_ranking
+
     def too_few(*_):
         raise DataError("too few rows")
 
     monkeypatch.setattr(plan, "plan_ranking", too_few)
     assert "ranking is left out: too few rows" in gmeta(*words).stderr  # and cold start was trained before
+    monkeypatch.setattr(plan, "plan_ranking", planned)
+    (folder / "both/ranking/config.json").rename(folder / "config.json")
+    (folder / "both/ranking/config.json").write_text("{")
+    for command in (words, ["evaluate", "--run", "both"]):
+        assert "ranking is left out: both/ranking/config.json: not JSON" in gmeta(*command).stderr
+    (folder / "config.json").replace(folder / "both/ranking/config.json")
     (folder / "both/ranking/chosen.json").unlink()
     assert "ranking is left out" in gmeta("evaluate", "--run", "both").stderr
 
 
-def test_a_setting_of_cold_start_trains_that_alone(folder):
-    for settings in ({"held_out": 4}, {"features": ["item_id"]}):
+def test_a_run_beside_one_for_cold_start_has_its_label_and_data(folder, tmp_path):
+    def begin(run, config, data=folder / "data"):
+        (run.path / "config.json").unlink(missing_ok=True)
+        run.path.mkdir(exist_ok=True)
+        run.begin(config, data)
+
+    cold = RunFolder(folder / "runs/default").load()[0]
+    run, ranking = RunFolder(tmp_path / "run"), RankingConfig("click", ("item_id",))
+    begin(run, cold)
+    begin(run.beside, ranking)
+    run.check_beside()
+    begin(run.beside, replace(ranking, label="price"))
+    with pytest.raises(DataError, match="the run predicts price, not click"):
+        run.check_beside()
+    begin(run.beside, cold)
+    with pytest.raises(DataError, match="isn't for ranking; evaluate it alone, or delete it and run `gmeta"):
+        run.check_beside()
+    other = tmp_path / "other"
+    gmeta("prepare", "--data", folder / "clicks", "--task", "user_id", "--label", "click", "--out", other)
+    begin(run.beside, ranking, other)
+    with pytest.raises(DataError, match=f"was trained on {other}, not "):
+        run.check_beside()
+
+
+def test_a_setting_of_either_family_trains_that_alone(folder):
+    for settings in ({"held_out": 4}, {"features": ["item_id"]}, {"held_out": 4, "protocol": "random"}):
         assert choose_families(None, settings, folder / "data") == ("cold-start",)
+    assert choose_families(None, {"protocol": "random", "seeds": [1]}, folder / "data") == ("ranking",)
     assert choose_families(None, {"seeds": [1], "budget": "0"}, folder / "data") == ("cold-start", "ranking")
 
 

@@ -362,6 +362,17 @@ def test_rows_without_users_are_for_ranking(tmp_path, monkeypatch):
     assert [*results.trained.baselines] == ["mean", "linear"]
 
 
+def test_rows_that_times_cannot_divide_are_drawn_at_random(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table(events(300) | {"ts": [1_600_000_000] * 300}), "log.parquet")
+    gmeta("prepare", "--data", "log.parquet", "--task", "user", "--time", "ts", "--label", "click")
+    planned = plan_ranking({"methods": {}}, tmp_path / "data")
+    assert (planned.config.protocol, planned.config.time) == ("random", "ts")
+    assert any("the rows can't be divided by their times" in note for note in planned.notes)
+    with pytest.raises(DataError, match="protocol 'time' leaves 0 rows to train on"):
+        plan_ranking({"methods": {}, "protocol": "time"}, tmp_path / "data")
+
+
 def test_new_users_have_baselines_of_items_alone(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     run = tmp_path / "tasks"

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from gmeta import initializers, optimizers, policies
 from gmeta.checkpoint.sharded import load, save
-from gmeta.core.errors import ConfigError, DataError, NotFiniteError
+from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.export import Publisher, export_model
 from gmeta.export.delivery import Server, catch_up, deliver
 from gmeta.export.delta_signatures import layout_of, tables_of
@@ -196,12 +196,13 @@ def test_servers_catch_up_from_whatever_version_they_have(model, tmp_path):
         publisher.publish_base()
         train(model, 5)
         publisher.publish()
-        assert (
-            catch_up(folder, Server(url), say=said.append) == 7
-        )  # the server has loaded version 6 by itself
+        assert catch_up(folder, Server(url), say=said.append) == 7  # it has loaded version 6 by itself
         closed = "http://127.0.0.1:9/v1/models/model"
         with pytest.raises(Exception, match="can't be reached"):
             deliver(folder, [closed, url], say=said.append)
+        deltas_in(folder)[7].unlink()
+        with pytest.raises(DataError, match="the server has version 7, and the last one here is 6"):
+            catch_up(folder, Server(url), say=said.append)
 
 
 def test_fit_publishes_and_a_new_process_continues_the_folder(model, tmp_path):
@@ -210,22 +211,48 @@ def test_fit_publishes_and_a_new_process_continues_the_folder(model, tmp_path):
     data = {name: values[:64] for name, values in IDS.items()}, np.ones(64, np.float32)
     model.fit(*data, batch_size=16, epochs=1, verbose=0, callbacks=[publisher])
     assert models_in(tmp_path / "online") == [1]
-    assert [*deltas_in(tmp_path / "online")] == [2, 3, 4, 5, 6]
+    assert [*deltas_in(tmp_path / "online")] == [2, 3, 4, 5]
+    with pytest.raises(GmetaError, match="another Publisher"):
+        Publisher(model, tmp_path / "online")
+    publisher.close()
     again = Publisher(model, tmp_path / "online")
-    assert again.publish().path.name == "7"
+    assert again.publish().path.name == "6"
     assert again.publish(dense=False).rows <= 3 * 16  # those of the last step come twice
-    for version in (9, 10):
+    for version in (8, 9):
         again.publish_base()
         assert again.version == version
-    assert models_in(tmp_path / "online") == [9, 10]
+    assert models_in(tmp_path / "online") == [8, 9]
     assert deltas_in(tmp_path / "online") == {}
     other = Scores()
     other.dense = tf.keras.layers.Dense(2)
     other({name: tf.constant(values[:2]) for name, values in IDS.items()})
+    again.close()
     with pytest.raises(ConfigError, match="another model"):
-        Publisher(other, tmp_path / "online")
+        Publisher(other, tmp_path / "online").publish()
 
 
+def test_an_increment_never_continues_a_journal_that_a_publisher_has_started(model, tmp_path):
+    """Or it would lack what was removed before."""
+    tables = {table.name: table for table in tables_of(model)}
+    train(model, 0)
+    save(tmp_path / "a", tables, journal=8)
+    model.collection.tables[-1].remove(tf.range(900, dtype=tf.int64))  # more than the journal notes
+    publisher = Publisher(model, tmp_path / "online")
+    publisher.publish()
+    train(model, 1)
+    publisher.publish()
+    info = save(tmp_path / "b", tables, base=tmp_path / "a", journal=10_000)
+    evicting = model.collection.tables[-1].name
+    assert info.kinds[evicting] == "full"
+    assert "journal" in info.reasons[evicting]
+    other = Scores()
+    other({name: tf.constant(values[:2]) for name, values in IDS.items()})
+    load(tmp_path / "b", {table.name: table for table in tables_of(other)})
+    for name, value in expected(other).items():
+        np.testing.assert_array_equal(value, expected(model)[name], name)
+
+
+@pytest.mark.shown_by("test_an_increment_never_continues_a_journal_that_a_publisher_has_started")
 def test_what_breaks_the_journal_is_followed_by_a_whole_model(model, tmp_path):
     train(model, 0)
     tables = {table.name: table for table in tables_of(model)}

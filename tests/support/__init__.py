@@ -1,1 +1,1 @@
-"""What tests share: made-up data, reference implementations, processes and machines to run on."""
+"""Shared by tests: generated data, reference implementations, processes and machines to run on."""

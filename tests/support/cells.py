@@ -16,7 +16,7 @@ def slow_but(quick: Collection[Any] | Callable[..., bool], cells: Iterable[Any])
       cells: All of them; a tuple holds the values of several parameters.
 
     Returns:
-      Them, for `pytest.mark.parametrize`, in their order.
+      The cells, for `pytest.mark.parametrize`, in their order.
 
     Raises:
       ValueError: None of them is quick.

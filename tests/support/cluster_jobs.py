@@ -1,4 +1,4 @@
-"""Workers of Spark that fail, for tests: in a module that workers can import."""
+"""Spark workers that fail, for tests, in a module that workers can import."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _WRITTEN, _APPENDED = spark_rows.write_shards, spark_append.write_shards
 def written_or_killed(
     job: TableJob, folder: Path, pieces: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """As `spark_rows.write_shards`, but the first worker that comes is killed when it has begun a shard."""
+    """Like `spark_rows.write_shards`, but the first worker is killed once it has begun a shard."""
     return _WRITTEN(job, folder, pieces, _killed_once(batches, folder.parent / "killed"))
 
 
 def appended_or_killed(
     job: AppendJob, folder: Path, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """As `spark_append.write_shards`, but the first worker that comes is killed when it has begun a shard."""
+    """Like `spark_append.write_shards`, but the first worker is killed once it has begun a shard."""
     return _APPENDED(job, folder, _killed_once(batches, Path(job.plan.store).parent / "killed"))
 
 
@@ -51,7 +51,7 @@ def _killed_once(batches: Iterator[pa.RecordBatch], mark: Path) -> Iterator[pa.R
 
 
 def refuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Raise an error of gmeta's."""
+    """Raise a gmeta error."""
     for _ in batches:
         raise DataError("nothing is right", path="t.csv", line=7)
     return batches
@@ -64,7 +64,7 @@ def break_down(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     return batches
 
 
-# Hadoop Streaming in little: splits of files, mappers, a partition and a sort by bytes, reducers.
+# A small Hadoop Streaming: splits of files, mappers, a partition and a sort by bytes, reducers.
 
 Runner = Callable[[str, str, Path, bytes, Mapping[str, str]], bytes]
 """(program, stage, job's folder, standard input, environment) -> standard output."""
@@ -123,7 +123,7 @@ def partitioned(lines: bytes, reducers: int) -> list[bytes]:
 def map_files(
     stage: str, folder: Path, files: Sequence[Path], pieces: int, run: Runner, program: str = "map"
 ) -> bytes:
-    """What the mappers of a job write."""
+    """The output of a job's mappers."""
     return b"".join(
         run(program, stage, folder, piece, {"mapreduce_map_input_file": f"hdfs://nn{file.resolve()}"})
         for file in files
@@ -132,7 +132,7 @@ def map_files(
 
 
 def reduce_all(stage: str, folder: Path, parts: Iterable[bytes], run: Runner) -> bytes:
-    """What the reducers of a job write."""
+    """The output of a job's reducers."""
     return b"".join(run("reduce", stage, folder, part, {}) for part in parts)
 
 

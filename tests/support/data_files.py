@@ -1,4 +1,4 @@
-"""A log of clicks with planted tastes, as a shop would have it: text for users, items, cities and tags."""
+"""A log of clicks with planted tastes, like a shop's: text for users, items, cities and tags."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TAGS = ("new", "sale", "red", "wool", "home", "toys", "books", "garden")
 
 
 def click_log(users: int = 200, rows: int = 40, *, items: int = 60, seed: int = 0) -> pa.Table:
-    """Rows of users who each like some tags and dislike others, and cheap or expensive items.
+    """Draw rows of users who each like some tags and dislike others, and prefer cheap or expensive items.
 
     Args:
-      users: How many users.
-      rows: Rows of a user on average, half as many at least.
-      items: How many items.
-      seed: Gives everything.
+      users: The number of users.
+      rows: The mean number of rows of a user, who has at least half as many.
+      items: The number of items.
+      seed: The seed of all draws.
     """
     rng = np.random.default_rng(seed)
     tags = [rng.choice(len(TAGS), rng.integers(1, 4), replace=False) for _ in range(items)]
@@ -55,12 +55,12 @@ def click_log(users: int = 200, rows: int = 40, *, items: int = 60, seed: int = 
 
 
 def write_click_log(folder: Path, **options: int) -> Path:
-    """Write `click_log` as two Parquet files below ``folder``; the pattern that names them."""
+    """Write `click_log` as two Parquet files below ``folder``, and return the pattern that names them."""
     return write_parts(click_log(**options), folder)
 
 
 def write_parts(table: pa.Table, folder: Path) -> Path:
-    """Write a table as two Parquet files below ``folder``; the pattern that names them."""
+    """Write a table as two Parquet files below ``folder``, and return the pattern that names them."""
     folder.mkdir(parents=True, exist_ok=True)
     half = table.num_rows // 2
     pyarrow.parquet.write_table(table.slice(0, half), folder / "part-0.parquet")
@@ -80,7 +80,7 @@ CLICK_SPEC = TableSpec(
         "price": ColumnSpec(),
     },
 )
-"""What `gmeta prepare --task user_id --time ts --label click` makes of it."""
+"""The spec that `gmeta prepare --task user_id --time ts --label click` derives from it."""
 
 
 def prepared_clicks(folder: Path, config: PrepareConfig | None = None, **options: int) -> Path:
@@ -105,7 +105,7 @@ EVENT_SPEC = TableSpec(
 
 
 def event_table(rows: int, *, users: int = 20, seed: int = 0) -> pa.Table:
-    """A table that `EVENT_SPEC` fits: users of very different numbers of rows, many times that tie."""
+    """A table that `EVENT_SPEC` fits: users with very different numbers of rows, and many equal times."""
     rng = np.random.default_rng(seed)
     tags = [rng.integers(0, 50, size).tolist() for size in rng.integers(0, 4, rows)]
     return pa.table(
@@ -158,7 +158,7 @@ def _json(value: Any) -> str:
     return json.dumps(value)
 
 
-# A small folder in the layout of MovieLens-1M with MeLU's split, of drawn ratings with a taste in them.
+# A small folder in the layout of MovieLens-1M with MeLU's split, with random ratings that follow tastes.
 
 USERS, MOVIES = 40, 60
 NAMES = {
@@ -171,7 +171,7 @@ NAMES = {
     "occupation": ["0", "1", "2"],
     "zipcode": ["48067", "70072", "T8H1N"],
 }
-"""Every vocabulary, in the order of its numbers."""
+"""The vocabularies, each in the order of its numbers."""
 WRITERS = ["Ada B.", "Cy D", "Émile"]
 """Names of writers, which have no file; a movie without writers has ``N/A``."""
 
@@ -226,7 +226,7 @@ Row = dict[str, list[int] | list[float]]
 
 
 def read_shard(path: Path) -> list[Row]:
-    """The rows of one TFRecord file of examples: column -> its values, a list even where there is one."""
+    """The rows of one TFRecord file of examples: column -> its values, a list even for one value."""
     import tensorflow as tf
 
     records = []

@@ -9,7 +9,7 @@ from typing import Any
 
 NAMES = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
-# Up to Python 3.10 a Path calls functions that pathlib keeps itself.
+# Up to Python 3.10 a Path calls functions that pathlib itself stores.
 OWNERS = [owner for owner in (os, getattr(pathlib, "_normal_accessor", None)) if owner is not None]
 
 
@@ -17,10 +17,10 @@ def wrap_changes(
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
     put: Callable[[Any, str, Any], None] = setattr,
 ) -> None:
-    """Replace each of the functions by what ``wrap`` makes of it.
+    """Replace each function by the result of ``wrap``.
 
     Args:
-      wrap: Takes the function.
+      wrap: Takes a function and returns its replacement.
       put: Sets an attribute; a test that continues passes its monkeypatch's `setattr`.
     """
     for owner in OWNERS:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for schemas and rows, with the names and values that encoders stumble over."""
+"""Hypothesis strategies for schemas and rows, with names and values that are hard for encoders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 @st.composite
 def rows_of(draw: st.DrawFn, schema: Schema, count: int, ints: Any = INT64) -> list[list[list[Any]]]:
-    """``count`` rows of a schema: for each a list of values a column; ``ints`` draws the int64 ones."""
+    """``count`` rows of a schema, each with a list of values per column; ``ints`` draws the int64 ones."""
     rows = []
     for _ in range(count):
         row = []
@@ -52,7 +52,7 @@ def rows_of(draw: st.DrawFn, schema: Schema, count: int, ints: Any = INT64) -> l
 
 
 def as_columns(schema: Schema, rows: Sequence[Sequence[Sequence[Any]]]) -> dict[str, Any]:
-    """Rows as the columns that a `RecordWriter` takes."""
+    """Rows in the form of `RecordWriter`'s columns."""
     out: dict[str, Any] = {}
     for i, column in enumerate(schema):
         values = np.array([value for row in rows for value in row[i]], column.dtype)
@@ -61,7 +61,7 @@ def as_columns(schema: Schema, rows: Sequence[Sequence[Sequence[Any]]]) -> dict[
     return out
 
 
-# Small batches of tasks, made by hand.
+# Small handmade batches of tasks.
 
 
 def make_batch(sizes: Sequence[int], query: int = 2, seed: int = 0, pad: int = 0) -> dict[str, Any]:
@@ -107,18 +107,18 @@ def drawn_alone(batch: Mapping[str, Any], task: int) -> dict[str, Any]:
     }
 
 
-# Drawn batches of users with contexts, history and exposures, as `gmeta.io.sequences` gives them.
+# Random batches of users with contexts, history and exposures, in the form of `gmeta.io.sequences`.
 
 IDS = {"item": 40, "category": 5, "action": 3, "city": 4, "age": 6, "scene": 2}
 
 
 def draw_exposures(seed: int, events: list[int], exposures: list[int], tags: bool = False) -> dict[str, Any]:
-    """A batch.
+    """Draw a batch.
 
     Args:
-      seed: Of all that is drawn.
-      events: For each user, how many there are.
-      exposures: For each user, how many there are; clicks go with the item, purchases with clicks.
+      seed: The seed of all draws.
+      events: The number of events of each user.
+      exposures: The number of exposures of each user; clicks depend on the item, purchases on clicks.
       tags: Whether contexts have lists of tags.
     """
     random = np.random.default_rng(seed)
@@ -173,7 +173,7 @@ def _ragged(values: Any, counts: list[int]) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(values, np.array(counts, np.int64))
 
 
-# Task batches made on the spot, as `gmeta.io.tasks` gives them.
+# Random task batches in the form of `gmeta.io.tasks`.
 
 Batch = dict[str, Any]
 
@@ -187,15 +187,15 @@ def task_batch(
     seed: int = 0,
     pad: int = 0,
 ) -> Batch:
-    """Tasks of the given support sizes, with drawn features and labels.
+    """Draw tasks of the given support sizes, with random features and labels.
 
     Args:
-      sizes: How many support samples each task has.
-      query: How many query samples each has.
-      ids: Feature -> below which number its ids are; few, so that support and query share some.
-      floats: Columns of float32 besides.
-      seed: Of what is drawn.
-      pad: Columns of padding behind the longest support set.
+      sizes: The number of support samples of each task.
+      query: The number of query samples of each task.
+      ids: Feature -> the bound of its ids; small, so that support and query share some.
+      floats: Additional float32 columns.
+      seed: The seed of the draws.
+      pad: Columns of padding after the longest support set.
     """
     rng = np.random.default_rng(seed)
     whole = np.asarray(sizes) + query
@@ -245,9 +245,9 @@ def alone(batch: Batch, task: int) -> Batch:
 def opposed_tasks(
     batches: int, tasks: int = 16, *, support: int = 6, query: int = 4, seed: int = 0
 ) -> list[Batch]:
-    """Tasks half of which like the very items that the others dislike; only the support says which.
+    """Tasks half of which like exactly the items that the others dislike; only the support shows which.
 
-    A model that doesn't adapt can do no better than to predict 0, at a mean squared error of 1.
+    A model that doesn't adapt can't do better than to predict 0, with a mean squared error of 1.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -286,7 +286,7 @@ def plain(element: Any) -> Any:
 
 
 def rows_by_task(batch: Mapping[str, Any], part: str, column: str = "timestamp") -> dict[int, list[Any]]:
-    """Task -> what the feature ``column`` has in the real rows of its ``"support"`` or ``"query"`` set."""
+    """Task -> the values of feature ``column`` in the real rows of its ``"support"`` or ``"query"`` set."""
     values, index = batch["features"][column].numpy(), batch[part]["index"].numpy()
     mask = batch[part]["mask"].numpy() > 0
     return {
@@ -304,13 +304,13 @@ def sides_by_task(batches: Iterable[Mapping[str, Any]], column: str = "timestamp
     return found
 
 
-# Drawn batches of sequences ``[contexts | history | targets]``, for tests of what attends to them.
+# Random batches of sequences ``[contexts | history | targets]``, for tests of attention layers.
 
 Array = npt.NDArray[Any]
 
 
 class DrawnSequences(NamedTuple):
-    """A batch, and what the reference forms need to know of it."""
+    """A batch, with the data that reference forms need."""
 
     x: Array
     offsets: Array
@@ -336,20 +336,20 @@ class DrawnSequences(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Array]:
-        """Those of a layer's call, besides the sequences."""
+        """The arguments of a layer's call besides the sequences."""
         return {"contexts": self.contexts, "targets": self.targets, "times": self.times}
 
 
 def draw_sequences(
     seed: int, sizes: Sequence[tuple[int, int, int]], dim: int, mask: AttentionMask
 ) -> DrawnSequences:
-    """Random tokens and times.
+    """Draw random tokens and times.
 
     Args:
-      seed: Of both.
-      sizes: For each sequence how many contextual tokens, tokens of the history, and targets.
-      dim: Numbers of a token.
-      mask: Which tokens see which.
+      seed: The seed of both.
+      sizes: For each sequence the numbers of contextual tokens, tokens of the history, and targets.
+      dim: The width of a token.
+      mask: The rule by which tokens see each other.
     """
     random = np.random.default_rng(seed)
     contexts, history, targets = np.array(sizes, np.int64).reshape(-1, 3).T
@@ -372,7 +372,7 @@ def draw_sequences(
     )
 
 
-# Drawn tasks in the form that baselines see.
+# Random tasks in the form that baselines take.
 
 
 def tasks_of(seed: int, support: list[int], query: list[int], items: int) -> Tasks:

@@ -24,7 +24,7 @@ def example_evaluation(seeds: Sequence[int] = (0, 1, 2), *, joint: bool = True) 
     """An evaluation with every part, its means near those of a real run on MovieLens-100K.
 
     Args:
-      seeds: The seeds; the values of seed ``i`` lie ``0.002 * (i - middle)`` off the mean.
+      seeds: The seeds; the values of seed ``i`` differ from the mean by ``0.002 * (i - middle)``.
       joint: Whether the evaluation has the method ``"joint"``.
     """
     offsets = [0.002 * (i - (len(seeds) - 1) / 2) for i in range(len(seeds))]

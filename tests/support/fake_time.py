@@ -1,4 +1,4 @@
-"""A time that only work moves, for tests of what reads the time inside a graph."""
+"""A time that only work advances, for tests of ops that read the time inside a graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gmeta.layers.exchange.recorded_lookups import current_graph
 
 
 class FakeTime:
-    """A time that passes where work is done, and nowhere else.
+    """A time that passes only while work is done.
 
-    Work waits for the readings that were traced before it, so it is exact, however slow the machine is. For
-    nothing else is there an order of readings than what they wait for.
+    Work waits for the readings that were traced before it, so the time is exact on any machine. Other
+    readings are only ordered by their own dependencies.
 
     Attributes:
       seconds: The time.
@@ -31,7 +31,7 @@ class FakeTime:
         return time
 
     def work(self, x: tf.Tensor, seconds: float) -> tf.Tensor:
-        """Return x, after so many seconds."""
+        """Return x, after this many seconds."""
 
         def move(x: Any) -> Any:
             self.seconds += seconds

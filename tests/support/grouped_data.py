@@ -30,7 +30,7 @@ SCHEMA = Schema(
 
 
 def grouped_columns(sizes: Sequence[int], *, first_task: int = 0, seed: int = 0) -> dict[str, Any]:
-    """Columns of `SCHEMA` for one group a size; tasks are numbered from ``first_task`` on."""
+    """Columns of `SCHEMA` for a group of each size; tasks are numbered from ``first_task`` on."""
     rng, rows = np.random.default_rng([seed, first_task]), sum(sizes)
     tasks = np.arange(first_task, first_task + len(sizes))
 
@@ -89,15 +89,15 @@ def record_offsets(path: Path) -> list[int]:
     return offsets
 
 
-# A reader's start and options out of flat arguments, which tests vary one by one.
+# A reader's start and options from flat arguments, which tests vary one by one.
 
 
 def reading(**given: Any) -> dict[str, Any]:
-    """Put options of a reader into ``options``, and an epoch, or steps that were taken, into ``start``.
+    """Move options of a reader into ``options``, and an epoch, or steps taken, into ``start``.
 
     Args:
-      **given: Arguments of a reader; fields of `ReadOptions`; and of a start, ``epoch``, ``passed``
-        (steps that were taken) and ``again`` (all iterations are that epoch).
+      **given: Arguments of a reader; fields of `ReadOptions`; and of a start, ``epoch``, ``passed`` (steps
+        taken) and ``again`` (all iterations are that epoch).
 
     Example:
       >>> arguments = reading(batch_size=8, epoch=2, seed=1)

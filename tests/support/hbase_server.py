@@ -1,8 +1,8 @@
-"""A Thrift server with the interface of HBase's and tables in memory, which can be set to fail.
+"""A Thrift server with HBase's interface and tables in memory, which can be set to fail.
 
-The interface is happybase's own interface file. What HBase does is kept: a time bounds what is read from
-above and isn't read itself, rows that have nothing are left out of an answer, of a value as many versions
-are kept as its family says, and a table or family that isn't there is an ``IOError`` with a Java stack in it.
+The interface is happybase's own interface file. It behaves like HBase: a read has an exclusive upper bound in
+time, answers omit empty rows, a family sets how many versions of a value are kept, and a missing table or
+family is an ``IOError`` with a Java stack.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class HBaseServer:
     """Serves in threads of this process; ``with`` ends it.
 
     Args:
-      framed: As a server started with ``-framed``.
-      compact: As one started with ``-compact``.
+      framed: Whether to behave like a server started with ``-framed``.
+      compact: Whether to behave like one started with ``-compact``.
 
     Attributes:
-      port: Where, on 127.0.0.1.
+      port: The port on 127.0.0.1.
       requests: (table, rows, time) of each read, in order.
-      before: Called at the begin of each read; may wait, or raise `hang_up`.
+      before: Called at the beginning of each read; may wait, or raise `hang_up`.
     """
 
     def __init__(self, *, framed: bool = False, compact: bool = False) -> None:
         self._framed, self._compact = framed, compact
-        importlib.import_module("happybase")  # which loads the interface file
+        importlib.import_module("happybase")  # loads the interface file
         self._interface: Any = importlib.import_module("Hbase_thrift")
         self._tables: dict[bytes, dict[bytes, dict[bytes, Cells]]] = {}
         self._versions: dict[tuple[bytes, bytes], int] = {}
@@ -46,7 +46,7 @@ class HBaseServer:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def stop(self) -> None:
-        """End as a killed server does: nothing listens, and open connections break."""
+        """End like a killed server: nothing listens, and open connections break."""
         for open_ in [self._listener, *self._clients]:
             with suppress(OSError):
                 open_.shutdown(socket.SHUT_RDWR)
@@ -72,7 +72,7 @@ class HBaseServer:
             if self._compact:
                 form.read_message_begin = _named_as_text(form.read_message_begin)
             processor = thrift.TProcessor(self._interface.Hbase, self)
-            with suppress(Exception):  # the client has gone, or speaks something else
+            with suppress(Exception):  # the client has gone, or uses another protocol
                 while True:
                     processor.process(form, form)
             client.close()
@@ -158,7 +158,7 @@ class HBaseServer:
 
 
 def _named_as_text(read: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
-    """The compact form leaves the method's name undecoded too, and then doesn't know it."""
+    """The compact protocol also leaves the method's name undecoded, and then doesn't recognise it."""
 
     def read_message_begin() -> tuple[Any, ...]:
         name, *rest = read()
@@ -168,5 +168,5 @@ def _named_as_text(read: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[An
 
 
 def hang_up() -> None:
-    """End the connection that a request came on, without an answer."""
+    """End the connection of a request without an answer."""
     raise ConnectionResetError

@@ -1,14 +1,14 @@
-"""A rack of machines that are namespaces of this one: a head and hosts at a switch, by wires of a given rate.
+"""A rack of machines that are namespaces of this one: a head, and hosts wired to a switch at a given rate.
 
-Each machine has a network, a name, process numbers, a boot id and a file of names of its own, so programs on
-it believe that they are alone. The wires are pairs of veth devices; a token bucket (``tc tbf``) at both ends
-holds each direction to the rate. The switch is a bridge, and is the head's network device too.
+Each machine has its own network, name, process numbers, boot id and file of names, so it looks like a
+separate machine to programs. The wires are pairs of veth devices; a token bucket (``tc tbf``) at both ends
+limits each direction to the rate. The switch is a bridge, which is also the head's network device.
 
 Nothing has a name outside the rack, so nothing can be left behind. The first process of a machine reads from
 a pipe that this process holds. If this process ends, in any way, the pipe closes, the first process
 ends, Linux kills all others of that machine, and with the last process devices and namespaces are gone.
 
-The delay of a real network is missing: a wire takes as long as the bytes need, and the processes' switching.
+The delay of a real network is missing: a transfer takes the time of its bytes, and of switching processes.
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ class Rack:
         self.head, self.hosts, self.folder = head, tuple(hosts), folder
 
     def unplug(self, host: Machine) -> None:
-        """Take a host's wire out of the switch, without notice, as when a machine loses power."""
+        """Unplug a host's wire from the switch without notice, as when a machine loses power."""
         self.head.run("ip", "link", "set", _port(host), "down")
 
     def plug(self, host: Machine) -> None:
-        """Put a host's wire back into the switch."""
+        """Plug a host's wire into the switch again."""
         self.head.run("ip", "link", "set", _port(host), "up")
 
 
@@ -177,8 +177,8 @@ def rack(size: int, gbit: float | None = None) -> Iterator[Rack]:
     """Make machines that reach each other by name and address while the block runs.
 
     Args:
-      size: How many hosts, besides the head; 1 to 200.
-      gbit: 10^9 bits a second that each host's wire carries in each direction; None for as many as the
+      size: The number of hosts besides the head, 1 to 200.
+      gbit: 10^9 bits a second that each host's wire carries in each direction; None: as many as the
         processors can.
 
     Yields:
@@ -219,7 +219,7 @@ def _join(head: Machine, host: Machine, gbit: float | None) -> None:
     _address(host)
     if gbit is None:
         return
-    # The bucket holds what the wire carries in .1 ms, and one packet of the largest size at least.
+    # The bucket holds what the wire carries in .1 ms, and at least one packet of the largest size.
     rate, bucket = int(1e9 * gbit), max(70_000, int(1e9 * gbit * 1e-4 / 8))
     queue = bucket + int(rate / 8 * 0.02)  # bytes of 20 ms wait at a full port, more are dropped
     for machine, device in ((head, port), (host, DEVICE)):
@@ -250,15 +250,15 @@ def _numbers(process: int) -> list[int]:
     return [int(word) for word in next(line for line in lines if line.startswith("NSpid:")).split()[1:]]
 
 
-# Runs a command as ranks of which each has a machine of its own, by ``horovodrun -H`` or `gmeta launch`.
+# Runs a command as ranks that each have their own machine, by ``horovodrun -H`` or `gmeta launch`.
 #
 #     with rack(2, gbit=10) as machines:
 #         job = start_ranks(machines, command, environment={"GMETA_LANE": "tcp"})
 #         wait_for_ranks(machines, job, timeout=300)
 #
 # The launcher runs on the head of a `rack`, as on a cluster's log-in machine, and starts the ranks by ssh,
-# for which the rack has a substitute. So all that differs between one machine and several takes part: names,
-# addresses, the choice of the network device, and a wire that is slower than memory.
+# for which the rack has a substitute. So this includes everything that differs between one machine and
+# several: names, addresses, the choice of the network device, and a wire that is slower than memory.
 
 _LAUNCHER = "gmeta.core.launcher.horovodrun"
 
@@ -277,9 +277,9 @@ def start_ranks(
     Args:
       machines: The rack.
       command: The program and its arguments.
-      hosts: Where ranks start; all hosts by default.
-      options: ``--host-discovery-script`` and its like, for ``horovodrun`` in place of the fixed hosts.
-      environment: What is set besides this process's environment.
+      hosts: The hosts of the ranks; all by default.
+      options: Options such as ``--host-discovery-script``, for ``horovodrun`` instead of the fixed hosts.
+      environment: Variables in addition to this process's environment.
       own: Whether ``gmeta launch --hosts`` starts them, without Horovod.
 
     Returns:
@@ -299,7 +299,7 @@ def start_ranks(
     if own:
         slots = ",".join(f"{name}:1" for name in names)
         launch = [sys.executable, "-m", "gmeta", "launch", "--hosts", slots, *options, "--"]
-    path = os.pathsep.join([str(machines.folder), os.environ["PATH"]])  # of the substitute for ssh
+    path = os.pathsep.join([str(machines.folder), os.environ["PATH"]])  # for the substitute for ssh
     with (machines.folder / "launcher").open("w") as said:
         return machines.head.start(
             [*launch, *command],
@@ -312,10 +312,10 @@ def start_ranks(
 
 
 def wait_for_ranks(machines: Rack, job: subprocess.Popen[str], timeout: float) -> list[str]:
-    """Wait for a job of `start_ranks`, and return by rank what it wrote to stdout, if Horovod started it.
+    """Wait for a job of `start_ranks`, and return its stdout by rank, if Horovod started it.
 
     Raises:
-      RanksError: It failed or time ran out, after which no process of it runs.
+      RanksError: It failed or time ran out; none of its processes is left.
     """
     try:
         code = job.wait(timeout)
@@ -328,7 +328,7 @@ def wait_for_ranks(machines: Rack, job: subprocess.Popen[str], timeout: float) -
         job.wait()
     if why:
         raise RanksError(f"{why}\n{(machines.folder / 'launcher').read_text()}")
-    if not _output(machines).exists():  # gmeta's launcher writes all of it in one place
+    if not _output(machines).exists():  # gmeta's launcher writes all output to one place
         return []
     ranks = sorted(_output(machines).iterdir(), key=lambda place: int(place.suffix[1:]))
     return [(place / "stdout").read_text() for place in ranks]

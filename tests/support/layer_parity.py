@@ -1,7 +1,7 @@
-"""A layer against its equations in NumPy: outputs, and gradients of all that it is a function of.
+"""A layer against its equations in NumPy: outputs, and gradients of weights and inputs.
 
 The rule: the error of a layer in float32 may be twice that of the plain form in float32, both
-measured against float64, or by a few roundings where that is less.
+measured against float64, or a few roundings where that is less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROUNDINGS = 16 * float(np.finfo(np.float32).eps)
 
 
 def own_name(variable: tf.Variable, layer: tf.keras.layers.Layer) -> str:
-    """The name of a layer's weight without the layer's own."""
+    """The name of a layer's weight without the layer's name."""
     return str(variable.name.split(":")[0].removeprefix(f"{layer.name}/"))
 
 
@@ -38,19 +38,20 @@ def check_layer(
       make: dtype -> the layer.
       call: The layer and x -> outputs.
       reference: x and weights by name -> outputs, in the precision of x.
-      x: Float64.
-      seed: Of the weights, of what comes back to the outputs, and of the directions of difference quotients.
+      x: The inputs, float64.
+      seed: The seed of the weights, of the outputs' upstream gradients, and of the directions of difference
+        quotients.
       spread: How far random weights are from the initial ones.
 
     Raises:
-      AssertionError: Outputs or gradients that aren't the reference's.
+      AssertionError: Outputs or gradients differ from the reference's.
     """
     random = np.random.default_rng(seed)
     exact, single = make("float64"), make("float32")
     for layer in (exact, single):
         call(layer, tf.constant(x, layer.compute_dtype))  # makes the weights
     for variable, other in zip(exact.weights, single.weights, strict=True):
-        # What float32 can hold, so that both layers have the same weights.
+        # Values that float32 represents, so that both layers have the same weights.
         value = (variable.numpy() + spread * random.normal(size=variable.shape)).astype(np.float32)
         variable.assign(value.astype(np.float64))
         other.assign(value)
@@ -97,7 +98,7 @@ def _check_gradients(
     gradients: Mapping[str, Array],
     random: np.random.Generator,
 ) -> None:
-    """Against difference quotients of the reference, each weight along a random direction."""
+    """Compare with difference quotients of the reference, each weight along a random direction."""
     arguments = {"x": x, **weights}
     step = 1e-6
     for name, gradient in gradients.items():

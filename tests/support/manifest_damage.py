@@ -1,7 +1,7 @@
-"""Manifests as no program should write them: JSON whose structure is kept and whose values are another's.
+"""Manifests that no program should write: JSON with the right structure and wrong values.
 
-The rule that they are tried by: a damaged manifest is read as what was written, or refused by one of gmeta's
-errors in one line, and no file outside of its folder is opened either way.
+The rule that they test: a damaged manifest is read as it was written, or rejected with a gmeta error of one
+line, and no file outside of its folder is opened either way.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def damage(value: Any, rng: random.Random) -> Any:
-    """A JSON value with one to three changes at places in it, drawn with its structure in view."""
+    """Return a JSON value with one to three random changes that fit its structure."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         places = list(_places(value))
@@ -62,7 +62,7 @@ def damage(value: Any, rng: random.Random) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every value inside, as what holds it and its key there; of long lists a few."""
+    """Every value inside, as its container and its key there; only a few of long lists."""
     if isinstance(value, dict):
         keys: list[Any] = list(value)
     elif isinstance(value, list):
@@ -100,7 +100,7 @@ def _change(holder: Any, key: Any, others: list[Any], rng: random.Random) -> Non
 
 
 def with_digest(value: Any) -> bytes:
-    """The manifest's bytes, its digest that of what it says now, so that all of it is read."""
+    """The manifest's bytes with an updated digest, so that all of it is read."""
     if isinstance(value, dict):
         body = {name: each for name, each in value.items() if name != "digest"}
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -109,10 +109,10 @@ def with_digest(value: Any) -> bytes:
 
 
 def outcome(read: Callable[[], Any]) -> Any:
-    """What reading gives, or None where it is refused as it should be.
+    """The result of reading, or None if it is rejected properly.
 
     Raises:
-      AssertionError: It is refused by an error of another class, or in more than a line.
+      AssertionError: It is rejected with an error of another class, or of several lines.
     """
     try:
         return read()
@@ -126,10 +126,10 @@ def outcome(read: Callable[[], Any]) -> Any:
 
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Watch which files are opened.
+    """Check which files are opened.
 
     Raises:
-      AssertionError: One is not in this folder.
+      AssertionError: A file outside of this folder is opened.
     """
     opened: list[str] = []
     _watching.append(opened)
@@ -159,7 +159,7 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_hear)
 
 
-# What is damaged: a checkpoint that continues another, and a data set.
+# The manifests to damage: of a checkpoint that continues another, and of a data set.
 
 _DIM, _SLOTS = 2, 1
 
@@ -169,12 +169,12 @@ class Case:
     """A manifest in its folder.
 
     Attributes:
-      name: What it is.
-      root: The folder that nothing may lead out of.
+      name: The kind of manifest.
+      root: The folder in which all files must be.
       file: The manifest.
-      manifest: What it says.
-      read: What is read by it: tables' records, or names and sizes of shards.
-      written: What is read of the manifest as it is.
+      manifest: Its content.
+      read: Reads what it describes: tables' records, or names and sizes of shards.
+      written: The result of reading the undamaged manifest.
     """
 
     name: str
@@ -185,7 +185,7 @@ class Case:
     written: tuple[Any, ...]
 
     def holds(self, content: bytes) -> bool:
-        """Whether a manifest of this content is read, and not refused; it may name less than the whole one.
+        """Whether a manifest of this content is read, not rejected; it may name less than the whole one.
 
         Raises:
           AssertionError: It breaks the rule.
@@ -199,7 +199,7 @@ class Case:
 
 
 def checkpoint_case(root: Path) -> Case:
-    """An increment, on a full checkpoint, of one table that two ranks have saved."""
+    """An increment on a full checkpoint of one table, saved by two ranks."""
     rng = np.random.default_rng(1)
     shards = {0: [7, 9], 3: [1], 600: [2, 5, 8], 1023: [4]}
     base = _save(root / "step-000000000001", None, FULL, shards, {}, shards, rng)
@@ -269,7 +269,7 @@ def _columns(keys: Any, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _rows(folder: Path) -> tuple[Any, ...]:
-    """By table, the records that a checkpoint has, by key."""
+    """A checkpoint's records by table and key."""
     with CheckpointReader(folder) as reader:
         reader.verify()
         tables = []
@@ -282,7 +282,7 @@ def _rows(folder: Path) -> tuple[Any, ...]:
 
 
 def data_set_case(root: Path) -> Case:
-    """A data set of two splits; its shards' content is not looked at."""
+    """A data set of two splits; its shards' content isn't read."""
     root.mkdir(parents=True)
     splits = {}
     for split in ("warm", "cold"):

@@ -28,7 +28,7 @@ def histories(sequences: Sequence[Sequence[int]], times: NDArray[np.int64] | Non
 
 @dataclass
 class Fixed:
-    """Gives the users of `histories` the rows of a matrix, in their order."""
+    """Assigns the rows of a matrix to the users of `histories`, in their order."""
 
     values: Scores
 
@@ -38,7 +38,7 @@ class Fixed:
 
 
 def write_events(path: Path) -> None:
-    """Write a Parquet file of walks along a ring of items, with some jumps: rules can learn them."""
+    """Write a Parquet file of walks along a ring of items, with some jumps, which rules can learn."""
     rng = np.random.default_rng(0)
     item = rng.integers(0, ITEMS, USERS)
     columns: dict[str, list[Any]] = {"user": [], "ts": [], "item": [], "place": []}

@@ -1,17 +1,17 @@
 """Runs README, docs and recipes as a reader pastes them: a page's blocks in order, in one empty folder.
 
-Python blocks share one namespace, and bash runs shell blocks. A block's first line says what happens to it::
+Python blocks share one namespace, and bash runs shell blocks. The fence of a block determines its treatment::
 
     ```python                      runs
     ```sh                          runs
     ```toml clicks.toml            is written to that file
-    ```text                        is what the block before it prints, among other lines
-    ```python slow                 runs with the slow tests, and is else checked as the next one
-    ```python no-run: needs a GPU  is compiled; what it names exists, and takes the arguments that it passes
+    ```text                        is in the output of the previous block, among other lines
+    ```python slow                 runs with the slow tests, and is otherwise checked like the next one
+    ```python no-run: needs a GPU  is compiled; its names must exist, and take the arguments that it passes
     ```sh no-run: needs Spark      isn't run; tests/test_pages.py checks commands and options of all blocks
 
-What stands behind an expression and ``# ->`` is what it prints, too. There, and in text, ``...`` is any text,
-and a number may differ by what follows ``±``.
+The text after an expression and ``# ->`` is its printed value. There, and in text, ``...`` is any text, and a
+number may differ by the number after ``±``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROOT = Path(gmeta.__file__).resolve().parents[1]
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 """Command -> the function that it calls, as ``module:function``."""
 UNKNOWN = object()
-"""The meaning of a name that only a run determines."""
+"""The value of a name that only a run determines."""
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 _SHOWS = "# -> "
@@ -58,7 +58,7 @@ class Block(NamedTuple):
       line: The line of its fence.
       kind: ``python``, ``sh``, ``toml`` or ``text``.
       note: The rest of its fence.
-      text: Its lines.
+      text: The text of its lines.
     """
 
     line: int
@@ -83,7 +83,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def agrees(expected: str, line: str) -> bool:
-    """Return whether a line is as expected: numbers within their ``±``, any text in place of ``...``.
+    """Return whether a line is as expected: numbers within their ``±``, any text for ``...``.
 
     Example:
       >>> agrees("0.77 ± 0.03 stars ...", "0.79 stars off"), agrees("0.77 ± 0.03", "0.81")
@@ -111,13 +111,13 @@ def run_page(page: str, *, slow: bool = False) -> None:
       slow: Whether slow blocks run too.
 
     Raises:
-      AssertionError: A shell block fails, something else is printed than the page shows, a warning is, or a
-        block that isn't run has names or arguments that don't exist.
+      AssertionError: A shell block fails, the output differs from the page, there is a warning, or a block
+        that isn't run has names or arguments that don't exist.
     """
     with contextlib.ExitStack() as stack:
         environment = _shell_environment(stack)
         names: dict[str, Any] = {"__name__": "__main__"}
-        assumed: dict[str, Any] = {}  # what blocks would bind that aren't run
+        assumed: dict[str, Any] = {}  # names that blocks which aren't run would bind
         printed: str | None = None
         for block in blocks_of(page):
             where = f"{page}:{block.line}"
@@ -156,7 +156,7 @@ def _expect(lines: list[str], printed: str, where: str) -> None:
 
 
 class _Printed(ast.NodeTransformer):
-    """Prints the expressions behind which stands what they are."""
+    """Print the expressions that are followed by their values."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
@@ -172,7 +172,7 @@ class _Printed(ast.NodeTransformer):
 def _run_python(block: Block, names: dict[str, Any], page: str) -> str:
     printed, where = io.StringIO(), f"{page}:{block.line}"
     lines = block.text.splitlines(keepends=True)
-    linecache.cache[where] = len(block.text), None, lines, where  # for `inspect`, and so for AutoGraph
+    linecache.cache[where] = len(block.text), None, lines, where  # for `inspect`, which AutoGraph uses
     shows = _Printed(block.text)
     try:
         with contextlib.redirect_stdout(printed), warnings.catch_warnings(record=True) as warned:
@@ -198,7 +198,7 @@ def _run_shell(block: Block, environment: Mapping[str, str], where: str) -> str:
 
 
 def _shell_environment(stack: contextlib.ExitStack) -> dict[str, str]:
-    """As in a checkout where gmeta is installed, with a stand-in for TensorFlow Serving (`rest_server`)."""
+    """Emulate a checkout with gmeta installed, and a substitute for TensorFlow Serving (`rest_server`)."""
     from support.serving import rest_server
 
     commands = Path(".bin")
@@ -223,19 +223,19 @@ def _shell_environment(stack: contextlib.ExitStack) -> dict[str, str]:
 
 
 def check_python(text: str, names: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check that what code names exists and takes the arguments that it passes.
+    """Check that the names in code exist, and take the arguments that it passes.
 
     Args:
-      text: The code, which isn't run, but for its imports.
-      names: What is defined before it.
-      where: Its place in messages.
+      text: The code, of which only imports are run.
+      names: The names defined before it.
+      where: Its place, for messages.
 
     Returns:
-      What it would define.
+      The names that it would define.
 
     Raises:
       AssertionError: A name, an attribute or an argument doesn't exist.
-      ImportError: It imports from gmeta what isn't there.
+      ImportError: It imports something from gmeta that doesn't exist.
     """
     tree = ast.parse(text)
     compile(tree, where, "exec")
@@ -272,7 +272,7 @@ def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def check_expression(node: ast.expr, known: Mapping[str, Any], where: str) -> Any:
-    """Return what an expression is, as far as names and attributes say it, and check them and its call."""
+    """Return the value of an expression, as far as names and attributes show it, and check these."""
     if isinstance(node, ast.Name):
         return known.get(node.id, UNKNOWN)
     if isinstance(node, ast.Attribute):
@@ -280,7 +280,7 @@ def check_expression(node: ast.expr, known: Mapping[str, Any], where: str) -> An
         if value is UNKNOWN:
             return UNKNOWN
         with contextlib.suppress(ImportError):
-            if inspect.ismodule(value):  # a page may name a module that nothing has imported yet
+            if inspect.ismodule(value):  # a page may name a module that isn't imported yet
                 importlib.import_module(f"{value.__name__}.{node.attr}")
         found = getattr(value, node.attr, UNKNOWN)
         if found is UNKNOWN:
@@ -302,5 +302,5 @@ def check_expression(node: ast.expr, known: Mapping[str, Any], where: str) -> An
 
 
 if __name__ == "__main__":
-    random.seed(0)  # from which Keras draws the seeds of initial weights
+    random.seed(0)  # Keras draws the seeds of initial weights from it
     run_page(sys.argv[1], slow="slow" in sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Trains models of every kind with a pipeline of some depth, and returns all that a depth must not change."""
+"""Trains models of every kind with a pipeline of some depth, and returns all that depth must not change."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from gmeta.policies import LFU, LRU, TTL, CountAdmission, ProbabilityAdmission, 
 from support.drawn_batches import draw_exposures
 from support.tables import sorted_records
 
-STEPS, UNITS = 14, 12  # steps of an epoch, and samples or tasks that a rank has in each, at most
-_ITEMS = 200  # of the catalogue of a next-item model
+STEPS, UNITS = 14, 12  # steps of an epoch, and the most samples or tasks of a rank in each
+_ITEMS = 200  # items in the catalogue of a next-item model
 TASK = 5  # samples of a task, the last two of which are query
 _START = Normal(0.0, 0.3)
 _POLICIES: dict[str, Any] = {
@@ -44,7 +44,7 @@ _NEGATIVES_PER: dict[str, Any] = {
     "next item of positions": "position",
 }
 KINDS = (*_POLICIES, "policies", "towers", *_LOOPS, "grm", "drawn", "next item")
-"""Kinds of models; "policies" has a table of each policy that others have alone."""
+"""Kinds of models; "policies" has a table of each policy, where others have one policy."""
 
 
 def train_at_depth(
@@ -62,12 +62,13 @@ def train_at_depth(
     """Train a model with the data drawn for this rank, and return its state.
 
     Args:
-      kind: One of `KINDS`, or "next item of users" or "next item of positions", whose negatives are theirs.
+      kind: One of `KINDS`, or "next item of users" or "next item of positions", which have their own
+        negatives.
       depth: The pipeline's depth.
       micro_batches: The pipeline's number of micro-batches.
-      cluster: Whether they get samples that share keys.
+      cluster: Whether micro-batches get samples that share keys.
       dropout: The rate of dropout in models that have one.
-      epochs: How often the data is gone through.
+      epochs: The number of epochs.
       callbacks: More callbacks of `fit`.
       fit: More arguments of `fit`.
       **settings: More arguments of `compile`.
@@ -100,11 +101,11 @@ def train_at_depth(
 def train_to_compare_sums(
     kind: str, depth: int = 0, micro_batches: int = 1, fit: dict[str, Any] | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Train as `train_at_depth` does, in a way that shows no more of a sum's rounding than there is.
+    """Train as `train_at_depth` does, without magnifying the rounding of sums.
 
-    Nothing is dropped out, because each micro-batch would drop out other numbers. The optimizer is SGD: Adam
-    would divide gradients by their size, and turn the rounding of a small one into a step of full length. Its
-    slots are left out: they are its last step, which may be a small difference of large numbers.
+    There is no dropout, because each micro-batch would drop different numbers. The optimizer is SGD: Adam
+    would divide gradients by their size, and turn the rounding of a small one into a full step. Its slots are
+    left out: they are its last step, which may be a small difference of large numbers.
     """
     settings = {"optimizer": tf.keras.optimizers.SGD(0.05), "epochs": 1, **settings}
     found = train_at_depth(kind, depth, micro_batches=micro_batches, dropout=0.0, fit=fit, **settings)
@@ -113,10 +114,10 @@ def train_to_compare_sums(
 
 
 def take_moves(found: dict[str, Any]) -> int:
-    """Take the counts of tiers out of what `train_at_depth` returned.
+    """Remove the counts of tiers from the result of `train_at_depth`.
 
     Returns:
-      How many rows have moved to the fast tier.
+      The number of rows that have moved to the fast tier.
     """
     named = [Statistics(*counts)._asdict() for counts in found["statistics"]]
     moved = sum(counts["brought"] for counts in named)
@@ -128,7 +129,7 @@ def take_moves(found: dict[str, Any]) -> int:
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Return where two states differ in any bit."""
+    """Return the parts of two states that differ in any bit."""
     if isinstance(one, dict):
         return [d for name in one for d in differences(one[name], other[name], f"{path}/{name}")]
     if isinstance(one, list):
@@ -138,10 +139,10 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
 
 
 def distances(one: Any, other: Any, path: str = "") -> dict[str, float]:
-    """Return by how much two states differ, for each array relative to its largest number.
+    """Return the difference of two states, for each array relative to its largest number.
 
-    A single number may pass 0 while it is learnt, so below 1 its difference isn't relative. Arrays of other
-    numbers than floats differ by 0 or 1.
+    A single number may cross 0 during training, so below 1 its difference isn't relative. Arrays that aren't
+    floats differ by 0 or 1.
     """
     if isinstance(one, dict):
         return {k: d for n in one for k, d in distances(one[n], other[n], f"{path}/{n}").items()}
@@ -195,7 +196,7 @@ class Drawn(Model):
         self.head = tf.keras.layers.Dense(1)
 
     def call(self, x: Any, training: bool | None = None) -> tf.Tensor:
-        """Compare each user with some that are drawn in each step."""
+        """Compare each user with some users drawn in each step."""
         drawn = uniform_negatives(6, 50, seed=1, step=self.step_number)
         ids = tf.concat([drawn, x["user"]], axis=0)
         vectors = self.collection({"user": ids}, training=training)["user"]
@@ -209,7 +210,7 @@ def collections_of(model: Any) -> list[EmbeddingCollection]:
 
 
 def own_data(batches: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
-    """Return this rank's batches as a data set that no rank shares."""
+    """Return this rank's batches as a data set that isn't sharded."""
 
     def spec(part: Any) -> Any:
         if isinstance(part, tf.RaggedTensor):
@@ -251,7 +252,7 @@ def _policy_collection() -> EmbeddingCollection:
 
 
 def _sizes() -> Iterator[tuple[np.random.Generator, int]]:
-    """A generator for each step, and how many units it has; the data of ranks ends at different steps."""
+    """A generator and a number of units for each step; the data of ranks end at different steps."""
     rank = collectives.world().rank
     for step in range(STEPS - 3 * rank):
         draw = np.random.default_rng([rank, step])
@@ -294,7 +295,7 @@ def _exposures() -> Iterator[Any]:
 
 def _histories() -> Iterator[Any]:
     for draw, users in _sizes():
-        lengths = draw.integers(0, 9, users)  # some are longer than what the model reads
+        lengths = draw.integers(0, 9, users)  # some are longer than the model reads
         item, time = draw.integers(0, _ITEMS, lengths.sum()), draw.integers(0, 10**6, lengths.sum())
         columns = {"item": np.minimum(item, draw.integers(0, _ITEMS, len(item))), "time": time}
         yield {name: tf.RaggedTensor.from_row_lengths(column, lengths) for name, column in columns.items()}

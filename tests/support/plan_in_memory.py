@@ -1,4 +1,4 @@
-"""The plan at its plainest, everything in memory: what tests compare engines with."""
+"""The plan in its plainest form, with everything in memory, as a reference for engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gmeta.preprocess.plan.outcome import EngineResult, refuse_empty_splits, ref
 from gmeta.preprocess.shards.data_set import shard_name, write_shard
 from gmeta.preprocess.source import NUMBER, BadRecords, Source, join_rows, part, row_count, single, take
 
-_ROWS = 65_536  # rows that are written at once
+_ROWS = 65_536  # rows written at once
 
 
 def run(

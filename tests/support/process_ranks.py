@@ -36,20 +36,21 @@ def run_ranks(
     after ``gmeta.init()``; a script calls that itself. With ``np=1`` the world is one rank.
 
     Args:
-      function_or_script: A function, sent by value with what it uses of its module, so that a test may pass
-        one of its own; or the path of a script, whose arguments are `args`.
-      np: How many ranks.
-      *args: Pickled for the function; a script gets them as text.
+      function_or_script: A function, sent by value with what it uses of its module, so that a test may define
+        it; or the path of a script, whose arguments are `args`.
+      np: The number of ranks.
+      *args: Arguments, pickled for a function, and as text for a script.
       timeout: Seconds after which all ranks are killed.
-      grace: Seconds that the others have to end by themselves when one has failed: more than the launcher
-        gives them, as a busy machine may keep one from saying what it saw.
-      environment: What is set besides this process's environment.
+      grace: Seconds for the others to end by themselves when one has failed: more than the launcher's, since
+        a busy machine may delay a rank's message.
+      environment: Variables in addition to this process's environment.
 
     Returns:
       By rank, the function's result; for a script, the text that it wrote to stdout.
 
     Raises:
-      RanksError: A rank failed or time ran out; the message has the cause, then each rank's whole output.
+      RanksError: A rank failed or time ran out; the message has the cause, then the whole output of each
+        rank.
 
     Example:
       >>> run_ranks(lambda: gmeta.core.collectives.world().rank, 2)  # doctest: +SKIP
@@ -69,7 +70,7 @@ def run_ranks(
 def rank_command(
     function_or_script: Callable[..., Any] | Path, args: tuple[Any, ...], folder: Path
 ) -> list[str]:
-    """Make the command of each rank; a function is put into `folder`, and its results come there."""
+    """Make the command of each rank; a function and its results are stored in `folder`."""
     if not callable(function_or_script):
         return [sys.executable, str(function_or_script), *map(str, args)]
     _send(function_or_script, args, folder)
@@ -82,16 +83,16 @@ def results(folder: Path, np: int) -> list[Any]:
 
 
 def ranks_environment(given: Mapping[str, str] | None) -> dict[str, str]:
-    """Return what ranks of a test have in their environment besides this process's."""
+    """Return the variables of a test's ranks in addition to this process's environment."""
     paths = os.pathsep.join([str(_SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Ranks outnumber the cores here: looking for messages every 0.1 ms takes a fifth of the time from them.
+    # Ranks outnumber the cores here: polling for messages every 0.1 ms takes a fifth of their time.
     return {"PYTHONPATH": paths, "TF_CPP_MIN_LOG_LEVEL": "2", "HOROVOD_CYCLE_TIME": "1", **(given or {})}
 
 
 def _launch(
     command: list[str], np: int, timeout: float, environment: dict[str, str], grace: float
 ) -> tuple[list[list[str]], str, tuple[Any, ...]]:
-    """By rank the lines of stdout; what failed and how the ranks ended."""
+    """Return the lines of stdout by rank, what failed, and how the ranks ended."""
     output: list[list[str]] = [[] for _ in range(np)]
     said: list[list[str]] = [[] for _ in range(np)]
 
@@ -135,11 +136,11 @@ if __name__ == "__main__":
     _main(Path(sys.argv[1]))
 
 
-# What a process wrote on stderr, less what TensorFlow itself writes there while it is imported.
+# A process's stderr without what TensorFlow writes there during its import.
 
 
-# Newer TensorFlows log through absl, which prints what comes before its start, of oneDNN and of CUDA, at any
-# TF_CPP_MIN_LOG_LEVEL. To silence it is to silence what users log later.
+# Newer TensorFlow versions log through absl, which prints earlier messages, of oneDNN and CUDA, at any
+# TF_CPP_MIN_LOG_LEVEL. Silencing it would also silence later messages of users.
 _STARTUP = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
     r"|[IWE]\d{4} [\d:.]+ +\d+ (port|cudart_stub|cuda_\w+|computation_placer)\.cc:\d+\] .*\n"
@@ -147,17 +148,17 @@ _STARTUP = re.compile(
 
 
 def own_lines(stderr: str) -> str:
-    """Return the lines that TensorFlow's start didn't write."""
+    """Return the lines without those of TensorFlow's start."""
     return _STARTUP.sub("", stderr)
 
 
-# Lines of a process about the machine, and not about itself.
+# Lines that are about the machine, not about the process.
 
 _SLOW = re.compile(r"WARNING:tensorflow:Callback method .* is slow compared to the batch time.*\n")
 
 
 def without_stalls(output: str) -> str:
-    r"""Output without what Keras says where the machine stood still within the first batches of a fit.
+    r"""Return output without Keras' warnings of a machine that paused in the first batches of a fit.
 
     Keras compares the time in callbacks' hooks with that of batches, so a pause of the machine in a hook is
     reported as a slow callback.

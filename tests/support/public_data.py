@@ -1,4 +1,4 @@
-"""Where tests find the real data; without it they are skipped, with the reason said."""
+"""The real data of tests, which are skipped with a reason if they are missing."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _BESIDE_REPOSITORY = Path(__file__).resolve().parents[2].parent / "shared" / "da
 
 
 def movielens_100k() -> Path:
-    """The folder of MovieLens-100K; skips the test where it isn't there."""
+    """The folder of MovieLens-100K; skips the test if it is missing."""
     return _find("ml-100k/u.data").parent
 
 
 def golden_maml() -> GoldenMaml:
-    """The reference fixture of MAML on MovieLens-100K; skips the test where it isn't there."""
+    """The reference fixture of MAML on MovieLens-100K; skips the test if it is missing."""
 
     return GoldenMaml.load(_find("golden/maml_ml100k.npz"))
 
 
 def movielens_1m_of_melu() -> Path:
-    """The folder of MovieLens-1M with MeLU's split; skips the test where it isn't there."""
+    """The folder of MovieLens-1M with MeLU's split; skips the test if it is missing."""
     return _find("ml-1m/ratings.csv.gz").parent
 
 
@@ -87,7 +87,7 @@ class GoldenMaml:
         return float(self.arrays[f"loss/o{order}_s{steps}"])
 
     def predictions(self, steps: int) -> Array:
-        """(tasks, query) predictions after so many inner steps."""
+        """(tasks, query) predictions after this many inner steps."""
         return self.arrays[f"pred/s{steps}"]
 
     def task_batch(self) -> dict[str, Any]:

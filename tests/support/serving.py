@@ -1,4 +1,4 @@
-"""Asks an exported model in a process that has TensorFlow and nothing of gmeta; also over REST."""
+"""Calls an exported model in a process that has TensorFlow and not gmeta; also over REST."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ Answer = dict[str, npt.NDArray[np.generic]]
 
 
 def ask(folder: Path, signature: str, inputs: Mapping[str, npt.NDArray[np.generic]]) -> Answer:
-    """What a signature answers; see `Request`.
+    """The answer of a signature; see `Request`.
 
     Raises:
       RuntimeError: As in `ask_all`.
@@ -87,10 +87,10 @@ def ask(folder: Path, signature: str, inputs: Mapping[str, npt.NDArray[np.generi
 
 
 def ask_all(requests: Sequence[Request]) -> list[Answer]:
-    """What is answered to each request, by a process that answers all of this one's.
+    """The answer to each request, by a process that answers all requests of this one.
 
     Raises:
-      RuntimeError: A request failed; with its traceback, or with the process' output before it died.
+      RuntimeError: A request failed; the message has its traceback, or the process's output before it died.
     """
     with tempfile.TemporaryDirectory() as scratch:
         answers = []
@@ -119,7 +119,7 @@ class _Server:
         atexit.register(self._end)
 
     def ask(self, words: list[str]) -> str:
-        """What went wrong with a request; nothing if it was answered."""
+        """The error of a request; empty if it was answered."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
@@ -149,7 +149,7 @@ def _read(path: str) -> Answer:
 
 
 def padded(features: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
-    """Features as a client sends them: ragged ids or text as a matrix, its rows filled up."""
+    """Features as a client sends them: ragged ids or text as a padded matrix."""
     return {
         name: (
             value.to_tensor(TEXT_PADDING if value.dtype == tf.string else PADDING).numpy()
@@ -165,8 +165,8 @@ def rest_server(base: Path) -> Iterator[int]:
     """Serve the models below ``base`` as TensorFlow Serving does over REST; yield the port.
 
     ``POST /v1/models/NAME:predict`` goes to the newest version in ``base/NAME``. Only the columnar form of
-    requests is known (https://www.tensorflow.org/tfx/serving/api_rest): strings of bytes are ``{"b64": ...}``
-    in both directions, and a signature's only output comes without its name.
+    requests is supported (https://www.tensorflow.org/tfx/serving/api_rest): strings of bytes are
+    ``{"b64": ...}`` in both directions, and a signature's only output has no name.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -211,7 +211,7 @@ def _from_json(value: Any, dtype: tf.DType) -> npt.NDArray[np.generic]:
 
 
 def _to_json(name: str, value: npt.NDArray[np.generic]) -> Any:
-    """As TensorFlow Serving does: a name that ends in ``_bytes`` is one of bytes."""
+    """Convert as TensorFlow Serving does: a name that ends in ``_bytes`` has bytes."""
     if value.dtype != object:
         return value.tolist()
     if name.endswith("_bytes"):

@@ -20,7 +20,7 @@ class SoftmaxPolicy(Model):
 
     Args:
       collection: The embedding of ``user``.
-      codes: How many values a digit has; the catalogue has as many items squared.
+      codes: The number of values of a digit; the catalogue has the square of that many items.
       seed: The seed of the kernel.
       scale: The deviation of the kernel's initial values.
     """

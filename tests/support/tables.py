@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def give_tiers(patch: pytest.MonkeyPatch, tiers: Tiers, *, like_gpu: bool = False) -> None:
-    """Give all tables that are made from now on these tiers, unless they have some or are in another place.
+    """Give all later tables these tiers, unless they have some or are on another device.
 
     Args:
-      patch: Undoes it.
+      patch: The monkeypatch, which undoes it.
       tiers: The tiers.
       like_gpu: Whether pipelines prefetch the tables' rows as they do those of tables on a GPU.
     """
@@ -72,6 +72,7 @@ def assert_agrees(table: HashTable, model: ReferenceHashTable) -> None:
     assert records["last_step"].tolist() == [record.last_step for record in expected]
     if expected:
         np.testing.assert_allclose(records["rows"], np.stack([r.row for r in expected]), rtol=2e-6, atol=1e-7)
-        # Ftrl's slot sums differences of numbers near 1: a few of their last bits are many of a small sum's.
+        # Ftrl's slot sums differences of numbers near 1: a few of their last bits are many bits of a small
+        # sum.
         slots = np.stack([record.slots for record in expected])
         np.testing.assert_allclose(records["slots"], slots, rtol=2e-6, atol=1e-6)

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 
 def run_thread_ranks(size: int, work: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
-    """Call ``work(rank, gather)`` for each rank in a thread of its own.
+    """Call ``work(rank, gather)`` for each rank in a separate thread.
 
     Args:
-      size: How many ranks.
-      work: Gets its rank, and what gives every rank's object to every rank.
+      size: The number of ranks.
+      work: Takes its rank, and a function that sends every rank's object to every rank.
 
     Returns:
-      By rank, its result, or the exception that it raised.
+      The result of each rank, or the exception that it raised.
     """
     barrier, said, results = threading.Barrier(size), [None] * size, [None] * size
 
@@ -51,8 +51,8 @@ def thread_alltoall(
     """`gmeta.core.collectives.alltoall` of ranks that are threads, called eagerly.
 
     Args:
-      rank: Who calls it.
-      gather: As `run_thread_ranks` gives it.
+      rank: The calling rank.
+      gather: As passed by `run_thread_ranks`.
     """
 
     def alltoall(tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:

@@ -30,7 +30,7 @@ FAMILIES = {
     **dict.fromkeys(("maml", "meta grm"), ("lookup", "inner", "outer")),
     "flat": ("forward", "backward"),
 }
-"""Families of models, and the parts between "data" and "update" that a step of theirs has on one rank."""
+"""Families of models, and the parts of their steps on one rank between "data" and "update"."""
 
 
 def fit_timed(
@@ -42,14 +42,14 @@ def fit_timed(
     micro_batches: int = 1,
     **settings: Any,
 ) -> dict[str, list[float]]:
-    """Fit a model of a family for an epoch; return its history.
+    """Fit a model of a family for an epoch, and return its history.
 
     Args:
       family: One of `FAMILIES`.
       times: The callback.
-      steps: How many steps the epoch has; None: as many as its data.
-      depth: The pipeline's.
-      micro_batches: The pipeline's.
+      steps: The number of steps of the epoch; None: as many as its data.
+      depth: The pipeline's depth.
+      micro_batches: The pipeline's number of micro-batches.
       **settings: More arguments of `compile`.
     """
     random.seed(5)  # Keras draws seeds from it
@@ -67,7 +67,7 @@ def fit_timed(
 
 
 def make_family(family: str) -> tuple[Any, Callable[[], Iterator[Any]]]:
-    """Make a model of a family that isn't compiled, and a function that draws this rank's batches."""
+    """Make an uncompiled model of a family, and a function that draws this rank's batches."""
     return _OWN.get(family, lambda: make_model(family, 0.0))()
 
 
@@ -137,15 +137,15 @@ gradients; the sum over ranks of dense gradients; the update of a table."""
 
 
 def act_at_stage(stage: str, call: int, act: Callable[[], None]) -> None:
-    """Let this process, from now on, call a function as a stage begins; of "forward", as it ends.
+    """Make this process call a function when a stage begins; for "forward", when it ends.
 
-    The functions of the stage get an op that runs `act` once what they begin with is computed. So call this
-    before a step is traced. Other ops of the step may run meanwhile.
+    The functions of the stage get an op that runs `act` once their inputs are computed. So call this before a
+    step is traced. Other ops of the step may run meanwhile.
 
     Args:
       stage: One of `STAGES`.
-      call: In which call of the stage, counted from 1 over all tables, lookups and steps.
-      act: The function; it runs on a thread of TensorFlow's.
+      call: The number of the stage's call, counted from 1 over all tables, lookups and steps.
+      act: The function; it runs on a TensorFlow thread.
     """
     count = _Count(call, act)
     if stage in ("keys", "values", "gradients"):
@@ -172,7 +172,7 @@ def act_at_stage(stage: str, call: int, act: Callable[[], None]) -> None:
             loss, *rest = learn(model, data)
             return count.hold(loss), *rest
 
-        setattr(Model, "learn", learn_then_act)  # noqa: B010 -- a method in place of another
+        setattr(Model, "learn", learn_then_act)  # noqa: B010 -- a method replaces another
     else:
         name = {"peek": "peek", "update": "apply_gradients"}[stage]
         method = getattr(HashTable, name)

@@ -1,11 +1,11 @@
-"""Runs Python programs that have TensorFlow loaded when they begin: forks of a server that has imported it.
+"""Runs Python programs that begin with TensorFlow loaded: forks of a server that has imported it.
 
-Tests start some hundred processes, and importing TensorFlow takes each 4 CPU seconds. Nothing of TensorFlow
-has run in the server, so that a fork of it is a process after its imports. It is a process like any
-other, with an id, signals, output and an exit code of its own. Python programs that it starts, such as ranks,
-are forks as well, until it has run TensorFlow.
+Tests start some hundred processes, and importing TensorFlow takes each 4 CPU seconds. The server has run
+nothing of TensorFlow, so a fork of it equals a process after its imports. It is a process like any other,
+with its own id, signals, output and exit code. Python programs that it starts, such as ranks, are forks too,
+until it has run TensorFlow.
 
-What is about imports, AutoGraph or a fresh interpreter needs `subprocess` itself.
+Tests of imports, AutoGraph or a fresh interpreter need `subprocess` itself.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def run(
 
     Args:
       command: ``sys.executable``, then ``-m MODULE``, ``-c CODE`` or a script, and arguments.
-      cwd: Where; this process's folder by default.
+      cwd: Its working folder; this process's by default.
       env: Its whole environment; this process's by default.
       timeout: Seconds after which it is killed.
 
     Raises:
-      subprocess.TimeoutExpired: It was.
+      subprocess.TimeoutExpired: It was killed.
     """
     words = [str(word) for word in command]
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def run(
 
 
 def call(function: Callable[..., Any], *args: Any, timeout: float = 900.0) -> Any:
-    """Call a function of gmeta's, with arguments that pickle, in a warm process; return its result."""
+    """Call a function of gmeta in a warm process, with arguments that pickle, and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "call").write_bytes(cloudpickle.dumps((function, args)))
         done = run([sys.executable, "-m", __name__, folder], timeout=timeout)
@@ -79,7 +79,7 @@ def call(function: Callable[..., Any], *args: Any, timeout: float = 900.0) -> An
 
 @functools.cache
 def _server() -> _Pair:
-    """This process's server; it ends when its pipe is closed, which is when this process ends."""
+    """This process's server; it ends when its pipe is closed, at the latest when this process ends."""
     ours, theirs = (os.pipe() for _ in range(2))
     code = f"from {__name__} import _serve; _serve({theirs[0]}, {ours[1]})"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -108,12 +108,12 @@ def _serve(reads: int, writes: int) -> None:
     import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 
     for name in _IMPORTED:
-        if importlib.util.find_spec(name.split(".")[0]) is not None:  # Horovod may be left out
+        if importlib.util.find_spec(name.split(".")[0]) is not None:  # Horovod may be absent
             importlib.import_module(name)
 
     tune_no_datasets()
     gc.collect()
-    gc.freeze()  # as `tests/conftest.py` does: no fork looks through what was imported, nor copies its pages
+    gc.freeze()  # as in `tests/conftest.py`: no fork scans what was imported, or copies its pages
     subprocess.Popen = _Forked  # type: ignore[misc]
     requests, answers = Connection(reads, writable=False), Connection(writes, readable=False)
     while True:
@@ -143,7 +143,7 @@ def _serve(reads: int, writes: int) -> None:
 class _Forked(subprocess.Popen):  # type: ignore[type-arg]
     """Forks for a program of this Python; starts any other as usual, and all once TensorFlow has run."""
 
-    # Popen hands all over by position; what is read here has the same one in every Python that is supported.
+    # Popen passes all by position; the arguments read here have the same position in every supported Python.
     def _execute_child(self, args: Any, *rest: Any) -> None:
         words = [] if isinstance(args, (str, bytes, os.PathLike)) else [os.fsdecode(word) for word in args]
         ours = words[:1] == [sys.executable] and len(words) > 1
@@ -160,7 +160,7 @@ class _Forked(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def _has_run() -> bool:
-    """Whether TensorFlow has threads here, which a fork would wait for and not have."""
+    """Whether TensorFlow has threads here, which a fork would lack and wait for."""
     context = importlib.import_module("tensorflow.python.eager.context")
     return context._context is not None and context._context._initialized
 
@@ -176,7 +176,7 @@ def _become(
         for to, descriptor in enumerate(streams):
             if descriptor != -1:
                 os.dup2(descriptor, to)
-        # Pipes of its siblings, whose readers wait for all ends to be closed.
+        # Pipes of its siblings, whose readers wait until all ends are closed.
         os.closerange(3, 1 + max(int(path.name) for path in Path("/proc/self/fd").iterdir()))
         for number, handler in (
             (signal.SIGINT, signal.default_int_handler),
@@ -204,7 +204,7 @@ def _become(
 
 
 def _run(words: list[str]) -> int:
-    """Run a program to its end; its exit code."""
+    """Run a program to its end, and return its exit code."""
     try:
         if words[0] == "-m":
             sys.argv = words[1:]
@@ -234,7 +234,7 @@ if __name__ == "__main__":
     Path(sys.argv[1], "result").write_bytes(cloudpickle.dumps(function(*args)))
 
 
-# Lets iterators of data sets end at once in tests.
+# Makes iterators of data sets end at once in tests.
 #
 # TensorFlow 2.16 doesn't wake the thread that tunes a pipeline when an iterator ends before its data, so that
 # the iterator's end waits as long as the iterator has lived (`gmeta.io.readers.group_reader.settle`). The

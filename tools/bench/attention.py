@@ -4,13 +4,13 @@
 
 native  `gmeta.ops.hstu_attention`
 plain   `gmeta.ops.jagged_attention.padded_attention`: sequences padded to the longest, scores of all
-        pairs, a mask; what users write without an op of its own
+        pairs, a mask; what users write without a native op
 
 forward, train  milliseconds of the outputs alone, and of outputs and all gradients, for 4,096 tokens; 4 heads
                 of 64; causal. L512: sequences of that length each. jagged: a long tail of lengths (mean 570,
                 at most 3,000), which padding makes as long as the longest. rab: with biases of place and time
-memory          MiB at the peak of one training pass over a single sequence, over what there was before, in a
-                process of its own
+memory          peak MiB of one training pass over a single sequence, above the memory before it, in a
+                separate process
 
 Outputs and gradients of both are compared before anything is timed.
 """
@@ -75,7 +75,7 @@ class Attention:
 
 
 def assert_same(ours: list[Any], theirs: list[Any]) -> None:
-    """Both forms to the rounding of long sums in float32, relative to the largest number."""
+    """Compare both forms up to the rounding of long float32 sums, relative to the largest number."""
     for one, other in zip(ours, theirs, strict=True):
         away = np.abs(one - other).max() / np.abs(other).max()
         assert away < 1e-4, f"the forms differ by {away:.2g}"
@@ -95,7 +95,7 @@ def time_forms(name: str, of: Lengths, rab: bool, rounds: int) -> list[Result]:
 
 
 def peak_mib(form: str, length: int) -> float:
-    """What a training pass holds at its peak."""
+    """Peak memory of a training pass."""
     words = [sys.executable, __file__, "--peak", form, str(length)]
     run = subprocess.run(words, capture_output=True, text=True)
     if run.returncode != 0:
@@ -104,7 +104,7 @@ def peak_mib(form: str, length: int) -> float:
 
 
 def print_peak(form: str, length: int) -> None:
-    """In the process: take the libraries' memory on a short sequence, forget the peak, run."""
+    """In the process: let libraries allocate on a short sequence, reset the peak, run."""
     attentions = [Attention(form, np.array([size]), rab=True) for size in (8, length)]
     for attention in (attentions[0], attentions[0]):
         attention.run("train")
@@ -115,7 +115,7 @@ def print_peak(form: str, length: int) -> None:
 
 
 def main() -> None:
-    """Memory, in processes of its own, then times."""
+    """Measure memory, in separate processes, then times."""
     if sys.argv[1:2] == ["--peak"]:
         print_peak(sys.argv[2], int(sys.argv[3]))
         return

@@ -5,21 +5,21 @@
     python tools/bench/batches.py --base-mib 8192 --bytes-a-token 120000 --limit-gib 80 --split data/train
     python tools/bench/batches.py --tokens 69600 297600
 
-MTGenRec's table 3. As `gmeta.models.max_tokens` does, training steps of `gmeta.models.GRM` on sequences that
-are as long as any find the most tokens T of a batch. Batches are then cut from sequences whose lengths have a
+MTGenRec's table 3. As in `gmeta.models.max_tokens`, training steps of `gmeta.models.GRM` on sequences of the
+greatest length find T, the most tokens of a batch. Batches are then cut from sequences whose lengths have a
 long tail (lognormal of sigma 0.9, cut to a mean of 570 and at most 3,000), or are those of a prepared split.
 On a GPU the model computes in bfloat16.
 
 fixed       batches of N sequences, the most that fit whatever their lengths: N times the longest is at most T
-fixed_seen  batches of N sequences, the most of which any N neighbours fit that an epoch has. It is known only
-            afterwards, and another order may have N that don't fit
+fixed_seen  batches of N sequences, the largest N for which any N neighbours of an epoch fit. N is known only
+            afterwards, and in another order some N neighbours may not fit
 dynamic     `gmeta.io.Balance` with T as its target and its `max_tokens`
 
 max_tokens     T
 bytes_a_token  the slope of the line through all measured peaks
-sequences      of a step on the average
-tokens         of a step on the average
-memory         the peak of a step on the average, by the line, as a share of the limit
+sequences      of an average step
+tokens         of an average step
+memory         the peak of an average step, by the line, as a share of the limit
 gain           how many more sequences a step has with dynamic batches
 peak           with --steps: the highest of steps each way, on the largest batch and others, as a share of
                the limit

@@ -1,21 +1,21 @@
-"""Decoding by a small decoder beside the flat form, with what came before kept and computed again.
+"""Decoding by a small decoder and in the flat form, with earlier keys and values kept or recomputed.
 
     python tools/bench/decode.py --device GPU:0 --json FILE
     python tools/bench/decode.py --length 256 --json FILE
     python tools/bench/decode.py --no-again --json FILE
 
-Histories have 2,048 items of 100,000, each with three codes of 256 and a digit more; the backbone is two
+Histories have 2,048 items of 100,000, each with three codes of 256 and one more digit; the backbone is two
 blocks of HSTU of width 64 with two heads. All keep 200 beams at each digit and find as many items.
 
-decoder    `GenerativeRetriever`: a token for each item; a decoder tells digits from the backbone's vector
+decoder    `GenerativeRetriever`: a token for each item; a decoder predicts digits from the backbone's vector
 flat       `FlatRetriever`: a token for each of 4 digits; those of beams come after the history's, whose keys
            and values are kept
 digits     the decoder's steps alone, after the histories
 
 `decoder` is compared with `flat`, and both with running the backbone again over the whole history for each
 digit of each beam, a user at a time (not with ``--no-again``); `digits`, which keeps keys and values of a
-beam's digits, with computing these digits again. A value is the median milliseconds of a batch, taken by
-turns. What is kept and what is computed again find items of the same probabilities, or the benchmark fails.
+beam's digits, with computing these digits again. A value is the median milliseconds of a batch; contenders
+take turns. The benchmark fails unless both ways find items of the same probabilities.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ DIM, LEVELS = 64, 3
 
 
 def make_backbone(tokens: int) -> HSTU:
-    """Make a backbone for so many tokens."""
+    """Make a backbone for this many tokens."""
     block = {"heads": 2, "attention_dim": DIM // 2, "value_dim": DIM // 2, "max_length": tokens}
     return HSTU(blocks=2, **block, bias_by_time=False)
 
 
 def make_ids(items: int) -> SemanticIds:
-    """Draw codes of so many items."""
+    """Draw codes of this many items."""
     books = Codebooks(tuple(np.zeros((CODES, 1), np.float32) for _ in range(LEVELS)))
     return SemanticIds(np.arange(items), draw_codes(items, np.random.default_rng(0)), books, "kmeans")
 
@@ -109,7 +109,7 @@ def main() -> None:
         "--again",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="whether to run the flat form again for each digit, which takes long",
+        help="whether to run the flat form again for each digit, which is slow",
     )
     given = options.parse_args()
     if given.smoke:

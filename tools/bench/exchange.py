@@ -1,4 +1,4 @@
-"""Rows across ranks: what two-stage deduplication saves, beside an exchange for each feature.
+"""Rows across ranks: what two-stage deduplication saves, compared with an exchange for each feature.
 
     python tools/bench/exchange.py --json FILE
     python tools/bench/exchange.py --ranks 2 4 --dims 64 256
@@ -6,7 +6,7 @@
     python tools/bench/exchange.py --ranks 2 --lane
     python tools/bench/exchange.py --ranks 2 --lane --gbit 1 10 25
 
-Ranks are processes of this machine, under Horovod on Gloo. Each draws batches of 4,096 samples with 26
+Ranks are processes on this machine, under Horovod with Gloo. Each draws batches of 4,096 samples with 26
 categorical features, ids by Zipf(1.05); ``criteo`` has the vocabularies of the Criteo data set, ``million`` a
 million ids each. A step takes keys to their owners, rows back to the positions, the positions' gradients to
 the owners, and updates; times are medians over rounds of the slowest rank's.
@@ -14,24 +14,25 @@ the owners, and updates; times are medians over rounds of the slowest rank's.
 wire_bytes   what a rank sends to others in a step
 step         its time
 collectives  its exchanges
-scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step in place of
-             the model's computation, which two ranks on few cores would take from each other
+scaling      throughput of 2 ranks over twice that of one, with a sleep of 200 ms in each step instead of the
+             model's computation, for which two ranks on few cores would compete
 
 pipeline     a collective of a kilobyte a rank, or of what the name says, by gmeta's lanes beside Horovod;
              small ones are tens in a function, whose call would take as long as they do; tensors are on
-             GPUs where each rank has one, else in host memory; with ``--gbit``, ranks are on machines of
-             their own: namespaces joined by wires of so many 10^9 bits a second
+             GPUs where each rank has one, else in host memory; with ``--gbit``, each rank has its own
+             machine: a namespace, joined by wires of that many 10^9 bits a second
 
-TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank stays on cores of its
-own, equally many whatever the number of ranks, if there are enough.
+TFRA's layer itself runs where tensorflow-recommenders-addons is installed. Each rank is pinned to its own
+cores, equally many for any number of ranks, if there are enough.
 
 with ``none``: no deduplication, ``stage1``: a sender's keys are distinct, ``stage2``: an owner reads each row
 once, ``both``; and ``per_feature``: exchanges for each feature, of both stages, as in TFRA's
-HvdAllToAllEmbedding; features run beside each other as far as TensorFlow and Horovod let them.
+HvdAllToAllEmbedding; features run in parallel as far as TensorFlow and Horovod allow.
 
 A model of time and bytes, t(N) = local max(1, N / cores) + calls latency(N) + bytes(N) / bandwidth(N), is
-checked against the measured steps, and drawn up to 128 ranks (``--plot FILE``), each with cores of its own.
-The JSON's first object has what was measured; ``--found JSON`` reads it again, to draw elsewhere, say.
+checked against the measured steps, and drawn up to 128 ranks (``--plot FILE``), each with its own cores. The
+JSON's first object has what was measured; ``--found JSON`` reads it again, for example to draw on another
+machine.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ TFRA = "TFRA HvdAllToAllEmbedding"
 
 
 def measure(ranks: int, settings: dict[str, Any]) -> Any:
-    """What a job of so many ranks found; see parts/exchange_rank.py."""
+    """What a job of this many ranks measured; see parts/exchange/rank.py."""
     with tempfile.TemporaryDirectory() as folder:
         return run_job("exchange.rank", ranks, settings, Path(folder) / "found.json")
 
@@ -112,9 +113,9 @@ def main() -> None:
         help="where the tables are, and messages are made (default: %(default)s)",
     )
     options.add_argument("--lane", action="store_true", help="measure only the lane beside Horovod")
-    options.add_argument("--gbit", type=float, nargs="+", help="with --lane: over wires of such rates")
+    options.add_argument("--gbit", type=float, nargs="+", help="with --lane: over wires of these rates")
     options.add_argument("--plot", type=Path, help="draw time and bytes against ranks into this PNG")
-    options.add_argument("--found", type=Path, help="measure nothing, take what this JSON has")
+    options.add_argument("--found", type=Path, help="measure nothing, read the figures of this JSON")
     given = options.parse_args()
     settings = {
         "rounds": given.rounds,

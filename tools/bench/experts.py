@@ -1,19 +1,19 @@
-"""A mixture's chosen experts beside all of its experts.
+"""A mixture that computes only its chosen experts, compared with one that computes all.
 
     python tools/bench/experts.py --json FILE
     python tools/bench/experts.py --device GPU:0 --json FILE
 
-Samples are drawn at random, and gates as they start, so experts are used about alike. A mixture of two tasks
-has experts of one hidden layer and an output, each as wide as the input.
+Samples are drawn at random, and gates have their initial weights, so experts are used about equally. A
+mixture of two tasks has experts of one hidden layer and an output, each as wide as the input.
 
 train   median milliseconds of outputs and the gradients of the input and all weights, ``sparse=True``; its
         peer is the same layer with ``sparse=False``, from the same weights
-infer   the same of outputs alone
+infer   the same, of outputs alone
 
-A GPU multiplies in TensorFloat-32, as TensorFlow does unless told otherwise.
+A GPU multiplies in TensorFloat-32, TensorFlow's default.
 
-Names have the numbers of experts, experts a task chooses, samples of a batch, and their width. Both forms
-must return the same outputs, or the benchmark fails.
+Names contain the number of experts, of experts that a task chooses, of samples of a batch, and their width.
+Both forms must return the same outputs, or the benchmark fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHOICES = [(4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (16, 2), (64, 2)]
 SIZES = [(64, 64), (512, 64), (2048, 128), (8192, 64), (4096, 256)]
 """Samples, and their width."""
 LARGE = [(8192, 512), (32768, 256)]
-"""The same on a GPU besides, which the others leave idle."""
+"""More sizes for a GPU, which the others leave idle."""
 
 
 def make(experts: int, top_k: int, dim: int, sparse: bool) -> MMoE:

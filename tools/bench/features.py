@@ -1,11 +1,11 @@
-"""How many rows a second features are joined at, from each store.
+"""The rate at which features are joined, from each store.
 
     python tools/bench/features.py --json FILE
 
 Keys are Zipf(1.05) over the items of a table with an int64, a float32 and a list of about four int64; a
 request asks for the features of 4,000 keys as of one time. HBase is a Thrift server of its interface file in
-a process of its own on this machine, with tables in memory and in Python: what it says is what the client and
-the wire cost, not what HBase does.
+a process of its own on this machine, with tables in memory and in Python: it measures what the client and the
+wire cost, not HBase.
 
 multi_get  rows a second of repeated requests, without a cache
 cached     the same, when the cache has all rows
@@ -68,7 +68,7 @@ def rows(items: int) -> Any:
 
 
 def requests(items: int, keys: int, count: int) -> list[np.ndarray]:
-    """Keys of so many requests, the frequent ones spread over the table."""
+    """Keys of this many requests, the frequent ones spread over the table."""
     rng = np.random.default_rng(1)
     places = rng.permutation(items)
     weights = 1.0 / np.arange(1, items + 1) ** 1.05

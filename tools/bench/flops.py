@@ -1,4 +1,4 @@
-"""How many floating-point operations a sequence takes in HSTU's published sizes, by its length.
+"""The floating-point operations of a sequence in HSTU's published sizes, by its length.
 
 python tools/bench/flops.py --json FILE
 
@@ -16,7 +16,7 @@ total           the two together
 attention_causal, total_causal
                 the same with the half of the square that a causal mask leaves, 2 S^2 d. Exactly it is
                 S (S + 1) / 2 pairs; the difference, 2 S d, is 1 / (5 d) of the projections
-length_of       the tokens of a sequence that takes so many operations, by the full square and by the half
+length_of       the tokens of a sequence that takes this many operations, by the full square and by the half
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gmeta.io import SequenceCost
 from harness import Result, parser, report
 
 SIZES = [(512, 3, 2, 4e9), (1024, 22, 4, 110e9)]
-"""Width, blocks, heads, and the operations that are published for a sequence."""
+"""Width, blocks, heads, and the published operations of a sequence."""
 
 LENGTHS = (100, 200, 400, 600, 1000, 3000)
 
 
 def of_size(dim: int, blocks: int, heads: int, published: float, lengths: tuple[int, ...]) -> list[Result]:
-    """What sequences of these lengths take, and the length that takes what is published."""
+    """The operations of sequences of these lengths, and the length that takes the published operations."""
     full, half = (SequenceCost.of_hstu(dim, blocks, causal=causal) for causal in (False, True))
     parts = {
         "projections": SequenceCost(full.linear),

@@ -1,11 +1,11 @@
 """HSTU's attention on the GPU beside its peers in one run, by the library's C interface, without TensorFlow.
 
-    python tools/bench/gpu_attention.py --json FILE    or    python tools/bench/gpu_attention.py --json FILE
+    python tools/bench/gpu_attention.py --json FILE
 
     o_i = s sum_{j <= i} SiLU(alpha q_i k_j) v_j
 
 forward, backward  the outputs; the gradients of q, k and v
-Triton             a kernel of our own in Triton, jagged as ours
+Triton             our own kernel in Triton, for jagged sequences like the native one
 torch.compile      the same over padded sequences: scores of all pairs and a mask. Padding isn't timed,
                    and is to a multiple of 64
 FlexAttention      compiled, over the same jagged sequences with the same pairs. It computes softmax in place
@@ -17,11 +17,11 @@ plan, map          what the native ops prepare, in milliseconds: a plan and, for
 
 131,072 tokens, 4 heads, bfloat16, causal; sequences of one length each, or jagged: lognormal lengths with
 a mean of about 600, at most 3,000. Rates count operations of pairs that see one another: 4 * width * heads *
-pairs forward, 2.5 times that backward, whatever a peer computes on top. "share" is of the rate of a product
-of two 8192 x 8192 matrices of bfloat16 on the same GPU, before all others. Peers take turns, call by call;
+pairs forward, 2.5 times that backward, whatever a peer computes on top. "share" is relative to the rate of a
+product of two 8192 x 8192 bfloat16 matrices on the same GPU, measured first. Peers take turns, call by call;
 times are by CUDA events, medians of 50 calls after 10 (12 after 3 where a call takes over 25 ms); p10 is the
 rate of the fastest tenth. Inputs are random in each run and too large for the cache. Results of those that
-compute HSTU are compared before they are timed. PyTorch with Triton is needed.
+compute HSTU are compared before they are timed. It requires PyTorch with Triton.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def why_absent() -> str | None:
 
 
 def last_line(error: Exception) -> str:
-    """Of what happened, for a line of its own."""
+    """The last line of an error's message."""
     words = [type(error).__name__, *str(error).strip().splitlines()[-1:]]
     return ": ".join(words)[:200]
 
@@ -118,7 +118,7 @@ class Bench:
 
         size = 1024 if self.given.smoke else 8192
         a, b = (torch.randn((size, size), device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        # The first ones run while the GPU wakes up.
+        # The first calls run while the GPU's clock rises.
         rounds = [
             timed(lambda _: torch.matmul(a, b), self.runs).p50 for _ in range(1 if self.given.smoke else 5)
         ]
@@ -128,12 +128,12 @@ class Bench:
         return rate
 
     def tell(self, result: Result) -> None:
-        """A line at once: a run that is ended early has shown what it found."""
+        """Print a line at once, so that a run that is ended early has shown its results."""
         peer = f"{result.peer} {result.peer_value or 0:.0f} ({result.ratio or 0:.2f})" if result.peer else ""
         print(result.name, f"{result.value:.4g} {result.unit}", peer, flush=True)
 
     def write(self) -> None:
-        """What was found so far, as JSON."""
+        """Write the results so far, as JSON."""
         if self.given.json:
             self.given.json.parent.mkdir(parents=True, exist_ok=True)
             objects = [{**machine(), **self.facts}, *(result.to_json() for result in self.results)]
@@ -212,7 +212,7 @@ class Bench:
         self, name: str, teraflop: float, peers: list[str],
         calls: Mapping[str, Callable[[], object]], why: Mapping[str, str],
     ) -> None:  # fmt: skip
-        """Time one pass of ours and of the peers that there are."""
+        """Time one pass of ours and of the available peers."""
         from parts.gpu_timing import in_turn
 
         rates = {who: [teraflop / t for t in times] for who, times in in_turn(calls, self.runs).items()}
@@ -235,9 +235,9 @@ def main() -> None:
     options.add_argument(
         "--lengths",
         default="4096,2048,1024,512,jagged",
-        help="of sequences, in the order in which they are measured (default: %(default)s)",
+        help="lengths of sequences, in the order in which they are measured (default: %(default)s)",
     )
-    options.add_argument("--alone", action="store_true", help="leave the peers out")
+    options.add_argument("--alone", action="store_true", help="don't measure the peers")
     given = options.parse_args()
     absent = why_absent()
     if absent is not None:

@@ -1,4 +1,4 @@
-"""How fast a GRM trains on ranks with a GPU each, embeddings included, and what each of its designs gains.
+"""How fast a GRM trains on ranks with one GPU each, embeddings included, and what each design choice gains.
 
     python tools/bench/gpu_grm.py --ranks 1 2 --json FILE
     python tools/bench/gpu_grm.py --models d1024x22 --sequences 80 --heads 4 8 --cases ablation --json FILE
@@ -6,68 +6,72 @@
 
 MTGenRec's experiments (sections 3.2 to 3.4 and 4; figures 7, 10 and 13; table 6). `gmeta.models.GRM`: width
 times blocks 512 x 3 with 2 heads, and 1,024 x 22 with 4. HSTU in its research form with a bias of times (the
-model refuses one of places: scores would depend on the exposures before), 4 experts of which each of the
-tasks CTR and CVR chooses 2, towers, the loss of CTR and CTCVR, in bfloat16; rows are float32, in tables on
-the GPU. A user has 2 contextual tokens, a history, and 16 exposures. Lengths are lognormal (sigma 0.9, cut to
-a mean of 600 and at most 3,000). Six features of 64 or 128 numbers, ids by Zipf's law (1.05), of 10 million
-users and as many items. Adam on weights and rows. A rank's batch has 480 sequences, or 80 of the larger
-model; if memory ends, the job starts again with three quarters of them, and says so. Each rank has batches of
-its own, which are in host memory; reading isn't measured.
+model rejects one of places: scores would depend on earlier exposures), 4 experts of which each of the tasks
+CTR and CVR chooses 2, towers, the loss of CTR and CTCVR, in bfloat16; rows are float32, in tables on the GPU.
+A user has 2 contextual tokens, a history, and 16 exposures. Lengths are lognormal (sigma 0.9, cut to a mean
+of 600 and at most 3,000). Six features of 64 or 128 numbers, ids by Zipf's law (1.05), of 10 million users
+and as many items. Adam on weights and rows. A rank's batch has 480 sequences, or 80 of the larger model; if
+memory runs out, the job starts again with three quarters of them, and reports that. Each rank has its own
+batches, in host memory; reading isn't measured.
 
-Case ``ablation``, a job for each number of ranks. Each of --ways has a model of its own; in turn they train
-three epochs of --steps batches. The first isn't timed: in it ranks wait for the one that got rank 0's weights
-last. Rates are medians over epochs: the tokens of all ranks over the slowest rank's seconds.
+Case ``ablation``, a job for each number of ranks. Each of --ways has its own model; in turn they train three
+epochs of --steps batches. The first isn't timed, because in it ranks wait for the last one to receive rank
+0's weights. Rates are medians over epochs: the tokens of all ranks over the slowest rank's seconds.
 
-separate   each feature has a table and a lookup of its own, with exchanges of keys and rows of its own; a key
-           travels and is read as often as it occurs; batches of a fixed number of sequences
+separate   each feature has its own table and lookup, with its own exchanges of keys and rows; a key is sent
+           and read as often as it occurs; batches of a fixed number of sequences
 merged     features of equal width share a table, and all share a lookup and its two exchanges
 dedup      keys are distinct at the sender, and again at the owner
 balanced   batches of about equally many tokens (algorithm 1, as `gmeta.io.Balance` with its default
-           cost), as many in the mean as the fixed ones have
+           cost), on average as many as in the fixed ones
 pipeline   keys and rows are fetched --depth batches ahead (`gmeta.Pipeline`)
 
-ablation   tokens a second in each way, beside the way before it; under ``of_first``, beside ``separate``
+ablation   tokens a second in each way, compared with the previous way; under ``of_first``, with ``separate``
 train      tokens a second of all ranks, in the last way
-mfu        the operations that its steps need over what as many GPUs do of a large product of bfloat16
-           matrices in the same time, in percent. Counted as in `tools/bench/gpu_hstu.py` (of attention, pairs
-           that see each other: exposures don't); and, three times those forward, products that make tokens of
-           embeddings, gates, experts, towers. ``data_sheet``: over 989 TFLOP/s a GPU, if it is one of these
+mfu        the operations that its steps need over those of a large product of bfloat16 matrices on as many
+           GPUs in the same time, in percent. Counted as in `tools/bench/gpu_hstu.py` (of attention, pairs
+           that see each other: exposures don't); and, three times those of the forward pass, products that
+           make tokens of embeddings, gates, experts, towers. ``data_sheet``: over 989 TFLOP/s a GPU, if it is
+           one of these
 matmul     that product, measured in the job by all ranks at once, rank 0's TFLOP/s
 rate       the operations that its steps need, in TFLOP/s a rank
-loss       of the last epoch in each way. ``merged`` and ``dedup`` learn the same but for rounding
-memory     the most that TensorFlow had in use on rank 0's GPU in an epoch, beyond weights and slots; without
-           the tables' rows, which have memory of their own
-speed_up   tokens a second on N ranks over N times those on one, with as large a batch a rank; of each way
+loss       of the last epoch in each way. ``merged`` and ``dedup`` learn the same up to rounding
+memory     the most memory that TensorFlow used on rank 0's GPU in an epoch, beyond weights and slots; without
+           the tables' rows, which have their own memory
+speed_up   tokens a second on N ranks over N times those on one, with equally large batches per rank; of each
+           way
 
---network socket lets NCCL send through sockets only, as between machines without RDMA; ``/socket`` is then in
-the figures' names.
+--network socket makes NCCL use only sockets, as between machines without RDMA; the figures' names then
+contain ``/socket``.
 
-Case ``figure7``, on one GPU: it takes the steps of the batches that each of --replay ranks would get, one
-after the other, without exchanges. The time of a step ends when its loss has come to the host.
+Case ``figure7``, on one GPU: it runs the steps on the batches of each of --replay ranks, one after another,
+without exchanges. The time of a step ends when its loss has reached the host.
 
 figure7    the slowest rank's time over the ranks' mean, averaged over steps; 1 is even. In this order, step
            by step and rank by rank: ``fixed`` batches, ``balanced`` ones, ``by_cost``, those of equal cost as
            `SequenceCost.of_hstu` counts operations, and ``measured``, those of equal cost as
-           `SequenceCost.of_steps` fits it, before, to the times of 20 batches that no rank has: drawn ones,
-           halves, and batches of shorter and of longer sequences. All have about as many tokens in the mean.
-           A batch is learned once, and then the median of 3 times counts; or only the second time, if a step
+           `SequenceCost.of_steps` fits it beforehand to the times of 20 batches that no rank has: drawn ones,
+           halves, and batches of shorter and of longer sequences. All have about as many tokens on average. A
+           batch is trained on once, and then the median of 3 times counts; or only the second time, if a step
            of all ranks and ways wouldn't end within --seconds otherwise. ``slowest`` and ``fastest``:
            milliseconds, averaged over steps
-pair       what a pair of tokens takes beside a token, over what `SequenceCost.of_hstu` counts: b / a of both
+pair       the time of a pair of tokens relative to a token, over the ratio of `SequenceCost.of_hstu`: b / a
+           of both
 
 The file's ``replayed`` has the seconds of all batches, with their tokens and sums of squared lengths, the fit
-and its batches, and ``repeats``. Where times tell no cost, as on a CPU at small sizes, ``measured`` is left
-out, and the reason is told.
+and its batches, and ``repeats``. If times determine no cost, as on a CPU at small sizes, ``measured`` is left
+out, and the reason is reported.
 
 Case ``forms``, on one GPU: a sample is an exposure. The pairwise form has a sequence for each exposure, with
-a copy of its user's history: as many sequences as a batch has, of a sixteenth of the users.
+a copy of its user's history: a batch has as many sequences, from a sixteenth of the users.
 
-form/samples  samples a second of training on users, beside the pairwise form with as many sequences a batch
-form/same     the same of batches with the same samples: that of users has a sixteenth of the sequences
-form/memory   GiB as ``memory`` above has them, of training on the same samples, beside the pairwise form
+form/samples  samples a second of training on users, compared with the pairwise form with as many sequences
+              per batch
+form/same     the same for batches with the same samples: those of users have a sixteenth of the sequences
+form/memory   GiB as in ``memory`` above, of training on the same samples, compared with the pairwise form
 
-A job ends its rounds after --seconds, with one round at least; of one that is ended after --timeout, what it
-has found by then counts. Figures are in the file when their job has ended.
+A job ends its rounds after --seconds, but makes at least one; if it is ended after --timeout, its figures so
+far count. Figures are in the file once their job has ended.
 """
 
 from __future__ import annotations
@@ -117,9 +121,9 @@ _SMALL = {
 
 
 def job(module: str, ranks: int, settings: dict[str, Any], device: str) -> tuple[Any, dict[str, Any]]:
-    """Run a job, with fewer sequences if memory ends; return what it found, and the settings it ran with.
+    """Run a job, with fewer sequences if memory ends; return what it measured, and the settings it ran with.
 
-    A job that has failed otherwise, or has taken too long, is told of; what it had found counts.
+    If a job fails otherwise, or takes too long, that is reported; its figures so far count.
     """
     while True:
         with tempfile.TemporaryDirectory() as folder:
@@ -174,11 +178,11 @@ def rates_of(found: dict[str, Any]) -> dict[str, float]:
 
 
 def speed_ups(path: str, of_ranks: dict[int, tuple[int, dict[str, Any]]]) -> Iterator[Result]:
-    """What of ideal the jobs of several ranks reach, if one rank's has as large a batch.
+    """The share of ideal that several ranks reach, if the job of one rank has equally large batches.
 
     Args:
-      path: Of the figures.
-      of_ranks: Number of ranks -> sequences of a rank's batch, and what the job found.
+      path: The path of the figures.
+      of_ranks: Number of ranks -> sequences of a rank's batch, and what the job measured.
     """
     for ranks, (sequences, found) in of_ranks.items():
         if ranks == 1 or 1 not in of_ranks:
@@ -229,7 +233,7 @@ def forms(path: str, found: dict[str, Any]) -> Iterator[Result]:
 
 
 def models(given: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Path of the figures -> width, blocks, heads and sequences of each model that is asked for."""
+    """Path of the figures -> width, blocks, heads and sequences of each requested model."""
     for name, sequences in zip(given.models, given.sequences or [None] * len(given.models), strict=True):
         dim, blocks, usual, batch = MODELS[name]
         for heads in given.heads or [usual]:
@@ -253,7 +257,7 @@ def measure(path: str, settings: dict[str, Any], given: argparse.Namespace, note
             print(f"{path}: {case} on {ranks} ranks, {settings['sequences']} sequences a rank", flush=True)
             module = "replay" if case == "figure7" else case
             found, own = job(module, ranks, {**settings, "replay": max(given.replay)}, given.device)
-            settings = {**settings, "sequences": own["sequences"]}  # where memory has ended, it would again
+            settings = {**settings, "sequences": own["sequences"]}  # where memory has run out, it would again
             notes.facts.setdefault("settings", {})[f"{path}/{case}/np{ranks}"] = own
             if found is None:
                 complete = False
@@ -274,7 +278,7 @@ def measure(path: str, settings: dict[str, Any], given: argparse.Namespace, note
 
 
 def arguments() -> argparse.Namespace:
-    """What is measured; refuses what this machine can't."""
+    """Return what to measure; reject what this machine can't."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     options = parser(__doc__)
     options.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
@@ -292,7 +296,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument(
         "--device", choices=("cpu", "gpu"), help="of the tables (default: gpu if there is one)"
     )
-    options.add_argument("--matmul", type=int, default=8192, help="rows of the product that is compared with")
+    options.add_argument("--matmul", type=int, default=8192, help="rows of the product for comparison")
     given = options.parse_args()
     given.device = given.device or ("gpu" if gpus else "cpu")
     given.ranks = sorted(set(given.ranks or ([1, 2] if gpus != 1 else [1])))
@@ -309,7 +313,7 @@ def arguments() -> argparse.Namespace:
     if given.device == "gpu" and not gpus:
         options.error("--device gpu: TensorFlow sees no GPU; with --device cpu tables are in host memory")
     if not gpus and not given.smoke:
-        options.error("TensorFlow sees no GPU, on which these sizes are meant to run: give --smoke")
+        options.error("TensorFlow finds no GPU, for which these sizes are meant: pass --smoke")
     return given
 
 
@@ -341,7 +345,7 @@ def main() -> None:
         complete &= measure(path, {**common, **own, **pool}, given, notes)
     report("A GRM on GPU ranks", list(notes.results.values()), given.json, **notes.facts)
     if not complete:
-        raise SystemExit("some jobs failed, as told above; the figures are of the others")
+        raise SystemExit("some jobs failed, as reported above; the figures are of the others")
 
 
 if __name__ == "__main__":

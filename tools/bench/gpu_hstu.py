@@ -3,15 +3,15 @@
     python tools/bench/gpu_hstu.py --json FILE
 
 A step: ids of a batch of jagged histories (lognormal lengths of mean 600, at most 3,000; ids by Zipf's law
-over 10 million items) are looked up in a dynamic table on the GPU, new rows are made; blocks of HSTU in
-bfloat16, in the research form without relative biases; the next item is told from one of the batch;
-gradients; Adam on the blocks' weights and fused Adam on the table's rows. Everything is in the time.
+over 10 million items) are looked up in a dynamic table on the GPU, which makes new rows; blocks of HSTU in
+bfloat16, in the research form without relative biases; the next item is distinguished from one of the batch;
+gradients; Adam on the blocks' weights and fused Adam on the table's rows. The time includes all of this.
 
 train   tokens a second
-mfu     the operations that a step needs over what the GPU did of a large product of bfloat16 matrices in the
-        same time, in percent. Counted: products forward (10 d^2 a token and block, 2 operations each way) and
-        twice that back; attention 4 d operations for each pair that is seen, and 2.5 times that back; nothing
-        for norms, activations, losses, the table or the optimizer, and nothing that is computed twice
+mfu     the operations that a step needs over those of a large product of bfloat16 matrices in the same time,
+        in percent. Counted: products forward (10 d^2 a token and block, 2 operations each way) and twice that
+        backward; attention 4 d operations for each visible pair, and 2.5 times that backward; no norms,
+        activations, losses, table or optimizer, and nothing that is computed twice
 matmul  that product, in TFLOP/s
 parts   milliseconds of a step without the backward pass, and of the table alone
 plain   milliseconds of attention forward and back as TensorFlow's own ops compute it, beside the native op
@@ -41,14 +41,14 @@ BATCH = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)]  # id
 
 
 def offsets_of(tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Offsets of histories of about so many tokens together."""
+    """Offsets of histories of about this many tokens in total."""
     lengths = np.clip(rng.lognormal(np.log(600) - 0.32, 0.8, 4 * tokens // 600), 1, LONGEST).astype(np.int64)
     lengths = lengths[: max(1, int(np.searchsorted(np.cumsum(lengths), tokens)))]
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
 def batch_of(tokens: int, seed: int) -> tuple[tf.Tensor, tf.Tensor, int]:
-    """Ids and offsets of about so many tokens, and how many pairs they see."""
+    """Ids and offsets of about this many tokens, and the number of visible pairs."""
     rng = np.random.default_rng(seed)
     offsets = offsets_of(tokens, rng)
     lengths = np.diff(offsets)
@@ -79,7 +79,7 @@ class Trainer:
         self.optimizer = tf.keras.optimizers.Adam(1e-4)
 
     def loss(self, rows: tf.Tensor, inverse: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-        """How badly the next item is told from another one."""
+        """The loss of distinguishing the next item from another one."""
         items = tf.cast(tf.gather(rows, inverse), tf.bfloat16)
         seen = self.stack(Jagged(items, offsets)).values[:-1]
         told, other = items[1:], tf.roll(items[1:], 777, axis=0)
@@ -88,27 +88,27 @@ class Trainer:
 
     @tf.function(input_signature=BATCH)
     def forward(self, ids: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-        """The loss, of rows that are made if they are missing."""
+        """The loss on rows, which are made if they are missing."""
         lookup = self.table.lookup(ids)
         return self.loss(lookup.rows, lookup.inverse, offsets)
 
     @tf.function(input_signature=BATCH)
     def rows(self, ids: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-        """What the table does in a step, alone."""
+        """The table's part of a step alone."""
         lookup = self.table.lookup(ids)
         self.table.apply_gradients(lookup.keys, 0.0 * lookup.rows)
         return tf.reduce_sum(lookup.rows[:1])
 
     @tf.function(input_signature=BATCH)
     def step(self, ids: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-        """A step of training; the loss before it."""
+        """Take a training step, and return the loss before it."""
         lookup = self.table.lookup(ids)
         loss, of_rows = self.train_model(lookup.rows, lookup.inverse, offsets)
         self.table.apply_gradients(lookup.keys, of_rows)
         return loss
 
     def train_model(self, rows: tf.Tensor, inverse: tf.Tensor, offsets: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Train the blocks on rows; the loss before, and the gradient of the rows."""
+        """Train the blocks on rows, and return the loss before and the gradient of the rows."""
         with tf.GradientTape() as tape:
             tape.watch(rows)
             loss = self.loss(rows, inverse, offsets)
@@ -119,7 +119,7 @@ class Trainer:
 
 
 def seconds(run: Callable[[int], tf.Tensor], steps: int, warm_up: int = 3) -> float:
-    """Median time of a step; what it returns is fetched, so that the device is done."""
+    """Median time of a step; its result is fetched, so that the device is done."""
     times = []
     for i in range(warm_up + steps):
         start = time.perf_counter()
@@ -197,10 +197,10 @@ def plain(tokens: int, length: int, heads: int, width: int, steps: int) -> Resul
 def main() -> None:
     options: argparse.ArgumentParser = parser(__doc__)
     options.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    options.add_argument("--tokens", type=int, default=65_536, help="of a step")
+    options.add_argument("--tokens", type=int, default=65_536, help="tokens of a step")
     options.add_argument("--steps", type=int, default=10)
-    options.add_argument("--device", default="gpu", help="of the table (default: %(default)s)")
-    options.add_argument("--matmul", type=int, default=8192, help="rows of the product that is compared with")
+    options.add_argument("--device", default="gpu", help="device of the table (default: %(default)s)")
+    options.add_argument("--matmul", type=int, default=8192, help="rows of the product for comparison")
     args = options.parse_args()
     if args.smoke:
         MODELS.update(d512x3=(128, 2, 2), d1024x22=(128, 3, 1))

@@ -1,14 +1,14 @@
-"""The product before an HSTU layer's attention on the GPU, activated as it is written, and apart.
+"""The product before an HSTU layer's attention on the GPU, activated as it is written, or in a separate pass.
 
-    python tools/bench/gpu_projection.py --json FILE    or    python tools/bench/gpu_projection.py --json FILE
+    python tools/bench/gpu_projection.py --json FILE
 
 fused    Z = X W and SiLU of its v, q and k in one pass, by the library's C interface
-apart    the product of PyTorch's library, and SiLU by a pass of its own
+apart    the product by PyTorch's library, and SiLU in a separate pass
 matmul   that product alone, in TFLOP/s, and fused's rate as a part of it
 
 X is (tokens, width) and W (width, 4 width), of bfloat16: what a block of HSTU projects. Calls take turns;
-times are by CUDA events, medians of 50 calls after 10. Results are compared before they are timed. PyTorch
-is needed.
+times are by CUDA events, medians of 50 calls after 10. Results are compared before they are timed. It
+requires PyTorch.
 """
 
 from __future__ import annotations

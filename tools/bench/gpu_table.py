@@ -1,20 +1,20 @@
 """The GPU table and deduplication on the GPU, by the library's C interface, without TensorFlow.
 
-    python tools/bench/gpu_table.py --json FILE         or        python tools/bench/gpu_table.py --json FILE
+    python tools/bench/gpu_table.py --json FILE
 
-find      rows of keys that are there; the peer is torch.index_select of as many rows by their numbers
-upsert    the same, counting uses (find or insert); distinct: keys promised to stand once
+find      rows of existing keys; the peer is torch.index_select of as many rows by their numbers
+upsert    the same, counting uses (find or insert); distinct: keys are promised to occur once
 insert    rows of new keys, of normal initial weights
 adam      the optimizer's step on the rows of distinct keys
 unique    the distinct ids of a batch and their inverse; the peer is torch.unique(return_inverse=True)
 step      a training step's sparse part with Adam: 1 M ids, 350 k of them distinct, dim 128: unique, upsert of
           the distinct, rows to positions, gradients of positions back to rows, Adam
 
-A call has 1 M keys. load is how full the index is. "% of copy" is of the bandwidth of a large copy on the
-same GPU, counting the bytes of rows that must be read and written, and no others: 2 * 4 * dim a key found,
-7 * 4 * dim a row updated by Adam. half: of a table of TwoPrecisions whose rows are all halves, (2 + 4) * dim
-a key found, (4 + 6 * 2) * dim a row updated. Values are medians of 50 calls after 10, timed by CUDA events;
-keys change from call to call. PyTorch is needed.
+A call has 1 M keys. load is the load of the index. "% of copy" is relative to the bandwidth of a large copy
+on the same GPU, counting the bytes of rows that must be read and written, and no others: 2 * 4 * dim a key
+found, 7 * 4 * dim a row updated by Adam. half: of a table of TwoPrecisions whose rows are all halves, (2 + 4)
+* dim a key found, (4 + 6 * 2) * dim a row updated. Values are medians of 50 calls after 10, timed by CUDA
+events; keys change from call to call. It requires PyTorch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def stream() -> ctypes.c_void_p:
 
 
 def keys_of(numbers: Any) -> Any:
-    """Keys that look random, another for each number."""
+    """Keys that look random, a different one for each number."""
     return numbers * 0x1E3779B97F4A7C15
 
 

@@ -1,32 +1,32 @@
-"""Tables larger than a GPU: rows in its memory over rows in the host's, brought before their step.
+"""Tables larger than a GPU's memory: rows there and in host memory, which are brought before their step.
 
     python tools/bench/gpu_tiers.py --json FILE
     python tools/bench/gpu_tiers.py --part step --skews 1.2 --json FILE
 
-Parts, each in a process of its own; the file has what is measured so far after each figure:
+Parts run in separate processes; after each figure the file has all figures so far:
 
 hits    percent of a batch's distinct keys that the GPU's memory held, by the share of rows there and Zipf's
-        exponent, and what Che's approximation of a least-recently-used cache has (peer)
+        exponent; the peer is Che's approximation of a least-recently-used cache
 step    a table's steps: rows of the batch after next are brought, find or insert, products of matrices of
         --compute milliseconds, update by Adam. The bound (peer) is 1.05 * max(the step with all rows in the
         GPU's memory, 1.25 * bytes moved / bus), where bus is the rate of copies both ways at once, measured
         in the same run, and bytes moved are those of rows brought and sent back, weights and both moments
 hstu    steps of HSTU, 512 x 3, with 10% of the rows in the GPU's memory, by Zipf's law with 1.05: times a
         step with all rows there; beside rows brought just before their own step, none brought (kernels read
-        them over the bus), and a table in host memory. exposed: percent of a step beyond what the same model
-        takes on rows that are there already
+        them over the bus), and a table in host memory. exposed: percent of a step beyond that of the same
+        model on rows that are already there
 drive   the same step with a tenth of the rows in the GPU's memory and half of them on a drive, under the
         folder for temporary files. The bound (peer) is 1.05 * max(the step with all rows in the GPU's memory,
         reads of a step / the drive's rate of random reads of 4 KiB, by threads of Python). late: without
-        prefetches. Of steps, means: some send rows to the drive, and wait for it. amplification: bytes
+        prefetches. Steps are means: some send rows to the drive, and wait for it. amplification: bytes
         written for each byte of a row that goes to the drive, without prefetches
 shapes  lookup and update of batches as large as in 9N-LLM's table 1, beside the paper's milliseconds on its
-        own GPUs; parts/tiers/gpu_shapes.py says what is assumed
+        own GPUs; parts/tiers/gpu_shapes.py states the assumptions
 
-Caches are warmed by untimed batches: twice as many as Che's approximation says an id stays, --warm at most.
-All contenders take the same batches in turn (drive: other batches of the same law); values are medians. hits,
-step, drive and shapes need PyTorch and no TensorFlow, hstu the opposite. Without a GPU, nothing is measured;
---smoke then runs hstu with rows in memory over a drive.
+Caches are warmed by untimed batches: twice as many as an id stays by Che's approximation, --warm at most. All
+contenders take the same batches in turn (drive: other batches of the same law); values are medians. hits,
+step, drive and shapes require PyTorch and no TensorFlow, hstu the opposite. Without a GPU, nothing is
+measured; --smoke then runs hstu with rows in memory over a drive.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def measure(part: str, given: Namespace) -> Notes:
 
 
 def why_absent(part: str, given: Namespace) -> str | None:
-    """Return why a part can't be measured here; None: it can."""
+    """Return why a part can't be measured here, or None if it can."""
     if part == "hstu" and given.smoke:
         return None
     if part != "hstu" and importlib.util.find_spec("torch") is None:
@@ -96,7 +96,7 @@ def why_absent(part: str, given: Namespace) -> str | None:
 
 
 def measure_apart(given: Namespace) -> tuple[list[Result], dict[str, Any], list[str]]:
-    """Measure parts in processes of their own; return the figures, the facts, and which parts failed."""
+    """Measure parts in separate processes; return the figures, the facts, and which parts failed."""
     results: list[Result] = []
     facts: dict[str, Any] = {}
     failed = []
@@ -130,7 +130,7 @@ def _result_of(found: dict[str, Any]) -> Result:
 
 
 def main() -> None:
-    """Measure the parts that are asked for."""
+    """Measure the requested parts."""
     options = parser(__doc__)
     options.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS), help="(default: all)")
     options.add_argument("--rows", type=int, help="of a table (default: the part's)")

@@ -1,9 +1,9 @@
-"""How fast a GRM trains, how even its batches are over ranks, and what that makes of steps.
+"""How fast a GRM trains, and how even its batches are over ranks.
 
     python tools/bench/grm.py --json FILE
 
-Each rank reads sequences of its own, with lengths of a long tail (lognormal of sigma 0.9, cut to a mean of
-570 and at most 3,000), and all wait for the one that has most to do.
+Each rank reads its own sequences, whose lengths have a long tail (lognormal of sigma 0.9, cut to a mean of
+570 and at most 3,000), and all wait for the rank with the most work.
 
 fixed        batches of a fixed number of sequences
 alg1_tokens  MTGenRec's algorithm 1, batches of about equally many tokens
@@ -13,8 +13,8 @@ balance         a simulation: the largest cost of a rank's batch over the mean o
                 steps, in floating-point operations of HSTU; 1 is even
 train           tokens a second of training `gmeta.models.GRM` (2 blocks of HSTU in its production form,
                 experts, two towers, tables), 16 users a step with lengths as above, in one process. Its peer
-                is the same model with its blocks over padded sequences, as stock Keras has them: a dense
-                mask, SiLU of the scores of all pairs. Both start from the same weights
+                is the same model with its blocks over padded sequences, as in stock Keras: a dense mask, SiLU
+                of the scores of all pairs. Both start from the same weights
 loss            of both after the timed steps, to show that they are the same model
 """
 
@@ -48,7 +48,7 @@ def unevenness(costs: Costs) -> float:
 
 
 def cut(of_ranks: list[Lengths], batch: int, steps: int, cost: SequenceCost, by: SequenceCost) -> Costs:
-    """(ranks, steps): what batches cost that `prefix_batches` has cut by another cost."""
+    """(ranks, steps): the cost of batches that `prefix_batches` has cut by another cost."""
     target = float(np.mean([by.of(one).mean() for one in of_ranks])) * batch
     return np.array([[cost.of(one).sum() for one in balanced(own, by, target, steps)] for own in of_ranks])
 

@@ -3,19 +3,20 @@
     python tools/bench/grm_quality.py --kinds hstu dnn-recent --seconds 100 --epochs 60 --json FILE
     python tools/bench/grm_quality.py --meta --events 150 --epochs 6 --json FILE
 
-A log (`gmeta.preprocess.synthetic.exposures`) is prepared without events that no exposure comes after. Models
-train on four fifths of the users, and after each epoch the others are measured, whom they have never seen:
-half of these are for validation, by whose GAUC of both labels epochs are chosen, and half for the test. Each
-seed is a log, and a start of the weights.
+A log (`gmeta.preprocess.synthetic.exposures`) is prepared without events that precede no exposure. Models
+train on four fifths of the users, and after each epoch are measured on the others, who are new to them: half
+of these are for validation, whose GAUC of both labels chooses the epoch, and half for the test. Each seed
+determines a log and initial weights.
 
-hstu, fuxi   `gmeta.models.GRM.of`: the sequence, masked by time, so that an exposure sees what came before it
-dnn          the same features of the exposure beside the means of the contexts and of all events before it,
-             and a multilayer perceptron, shared by the towers
+hstu, fuxi   `gmeta.models.GRM.of`: the sequence, masked by time, so that an exposure sees earlier events
+dnn          the same features of the exposure together with the means of the contexts and of all earlier
+             events, and a multilayer perceptron, shared by the towers
 dnn-recent   the same, of the last ten events
-oracle       the ranking by the probabilities that the log was drawn with, which nothing beats but by chance
+oracle       the ranking by the probabilities that the log was drawn with, which nothing beats except by
+             chance
 joint, maml  with --meta: `gmeta.models.MetaGRM` adapts experts, gates and towers to a user's earlier
-             exposures, and the later ones are measured after so many inner steps; users have a liking of
-             styles of their own (--own), which only their clicks reveal. joint is trained without adaptation
+             exposures, and the later ones are measured after a number of inner steps; users have their own
+             taste of styles (--own), which only their clicks reveal. joint is trained without adaptation
 spread       the standard deviation over the seeds
 
 All kinds have the same embeddings, towers, loss, optimizer, rate and batches. With --store events are in a
@@ -62,20 +63,20 @@ def compare(
     keep: Callable[[Row], None],
     **settings: Any,
 ) -> None:
-    """Train both on the old users; pass on the GAUC of the new users' later exposures.
+    """Train both on the old users, and report the GAUC of the new users' later exposures.
 
     Args:
-      log: What the data are of.
+      log: The log that the data come from.
       warm: Old users.
-      validation: New users, by whom epochs are chosen.
+      validation: New users, which choose the epoch.
       cold: Other new users.
-      epochs: Over the old ones.
+      epochs: The number of epochs over the old users.
       steps: Inner steps, in training and in evaluation.
-      inner_rate: Of them; where MAML's rates start, of which it learns one a layer.
-      rate: Of the outer loop.
+      inner_rate: Their learning rate; the start of MAML's rates, of which it learns one per layer.
+      rate: The learning rate of the outer loop.
       keep: Takes a row after each epoch: ``gauc_ctr`` after so many ``steps`` on the user's earlier
         exposures.
-      **settings: Of `ranker`.
+      **settings: Arguments of `ranker`.
     """
     plain = InnerLoop(steps=0, adapt=ADAPTED, learning_rate=inner_rate)
     adapted = InnerLoop(steps=steps, adapt=ADAPTED, learning_rate=inner_rate, learn_learning_rate="layer")
@@ -181,34 +182,42 @@ def measure(given: argparse.Namespace, seed: int, folder: Path) -> list[Row]:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what is trained; refuses settings that don't go together."""
+    """Return what to train; reject settings that don't fit together."""
     options = parser(__doc__)
     options.add_argument("--kinds", nargs="+", choices=KINDS, default=["hstu", "dnn"])
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument(
-        "--users", type=int, default=2_500, help="a fifth is measured (default: %(default)s)"
+        "--users", type=int, default=2_500, help="users, a fifth of whom are measured (default: %(default)s)"
     )
     options.add_argument(
-        "--events", type=float, default=600, help="the mean of a user (default: %(default)s)"
+        "--events", type=float, default=600, help="mean events of a user (default: %(default)s)"
     )
-    options.add_argument("--exposures", type=int, default=50, help="of a user (default: %(default)s)")
-    options.add_argument("--law", choices=LAWS, default="recent", help="of clicks (default: %(default)s)")
-    options.add_argument("--epochs", type=int, default=8, help="at most (default: %(default)s)")
-    options.add_argument("--seconds", type=float, help="of training a model, at most")
-    options.add_argument("--tokens", type=int, default=6_000, help="of a batch, about (default: %(default)s)")
+    options.add_argument(
+        "--exposures", type=int, default=50, help="exposures of a user (default: %(default)s)"
+    )
+    options.add_argument("--law", choices=LAWS, default="recent", help="law of clicks (default: %(default)s)")
+    options.add_argument("--epochs", type=int, default=8, help="most epochs (default: %(default)s)")
+    options.add_argument("--seconds", type=float, help="most seconds of training a model")
+    options.add_argument(
+        "--tokens", type=int, default=6_000, help="tokens of a batch, about (default: %(default)s)"
+    )
     options.add_argument("--batch", type=int, help="users of a batch, instead of --tokens")
     options.add_argument("--store", action="store_true", help="read histories from a store")
     options.add_argument("--longest", type=int, help="most events of a history (default: all)")
     options.add_argument("--dim", type=int, default=32, help="(default: %(default)s)")
     options.add_argument("--blocks", type=int, default=2, help="(default: %(default)s)")
     options.add_argument("--window", type=int, default=0, help="events back that a block sees; 0: all")
-    options.add_argument("--horizon", type=float, help="of HSTU's start, in seconds; 0: as published")
-    options.add_argument("--rate", type=float, default=3e-3, help="of Adam (default: %(default)s)")
-    options.add_argument("--threads", type=int, help="of TensorFlow (default: all cores)")
+    options.add_argument("--horizon", type=float, help="HSTU's initial horizon in seconds; 0: as published")
+    options.add_argument(
+        "--rate", type=float, default=3e-3, help="Adam's learning rate (default: %(default)s)"
+    )
+    options.add_argument("--threads", type=int, help="TensorFlow's threads (default: all cores)")
     options.add_argument("--meta", action="store_true", help="compare MAML with joint training")
     options.add_argument("--own", type=float, default=1.5, help="strength of users' own taste with --meta")
     options.add_argument("--steps", type=int, default=5, help="inner steps of --meta (default: %(default)s)")
-    options.add_argument("--inner-rate", type=float, default=0.3, help="of an inner step of --meta")
+    options.add_argument(
+        "--inner-rate", type=float, default=0.3, help="learning rate of inner steps of --meta"
+    )
     given = options.parse_args()
     if given.meta and given.seconds is not None:
         options.error("--seconds isn't taken with --meta, which counts epochs")
@@ -221,7 +230,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Generate logs, train rankers on them, and compare their GAUC on users whom they haven't seen."""
+    """Generate logs, train rankers on them, and compare their GAUC on new users."""
     given = arguments()
     if given.threads is not None:
         tf.config.threading.set_intra_op_parallelism_threads(given.threads)

@@ -1,14 +1,14 @@
-"""The longest step while a table grows: what a batch of new keys waits for at most.
+"""The longest step while a table grows: the longest wait of a batch of new keys.
 
     python tools/bench/growth.py --json FILE
     python tools/bench/growth.py --rows 10000000 --dim 16
     python tools/bench/growth.py --device gpu --rows 100000000 --json FILE
     python tools/bench/growth.py --device gpu --rows 100000000 --hbm-rows 10000000 --json FILE
 
-An empty table takes batches of 65,536 keys that it has never seen until it holds the rows. Every batch is
-timed on its own. Batches do the same work but for the growth of the key index, so what the longest has above
-the median is what growth costs a step at most: 50 ms is what it should stay below. The peer is a Python dict
-of the keys alone, which grows all at once.
+An empty table looks up batches of 65,536 new keys until it holds the rows. Every batch is timed separately.
+Batches do the same work except for the growth of the key index, so the longest less the median is the most
+that growth costs a step: it should stay below 50 ms. The peer is a Python dict of the keys alone, which grows
+all at once.
 
 pause     the longest batch less the median one
 longest   the longest batch
@@ -16,11 +16,11 @@ median    the median batch
 ratio     longest / median
 
 With --device gpu the table is in a GPU's memory, by the library's C interface, without TensorFlow. A batch is
-timed by the host's clock, until the GPU has done it, and by CUDA events ("by_events"). With --hbm-rows the
-table has that many rows in the GPU's memory, and the others in host memory (Tiers).
+timed by the host's clock, until the GPU is done, and by CUDA events ("by_events"). With --hbm-rows the table
+has that many rows in the GPU's memory, and the others in host memory (Tiers).
 
 A shared machine has pauses of its own, so each figure is the best of the rounds; the largest pause of any
-round stands beside them.
+round is reported beside them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from harness import Result, parser, report  # noqa: E402
 
 BATCH = 65_536
 ROUNDS = 3
-"""Of seconds each, over which the longest of all batches is taken anyway."""
+"""Rounds take seconds each, and report the longest of all batches anyway."""
 
 
 def new_keys(rows: int, seed: int) -> Iterator[np.ndarray]:
@@ -55,7 +55,7 @@ def new_keys(rows: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def batch_seconds(insert: Callable[[object], object], batches: Iterator[object]) -> list[float]:
-    """Time every batch; the first, which makes the op's kernel, is left out."""
+    """Time every batch except the first, which makes the op's kernel."""
     seconds = []
     for batch in batches:
         start = time.perf_counter()
@@ -80,7 +80,7 @@ def grow_table(rows: int, dim: int, seed: int) -> list[float]:
 
 
 def grow_gpu_table(rows: int, dim: int, seed: int, hbm_rows: int) -> tuple[list[float], list[float]]:
-    """Fill an empty table on a GPU; seconds of the batches by the host's clock, and by events."""
+    """Fill an empty table on a GPU; return seconds of the batches by the host's clock and by events."""
     from gmeta.optimizers import Adam
     from support.gpu.cuda_library import DeviceArray, Event, Stream, synchronize
     from support.gpu.gpu_table import GpuTable
@@ -105,7 +105,7 @@ def grow_gpu_table(rows: int, dim: int, seed: int, hbm_rows: int) -> tuple[list[
 
 
 def grow_dict(rows: int, seed: int) -> list[float]:
-    """Fill an empty dict, which has no rows: what growth all at once looks like."""
+    """Fill an empty dict, which has no rows and grows all at once."""
     held: dict[int, None] = {}
     return batch_seconds(
         lambda keys: held.update(dict.fromkeys(keys)), (keys.tolist() for keys in new_keys(rows, seed))

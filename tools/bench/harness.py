@@ -1,7 +1,7 @@
 """What every benchmark shares: interleaved timing, results with peers, a table and JSON.
 
 These machines are shared and noisy, so a number alone says little. Contenders are timed in turn, round after
-round, in one process; what is reported is the median, and the ratio to a peer of the same rounds.
+round, in one process; the median is reported, and the ratio to a peer in the same rounds.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ ROUNDS = 7
 """At least five, so that a median leaves out two outliers on either side."""
 
 WARM_UP = 2
-"""Untimed rounds before."""
+"""Untimed rounds first."""
 
 _HIGHER_IS_BETTER = ("/s",)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One figure, alone or beside a peer's.
+    """One figure, alone or with a peer's.
 
     Attributes:
       name: A path from the general to the particular, such as ``table/lookup/uniform/dim64/rows10M``.
       value: The figure.
       unit: Its unit; a rate ends in ``/s``.
       peer: What it is compared with.
-      peer_value: The peer's figure in the same unit; None where the peer isn't installed.
+      peer_value: The peer's figure in the same unit; None if the peer isn't installed.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """How many times better than the peer: more of a rate, less of anything else."""
+        """How many times better than the peer: larger for a rate, smaller for anything else."""
         if not self.peer_value or not self.value:
             return None
         better = self.value / self.peer_value
@@ -69,9 +69,10 @@ def interleave(
     """Time contenders in turn.
 
     Args:
-      contenders: Name -> what to time; it is called with the number of the round, to choose its input by.
+      contenders: Name -> what to time; it is called with the number of the round, by which it chooses its
+        input.
       rounds: Timed rounds.
-      warm_up: Rounds before, untimed.
+      warm_up: Untimed rounds first.
 
     Returns:
       Name -> median seconds of a call.
@@ -87,7 +88,7 @@ def interleave(
 
 
 def machine() -> dict[str, Any]:
-    """When, where and by which command: the first object of a JSON file."""
+    """Time, machine and command: the first object of a JSON file."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -114,7 +115,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     )
     options.add_argument("--json", type=Path, help="also write the results to this file")
     options.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds (default: %(default)s)")
-    options.add_argument("--smoke", action="store_true", help="small sizes, to see that it runs")
+    options.add_argument("--smoke", action="store_true", help="small sizes, to check that it runs")
     return options
 
 
@@ -122,7 +123,7 @@ def report(title: str, results: Sequence[Result], path: Path | None, **facts: An
     """Print the results as a table; write them as JSON if ``path`` is given.
 
     Args:
-      title: Above the table.
+      title: The title of the table.
       results: The figures.
       path: A JSON file.
       facts: More of the machine's description, such as versions of peers.
@@ -145,7 +146,7 @@ def report(title: str, results: Sequence[Result], path: Path | None, **facts: An
 
 
 def _print(title: str, rows: Sequence[Sequence[str]]) -> None:
-    """Print a table under its headings; without rich, which a machine with a GPU may lack, plainly."""
+    """Print a table under its headings, plainly without rich, which a machine with a GPU may lack."""
     if importlib.util.find_spec("rich") is None:
         print(title, *("\t".join(row) for row in rows), sep="\n")
         return
@@ -162,14 +163,14 @@ def _print(title: str, rows: Sequence[Sequence[str]]) -> None:
 
 
 def write(path: Path, results: Sequence[Result], **facts: Any) -> None:
-    """Write results as JSON; benchmarks that take long do so whenever they have one more."""
+    """Write results as JSON; long benchmarks do so after each result."""
     path.parent.mkdir(parents=True, exist_ok=True)
     objects = [{**machine(), **facts}, *(result.to_json() for result in results)]
     path.write_text(json.dumps(objects, indent=1) + "\n")
 
 
 def _bare(word: str) -> str:
-    """A word of the command without the folders of this machine."""
+    """Return a word of the command without the folders of this machine."""
     return Path(word).name if Path(word).is_absolute() else word
 
 

@@ -1,46 +1,46 @@
-"""Histories of users at moments: bytes, reads, appends and speed of a store, and its format beside others.
+"""Histories as of a moment: bytes, reads, appends and speed of a store, and its format beside others.
 
     python tools/bench/history.py --json FILE
     python tools/bench/history.py --parts formats
     python tools/bench/history.py --parts append bytes --users 100000 --plot FILE
 
-Events are made up, 600 a user in the mean, with six columns besides the time. Parts:
+Events are generated, 600 a user on average, with six columns besides the time. Parts:
 
-formats   gmeta's form of a shard beside Parquet and RocksDB, of other users than all below
+formats   gmeta's format of a shard beside Parquet and RocksDB, for other users than the parts below
 
 gmeta                 stripes of 256 events in a file, and the index of a shard
 parquet_dense         sorted by user and time, with delta encodings and zstd, row groups of 65,536 rows;
-                      pyarrow is told which rows a user has, and reads a row group once for all of a call
+                      pyarrow is given the rows of each user, and reads a row group once for a whole call
 parquet_dense_small   the same in row groups of 2,048 rows, as pyarrow reads no less than a row group
 parquet_light_small   the same without zstd
 parquet_plain         neither encoded nor compressed, in row groups of 65,536 rows
 parquet_plain_small   the same in row groups of 2,048 rows
 parquet_duckdb        the file of parquet_dense, joined with all requests of a call by a query of DuckDB
-rocksdb_CODEC         a key for 256 events, whose columns are stored as they are; by codec of the blocks. An
-                      index in memory names the keys of a call, and all of them are fetched at once
+rocksdb_CODEC         a key for 256 events, whose columns are stored unencoded; by codec of the blocks. An
+                      index in memory finds the keys of a call, which are all fetched at once
 rocksdb_lz4_iterated  the same without that index: an iterator goes backwards from the moment
 
-A request asks for the newest events of a user before a moment, as the generation of that day knew them: the
-time and three more of the eight columns. All forms give the same answers, each works on one core and reads
-files that are in the page cache. `long`, `middle` and `short` are at most 3,000, 1,000 and 100 events. A call
-has 256 requests of random users or, `in_order`, one of each user in ascending order.
+A request is for the newest events of a user before a moment, as of the generation of that day: the time and
+three more of the eight columns. All forms return the same answers, and each runs on one core and reads files
+from the page cache. `long`, `middle` and `short` are at most 3,000, 1,000 and 100 events. A call has 256
+requests of random users or, `in_order`, one of each user in ascending order.
 
 bytes_per_event       of files, and of indexes that are stored
 scans, events         requests answered in a second, and the events of the answers
-gmeta_over_best       gmeta's rate over that of the fastest other form, however many bytes it takes
+gmeta_over_best       gmeta's rate over that of the fastest other form, whatever its bytes
 gmeta_over_dense      the same among forms of at most twice gmeta's bytes
 history/scan          gmeta's events a second on a core, of whole histories in order
 
-The other parts share a store that 91 daily appends make, and 20 requests a user, made right after events
-of the user's. A history has what the store held that morning.
+The other parts share a store that 91 daily appends make, and 20 requests a user, each right after an event of
+the user. A history has what the store held that morning.
 
-append    append/share       bytes that the 91st append writes, of all in the store; mean_of_9: of the last
-                             nine; append/written: of all appends, in stores
+append    append/share       bytes that the 91st append writes, as a share of the store; mean_of_9: of the
+                             last nine; append/written: of all appends, in stores
           append/events      events a second and core of one append of all days; append/day: seconds of
                              processor time of a daily append
           compact/events     events a second and core of the compaction
-          reads_per_lookup   reads of a history of at most 1,000 events, of the compacted store; appended: of
-                             the store of 91 appends
+          reads_per_lookup   reads for a history of at most 1,000 events from the compacted store; appended:
+                             from the store of 91 appends
 bytes     examples/bytes     a prepared data set with a record for each request, without its history; by_user:
                              with a record for all requests of a user
           total/bytes        with the compacted store; both in % of fat rows, a prepared data set with a
@@ -57,8 +57,8 @@ speed     op                 events a second of the native op with all cores, ra
           throughput/WHAT    how many times as fast a reader is with affinity, with pipelined reads, and with
                              base batches that it joins
 
-Fat rows are written for a sample of users and scaled. Lance isn't compared, as the package registry at hand
-has none. rocksdict isn't a dependency; without it RocksDB is left out: pip install rocksdict==0.3.29
+Fat rows are written for a sample of users and scaled. Lance isn't compared. rocksdict isn't a dependency;
+without it RocksDB is left out: pip install rocksdict==0.3.29
 """
 
 from __future__ import annotations
@@ -108,17 +108,17 @@ def store(given: Namespace) -> tuple[list[Result], dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure the parts that are named."""
+    """Measure the named parts."""
     options = parser(__doc__)
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    options.add_argument("--users", type=int, default=5_000, help="of the store (default: %(default)s)")
+    options.add_argument("--users", type=int, default=5_000, help="users of the store (default: %(default)s)")
     options.add_argument("--sample", type=int, default=200, help="users with fat rows (default: %(default)s)")
     options.add_argument(
-        "--events", type=int, default=600, help="of a user in the mean (default: %(default)s)"
+        "--events", type=int, default=600, help="mean events of a user (default: %(default)s)"
     )
-    options.add_argument("--days", type=int, default=91, help="that are appended (default: %(default)s)")
+    options.add_argument("--days", type=int, default=91, help="daily appends (default: %(default)s)")
     options.add_argument(
-        "--shard-users", type=int, default=4_000, help="of the shard in formats (default: %(default)s)"
+        "--shard-users", type=int, default=4_000, help="users of the shard in formats (default: %(default)s)"
     )
     options.add_argument("--plot", type=Path, help="draw where bytes go into this PNG")
     given = options.parse_args()

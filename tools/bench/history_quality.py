@@ -1,31 +1,31 @@
-"""What longer histories gain, on the bytes that fat rows take for short ones.
+"""What longer histories gain in the bytes that fat rows take for short ones.
 
     python tools/bench/history_quality.py --json FILE
 
-A log (`gmeta.preprocess.synthetic.exposures`, law `lasting` of `grm_quality.py`) with more events a user than
-there, and nothing else changed: clicks go with a user's lasting taste of categories, which long-ago events
-tell as well as those of yesterday, and hardly with what the user does now. So more events tell the taste more
+A log (`gmeta.preprocess.synthetic.exposures`, law `lasting` of `grm_quality.py`) with more events per user
+than there, and otherwise unchanged: clicks depend on a user's lasting taste of categories, which old events
+show as well as those of yesterday, and hardly on what the user does now. So more events show the taste more
 exactly; another log would gain less, or nothing. A user has 20 requests of 10 exposures, all in the later
 half of the events. Each request is an example: its history is the newest 100, 1,000 or 4,000 events before
-it, out of a store (`gmeta.io.late`).
+it, from a store (`gmeta.io.late`).
 
 All models train on the same four fifths of the users, with the same batches and epochs, and are measured on
 new users: half of them choose the epoch, by the GAUC of clicks and of purchases; the GAUC of clicks on the
-other half is reported. Each seed is a log, and a start of the weights. HSTU starts by seeing old
-events nearly as well as new ones (`--horizon`); this was chosen on validation users of the log of seed 100.
+other half is reported. Each seed determines a log and initial weights. Initially HSTU weights old events
+nearly as much as new ones (`--horizon`); this was chosen on validation users of the log of seed 100.
 
 gauc         of GRM (`hstu`); its mean over the seeds
 gauc/spread  the standard deviation over the seeds, most of which is the logs'
 gauc/counts  the same histories by two counts: the share of the exposure's category among the events, and
-             how often its item was clicked by users of training, weighed as validation chooses
+             how often training users clicked its item, with weights chosen by validation
 gauc/dnn     a perceptron over the mean of the history, with the same embeddings and towers
 gain         of GRM over a history of 100 events, paired by seed, and its spread
 bytes        of the store and the examples, in percent of fat rows of that length
-equal_bytes  how many events fat rows may have to take the bytes of the store and the examples
+equal_bytes  the events of fat rows that take as many bytes as the store and the examples
 oracle       GAUC of the probabilities that the log was drawn with
 
-With --rows FOLDER each seed's rows are kept in a file there, and the report is of all that are there. So
-seeds can be run one after another, or side by side; --seeds without a number runs none, and reports.
+With --rows FOLDER each seed's rows are kept in a file there, and the report covers all files there. So seeds
+can run one after another or side by side; --seeds without a number only reports.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def measure(given: Namespace, seed: int, folder: Path) -> list[Row]:
 
 
 def bytes_of(given: Namespace, seed: int, folder: Path, store: Path) -> dict[str, float]:
-    """Return what a user takes: fat rows of each length, of a share of the users, and both parts beside."""
+    """Return a user's bytes: in fat rows of each length, for a share of the users, and in both parts."""
     log = exposure_log(log_of(given, seed))
     some = log["user"] <= min(given.users, 100)
     part = {name: values[some] for name, values in log.items()}
@@ -104,7 +104,7 @@ def bytes_of(given: Namespace, seed: int, folder: Path, store: Path) -> dict[str
 
 
 def results_of(rows: list[Row], lengths: list[int]) -> list[Result]:
-    """Turn rows into figures: of the epoch in time that validation chooses, over seeds."""
+    """Turn rows into figures over seeds: of the epoch, among those in time, that validation chooses."""
     best: dict[tuple[str, int, int], Row] = {}
     for row in rows:
         key = row["kind"], row.get("longest", 0), row["seed"]
@@ -145,21 +145,25 @@ def _spread(of: str, values: list[float]) -> Result:
 
 
 def main() -> None:
-    """Train at all lengths, and tell what they gain."""
+    """Train at all lengths, and report what they gain."""
     gpus = tf.config.list_physical_devices("GPU")
     options = parser(__doc__)
     options.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     options.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     options.add_argument("--kinds", nargs="+", default=["hstu", "dnn"], choices=["hstu", "dnn"])
     options.add_argument("--users", type=int, default=1_500, help="(default: %(default)s)")
-    options.add_argument("--events", type=float, default=3_000, help="of a user (default: %(default)s)")
-    options.add_argument("--epochs", type=int, default=4, help="at most (default: %(default)s)")
-    options.add_argument("--seconds", type=float, help="of training a model, at most")
-    options.add_argument("--batch", type=int, default=32, help="requests (default: %(default)s)")
+    options.add_argument(
+        "--events", type=float, default=3_000, help="events of a user (default: %(default)s)"
+    )
+    options.add_argument("--epochs", type=int, default=4, help="most epochs (default: %(default)s)")
+    options.add_argument("--seconds", type=float, help="most seconds of training a model")
+    options.add_argument("--batch", type=int, default=32, help="requests of a batch (default: %(default)s)")
     options.add_argument("--dim", type=int, default=128 if gpus else 32, help="(default: %(default)s)")
-    options.add_argument("--blocks", type=int, default=1, help="of HSTU (default: %(default)s)")
-    options.add_argument("--rate", type=float, default=3e-3, help="of Adam (default: %(default)s)")
-    options.add_argument("--horizon", type=float, default=1e9, help="of HSTU's start; 0: as published")
+    options.add_argument("--blocks", type=int, default=1, help="blocks of HSTU (default: %(default)s)")
+    options.add_argument(
+        "--rate", type=float, default=3e-3, help="Adam's learning rate (default: %(default)s)"
+    )
+    options.add_argument("--horizon", type=float, default=1e9, help="HSTU's initial horizon; 0: as published")
     options.add_argument("--rows", type=Path, help="folder where each seed's rows are kept")
     given = options.parse_args()
     if given.smoke:

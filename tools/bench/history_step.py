@@ -1,21 +1,21 @@
-"""Steps of training on histories out of a store, beside steps on fat rows, which hold their histories.
+"""Training steps on histories from a store, compared with steps on fat rows, which contain their histories.
 
     python tools/bench/history_step.py --json FILE
 
-A request has five exposures, and the events of its user until then. As a fat row it has them all, at most
-3,000, in one group of a prepared data set; `gmeta.io.sequences` reads it. Beside it are a store that has each
-event once, and a data set of exposures alone, out of which `gmeta.io.late` makes the same batches, bit for
-bit: that is checked first. Fat rows are stored for the model that needs most, so all read them whole; `long`,
-`middle` and `short` are models that take 3,000, 1,000 and 100 events. By default users have long histories,
-so that most fat rows are full; `--events 600` makes them as long as published ones.
+A request has five exposures, and the earlier events of its user. A fat row has all of these, at most 3,000,
+in one group of a prepared data set, which `gmeta.io.sequences` reads. A store that has each event once, and a
+data set of exposures alone, give the same batches by `gmeta.io.late`, bit for bit: that is checked first. Fat
+rows are stored for the model that needs most, so all models read them whole; `long`, `middle` and `short` are
+models that take 3,000, 1,000 and 100 events. By default users have long histories, so that most fat rows are
+full; `--events 600` makes them as long as published ones.
 
 Both forms train the same GRM: one lookup for items, categories, styles and actions, HSTU in its production
 form without relative biases, experts, a tower for clicks, Adam. On a GPU it is of width 512 with 3 blocks, in
-bfloat16, with tables on the GPU; without one it is small. A batch has about so many tokens in all cases, so
-short histories come in batches of more requests. Both forms are read from the page cache, in random order,
-anew in each round; a round's first steps, which fill the pipeline, aren't timed.
+bfloat16, with tables on the GPU; without one it is small. Batches have about equally many tokens in all
+cases, so short histories come in batches of more requests. Both forms are read from the page cache, in random
+order, anew in each round; a round's first steps, which fill the pipeline, aren't timed.
 
-step          a step on histories out of the store, in percent of one on fat rows; medians of rounds in turn
+step          a step on histories from the store, in percent of one on fat rows; medians of rounds in turn
 step/.../ms   the same in milliseconds
 step/.../read requests a second of reading alone
 """
@@ -104,7 +104,7 @@ def ranker(given: Namespace, longest: int) -> Any:
 
 
 def paces(datasets: dict[str, tf.data.Dataset], step: Step, steps: int, rounds: int) -> dict[str, float]:
-    """Return the seconds of a step of each form, by the median of rounds in turn."""
+    """Return each form's seconds per step, the median of rounds in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in datasets}
     for number in range(WARM_UP + rounds):
         for name, dataset in datasets.items():
@@ -122,7 +122,7 @@ def paces(datasets: dict[str, tf.data.Dataset], step: Step, steps: int, rounds: 
 
 
 def _wait(done: Any) -> None:
-    """Fetch a number of a step, so that the device is done."""
+    """Fetch a number that a step computed, so that the device is done."""
     tf.nest.flatten(done, expand_composites=True)[0].numpy()
 
 
@@ -157,9 +157,9 @@ def main() -> None:
     options = parser(__doc__)
     for name, usual in sizes.items():
         options.add_argument(f"--{name}", type=int, default=usual, help="(default: %(default)s)")
-    options.add_argument("--requests", type=int, default=20, help="of a user (default: %(default)s)")
+    options.add_argument("--requests", type=int, default=20, help="requests of a user (default: %(default)s)")
     options.add_argument(
-        "--events", type=float, default=6_000, help="of a user in the mean (default: %(default)s)"
+        "--events", type=float, default=6_000, help="mean events of a user (default: %(default)s)"
     )
     options.add_argument("--readers", nargs="+", default=list(READERS), choices=list(READERS))
     given = options.parse_args()

@@ -1,7 +1,7 @@
 """Meta-learning: training steps a second, beside a loop over tasks and beside PyTorch.
 
     python tools/bench/meta.py --json FILE
-    python tools/bench/meta.py --data FOLDER/warm        (a prepared ML-1M in place of generated rows)
+    python tools/bench/meta.py --data FOLDER/warm        (a prepared ML-1M instead of generated rows)
 
 melu     MeLU's network on ML-1M's shapes: 8 fields, three of them with several ids, dim 32, layers of 64, 64
          and 1; 32 users a step, with 3 to 90 support rows and 10 query rows each
@@ -17,14 +17,15 @@ torch.func       `vmap` over padded tasks: see parts/meta_vmap.py; eager or by `
 learn2learn      a clone for each task: see parts/meta_learn2learn.py
 
 second_over_first  time of a second-order step over that of a first-order one
-padding            of the support rows that are computed, those that pad tasks to the longest beside them: in
-                   one group, and in the two that several steps are taken in
-memory             peak resident memory of a step of 32 tasks of 512 support samples, in a process of its own
+padding            of the computed support rows, the share that pads tasks to the longest of their group: with
+                   one group, and with the two groups in which several steps are taken
+memory             peak resident memory of a step of 32 tasks of 512 support samples, in a separate process
 
-Neither PyTorch nor learn2learn is a dependency. To see them, in an environment of their own beside gmeta's:
+Neither PyTorch nor learn2learn is a dependency. To measure them, install them in a separate environment
+beside gmeta:
 pip install torch==2.13.0 sympy 'mpmath<1.4' networkx filelock fsspec
-pip download --no-deps learn2learn==0.2.0, unpack it and put its folder on PYTHONPATH: only its Python is
-needed, and its C sources are of a Cython that precedes Python 3.11
+pip download --no-deps learn2learn==0.2.0, unpack it and put its folder on PYTHONPATH: only its Python code is
+needed, and its C sources come from a Cython older than Python 3.11
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# On shared cores, threads of OpenMP that spin for each other take from everybody, PyTorch most of all.
+# On shared cores, OpenMP threads that spin for each other slow down everything, PyTorch most of all.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
@@ -46,7 +47,7 @@ from parts.meta.memory import peak_mib
 
 
 def data_sets(given: Any) -> list[dict[str, Any]]:
-    """What `Case` takes, but for the inner loop."""
+    """The arguments of `Case` except those of the inner loop."""
     if given.smoke:
         users, scenarios = meta_sets.melu(3, 2), meta_sets.ali_ccp(2, 16, 2, shrink=1000)
     else:
@@ -112,12 +113,12 @@ def main() -> None:
     """All sets, orders and numbers of steps."""
     options = parser(__doc__)
     options.add_argument("--data", type=Path, help="a prepared ML-1M and its split, FOLDER/warm")
-    options.add_argument("--threads", type=int, default=os.cpu_count(), help="of each contender")
+    options.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each contender")
     options.add_argument("--sets", nargs="+", default=["melu", "ali_ccp"], choices=["melu", "ali_ccp"])
     options.add_argument("--steps", type=int, nargs="+", default=[1, 5])
     options.add_argument("--no-memory", action="store_true", help="leave out the peaks of memory")
     given = options.parse_args()
-    peaks = [] if given.no_memory else memory(given.threads, given.smoke)  # of processes of their own
+    peaks = [] if given.no_memory else memory(given.threads, given.smoke)  # in separate processes
     set_threads(given.threads)
     results = []
     for data in data_sets(given):

@@ -1,32 +1,33 @@
-"""How fast a model of the next item trains, beside RecTools' SASRec in PyTorch.
+"""How fast a next-item model trains, compared with RecTools' SASRec in PyTorch.
 
     python tools/bench/next_item.py --peer-python PATH --json FILE
 
-Both train SASRec on the same file with the same cut (a user's last item is the test, the one before it
-validation): width 64, 1 block, 1 head, length 50, 128 users a step, dropout .2, Adam at 1e-3 with β₂ .98, and
-as many threads. Each runs in a process of its own; after an untimed turn they train in turns. A turn is a
-share of an epoch, as the peer takes minutes for one: by default a third of gmeta's and 5 % of the peer's.
+Both train SASRec on the same file with the same split (a user's last item is for the test, the previous one
+for validation): width 64, 1 block, 1 head, length 50, 128 users a step, dropout .2, Adam at 1e-3 with β₂ .98,
+and equally many threads. Each runs in a separate process; after an untimed turn they train in turns. A turn
+is a share of an epoch, since the peer takes minutes for one: by default a third of gmeta's and 5 % of the
+peer's.
 
-epochs_per_second  of training alone, reading included, at the median turn
-    sasrec                each in its own form: 8,192 negatives for all of a step; RecTools' default loss, a
-                          softmax of the whole catalogue
+epochs_per_second  of training and reading, at the median turn
+    sasrec                each in its default form: 8,192 negatives for a whole step; RecTools' default loss,
+                          a softmax of the whole catalogue
     sasrec/negatives256   256 negatives for each position, RecTools' "sampled_softmax"
-processor_seconds_per_epoch  the same work in seconds of the process on all its processors, which others' work
-                   on the machine makes less difference to
-seconds_to_0.0515  with --accuracy: until the test items' NDCG@10 is that at the epoch that is best in
-                   validation; start, first traces and measuring included. gmeta has 8,192 negatives a step,
-                   RecTools the 256 that its authors report .0531 with (arXiv 2508.06450). All items are
-                   ranked, and ties count against the model. What isn't there after --minutes, or after
-                   --patience epochs without a better one in validation, has no such figure; how far it came
-                   is in the JSON's first object
+processor_seconds_per_epoch  the same work in processor seconds of the process, which depend less on other
+                   work on the machine
+seconds_to_0.0515  with --accuracy: until the test items' NDCG@10 reaches that value at the epoch that is best
+                   in validation; start, first traces and measuring included. gmeta has 8,192 negatives a
+                   step, RecTools the 256 that its authors report .0531 with (arXiv 2508.06450). All items are
+                   ranked, and ties count against the model. If the value isn't reached within --minutes, or
+                   there are --patience epochs without a better one in validation, there is no such figure;
+                   the JSON's first object shows how far the contender came
 
-What differs: gmeta computes histories as long as they are, RecTools pads all to 50. gmeta's Adam moves the
-rows that a step looks up, RecTools' all. gmeta learns a bias of items that the history has, which are
-negatives too, leaves out negatives that are the positive, and multiplies vectors by 8 before the block.
-RecTools has weights in the block's norms. Both know and rank only the items that training has.
+Differences: gmeta computes histories without padding, RecTools pads all to 50. gmeta's Adam moves the rows
+that a step looks up, RecTools' all. gmeta learns a bias of items that are in the history, which are negatives
+too, leaves out negatives that equal the positive, and multiplies vectors by 8 before the block. RecTools has
+weights in the block's norms. Both know and rank only the items in training.
 
-RecTools can't be installed beside gmeta's pins: pip install 'rectools[torch]==0.19.0' in an environment of
-its own, and name its interpreter by --peer-python or GMETA_PEER_PYTHON. Without one the peer is absent.
+RecTools can't be installed beside gmeta's pins: pip install 'rectools[torch]==0.19.0' in a separate
+environment, and name its interpreter by --peer-python or GMETA_PEER_PYTHON. Without one the peer is absent.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ FOLDERS = (Path("data/sequences"), Path("../shared/data/sequences"))
 GOAL = 0.0515
 OURS, PEER = "gmeta", "RecTools"
 WAY = {OURS: "sasrec", PEER: "sasrec/negatives256"}
-"""The form that each takes to the goal."""
+"""The form in which each trains to the goal."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Contenders:
 
     @property
     def names(self) -> list[str]:
-        """Of those that there are."""
+        """Return the trainers that are available."""
         return [OURS, PEER] if self.peer_python else [OURS]
 
     def start(self, name: str, form: str) -> Turns:
@@ -128,7 +129,7 @@ def reach_goal(contenders: Contenders, name: str, minutes: float, patience: int)
 
 
 def time_way(far: dict[str, dict[str, Any]]) -> list[Result]:
-    """Return the seconds to the goal, if gmeta reached it; the peer's too, if it is absent or reached it."""
+    """Return the seconds to the goal, if gmeta reached it and the peer is absent or reached it too."""
     if not far[OURS]["reached"]:
         return []
     name = f"next_item/beauty/sasrec/seconds_to_{GOAL}"
@@ -150,7 +151,7 @@ def find_data(folder: Path | None) -> Path:
     """Find Beauty.
 
     Raises:
-      SystemExit: It isn't there.
+      SystemExit: It is missing.
     """
     folders = FOLDERS if folder is None else (folder,)
     for each in folders:
@@ -160,7 +161,7 @@ def find_data(folder: Path | None) -> Path:
 
 
 def peer_versions(python: str | None) -> dict[str, str]:
-    """Return what the peer's interpreter has.
+    """Return the versions in the peer's interpreter.
 
     Raises:
       SystemExit: It has no RecTools.
@@ -175,21 +176,25 @@ def peer_versions(python: str | None) -> dict[str, str]:
 
 
 def main() -> None:
-    """Time epochs, and the way to the goal, in each form."""
+    """Time epochs, and training to the goal, in each form."""
     options = parser(__doc__)
     options.add_argument(
-        "--peer-python", default=os.environ.get("GMETA_PEER_PYTHON"), help="that has RecTools"
+        "--peer-python", default=os.environ.get("GMETA_PEER_PYTHON"), help="an interpreter with RecTools"
     )
     options.add_argument(
         "--folder", type=Path, default=os.environ.get("GMETA_SEQUENCES"), help="of Beauty.txt"
     )
     options.add_argument("--threads", type=int, default=os.cpu_count(), help="of each")
-    options.add_argument("--workers", type=int, default=0, help="of the peer's loader")
-    options.add_argument("--shares", type=float, nargs=2, default=[1 / 3, 0.05], help="of an epoch a turn")
+    options.add_argument("--workers", type=int, default=0, help="workers of the peer's loader")
+    options.add_argument(
+        "--shares", type=float, nargs=2, default=[1 / 3, 0.05], help="shares of an epoch in a turn"
+    )
     options.add_argument("--forms", nargs="*", default=list(FORMS), choices=FORMS, help="to time")
-    options.add_argument("--accuracy", action="store_true", help="time the way to the goal too")
-    options.add_argument("--minutes", type=float, default=25.0, help="of each on that way")
-    options.add_argument("--patience", type=int, default=10, help="epochs on that way")
+    options.add_argument("--accuracy", action="store_true", help="time training to the goal too")
+    options.add_argument("--minutes", type=float, default=25.0, help="most minutes to the goal, for each")
+    options.add_argument(
+        "--patience", type=int, default=10, help="epochs without improvement before giving up the goal"
+    )
     given = options.parse_args()
     versions = peer_versions(given.peer_python)
     with tempfile.TemporaryDirectory() as folder:

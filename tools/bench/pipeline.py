@@ -1,4 +1,4 @@
-"""Pipelined steps: what lookups ahead of their turn and micro-batches save, simulated on any number of ranks.
+"""Pipelined steps: what lookups ahead and micro-batches save, measured, or simulated on any number of ranks.
 
     python tools/bench/pipeline.py --json FILE
     python tools/bench/pipeline.py --cases small64 --ranks 2 --gbit 1
@@ -8,22 +8,22 @@
     python tools/bench/pipeline.py --clusters
 
 step         ms of a step of meta-training (of `tools/bench/scaling.py`), by the pipeline's depth, with
-             micro-batches, also of samples that share keys ("clusters"), also in groups of ranks, with steps
-             whose fetch ahead costs nothing ("still"), and through Horovod
-speed_up     one rank's time over that of so many ranks, each in its best pipeline: 1 is ideal
-exposed      the part of a step at depth 1 that the fetch ahead takes in spite of it; with --gbit also what of
-             the wire's time each pipeline waits for, of what depth 0 waits for
+             micro-batches, also of samples that share keys ("clusters"), in groups of ranks, with steps whose
+             fetch ahead costs nothing ("still"), and through Horovod
+speed_up     one rank's time over that of several ranks, each in its best pipeline: 1 is ideal
+exposed      the part of a step at depth 1 that the fetch ahead still takes; with --gbit also the part of the
+             wire's time for which each pipeline waits, as a share of the wait at depth 0
 
-simulated    what a model of a step's stages (`parts/pipeline_model`) says of NestPipe's cluster, beside the
-             published number; `parts/pipeline_model/paper.py` says what the model takes from there
-ablation     of it, a step on 1,536 ranks with the lookup so many batches ahead, and so many micro-batches
-own          the part of a step of gmeta's in which a rank computes, with wires and bytes as measured
+simulated    what a model of a step's stages (`parts/pipeline_model`) predicts for NestPipe's cluster, beside
+             the published number; `parts/pipeline_model/paper.py` lists what the model takes from the paper
+ablation     a simulated step on 1,536 ranks by depth of the lookup and number of micro-batches
+own          the part of a gmeta step in which a rank computes, with measured wires and bytes
 
-check        a step of the model beside one of real exchanges, between machines on wires of .1 Gbit/s, and of
-             computation that sleeps; on 2, 4 and 8 ranks
+check        a step of the model beside one with real exchanges, between machines on wires of .1 Gbit/s, and
+             with a sleep as its computation; on 2, 4 and 8 ranks
 
-clusters     how many of 8 micro-batches use a row, with samples in their order and with those together that
-             share keys
+clusters     how many of 8 micro-batches use a row, with samples in their order, and with samples that share
+             keys together
 
 The JSON's first object lists which of the numbers were fitted or given; the others are predictions.
 """
@@ -66,7 +66,7 @@ def ablation() -> list[Result]:
 
 
 def own_steps(sizes: list[int]) -> list[Result]:
-    """Steps of gmeta's over two wires."""
+    """Steps of gmeta over two wires."""
     return [
         Result(
             f"pipeline/own/depth{depth}/micro{micro}/{gbit}Gbit/ranks{ranks}",
@@ -84,9 +84,9 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--cases", nargs="+", choices=CASES, default=["small64"])
     options.add_argument("--ranks", type=int, default=2)
-    options.add_argument("--gbit", type=float, help="give each rank a machine, on wires of this rate")
+    options.add_argument("--gbit", type=float, help="give each rank its own machine, on wires of this rate")
     options.add_argument("--steps", type=int, default=50, help="steps of an epoch")
-    options.add_argument("--dim", type=int, help="width of rows, in place of the cases' own")
+    options.add_argument("--dim", type=int, help="width of rows, instead of the cases' own")
     options.add_argument("--tables", choices=("cpu", "gpu"), default="cpu")
     options.add_argument("--simulate", action="store_true", help="simulate instead")
     options.add_argument("--check", action="store_true", help="simulate beside measured steps instead")

@@ -1,23 +1,23 @@
-"""A table that grows beside a preallocated one with a sorted map of ids: memory, rates, and where it ends.
+"""A growing table compared with a preallocated one that has a sorted map of ids: memory, rates and limits.
 
     python tools/bench/preallocated.py --json FILE
     python tools/bench/preallocated.py --device gpu --json FILE         (with PyTorch, without TensorFlow)
 
-The peer is our own form of TorchRec's Managed Collision Handling, with which MTGenRec's table 4 compares; it
-isn't that library. parts/preallocated/numpy_form.py says how it works, torch_form.py is the same on a GPU. It
-makes all of its rows at the start, and ids wait for a row for up to --interval batches; our table makes a row
-when its id first comes. Both have rows of --dim times 1, 8 and 64 numbers and Adagrad, and make the ids of a
-batch distinct themselves. Ids come by Zipf's law with 1.05.
+The peer is our own form of TorchRec's Managed Collision Handling, the peer of MTGenRec's table 4; it isn't
+that library. parts/preallocated/numpy_form.py describes it, torch_form.py is the same on a GPU. It makes all
+of its rows at the start, and ids wait for a row for up to --interval batches; our table makes a row when its
+id first comes. Both have rows of --dim times 1, 8 and 64 numbers and Adagrad, and make the ids of a batch
+distinct themselves. Ids follow Zipf's law with 1.05.
 
-roomy   the preallocated table has more rows than there are ids, as it must if nobody knows how many come
-full    it has a tenth as many; our table is bounded to as many, and both let the least frequently used go
+roomy   the preallocated table has more rows than there are ids, as it must if the number of ids is unknown
+full    it has a tenth as many; our table has the same bound, and both evict the least frequently used
 
 rate         ids a second that are found or inserted, and trained; medians of rounds of --interval batches
-rows         rows a second that are trained so: in the preallocated table, ids that wait train none of theirs
+rows         rows a second that this trains: in the preallocated table, ids that wait have no row to train
 start, then  bytes at the start, and after the rounds
 needed, fit  bytes that the preallocated table takes, and rows that nine tenths of the free memory hold
 
-Where the preallocated table doesn't fit in those, it is absent.
+If the preallocated table doesn't fit there, it is absent.
 """
 
 from __future__ import annotations
@@ -112,13 +112,15 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--device", choices=list(_SIZES), default="cpu", help="(default: %(default)s)")
     options.add_argument(
-        "--dim", type=int, default=16, help="of a row, times the factor (default: %(default)s)"
+        "--dim", type=int, default=16, help="width of a row, times the factor (default: %(default)s)"
     )
     options.add_argument("--factors", type=int, nargs="+", default=FACTORS, help="(default: 1 8 64)")
     options.add_argument("--capacity", type=int, help="rows of the roomy table (default: the device's)")
-    options.add_argument("--ids", type=int, help="that there are (default: the device's)")
+    options.add_argument("--ids", type=int, help="number of ids (default: the device's)")
     options.add_argument("--batch", type=int, help="ids of a batch (default: the device's)")
-    options.add_argument("--interval", type=int, default=8, help="batches (default: %(default)s)")
+    options.add_argument(
+        "--interval", type=int, default=8, help="batches between merges (default: %(default)s)"
+    )
     given = options.parse_args()
     for name, size in _SIZES[given.device].items():
         setattr(given, name, getattr(given, name) or size)

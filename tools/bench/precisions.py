@@ -1,13 +1,13 @@
-"""What 16 bits cost in accuracy, rounded to nearest and at random, beside float32.
+"""The loss of accuracy of 16 bits, rounded to nearest and at random, compared with float32.
 
     python tools/bench/precisions.py --json FILE
 
-Rows learn the mean of what they see: each step gives each row the gradient of half the squared distance to a
-target with noise on it. With a small learning rate, a step is smaller than half a unit of a 16-bit
-number's last place. Rounded to nearest, it is lost; rounded at random, steps add up.
+Rows learn a mean: each step gives each row the gradient of half the squared distance to a target with noise.
+With a small learning rate, a step is smaller than half a unit of a 16-bit number's last place. Rounded to
+nearest, it is lost; rounded at random, steps add up.
 
-error   the root mean square distance of the weights to their targets after the last step, as a share of what
-        it was at the start: the mean over seeds, and ``spread``, the standard deviation over them
+error   the root mean square distance of the weights to their targets after the last step, as a share of that
+        at the start: the mean over seeds, and ``spread``, the standard deviation over them
 update  keys per second of `HashTable.apply_gradients`
 """
 
@@ -36,7 +36,7 @@ SEEDS = 3
 
 
 def error(precision: str, optimizer: str, seed: int, rows: int, dim: int, steps: int) -> float:
-    """Train a table, and return the share of the distance to the targets that is left."""
+    """Train a table, and return the remaining share of the distance to the targets."""
     random = np.random.default_rng(seed)
     targets = random.uniform(0.5, 1.0, (rows, dim)).astype(np.float32)
     table = ops.HashTable(
@@ -52,7 +52,7 @@ def error(precision: str, optimizer: str, seed: int, rows: int, dim: int, steps:
 
 
 def errors(optimizer: str, rows: int, dim: int, steps: int) -> list[Result]:
-    """Measure what each precision leaves of the distance."""
+    """Measure the remaining distance of each precision."""
     results: list[Result] = []
     for precision in PRECISIONS:
         found = [error(precision, optimizer, seed, rows, dim, steps) for seed in range(SEEDS)]

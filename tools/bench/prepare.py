@@ -1,14 +1,14 @@
-"""How fast tables of events become a prepared data set.
+"""How fast tables of events are prepared as a data set.
 
     python tools/bench/prepare.py --json FILE
 
 The table has a user, a time, ten columns of whole numbers and seven of floats, 60 rows a user, in random
-order. All is measured from the file to the finished folder, digest, manifest and fsync included.
+order. Times run from the file to the finished folder, including digest, manifest and fsync.
 
-end_to_end   rows a second of `gmeta.preprocess.prepare`, by layout and format of the input; limited keeps to
+end_to_end   rows a second of `gmeta.preprocess.prepare`, by layout and format of the input; limited has
              --memory-limit 1GB, with batches of 20 rows
 spark        rows a second of the same with `prepare_on_spark` on all cores of this
-             machine, from Parquet, in a session that is warm; with --spark
+             machine, from Parquet, in a warm session; with --spark
 stage        rows a second of the parts of the same runs: reading and normalising, sorting with cutting and
              encoding, writing shards
 peers        in_memory: the plan's functions one after another in NumPy, all rows in memory, the same bytes;
@@ -61,7 +61,7 @@ class Runs:
     Args:
       folder: Where inputs and outputs go.
       rows: Rows of the table.
-      sample: Rows of the peer that is too slow for all.
+      sample: Rows for the peer that is too slow for all of them.
     """
 
     def __init__(self, folder: Path, rows: int, sample: int) -> None:
@@ -81,7 +81,7 @@ class Runs:
         self.stages: dict[str, list[float]] = {}
 
     def prepare(self, kind: str, layout: str, *, limited: bool = False) -> Callable[[int], None]:
-        """The command's work, with notes of how long each stage takes."""
+        """The command's work, with the time of each stage."""
 
         def run(_: int) -> None:
             begun: dict[str, float] = {}
@@ -105,7 +105,7 @@ class Runs:
         return run
 
     def spark(self, _: int) -> None:
-        """The distributed engine, in the session that is there."""
+        """The distributed engine, in the existing session."""
         from gmeta.preprocess.cluster import spark_engine
 
         config = PrepareConfig(layout="columnar")
@@ -122,7 +122,7 @@ class Runs:
         shutil.rmtree(out)
 
     def python_example(self, _: int) -> None:
-        """What a script does without a native encoder."""
+        """A script without a native encoder."""
         import tensorflow as tf
 
         order = np.lexsort((self._sample["time"], self._sample["user"]))

@@ -2,31 +2,32 @@
 
     python tools/bench/quality.py --tasks data/ml-1m --ranks 1 2 4 --json FILE
 
-MAML-DLRM, MeLU and CBML learn on MovieLens-1M, as `gmeta prepare` makes it of MeLU's published files, whether
-a user rates a movie with 4 or more; users of MeLU's `user_cold` are measured. Networks and rates are those of
-`models/dlrm`, `models/melu` and `models/cbml`, the inner loop is that of `ml-1m-binary.toml` for all. GRM
-(`grm_quality.py`) learns clicks and purchases on a generated log, one for each seed, and new users are
-measured. A global batch has as many tasks, or users, on any number of ranks, and an epoch is `--steps` of
-them.
+MAML-DLRM, MeLU and CBML learn on MovieLens-1M, as `gmeta prepare` makes it from MeLU's published files,
+whether a user rates a movie 4 or more; they are measured on the users of MeLU's `user_cold`. Networks and
+rates are those of `models/dlrm`, `models/melu` and `models/cbml`, the inner loop is that of
+`ml-1m-binary.toml` for all. GRM (`grm_quality.py`) learns clicks and purchases on a generated log, one for
+each seed, and is measured on new users. A global batch has as many tasks, or users, on any number of ranks,
+and an epoch is `--steps` of them.
 
-np1, np2, …   AUC and GAUC of so many ranks after the last epoch, the mean of the seeds. They all see the same
-              global batches in the same order: data are divided into as many shares as the most ranks there
-              are, and a rank reads one share or several (`GMETA_SHARES`). So their numbers agree to the
+np1, np2, …   AUC and GAUC of that many ranks after the last epoch, the mean of the seeds. They all see the
+              same global batches in the same order: data are divided into as many shares as the most ranks
+              there are, and a rank reads one share or several (`GMETA_SHARES`). So their numbers agree to the
               rounding of sums, which training magnifies
 spread        the standard deviation over the seeds
 delta         the largest difference from one rank at the same seed: |AUC of N ranks - AUC of one|
-own           one rank that divides nothing. Its batches have other tasks, as it reads one range of an epoch
-              where ranks read several side by side: its numbers agree with theirs only statistically
-bfloat16      rows and gradients travel in 16 bits: the same batches, rounded; of several ranks alone
+own           one rank whose data aren't divided. Its batches have other tasks, because it reads one range of
+              an epoch where several ranks read several side by side: its numbers agree with theirs only
+              statistically
+bfloat16      rows and gradients travel in 16 bits: the same batches, rounded; only for several ranks
 pipeline      `gmeta.Pipeline(depth=1, micro_batches=2)`: the same batches, and sums in another order
 balance       batches of about equal tokens (`gmeta.io.Balance`), which differ from plain ones, and are the
               same for all numbers of ranks: the delta is from one rank with balance
 
-The last three are measured of MAML-DLRM and of GRM. The JSON's first object has the metrics of each epoch.
+The last three are measured for MAML-DLRM and GRM. The JSON's first object has the metrics of each epoch.
 G-Meta compares AUC in its figure 3, MTGenRec GAUC in its figure 9, both with another system.
 
-With --rows FOLDER each job keeps what is done in a file there, and goes on from it when it is started again;
-`--jobs` names the jobs to run, and without a name it runs none and reports what is there.
+With --rows FOLDER each job keeps its results in a file there, and resumes from it when it is started again;
+`--jobs` names the jobs to run; without a name it runs none and only reports.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ Row = dict[str, Any]
 
 
 def jobs_of(ranks: list[int]) -> dict[str, tuple[int, int]]:
-    """Return job -> how many ranks it has, and how many shares its data."""
+    """Return job -> its number of ranks, and its number of shares of the data."""
     return {OWN: (1, 1), **{f"np{size}": (size, ranks[-1]) for size in ranks}}
 
 
@@ -68,7 +69,7 @@ def cases_of(job: str, size: int, given: argparse.Namespace) -> list[Row]:
     """Return what a job trains: the plain way first, all seeds of a model one after another."""
     cases = []
     for way in given.ways:
-        # One rank sends nothing, and what it learns with a pipeline is asked of several.
+        # One rank sends nothing, and pipelines are measured on several.
         if way != "plain" and (job == OWN or (size == 1 and way != "balance")):
             continue
         models = [model for model in given.models if way == "plain" or model in VARIED]
@@ -100,7 +101,7 @@ def results_of(rows: dict[str, list[Row]]) -> list[Result]:
 
 
 def run(given: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
-    """Train in all jobs, and return job -> its rows, of those that are asked for."""
+    """Train in all requested jobs, and return job -> its rows."""
     names = ("steps", "epochs", "tasks_per_batch", "users_per_batch", "log", "ranker", "experiment")
     settings = {name: getattr(given, name) for name in names}
     settings |= {"logs": str(folder), "tasks": str(given.tasks)}
@@ -120,7 +121,7 @@ def run(given: argparse.Namespace, folder: Path) -> dict[str, list[Row]]:
 
 
 def arguments() -> argparse.Namespace:
-    """Return what is trained; refuses sizes that don't go together."""
+    """Return what to train; reject sizes that don't fit together."""
     options = parser(__doc__)
     options.add_argument("--tasks", type=Path, help="MovieLens-1M, prepared; needed for all models but grm")
     options.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
@@ -128,9 +129,9 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options.add_argument("--epochs", type=int, default=4, help="(default: %(default)s)")
-    options.add_argument("--steps", type=int, default=80, help="of an epoch (default: %(default)s)")
-    options.add_argument("--jobs", nargs="*", help="to run now, such as own np1 np2 (default: all)")
-    options.add_argument("--rows", type=Path, help="folder where what is done is kept")
+    options.add_argument("--steps", type=int, default=80, help="steps of an epoch (default: %(default)s)")
+    options.add_argument("--jobs", nargs="*", help="jobs to run now, such as own np1 np2 (default: all)")
+    options.add_argument("--rows", type=Path, help="folder that keeps the results of jobs")
     options.add_argument("--plot", type=Path, help="draw the metrics by epoch into this PNG")
     given = options.parse_args()
     given.ranks = sorted({1, *given.ranks})

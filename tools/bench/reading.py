@@ -1,9 +1,9 @@
-"""Reading groups of a prepared data set, beside TensorFlow's own ways.
+"""Reading groups of a prepared data set, compared with TensorFlow's own readers.
 
     python tools/bench/reading.py --json FILE
 
 Rows have 13 int64 and 8 float32 columns and a group 32 of them; an element is 32 groups. Files are in the
-page cache, as they are from the second epoch on where memory allows.
+page cache, as from the second epoch on if memory allows.
 
 columnar        `gmeta.io.groups` over the columnar layout, in order and shuffled, by number of threads
 columnar_zstd   the same with compressed records
@@ -13,9 +13,9 @@ tensorflow      over the same Examples: ``parse_single_example`` and ``batch``; 
                 ``parse_example``; and ``TFRecordDataset`` alone, which parses nothing
 text            rows as lines of comma-joined numbers in TFRecords: ``decode_csv`` of batches, ungrouped; and
                 of lines, then ``group_by_window``. It is what G-Meta's records replace (section 2.2.2)
-disk            reading the bytes of the columnar files and doing nothing with them
-training        a small MAML model from `gmeta.io.tasks`, beside the same from memory, and how much of the
-                time it waited for data
+disk            reading the bytes of the columnar files without parsing
+training        a small MAML model from `gmeta.io.tasks`, compared with the same from memory, and the share of
+                the time that it waited for data
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def shards(path: Path) -> list[str]:
 
 
 def size(path: Path) -> int:
-    """Bytes of them."""
+    """The bytes of the files."""
     return sum(Path(file).stat().st_size for file in shards(path))
 
 
@@ -57,12 +57,12 @@ def drain(dataset: tf.data.Dataset) -> None:
 
 
 def features() -> dict[str, tf.io.FixedLenFeature]:
-    """The schema as TensorFlow's parsers take it."""
+    """The schema in the form of TensorFlow's parsers."""
     return {column.name: tf.io.FixedLenFeature([], column.dtype) for column in SCHEMA}
 
 
 def text_ways(file: Path, count: int) -> dict[str, tuple[tf.data.Dataset, int]]:
-    """Name -> ways to decode lines, and how many there are."""
+    """Name -> a way to decode lines, and the number of lines."""
     defaults = [tf.zeros([], column.dtype) for column in SCHEMA]
     lines = tf.data.TFRecordDataset(str(file))
     decoded = lines.map(lambda line: tf.io.decode_csv(line, defaults))
@@ -74,7 +74,7 @@ def text_ways(file: Path, count: int) -> dict[str, tuple[tf.data.Dataset, int]]:
 
 
 def tensorflow_ways(example: Path, slow_rows: int) -> dict[str, tuple[tf.data.Dataset, int]]:
-    """Name -> what the peers do, and over how many rows: the slow ones get fewer."""
+    """Name -> a peer, and its number of rows: the slow ones get fewer."""
     records = tf.data.TFRecordDataset(shards(example))
     few = records.take(slow_rows)
     single = few.map(lambda record: tf.io.parse_single_example(record, features()))
@@ -91,7 +91,7 @@ def tensorflow_ways(example: Path, slow_rows: int) -> dict[str, tuple[tf.data.Da
 
 
 def read_bytes(files: list[str]) -> None:
-    """As fast as the file system gives them."""
+    """Read bytes as fast as the file system supplies them."""
     buffer = bytearray(1 << 20)
     for file in files:
         with open(file, "rb", buffering=0) as source:  # noqa: PTH123
@@ -102,7 +102,7 @@ def read_bytes(files: list[str]) -> None:
 def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Result]:
     """Rows and bytes a second of every way."""
     columnar = write(folder / "columnar", "columnar", groups, ROWS)
-    # Six times the bytes: fewer of them will do.
+    # Six times the bytes: fewer suffice.
     example = write(folder / "example", "example", groups // 4, ROWS)
     packed = write(folder / "packed", "columnar", groups // 2, ROWS, codec="zstd")
     rows = {columnar: groups * ROWS, example: groups // 4 * ROWS, packed: groups // 2 * ROWS}
@@ -153,7 +153,7 @@ def reading(folder: Path, groups: int, slow_rows: int, rounds: int) -> list[Resu
 
 
 def training(folder: Path, groups: int, rounds: int) -> list[Result]:
-    """Tasks a second of a small model, with its data read and out of memory."""
+    """Tasks a second of a small model, with data that are read and data in memory."""
     path = write(folder / "training", "columnar", groups, ROWS)
     names = [f"i{k}" for k in range(INTS) if k % 4 < 3]
     model = models.MetaModel(

@@ -1,13 +1,13 @@
-"""`gmeta train` beside RecBole: the same files, tasks and metrics, both tools by their defaults.
+"""`gmeta train` compared with RecBole: the same files, tasks and metrics, both tools with their defaults.
 
     python tools/bench/recbole.py --data FOLDER --peer-python PEER/bin/python --json FILE
 
-FOLDER is RecBole's form of MovieLens-100K: ``ml-100k.inter``, ``.user`` and ``.item``. RecBole needs an
-environment of its own: pip install recbole==1.2.1 torch 'numpy<2' 'pandas<3' 'setuptools<81'. Each tool draws
+FOLDER is RecBole's form of MovieLens-100K: ``ml-100k.inter``, ``.user`` and ``.item``. RecBole needs a
+separate environment: pip install recbole==1.2.1 torch 'numpy<2' 'pandas<3' 'setuptools<81'. Each tool draws
 its own split 8:1:1 and makes one run. RecBole trains one model a call, where `gmeta train` tunes and measures
 baselines beside its models.
 
-seconds     of processors: of prepare, train and evaluate; of RecBole's call; both with imports
+seconds     processor seconds: of prepare, train and evaluate; of RecBole's call; both with imports
 1-hr@10     the share of users without a hit among ten items, of all interactions; and 1-ndcg@10
 log_loss    of likes, ratings of at least 4, in random rows; and 1-auc
 """
@@ -53,7 +53,7 @@ def by_gmeta(data: Path, task: str, folder: Path, given: list[str]) -> tuple[flo
 
 
 def by_recbole(python: str, data: Path, task: str, model: str, folder: Path) -> dict[str, Any]:
-    """Train and measure a model by the peer's interpreter."""
+    """Train and measure a model with the peer's interpreter."""
     words = [python, str(FORM), str(data), task, model]
     done = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

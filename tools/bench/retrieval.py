@@ -1,14 +1,14 @@
-"""What a generative retriever answers a second, beside exact scoring of the whole catalogue.
+"""The requests a second of a generative retriever, compared with exact scoring of the whole catalogue.
 
     python tools/bench/retrieval.py --json FILE
     python tools/bench/retrieval.py --items 10000 10000000 --device GPU --json FILE
 
-64 users have 50 events each. Both answer with the 10 best of the catalogue and share the trunk, one block of
-HSTU of width 64; the retriever's items have three codes of 256, told as digits, and a digit more, and it
-keeps 50 beams. Codes are drawn evenly, so no level has to be clustered: 10^7 items take some minutes and 13
-GiB to begin with. The peer is `recommend` of the same model, whose scores are products with all items'
-vectors. Weights are untrained, which costs what trained ones do. A value is requests (users) a second, by
-the median of a batch's time, and the 99th percentile of that time; batches take turns.
+64 users have 50 events each. Both return the 10 best of the catalogue and share the trunk, one block of HSTU
+of width 64; the retriever's items have three codes of 256, predicted as digits, and one more digit, and it
+keeps 50 beams. Codes are drawn evenly, so no level is clustered: 10^7 items first take some minutes and 13
+GiB. The peer is `recommend` of the same model, whose scores are products with all items' vectors. Weights are
+untrained, which takes as long as trained ones. Values are requests (users) a second, by the median of a
+batch's time, and the 99th percentile of that time; batches take turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WARM_UP = 3
 
 
 def make_model(items: int) -> GenerativeRetriever:
-    """Make a retriever of so many items."""
+    """Make a retriever of this many items."""
     books = Codebooks(tuple(np.zeros((CODES, 1), np.float32) for _ in range(3)))
     digits = draw_codes(items, np.random.default_rng(0))
     ids = SemanticIds(np.arange(items), digits, books, "kmeans")
@@ -88,7 +88,9 @@ def main() -> None:
     options.add_argument(
         "--items", type=int, nargs="+", default=[10**4, 10**5, 10**6], help="(default: 10^4 to 10^6)"
     )
-    options.add_argument("--batches", type=int, default=200, help="of either, timed (default: %(default)s)")
+    options.add_argument(
+        "--batches", type=int, default=200, help="timed batches of each (default: %(default)s)"
+    )
     options.add_argument("--device", default="CPU:0", help="TensorFlow's name (default: %(default)s)")
     given = options.parse_args()
     sizes, batches = ([2000], given.rounds) if given.smoke else (given.items, given.batches)

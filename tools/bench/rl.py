@@ -2,28 +2,28 @@
 
     python tools/bench/rl.py --json FILE
 
-A retriever imitates users' histories (SFT). Then it is trained further by rewards, from the same start: by
+A retriever imitates users' histories (SFT). Then it is trained further by rewards, from the same weights: by
 the true click probability of each item that it draws, and by that of a model of clicks that was trained on
-what the log shows (GRM on its exposures, of a mediocre policy). All are measured on new users: the mean true
-click probability of the ten likeliest items, each user in the state after the history. The oracle knows that
-state, which histories tell only in part, so no policy reaches it.
+the log (GRM on its exposures, by a mediocre policy). All are measured on new users: the mean true click
+probability of the ten likeliest items, each user in the state after the history. The oracle knows that state,
+which histories show only in part, so no policy reaches it.
 
 reward/{sft,learned,true,oracle,logged}   that mean; ``logged`` is what the log's own policy shows
-{learned,true}                            which share of the way from SFT to the oracle it has gone
+{learned,true}                            the gain over SFT as a share of the oracle's
 {learned,true}/kl                         the divergence from SFT, estimated from the last epoch's draws
 learned/gap                               how much the learned reward of these items is above the true one
-learned/auc                               of the model of clicks, on what new users were shown
-diverged/{grpo,ecpo}                      how many of the seeds end with a true reward below SFT's, or NaN
+learned/auc                               of the model of clicks, on the exposures of new users
+diverged/{grpo,ecpo}                      the number of seeds that end with a true reward below SFT's, or NaN
 stress/{grpo,ecpo}/{median,worst}         the true reward at the end of these runs
 stress/{grpo,ecpo}/{ratio,norm}           the largest π / π_old and the largest norm of a gradient in a run
 
 Both train by ECPO, each with its own weight of the divergence (--learned-kl, --kl): a learned reward is wrong
-far from the log, and a policy finds where.
+far from the log, and a policy exploits that.
 
-For the last, each seed is a short run with the true reward under stress: the policy that draws is renewed
-only every --stress-lag batches, each of them makes --stress-updates steps at a large --stress-rate, and no
-divergence is in the loss. The seed is that of draws and of the order of users. The rate was chosen with
-seeds 0 and 1, so the seeds begin at 2.
+For diverged and stress, each seed is a short run with the true reward under stress: the policy that draws is
+renewed only every --stress-lag batches, each batch makes --stress-updates steps at a large --stress-rate, and
+the loss has no divergence. The seed determines draws and the order of users. The rate was chosen with seeds 0
+and 1, so the seeds begin at 2.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SHORT = {"sft_epochs": 1, "click_epochs": 1, "epochs": 1, "stress_steps": 2, "s
 
 
 class Measure:
-    """The mean reward of what a policy retrieves for new users."""
+    """The mean reward of the items that a policy retrieves for new users."""
 
     def __init__(self, users: SimulatedUsers, reward: Reward) -> None:
         self.data, self.reward = users.histories(users.new).cache(), reward
@@ -105,7 +105,7 @@ def train(
 def compare(
     given: Namespace, users: SimulatedUsers, sft: GenerativeRetriever, measure: Measure
 ) -> list[Result]:
-    """Train by the true reward and by a learned one, and compare them with where they start."""
+    """Train by the true reward and by a learned one, and compare both with the initial policy."""
     truth = SimulatorReward(users.simulator, users.past.states)
     clicks = learn_clicks(users, epochs=given.click_epochs, seed=given.seed)
     learned = ModelReward(clicks, attributes={"category": users.simulator.world.category})

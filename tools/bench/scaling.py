@@ -5,33 +5,34 @@
     python tools/bench/scaling.py --adapt all --outer gather --read text
     python tools/bench/scaling.py --ablation --gbit 1
 
-MAML of second order on generated tasks, under `fit`: Zipf ids of many features into dynamic tables, which
-the ranks share out, and a multi-layer perceptron, which each has. A rank's batch stays the same, so N ranks
-do N times the work. Where there are GPUs each rank takes one for the dense part; rows are in host memory. The
-small model has steps of a few milliseconds on a GPU, which the exchange dominates; the larger one, with the
-features of a click log and five inner steps, has steps in which computing does.
+MAML of second order on generated tasks, under `fit`: Zipf ids of many features into dynamic tables, which are
+divided among the ranks, and a multi-layer perceptron, which each rank has. A rank's batch stays the same, so
+N ranks do N times the work. Where there are GPUs each rank takes one for the dense part; rows are in host
+memory. The small model has steps of a few milliseconds on a GPU, which the exchange dominates; the larger
+one, with the features of a click log and five inner steps, has steps that computation dominates.
 
 samples      support and query samples a second, all ranks together; medians over epochs, the first left out
 speed_up     their ratio to N times one rank's (G-Meta, table 1: 1, 0.94, 0.89, 0.86 of ideal)
 agreement    the largest difference of any row or weight after training on the same global batches, relative
              to the largest number beside it, from one rank on the CPU; also with rows and gradients that
              travel in 16 bits between two ranks
-rms          of these the root mean square of the difference over that of the numbers; the largest difference
-             is Adam's: where a gradient is rounding alone, its sign is chance, and a step has its full length
+rms          the root mean square of these differences over that of the numbers; the largest difference comes
+             from Adam: if a gradient is only rounding, its sign is random, and a step has its full length
 rms_rows     the same of the tables' rows alone
-gather       with --outer gather: samples a second beside all-reduce's, epochs in turn, and agreement with it
+gather       with --outer gather: samples a second compared with all-reduce, epochs in turn, and agreement
+             with it
 ablation     with --ablation, on the largest number of ranks: samples a second with each way of reading and
-             each network, beside text over the slow one, in turn (G-Meta, figure 4: on 8 GPUs 1.27 times the
-             baseline by reading, 1.12 by the network, 1.45 by both)
+             each network, compared with text over the slow one, in turn (G-Meta, figure 4: on 8 GPUs 1.27
+             times the baseline by reading, 1.12 by the network, 1.45 by both)
 
 --adapt all     embedding rows adapt in the inner loop too (G-Meta, algorithm 1), not just the layers
 --read          memory: batches are made beforehand. text: lines of comma-joined numbers in TFRecords, decoded
                 and grouped by TensorFlow's ops. columnar: gmeta's records, by its GroupBatch. All three give
                 the same batches
---outer gather  rank 0 gathers the dense gradients and sends their sum back, which G-Meta replaces by an
+--outer gather  rank 0 gathers the dense gradients and sends their sum back, which G-Meta replaces with an
                 all-reduce (section 2.1.3)
 --network       nvlink: as NCCL connects the GPUs. socket: NCCL without peer-to-peer, shared memory and RDMA
---gbit N        on a CPU each rank has a network of its own, joined by wires of N Gbit/s: the slow network of
+--gbit N        on a CPU each rank has its own network, joined by wires of N Gbit/s: the slow network of
                 --ablation, whose fast one has 40
 """
 
@@ -86,7 +87,7 @@ def run(
     gpu: bool = True,
     module: str = "meta.rank",
 ) -> Any:
-    """Train on so many ranks; see parts/meta/rank.py."""
+    """Train on this many ranks; see parts/meta/rank.py."""
     environment = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
     if settings.get("network") == "socket":
         environment |= SOCKET
@@ -113,7 +114,7 @@ def learned_rows(ranks: int, settings: dict[str, Any], gpu: bool) -> dict[str, n
 
 
 def difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """The largest, relative to the largest number of its array; infinite where keys differ."""
+    """The largest difference, relative to the largest number of its array; infinite if keys differ."""
     worst = 0.0
     for name, values in expected.items():
         if found[name].shape != values.shape:
@@ -125,13 +126,13 @@ def difference(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) ->
 def root_mean_square(
     found: dict[str, np.ndarray], expected: dict[str, np.ndarray], parts: tuple[str, ...] = ("rows", "dense")
 ) -> float:
-    """Of the differences of rows and weights, relative to that of the numbers; the worst array's."""
+    """The root mean square of the differences, relative to that of the numbers; the worst array's."""
     pairs = [(found[name], values) for name, values in expected.items() if name.startswith(parts)]
     return max(float(np.linalg.norm(own - values) / np.linalg.norm(values)) for own, values in pairs)
 
 
 def agreement(ranks: list[int], settings: dict[str, Any]) -> list[Result]:
-    """How far what so many ranks have learned is from what one has on the CPU; in 16 bits too."""
+    """The difference between what several ranks and one rank on the CPU have learned; in 16 bits too."""
     results = []
     expected = learned_rows(1, settings, gpu=False)
     for size in ranks:
@@ -148,7 +149,7 @@ def agreement(ranks: list[int], settings: dict[str, Any]) -> list[Result]:
 
 
 def beside_allreduce(ranks: int, settings: dict[str, Any]) -> list[Result]:
-    """How far what ranks learn by gathering is from what they learn by all-reduce."""
+    """The difference between what ranks learn by gathering and by all-reduce."""
     found, expected = (learned_rows(ranks, {**settings, "outer": outer}, True) for outer in OUTER)
     return [Result(f"scaling/agreement/np{ranks}/gather", difference(found, expected), "relative")]
 
@@ -169,7 +170,7 @@ def ablation(ranks: int, settings: dict[str, Any], networks: dict[str, dict[str,
 
     Args:
       ranks: How many.
-      settings: Of the ranks.
+      settings: The settings of the ranks.
       networks: Name -> its settings, the slow one first.
     """
     variants = {read: {"read": read} for read in ("text", "columnar")}
@@ -194,19 +195,21 @@ def networks_of(gpu: bool, gbit: float | None) -> dict[str, dict[str, Any]]:
 
 
 def arguments() -> argparse.Namespace:
-    """What is measured; refuses what this machine can't."""
+    """Return what to measure; reject what this machine can't."""
     options = parser(__doc__)
     options.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     options.add_argument("--model", choices=MODELS, default="small")
-    options.add_argument("--tasks", type=int, help="in a rank's batch")
-    options.add_argument("--pace-only", action="store_true", help="leave out what ranks have learned")
+    options.add_argument("--tasks", type=int, help="tasks in a rank's batch")
+    options.add_argument("--pace-only", action="store_true", help="don't compare what ranks have learned")
     options.add_argument("--adapt", choices=("dense", "all"), default="dense")
     options.add_argument("--read", choices=("memory", "text", "columnar"), default="memory")
     options.add_argument("--outer", choices=OUTER, default="allreduce")
     options.add_argument("--network", choices=("nvlink", "socket"))
     options.add_argument("--gbit", type=float, help="on a CPU: the rate of the wires between ranks")
     options.add_argument("--ablation", action="store_true", help="measure reading and networks, nothing else")
-    options.add_argument("--jobs", type=int, default=3, help="of --ablation a network (default: %(default)s)")
+    options.add_argument(
+        "--jobs", type=int, default=3, help="jobs of --ablation for each network (default: %(default)s)"
+    )
     given = options.parse_args()
     given.gpu = bool(tf.config.list_physical_devices("GPU"))
     if given.network and not given.gpu:
@@ -235,7 +238,7 @@ def main() -> None:
         report("Reading and networks", results, given.json, settings=settings, gpus_a_rank=int(given.gpu))
         return
     results, rates, gpus = [], {}, 0
-    if given.smoke:  # ranks that agree are the tests' business
+    if given.smoke:  # tests check that ranks agree
         given.pace_only = True
     for size in ranks:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What it takes to adapt a user at serving time: in Python, and by the signatures of an exported model.
+"""The time to adapt a user at serving time: in Python, and by the signatures of an exported model.
 
     python tools/bench/serving.py
     python tools/bench/serving.py --rounds 51

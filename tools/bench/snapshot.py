@@ -1,14 +1,14 @@
-"""What an open snapshot of a table costs the steps that are made while it lives.
+"""What an open snapshot of a table costs the steps that run while it is open.
 
     python tools/bench/snapshot.py --json FILE
 
-Three equal tables with Adam, of which each round takes the same 65,536 keys, all of them new to the round:
-one without a snapshot; one with a snapshot, which copies each row as it first changes; and one whose snapshot
-has copied all these rows before. The rates are keys per second of the call.
+Three equal tables with Adam; each round uses the same 65,536 keys in all of them, which no earlier round
+used: one without a snapshot; one with a snapshot, which copies each row when it first changes; and one whose
+snapshot has already copied all these rows. The rates are keys per second of the call.
 
-lookup   rows of keys that are there, as training looks them up (it notes that they were used)
+lookup   rows of existing keys, as training looks them up (it records their use)
 update   fused Adam, one call
-take     milliseconds of taking a snapshot, and of going back to it after the rounds
+take     milliseconds to take a snapshot, and to restore it after the rounds
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_table(rows: int, dim: int) -> ops.HashTable:
 
 
 def measure(operation: str, rows: int, dim: int, rounds: int) -> list[Result]:
-    """Measure rates with and without a snapshot, and what the snapshot itself takes."""
+    """Measure rates with and without a snapshot, and the time of the snapshot itself."""
     order = np.random.default_rng(0).permutation(rows)
     batches = [tf.constant(part) for part in np.array_split(order, rounds + WARM_UP)]
     batches = [batch[:BATCH] for batch in batches]

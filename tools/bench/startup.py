@@ -1,9 +1,9 @@
-"""How long a program takes from its start to its first train step, and a first ``fit`` beside a second.
+"""The time from a program's start to its first training step, and a first ``fit`` compared with a second.
 
     python tools/bench/startup.py --json FILE
 
-Each round starts processes of the two models of README, each with AutoGraph as gmeta sets it up, which
-converts only the calls in Keras' functions, and as it is in TensorFlow 2.16, which converts them as a whole.
+Each round starts processes of the two models of README, each with AutoGraph as gmeta configures it, which
+converts only the calls in Keras' functions, and as in TensorFlow 2.16, which converts them as a whole.
 Figures are medians over rounds.
 
 import         of gmeta, TensorFlow, layers and models; the peer is TensorFlow with tf-keras alone
@@ -38,7 +38,7 @@ print(time.perf_counter() - begin)"""
 
 
 def run(model: str, folder: str, conversion: str) -> dict[str, float]:
-    """Start one program; its seconds by what they went to."""
+    """Start one program, and return its seconds by purpose."""
     words = [sys.executable, str(PART), model, folder, conversion, str(time.time())]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -46,7 +46,7 @@ def run(model: str, folder: str, conversion: str) -> dict[str, float]:
 
 
 def import_alone() -> float:
-    """Import TensorFlow and tf-keras in a process of their own; seconds."""
+    """Import TensorFlow and tf-keras in a separate process, and return the seconds."""
     environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
     words = [sys.executable, "-c", ALONE]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)

@@ -1,29 +1,30 @@
-"""The dynamic table beside TFRA's CuckooHashTable and beside a dense variable, the physical limit.
+"""The dynamic table compared with TFRA's CuckooHashTable and with a dense variable, the physical limit.
 
     python tools/bench/table.py --json FILE
     python tools/bench/table.py --rows 10000000 --dims 64
     python tools/bench/table.py --bytes-alone --rows 64000 256000 1000000 4000000 --dims 16 64
 
 One table at a time is filled with random int64 keys and its optimizer's slots (Adam), in an index made for
-their number, with a load of 0.54 to 0.75 in each shard, 0.63 in the mean. Calls take batches of 65,536 keys.
+their number, with a load of 0.54 to 0.75 in each shard, 0.63 on average. Calls take batches of 65,536 keys.
 Rates are keys per second of the call, medians of interleaved rounds.
 
-lookup   rows of keys that are there; peers: TFRA's lookup, tf.gather of row numbers
-miss     keys that aren't there, without insertion; peer: TFRA's lookup with its default value
+lookup   rows of existing keys; peers: TFRA's lookup, tf.gather of row numbers
+miss     absent keys, without insertion; peer: TFRA's lookup with its default value
 insert   new keys into a table of this size; peer: TFRA's insert of zeros, thrice where rows have moments
 update   fused Adam, one call; peers: TFRA's weights and both moments looked up, Adam in TensorFlow, all three
          inserted again; gather, Adam, scatter on three dense variables
 lookup with deduplication   `HashTable.lookup`, which finds the distinct ids first (no peer does)
-bytes beside record   what a row takes in memory besides its header, weights and moments, at most, while
-         another table, made for no number of rows, grows to this size from a quarter of it. Read after each
-         of some hundred batches; all counts: indexes, those that a growth has just left, directories, and
-         blocks and chunks that aren't full. --bytes-alone measures only this
+bytes beside record   the most memory that a row takes besides its header, weights and moments while another
+         table, made for no particular number of rows, grows to this size from a quarter of it. Read after
+         each of some hundred batches; it includes indexes, those that a growth has just left, directories,
+         and partly filled blocks and chunks. --bytes-alone measures only this
 
 The peer's weights and moments would be three tables. Here they are three sets of keys of one table: the same
 calls, in a third of the memory and so never slower. A peer that doesn't fit into the machine's memory beside
-the table is left out, and the first object of the JSON says so.
+the table is left out, which the first object of the JSON notes.
 
-TFRA isn't a dependency; to see it: pip install --no-deps tensorflow-recommenders-addons==0.8.1 'typeguard<3'
+TFRA isn't a dependency; to measure it: pip install --no-deps tensorflow-recommenders-addons==0.8.1
+'typeguard<3'
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from harness import ROUNDS, WARM_UP, Result, interleave, parser, report
 
 BATCH = 65_536
 MOST_MEMORY = 0.85
-"""Of the machine's, for the contenders of one comparison."""
+"""The share of the machine's memory for the contenders of one comparison."""
 _NUMBERS = itertools.count()
 TFRA, DENSE = "TFRA CuckooHashTable", "dense variable"
 
@@ -66,18 +67,18 @@ class Case:
 
     @property
     def own_bytes(self) -> int:
-        """What our table takes with Adam's moments, about."""
+        """The approximate bytes of our table with Adam's moments."""
         return self.rows * (8 + 3 * 4 * self.dim + 28)
 
     @property
     def tfra_bytes(self) -> int:
-        """What TFRA's takes: buckets of four, a power of two of them."""
+        """The bytes of TFRA's table: buckets of four, a power of two of them."""
         buckets = 1 << math.ceil(math.log2(tfra_size(self) / 4))
         return buckets * 4 * (4 * self.dim + 12)
 
     @property
     def dense_bytes(self) -> int:
-        """What a dense variable takes."""
+        """The bytes of a dense variable."""
         return self.rows * 4 * self.dim
 
 
@@ -124,7 +125,7 @@ def adam(w: Any, m: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
 
 
 def measure(case: Case, rounds: int, left_out: list[str]) -> Iterator[Result]:
-    """All operations of one case; ``left_out`` takes the names of what found no memory."""
+    """All operations of one case; ``left_out`` collects the names of peers that don't fit in memory."""
     bench = Bench(case, rounds, left_out)
     yield from bench.lookup()
     yield from bench.lookup_with_deduplication()
@@ -135,7 +136,7 @@ def measure(case: Case, rounds: int, left_out: list[str]) -> Iterator[Result]:
 
 
 def bytes_beside_record(case: Case) -> Result:
-    """What a row costs at most beside its record of header, weights and two moments, while a table grows."""
+    """The most bytes of a row besides its record of header, weights and two moments, while a table grows."""
     table = ops.HashTable(
         case.dim, optimizer=optimizers.Adam(), initializer=initializers.Zeros(), name="memory"
     )
@@ -170,7 +171,7 @@ class Bench:
             self.peer = make_tfra(self.tfra, case)
 
     def fits(self, what: str, beside: int) -> bool:
-        """Whether the machine has room for so many bytes beside our table."""
+        """Whether the machine has room for this many bytes beside our table."""
         needed = self.case.own_bytes + beside
         if needed <= MOST_MEMORY * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             return True
@@ -185,7 +186,7 @@ class Bench:
         peer: Callable[[int], object] | None,
         dense: Callable[[int], object] | None = None,
     ) -> Iterator[Result]:
-        """Rates of the contenders that are there; ``keys`` in a call."""
+        """Rates of the available contenders; ``keys`` in a call."""
         contenders = {"gmeta": own}
         if peer and self.peer:
             contenders[TFRA] = peer
@@ -198,12 +199,12 @@ class Bench:
             yield Result(self.case.name(operation), rate["gmeta"], "keys/s", DENSE, rate[DENSE])
 
     def unseen(self, block: int) -> list[tf.Tensor]:
-        """Batches of keys that no other block has, nor the table."""
+        """Batches of keys that neither another block nor the table has."""
         first = (1 + block) * 2 * self.case.rows
         return [tf.constant(scramble(first + k * BATCH + np.arange(BATCH))) for k in range(self.calls)]
 
     def lookup(self) -> Iterator[Result]:
-        """Keys that are there."""
+        """Look up existing keys."""
         keys = [tf.constant(scramble(batch)) for batch in self.rows]
         indices = [tf.constant(batch) for batch in self.rows]
         yield from self.compare(
@@ -215,13 +216,13 @@ class Bench:
         )
 
     def lookup_with_deduplication(self) -> Iterator[Result]:
-        """What a training step does."""
+        """Look up as a training step does."""
         keys = [tf.constant(scramble(batch)) for batch in self.rows]
         seconds = interleave({"gmeta": lambda k: self.table.lookup(keys[k])}, rounds=self.rounds)
         yield Result(self.case.name("lookup_with_deduplication"), BATCH / seconds["gmeta"], "keys/s")
 
     def miss(self) -> Iterator[Result]:
-        """Keys that are not there, and stay so."""
+        """Look up missing keys, which stay missing."""
         keys = self.unseen(0)
         yield from self.compare(
             "miss",
@@ -231,7 +232,7 @@ class Bench:
         )
 
     def update(self) -> Iterator[Result]:
-        """Adam on distinct keys, as a lookup gives them; one peer after the other, for want of memory."""
+        """Adam on distinct keys, as a lookup gives them; one peer after another, to save memory."""
         distinct = [np.unique(batch) for batch in self.rows]
         dim = self.case.dim
         gradients = [tf.random.stateless_normal([len(d), dim], [1, k]) for k, d in enumerate(distinct)]
@@ -265,13 +266,13 @@ class Bench:
         yield from self.compare("update_adam", count, own, None, scatter)
 
     def load_factor(self) -> Result:
-        """Of the table, which ends here to make room."""
+        """Updates of the table, which is deleted here to make room."""
         load = float(self.table.statistics().load_factor)
         self.table = None
         return Result(self.case.name("load_factor"), load, "keys/slot")
 
     def insert(self) -> Iterator[Result]:
-        """New keys; the peer is handed rows that were made beforehand, and a table for each moment."""
+        """New keys; the peer gets rows made beforehand, and a table for each moment."""
         made = tf.zeros([BATCH, self.case.dim])
         for name, optimizer, blocks in (
             ("insert_without_slots", optimizers.SGD(), (1,)),
@@ -300,7 +301,7 @@ class Bench:
         yield Result(self.case.name("insert_adam_normal_rows"), BATCH / seconds["gmeta"], "keys/s")
 
     def drop_tfra(self) -> None:
-        """Free TFRA's table, which doesn't end with its Python object."""
+        """Free TFRA's table, which outlives its Python object."""
         if self.peer:
             tf.raw_ops.DestroyResourceOp(resource=self.peer.resource_handle)
         self.peer = None
@@ -308,7 +309,7 @@ class Bench:
     def new_table(
         self, optimizer: optimizers.SparseOptimizer, initializer: initializers.Initializer
     ) -> ops.HashTable:
-        """The case's keys, and room for more as the peer has it, so that neither waits for memory."""
+        """The case's keys, and room for more as in the peer's table, so that neither waits for memory."""
         table = ops.HashTable(self.case.dim, optimizer=optimizer, initializer=initializer, name="insert")
         table.reserve(self.case.rows + self.calls * BATCH)
         for numbers in fill(self.case):
@@ -323,7 +324,7 @@ def fill(case: Case) -> Iterator[np.ndarray]:
 
 
 def tfra_size(case: Case) -> int:
-    """How many keys TFRA's table is made for: all that a run has, so that it never grows while timed."""
+    """The number of keys that TFRA's table is made for: all of a run, so that it never grows while timed."""
     return 3 * case.rows // 2 + 3 * BATCH * (ROUNDS + WARM_UP)
 
 

@@ -2,17 +2,17 @@
 
     python tools/bench/tiers.py --json FILE
 
-A table of Adam holds so many rows; memory has room for a share of them. A step looks up the distinct ids of a
-batch, which are drawn by Zipf's law over shuffled ids, and updates their rows. All contenders take the same
-batches in turn, on one host, and as many untimed ones before, which fill their caches.
+A table with Adam holds --rows rows; memory has room for a share of them. A step looks up the distinct ids of
+a batch, which are drawn by Zipf's law over shuffled ids, and updates their rows. All contenders take the same
+batches in turn, on one host, after as many untimed ones, which fill their caches.
 
-cpu/step/cacheN         milliseconds of a step with N% of the rows in memory; peer: RocksDB with as much
-                        cache, which only reads and writes the records, without an optimizer and a log
-cpu/memory/cacheN       how many times as long it takes as a step of the table in memory
-hits/zipfS/cacheN       percent of a batch's distinct ids that memory held, and what Che's approximation of a
-                        least-recently-used cache has (peer)
+cpu/step/cacheN         milliseconds of a step with N% of the rows in memory; peer: RocksDB with an equally
+                        large cache, which only reads and writes the records, without an optimizer or a log
+cpu/memory/cacheN       the time of a step over that of the table in memory
+hits/zipfS/cacheN       percent of a batch's distinct ids that memory held; the peer is Che's approximation of
+                        a least-recently-used cache
 drive/reads             random reads of 4 KiB a second, 32 at once, past the page cache
-drive/rows              rows that come from the drive a second while half of all rows are there and every
+drive/rows              rows a second that are read from the drive while it has half of all rows and every
                         batch is uniform, in percent of drive/reads
 drive/write             bytes written to the drive for each byte of the rows that moved there
 
@@ -86,7 +86,7 @@ def steps(given: Namespace, folder: Path, cache: int, skew: float) -> list[Resul
 
 
 def drive(given: Namespace, folder: Path) -> list[Result]:
-    """Measure the drive, and the rows that come from it."""
+    """Measure the drive, and the rows that are read from it."""
     record = 8 + 12 * given.dim
     raw = Drive(folder, given.rows * record)
     table = new_table(given.rows, given.dim, Tiers(given.rows * record // 2, str(folder / "rows")))
@@ -119,13 +119,15 @@ def drive(given: Namespace, folder: Path) -> list[Result]:
 def main() -> None:
     """Measure all shares and skews."""
     options = parser(__doc__)
-    options.add_argument("--rows", type=int, default=1_000_000, help="of a table (default: %(default)s)")
+    options.add_argument("--rows", type=int, default=1_000_000, help="rows of a table (default: %(default)s)")
     options.add_argument("--dim", type=int, default=64, help="(default: %(default)s)")
-    options.add_argument("--batch", type=int, default=65_536, help="ids drawn (default: %(default)s)")
+    options.add_argument("--batch", type=int, default=65_536, help="ids of a batch (default: %(default)s)")
     options.add_argument("--warm", type=int, default=40, help="steps that fill caches (default: %(default)s)")
     options.add_argument("--caches", type=int, nargs="+", default=[1, 10, 20], help="%% of the rows")
     options.add_argument("--skews", type=float, nargs="+", default=[0.9, 1.05, 1.2], help="of Zipf's law")
-    options.add_argument("--folder", type=Path, help="on the drive to be measured (default: a temporary one)")
+    options.add_argument(
+        "--folder", type=Path, help="a folder on the drive to measure (default: a temporary one)"
+    )
     options.add_argument("--plot", type=Path, help="draw hits and steps into this PNG")
     given = options.parse_args()
     if given.smoke:

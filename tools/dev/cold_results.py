@@ -1,9 +1,9 @@
-"""Turns what `gmeta evaluate --json` wrote into a file of docs/results.
+"""Converts the output of `gmeta evaluate --json` to a file of docs/results.
 
 python tools/dev/cold_results.py --json docs/results/cold-ml-1m.json ml-1m=runs/a.json ml-1m-all=runs/b.json
 
 It measures nothing. Figures are named results/cold/DATA/SPLIT/METHOD/METRIC, and differences
-results/cold/DATA/SPLIT/METHOD-BASELINE/mae. Of a method that adapts, its largest number of steps counts.
+results/cold/DATA/SPLIT/METHOD-BASELINE/mae. For a method that adapts, its largest number of steps counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METRICS = ("mae", "rmse", "auc", "logloss")
 
 
 def figures(data: str, evaluation: Evaluation) -> Iterator[dict[str, Any]]:
-    """Yield an evaluation's figures, then how far each method's MAE lies off each baseline's."""
+    """Yield an evaluation's figures, then the difference of each method's MAE from each baseline's."""
     whole = {name: method.results for name, method in evaluation.methods.items()}
     splits: dict[str, tuple[Mapping[str, Any], Bootstrap | None]] = {
         evaluation.data.split: (whole, evaluation.bootstrap)
@@ -57,7 +57,7 @@ def main() -> None:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("evaluations", nargs="+", metavar="DATA=FILE", help="a name, and a file of --json")
+    options.add_argument("evaluations", nargs="+", metavar="DATA=FILE", help="a name, and the file of --json")
     options.add_argument("--json", type=Path, required=True, help="the file to write")
     given = options.parse_args()
     found: list[dict[str, Any]] = [machine()]

@@ -1,4 +1,4 @@
-"""Generate the log of clicks that `make demo` goes from, and a new user's rows for its last step.
+"""Generate the log of clicks that `make demo` starts from, and a new user's rows for its last step.
 
     python tools/dev/demo_clicks.py FOLDER
 
@@ -33,17 +33,17 @@ LAW = (
 
 
 def shop_log(users: int = USERS + 1, items: int = ITEMS, rows: int = ROWS, *, seed: int = 0) -> pa.Table:
-    """Draw the rows of users who are shown items of a shop over two months, by `LAW`.
+    """Draw the rows of users to whom a shop shows items over two months, by `LAW`.
 
     Args:
       users: The number of users.
       items: The number of items; popular ones are shown more often.
-      rows: Rows of a user on average, half as many at least.
-      seed: The seed of everything that is drawn.
+      rows: The mean number of rows of a user, who has at least half as many.
+      seed: The seed of all draws.
     """
     rng = np.random.default_rng(seed)
 
-    # Items: half of what distinguishes them is in their category and tags, and half is their own.
+    # Items: half of their differences come from category and tags, and half are individual.
     category = rng.integers(0, len(CATEGORIES), items)
     tags = [np.sort(rng.choice(len(TAGS), rng.integers(1, 4), replace=False)) for _ in range(items)]
     of_category = rng.normal(0.0, 1.0, (len(CATEGORIES), TASTES))
@@ -55,7 +55,7 @@ def shop_log(users: int = USERS + 1, items: int = ITEMS, rows: int = ROWS, *, se
     first_day = np.where(rng.random(items) < 1 / 3, rng.uniform(0, 0.9 * DAYS, items), 0.0)
     shown = rng.zipf(1.6, items).clip(1, 20).astype(float) + 2
 
-    # Users: a third of what distinguishes their tastes is in their age and city.
+    # Users: a third of the differences of their tastes comes from age and city.
     age, city = rng.integers(0, len(AGES), users), rng.integers(0, len(CITIES), users)
     of_age, of_city = (rng.normal(0.0, 0.4, (len(each), TASTES)) for each in (AGES, CITIES))
     taste = of_age[age] + of_city[city] + rng.normal(0.0, 0.8, (users, TASTES))
@@ -86,7 +86,7 @@ def shop_log(users: int = USERS + 1, items: int = ITEMS, rows: int = ROWS, *, se
 
 
 def main(folder: Path, seed: int) -> None:
-    """Write the files: of one user more than the log has, all rows go beside it."""
+    """Write the files: the rows of one more user are written separately from the log."""
     table = shop_log(seed=seed)
     new = [row for row in table.to_pylist() if row["user_id"] == NEW_USER]
     write_parts(table.filter([user != NEW_USER for user in table["user_id"].to_pylist()]), folder)
@@ -100,5 +100,5 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seed", type=int, default=0, help="The seed of all that is drawn.  [default: 0]")
+    parser.add_argument("--seed", type=int, default=0, help="The seed of all draws.  [default: 0]")
     main(parser.parse_args().folder, parser.parse_args().seed)

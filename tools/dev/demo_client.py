@@ -1,8 +1,8 @@
-"""Ask an exported model as a server's client would: TensorFlow alone, no gmeta.
+"""Call an exported model as a server's client does: with TensorFlow alone, without gmeta.
 
     python tools/dev/demo_client.py serving new_user.json
 
-shows a new user's first rows to ``adapt``, and predicts the others before and after.
+passes a new user's first rows to ``adapt``, and predicts the others before and after.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHOWN = 0.7  # of the new user's rows
 
 
 def main(base: Path, rows_file: Path) -> None:
-    """Print what was clicked beside what is predicted."""
+    """Print clicks beside predictions."""
     newest = max(base.iterdir(), key=lambda path: int(path.name))
     model = tf.saved_model.load(str(newest))
     rows = json.loads(rows_file.read_text())
@@ -39,7 +39,7 @@ def main(base: Path, rows_file: Path) -> None:
 
 
 def columns(signature: Any, rows: list[dict[str, Any]]) -> dict[str, tf.Tensor]:
-    """The rows as the signature takes them; lists as a matrix, filled up with the empty text."""
+    """The rows as the signature takes them; lists as a matrix, padded with the empty string."""
     given = {}
     for name, spec in signature.structured_input_signature[1].items():
         if name not in rows[0]:

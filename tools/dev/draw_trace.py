@@ -1,8 +1,8 @@
-"""Draws some steps of a trace of `gmeta.callbacks.StepTimes`, as docs/images/step-trace.png shows them.
+"""Draws some steps of a trace of `gmeta.callbacks.StepTimes`, as in docs/images/step-trace.png.
 
     python tools/dev/draw_trace.py trace.json docs/images/step-trace.png --first 50 --steps 2
 
-An event of an exchange, or ahead of the step, has the number of the batch that it is for.
+An event of an exchange, or ahead of the step, has the number of its batch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def chosen_events(trace: dict[str, Any], first: int, steps: int) -> list[dict[st
     """Return the events that lie within some steps of rank 0, cut to their time; times in milliseconds.
 
     Args:
-      trace: What the file holds.
+      trace: The content of the file.
       first: The number of the first step's batch.
-      steps: How many steps.
+      steps: The number of steps.
 
     Raises:
       ValueError: The trace has none of these steps.
@@ -55,7 +55,7 @@ def chosen_events(trace: dict[str, Any], first: int, steps: int) -> list[dict[st
 
 
 def draw(events: list[dict[str, Any]], path: Path) -> None:
-    """Draw events, which `chosen_events` returned, into a PNG."""
+    """Draw the events that `chosen_events` returned into a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""A virtual environment that set-up makes: its Python, its pip, and whether it is whole."""
+"""A virtual environment that set-up makes: its Python, its pip, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from steps import Log, Step, Steps
 
 
 class Environment:
-    """The environment in a folder, which needn't be there yet.
+    """The environment in a folder, which needn't exist yet.
 
     Attributes:
-      folder: Where it is; its steps' stamps lie in `.setup` below it.
-      bin: Where its programs are.
+      folder: Its folder; its steps' stamps are in `.setup` there.
+      bin: The folder of its programs.
       python: Its Python.
       pip: The words that begin a call of its pip.
     """
@@ -28,9 +28,9 @@ class Environment:
         self.pip = (self.python, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
     def make(self, steps: Steps, name: str) -> None:
-        """Make it with the Python that runs this, unless it is there with a Python of the same version.
+        """Make it with the running Python, unless it exists with a Python of the same version.
 
-        setup.sh runs set-up under the environment's own Python where that is whole and no other was named.
+        setup.sh runs set-up under the environment's own Python if that is complete and no other was named.
         """
         if Path(sys.prefix).resolve() == self.folder:
             return
@@ -42,7 +42,7 @@ class Environment:
         steps.do(Step("venv", title, wanted, lambda log: self._create(log, there == wanted)))
 
     def _version(self) -> str | None:
-        """Return the version of its Python, if that runs and has pip: a broken-off environment lacks it."""
+        """Return the version of its Python, if that runs and has pip, which an unfinished one lacks."""
         ask = [str(self.python), "-c", "import pip, platform; print(platform.python_version())"]
         try:
             return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
@@ -55,5 +55,5 @@ class Environment:
             log.run(sys.executable, "-m", "venv", "--clear", self.folder)
 
     def install(self, log: Log, *words: str | Path) -> None:
-        """Run its `pip install`. Python compiles what is imported; most modules never are."""
+        """Run its `pip install`, without compiling modules, most of which are never imported."""
         log.run(*self.pip, "install", "--no-compile", "--progress-bar", "off", *words)

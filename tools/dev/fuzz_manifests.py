@@ -1,7 +1,7 @@
-"""Reads manifests of checkpoints and of prepared data sets that are damaged with their structure in view.
+"""Reads manifests of checkpoints and of prepared data sets whose structure is systematically damaged.
 
-`support.manifest_damage` has the rule. What breaks it is kept in ``--out`` and named;
-``--seed`` and the case's number make it again. TensorFlow is not loaded.
+`support.manifest_damage` has the rule. Manifests that break it are kept in ``--out`` and named; ``--seed``
+and the case's number reproduce them. TensorFlow is not loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.manifest_damage import Case, checkpoint_case, damage, data_set_case
 
 
 def main() -> int:
-    """Try cases until the time is up; 1 if one broke the rule."""
+    """Try cases until time is up, and return 1 if one broke the rule."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
-"""What a machine must have before anything is installed; each thing that is missing is one line.
+"""What a machine must have before anything is installed; an error of one line names what is missing.
 
-The numbers of gigabytes are measured on a cold set-up, rounded up.
+The gigabytes are measured in a set-up without caches, and rounded up.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 
 from steps import SetupError
 
-OLDEST_COMPILER = 9  # the first g++ whose C++17 library is whole
+OLDEST_COMPILER = 9  # the first g++ whose C++17 library is complete
 GIGABYTES_CHECKOUT = 4  # .venv and build/
 GIGABYTES_TEMPORARY = 2  # pip's downloads and Horovod's objects, while set-up runs
 
 
 def check_python() -> None:
-    """Whether this Python can make virtual environments: Debian packs that apart."""
+    """Check that this Python can make virtual environments, which Debian packages separately."""
     missing = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
     if missing:
         raise SetupError(
@@ -33,7 +33,7 @@ def check_python() -> None:
 
 
 def check_tools() -> str:
-    """Whether there is a C++ compiler of a usable age, and make; returns the compiler's version."""
+    """Check for make and a recent C++ compiler, and return the compiler's version."""
     compiler = os.environ.get("CXX", "g++")
     path = shutil.which(compiler)
     if path is None:
@@ -65,7 +65,7 @@ def check_tools() -> str:
 
 
 def check_cuda(checkout: Path) -> str:
-    """Whether GMETA_CUDA is valid; returns what it comes to on this machine, and the nvcc that may run."""
+    """Check GMETA_CUDA, and return its effect on this machine, and the nvcc to run."""
     try:
         choice = runpy.run_path(str(checkout / "cmake" / "cuda_choice.py"))["cuda_choice"]()
     except ValueError as error:
@@ -80,7 +80,7 @@ def check_cuda(checkout: Path) -> str:
 
 
 def check_disk(checkout: Path) -> None:
-    """Whether the checkout's disk and the temporary one have room for what set-up writes."""
+    """Check that the checkout's disk and the temporary one have room for what set-up writes."""
     temporary = Path(tempfile.gettempdir())
     needs = {checkout: GIGABYTES_CHECKOUT, temporary: GIGABYTES_TEMPORARY}
     if checkout.stat().st_dev == temporary.stat().st_dev:

@@ -1,10 +1,10 @@
-"""Resolves constraints.txt anew: what pip chooses for pyproject.toml on each supported Python.
+"""Resolves constraints.txt anew: the versions that pip chooses for pyproject.toml on each supported Python.
 
     make pins
     python tools/dev/pin.py --python python3.10 --python python3.11 --python python3.12
 
-Nothing is installed. A package that dropped an old Python gets a line for each version, with its marker.
-Review the difference like code: a pin is a statement that the tests ran with it.
+Nothing is installed. A package that dropped an old Python has a line for each version, with its marker.
+Review the difference like code: a pin states that the tests ran with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def resolve(python: str) -> Pins:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
         wanted.write("\n".join(line for lines in groups().values() for line in lines))
         wanted.flush()
-        # This environment's pip, working for the other interpreter: its own may be years older.
+        # This environment's pip resolves for the other interpreter, whose own may be years older.
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
         command = [
             *pip,
@@ -54,7 +54,7 @@ def resolve(python: str) -> Pins:
 
 
 def marker(pythons: list[str]) -> str:
-    """The environment marker that holds on exactly these of the supported Pythons."""
+    """The environment marker that is true on exactly these of the supported Pythons."""
     if pythons == list(SUPPORTED[: len(pythons)]):
         return f'python_version <= "{pythons[-1]}"'
     if pythons == list(SUPPORTED[-len(pythons) :]):
@@ -63,7 +63,7 @@ def marker(pythons: list[str]) -> str:
 
 
 def merge(resolved: dict[str, Pins]) -> list[str]:
-    """One line a package where all Pythons that need it agree, else one a version."""
+    """One line per package if all Pythons that need it agree, else one per version."""
     lines = []
     for name in sorted({name for pins in resolved.values() for name in pins}):
         versions: dict[str, list[str]] = {}
@@ -78,7 +78,7 @@ def merge(resolved: dict[str, Pins]) -> list[str]:
 
 
 def main() -> None:
-    """Resolve for every interpreter that is named, and write the file."""
+    """Resolve for every named interpreter, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", action="append", help="an interpreter; repeat it for each version")
     named = parser.parse_args().python or [f"python{version}" for version in SUPPORTED]

@@ -1,12 +1,12 @@
-"""Writes what pyproject.toml asks for as a requirements file: `requirements.py FILE [build] [EXTRA...]`.
+"""Writes pyproject.toml's requirements to a file: `requirements.py FILE [build] [EXTRA...]`.
 
 `build` stands for [build-system].requires, `reference` for the dependency group with the TensorFlow that
-`make setup` installs, another word for the extra of that name; the run-time dependencies come always. pip
-can't be asked for a project's dependencies without building the project, and ours can only be built where
-they are installed.
+`make setup` installs, another word for the extra of that name; the run-time dependencies are always included.
+pip can't list a project's dependencies without building the project, and ours can only be built where they
+are installed.
 
-`--tensorflow VERSION` puts that TensorFlow and its tf-keras in place of the range, and leaves NumPy to what
-this TensorFlow asks for. `--tensorflow lowest` asks for the lowest version of everything.
+`--tensorflow VERSION` replaces the range by that TensorFlow and its tf-keras, and leaves NumPy to this
+TensorFlow's requirements. `--tensorflow lowest` requires the lowest version of everything.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ else:
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 LOWEST = "lowest"
-# What TensorFlow asks for and gmeta doesn't, where an old version behaves otherwise: pip keeps what is there.
-OLD_BESIDE = ("wrapt==1.16.0",)  # the first with wheels for Python 3.12; TensorFlow itself takes 1.11
+# Requirements of TensorFlow alone whose old versions behave differently: pip keeps installed versions.
+OLD_BESIDE = ("wrapt==1.16.0",)  # the first with wheels for Python 3.12; TensorFlow itself accepts 1.11
 
 
 def groups() -> dict[str, list[str]]:
@@ -42,7 +42,7 @@ def groups() -> dict[str, list[str]]:
 
 
 def with_tensorflow(lines: list[str], version: str) -> list[str]:
-    """Return the requirements with another TensorFlow in place of the range."""
+    """Return the requirements with another TensorFlow instead of the range."""
     minor = version.rpartition(".")[0]
     given = (f"tensorflow=={version}", f"tf-keras=={minor}.*")
     pinned = re.compile(r"(tensorflow|tf-keras|numpy)\b(?!-)")
@@ -50,7 +50,7 @@ def with_tensorflow(lines: list[str], version: str) -> list[str]:
 
 
 def at_lowest(lines: list[str]) -> list[str]:
-    """Return the requirements with the lower bound of each as its version."""
+    """Return the requirements pinned to the lower bound of each."""
     return [*(re.sub(r">=\s*([\w.]+)[^;]*", r"==\1", line) for line in lines), *OLD_BESIDE]
 
 

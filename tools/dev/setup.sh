@@ -1,8 +1,8 @@
 #!/bin/sh
-# Finds a Python that gmeta supports and hands over to setup_env.py. PYTHON= names one. With TENSORFLOW=, a
-# version, it hands over to setup_tensorflow.py, and takes any Python that a TensorFlow of the range runs on.
+# Finds a Python that gmeta supports and runs setup_env.py with it. PYTHON= names one. With TENSORFLOW=, a
+# version, it runs setup_tensorflow.py, with any Python that a TensorFlow of the range supports.
 #
-# A candidate counts only if it runs: version managers leave shims on PATH for versions that aren't there.
+# A candidate counts only if it runs: version managers leave shims on PATH for missing versions.
 set -eu
 cd "$(dirname -- "$0")/../.."
 
@@ -20,7 +20,7 @@ supported() {
     *) return 1 ;;
   esac
 }
-# Looks through all of PATH for each name: behind a shim that fails there may be one that runs.
+# Searches all of PATH for each name: after a shim that fails there may be one that runs.
 first_python() (
   IFS=:
   for name in python3.11 python3.12 python3.10 python3.13 python3; do
@@ -45,7 +45,7 @@ if [ -n "${PYTHON:-}" ]; then
     fail "PYTHON=$PYTHON $found, but gmeta needs Python $versions; $advice"
   fi
 elif [ -f "$environment/.setup/venv" ] && supported "$environment/bin/python"; then
-  PYTHON=$environment/bin/python # what is there stays, whatever else PATH offers today
+  PYTHON=$environment/bin/python # an existing environment keeps its Python, whatever is on PATH
 else
   PYTHON=$(first_python)
   [ -n "$PYTHON" ] || fail "no Python $versions that runs is on PATH; $advice"

@@ -1,9 +1,10 @@
 """Makes .venv: the pins of constraints.txt, Horovod with Gloo, the native libraries, gmeta itself.
 
-Standard library alone: it runs under whatever Python setup.sh found. What is done isn't done again: steps.py.
+It uses only the standard library, because it runs under any Python that setup.sh found. Steps that are done
+aren't repeated (steps.py).
 
-GMETA_CUDA=ON|OFF says whether CUDA sources are compiled; if unset, they are where there are a GPU and nvcc.
-Horovod's own build variables are heeded, such as HOROVOD_GPU_OPERATIONS=NCCL.
+GMETA_CUDA=ON|OFF sets whether CUDA sources are compiled; by default they are if there are a GPU and nvcc.
+Horovod's own build variables, such as HOROVOD_GPU_OPERATIONS=NCCL, take effect.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HOROVOD_FLAGS = {
     "HOROVOD_WITH_GLOO": "1",
 }
 HOROVOD_CMAKE = ROOT / "tools" / "dev" / "horovod.cmake"
-# Of Horovod's variables those that its build reads; the others, such as HOROVOD_CYCLE_TIME, tune a run.
+# The variables that Horovod's build reads; others, such as HOROVOD_CYCLE_TIME, tune a run.
 HOROVOD_BUILD = ("HOROVOD_WITH", "HOROVOD_GPU", "HOROVOD_NCCL", "HOROVOD_CUDA", "HOROVOD_CPU_OPERATIONS")
 HOROVOD_CHECK = "import horovod.tensorflow as hvd; hvd.init(); assert hvd.gloo_built() and hvd.size() == 1"
 
@@ -50,7 +51,7 @@ def pin(package: str) -> str:
 
 
 def make_environment(steps: Steps) -> None:
-    """Do every step that is due, each of which stands on the ones before it."""
+    """Run every step that is due; each depends on the earlier ones."""
     compiler, cuda = machine.check_tools(), machine.check_cuda(ROOT)
     tensorflow, horovod = pin("tensorflow"), pin("horovod")
     chosen = {name: value for name, value in os.environ.items() if name.startswith(HOROVOD_BUILD)}
@@ -75,7 +76,7 @@ def make_environment(steps: Steps) -> None:
     steps.do(installed)
     if not all(library.exists() for library in NATIVE_LIBRARIES):
         steps.forget("native")
-    # Both need TensorFlow alone.
+    # Both need only TensorFlow.
     steps.do(built, Step("native", "the native libraries", native, compile_native))
     steps.do(Step("gmeta", "gmeta, editable", package, install_gmeta))
 
@@ -86,16 +87,16 @@ def install(log: Log, *words: str | Path) -> None:
 
 
 def install_packages(log: Log) -> None:
-    """Install what pyproject.toml asks for, at the versions of constraints.txt."""
+    """Install the requirements of pyproject.toml, at the versions of constraints.txt."""
     if sys.version_info < (3, 11):
-        install(log, "tomli")  # what reads pyproject.toml
+        install(log, "tomli")  # reads pyproject.toml
     wanted = BUILD / "requirements.txt"
     log.run(VENV.python, ROOT / "tools/dev/requirements.py", wanted, "build", "all", "dev", "stores")
     install(log, "-r", wanted)
 
 
 def install_horovod(log: Log, version: str, flags: dict[str, str], key: str) -> None:
-    """Install Horovod's wheel, out of the cache, or built from its sdist and then cached.
+    """Install Horovod's wheel from the cache, or build it from its sdist and cache it.
 
     The cache is ours, since pip's doesn't know which TensorFlow, compiler and flags a wheel was built with.
     """
@@ -104,7 +105,7 @@ def install_horovod(log: Log, version: str, flags: dict[str, str], key: str) -> 
         try:
             install_horovod_wheel(log, version, wheel)
         except SetupError:
-            wheel.unlink()  # broken off, or from a machine that differs in what the key doesn't name
+            wheel.unlink()  # incomplete, or from a machine that differs in what the key doesn't cover
         else:
             return
     with tempfile.TemporaryDirectory(prefix="gmeta-horovod-") as folder:
@@ -127,14 +128,14 @@ def install_horovod(log: Log, version: str, flags: dict[str, str], key: str) -> 
 
 
 def install_horovod_wheel(log: Log, version: str, wheel: Path) -> None:
-    """Install it with what it needs, and see that it loads into TensorFlow."""
+    """Install it with its requirements, and check that it loads into TensorFlow."""
     install(log, "--force-reinstall", "--no-deps", wheel)
     install(log, f"horovod=={version}")
     log.run(VENV.python, "-c", HOROVOD_CHECK, env={"TF_USE_LEGACY_KERAS": "1"})
 
 
 def cache_folder() -> Path:
-    """Where built wheels are kept for other checkouts; in this one if home can't be written."""
+    """The folder that keeps built wheels for other checkouts; in this one if home isn't writable."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "gmeta" / "wheels"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,17 @@
-"""Makes an environment with other packages than the pinned ones: `setup_tensorflow.py VERSION`.
+"""Makes an environment with packages other than the pinned ones: `setup_tensorflow.py VERSION`.
 
     build/tensorflow/VERSION/venv         that TensorFlow, its tf-keras and NumPy, and gmeta itself, editable
     build/tensorflow/VERSION/libraries    the native libraries, compiled against it
-    build/tensorflow/VERSION/setup        what the commands of each step said
+    build/tensorflow/VERSION/setup        the output of each step's commands
 
 The environment's Python finds its libraries by the variable GMETA_LIBRARIES, which a file of the environment
-sets when Python starts. So the checkout's own libraries stay the pins', and whatever this Python runs, from
-any folder and with any environment variables, has the right ones.
+sets when Python starts. So the checkout's own libraries remain those for the pins, and this Python loads the
+right ones from any folder and with any environment variables.
 
-Packages are the newest that pyproject.toml and that TensorFlow take: what somebody who installs today gets.
-With `lowest` as the version they are the oldest that pyproject.toml takes, TensorFlow among them: what pip
-leaves in an environment that was made before. Horovod isn't installed. With `--packages` gmeta isn't either,
-which `make wheel` compiles in another way. Standard library alone, as setup_env.py.
+Packages are the newest that pyproject.toml and that TensorFlow allow, as in a new installation. With `lowest`
+as the version they are the oldest that pyproject.toml allows, including TensorFlow, which pip keeps in an old
+environment. Horovod isn't installed. With `--packages` neither is gmeta, which `make wheel` compiles
+differently. Like setup_env.py, it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOWEST = "lowest"  # of requirements.py
 PYPROJECT, REQUIREMENTS = ROOT / "pyproject.toml", ROOT / "tools/dev/requirements.py"
 NATIVE_SOURCES = tuple(ROOT / name for name in ("setup.py", "CMakeLists.txt", "cmake", "ops", "io"))
 NATIVE_LIBRARIES = ("_gmeta_ops.so", "_gmeta_io.so", "_gmeta_records.so")
-# Python runs such a line of a .pth file when it starts.
+# Python runs this line of a .pth file when it starts.
 STARTUP = 'import os; os.environ.setdefault("GMETA_LIBRARIES", {!r})\n'
 
 
@@ -46,11 +46,11 @@ class OtherTensorFlow:
         self.venv = Environment(self.folder / "venv")
 
     def steps(self) -> Steps:
-        """Return the steps that make it."""
+        """Return the steps that make the environment."""
         return Steps(self.venv.stamps, self.folder / "setup")
 
     def make(self, steps: Steps) -> None:
-        """Do every step that is due, each of which stands on the ones before it."""
+        """Run every step that is due; each depends on the earlier ones."""
         compiler, cuda = machine.check_tools(), machine.check_cuda(ROOT)
         packages = digest([self.version, PYPROJECT, REQUIREMENTS])
         gmeta = digest([self.version, compiler, cuda, PYPROJECT, *NATIVE_SOURCES])
@@ -65,20 +65,20 @@ class OtherTensorFlow:
         steps.do(Step("libraries", "where its libraries are", str(self.libraries), self.name_libraries))
         if not all((self.libraries / name).exists() for name in NATIVE_LIBRARIES):
             steps.forget("gmeta")
-        # setup.py compiles them and installs the checkout in one go.
+        # setup.py compiles them and installs the checkout at once.
         steps.do(Step("gmeta", f"gmeta, compiled against {self.title}", gmeta, self.install_gmeta))
 
     def install_packages(self, log: Log) -> None:
-        """Install what pyproject.toml asks for, with this TensorFlow in place of the range."""
+        """Install the requirements of pyproject.toml, with this TensorFlow instead of the range."""
         if sys.version_info < (3, 11):
-            self.venv.install(log, "tomli")  # what reads pyproject.toml
+            self.venv.install(log, "tomli")  # reads pyproject.toml
         wanted = self.folder / "requirements.txt"
         groups = ("build", "all", "dev", "stores", "wheels", *(["spark"] if self.version == LOWEST else []))
         log.run(self.venv.python, REQUIREMENTS, wanted, "--tensorflow", self.version, *groups)
         self.venv.install(log, "-r", wanted)
 
     def name_libraries(self, _: Log) -> None:
-        """Let the environment's Python say where its libraries are."""
+        """Make the environment's Python find its libraries."""
         (packages,) = self.venv.folder.glob("lib/python*/site-packages")
         (packages / "gmeta_libraries.pth").write_text(STARTUP.format(str(self.libraries)))
 

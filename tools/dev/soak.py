@@ -4,10 +4,11 @@
 
 A process works on tables of several policies, optimizers and precisions, some of which the seed draws. It
 saves them at random, by `tf.train.Checkpoint` and in shards, and is killed (SIGKILL) at a random moment; the
-next one restores and goes on. Meanwhile this process runs the same operations once on the reference in NumPy.
-At the end the two must hold the same: keys, frequencies, steps and the number of half rows exactly, weights
-and slots to the last bit where the arithmetic is exact, and within rounding elsewhere. What is done is a
-function of the seed (`soak_trace`); when it is killed isn't, and needn't be: the end must be the same.
+next one restores and continues. Meanwhile this process runs the same operations once on the reference in
+NumPy. At the end both must have the same content: keys, frequencies, steps and the number of half rows
+exactly, weights and slots to the last bit where the arithmetic is exact, and within rounding elsewhere.
+Operations are a function of the seed (`soak_trace`); the moments of kills aren't, and needn't be: the end
+must be the same.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from soak_trace import Profile, Trace
 
 LIFE = Path(__file__).with_name("soak_life.py")
 LIFE_SECONDS = 8.0
-"""How long a life is meant to work once it has begun: how long it takes to begin depends on the machine."""
+"""Seconds that a life works once it has begun; its start takes a time that depends on the machine."""
 
 
 class Reference:
-    """The same tables in NumPy, which nobody kills."""
+    """The same tables in NumPy, which are never killed."""
 
     def __init__(self, seed: int) -> None:
         self.done = 0
@@ -51,7 +52,7 @@ class Reference:
         }
 
     def step(self) -> None:
-        """The next operation, on every table."""
+        """Run the next operation on every table."""
         for _, table, trace in self.tables.values():
             trace.apply(self.done, table)
         self.done += 1
@@ -59,7 +60,7 @@ class Reference:
 
 @dataclass
 class Tally:
-    """What has happened so far."""
+    """The events so far."""
 
     lives: int = 0
     kills: int = 0
@@ -79,13 +80,13 @@ class Tally:
 
 @dataclass
 class Life:
-    """A running process, and what it has said so far."""
+    """A running process, and its output so far."""
 
     process: subprocess.Popen[bytes]
     said: Path
 
     def begun(self) -> bool:
-        """Whether it is working: it has loaded the tables."""
+        """Whether it has loaded the tables and works."""
         return "sharded: loaded" in self.output()
 
     def output(self) -> str:
@@ -95,7 +96,7 @@ class Life:
 
 @contextmanager
 def a_life(folder: Path, *words: object) -> Iterator[Life]:
-    """A process that goes on with what is in the folder; it doesn't outlive the block."""
+    """A process that resumes from the folder; it doesn't outlive the block."""
     with tempfile.NamedTemporaryFile() as said, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, LIFE, folder, *map(str, words)]
         process = subprocess.Popen(command, stdout=said, stderr=errors)
@@ -110,7 +111,7 @@ def a_life(folder: Path, *words: object) -> Iterator[Life]:
 
 
 def soak(folder: Path, seconds: float, seed: int) -> Tally:
-    """Run lives until the time is over, then one to the end, and compare."""
+    """Run lives until time is up, then one to the end, and compare."""
     reference, tally, chance = Reference(seed), Tally(), random.Random(seed)
     start, speed = time.monotonic(), 10.0
     usual = min(LIFE_SECONDS, seconds)
@@ -121,7 +122,7 @@ def soak(folder: Path, seconds: float, seed: int) -> Tally:
             while life.process.poll() is None and not life.begun():
                 time.sleep(0.05)
             begun, first = time.monotonic(), reference.done
-            # It works for a while, and for an operation at least.
+            # It works for a while, and runs at least one operation.
             while life.process.poll() is None and (
                 reference.done == first or time.monotonic() < begun + span
             ):
@@ -157,14 +158,14 @@ def soak(folder: Path, seconds: float, seed: int) -> Tally:
 
 
 def catch_up(reference: Reference, folder: Path) -> None:
-    """A life may have gone beyond the reference: run on to the last operation that it has saved."""
+    """Run the reference to the last operation that a life has saved, which may be ahead of it."""
     names = [path.name for path in [*folder.glob("whole/ckpt-*.index"), *folder.glob("sharded/step-*")]]
     for _ in range(reference.done, max((int(re.sub(r"\D", "", name)) for name in names), default=0)):
         reference.step()
 
 
 def compare(reference: Reference, found: dict[str, np.ndarray]) -> list[str]:
-    """Where the tables and the reference differ, in words."""
+    """Describe where the tables and the reference differ."""
     differences = []
     for name, (profile, model, _) in reference.tables.items():
         keys = sorted(model.records)
@@ -191,7 +192,7 @@ def compare(reference: Reference, found: dict[str, np.ndarray]) -> list[str]:
 
 
 def report(reference: Reference, tally: Tally, seconds: float) -> None:
-    """Print what differs, and the summary line."""
+    """Print the differences, and the summary line."""
     for name, (profile, model, _) in reference.tables.items():
         counts = ", ".join(f"{count:,} {what}" for what, count in model.counts.items() if count)
         half = f", {model.half_rows():,} half" if profile.precision is not None else ""
@@ -213,7 +214,9 @@ def main() -> int:
     )
     options.add_argument("--minutes", type=float, default=10.0)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--folder", type=Path, help="for the checkpoints; kept  [default: a temporary one]")
+    options.add_argument(
+        "--folder", type=Path, help="for the checkpoints, which are kept  [default: a temporary one]"
+    )
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         tally = soak(given.folder or Path(scratch), 60 * given.minutes, given.seed)

@@ -1,7 +1,7 @@
-"""The soak's tables: the ones that are always there, and some whose policies the seed draws.
+"""The soak's tables: fixed ones, and some whose policies the seed draws.
 
-The fixed ones hold what each policy must do; the drawn ones meet combinations that nobody thought of. Their
-settings make all arithmetic exact, so that they too are held to the reference to the last bit.
+The fixed ones test each policy; the drawn ones test unforeseen combinations. Their settings make all
+arithmetic exact, so that they too must equal the reference to the last bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _draw(seed: int, rig: str, number: int) -> Profile:
     return Profile(
         f"drawn{number}",
         dim=int(random.integers(1, 17)),
-        # Halves, so that a product is exact whether or not it is fused with the sum that it goes into.
+        # Halves, so that a product is exact whether or not it is fused with the sum that uses it.
         optimizer=optimizers.Momentum(LEARNING_RATE, momentum=0.5)
         if momentum
         else optimizers.SGD(LEARNING_RATE),

@@ -1,8 +1,8 @@
-"""One life of the soak: restores what the life before saved, goes on, and may be killed at any moment.
+"""One life of the soak: restores what the previous life saved, continues, and may be killed at any moment.
 
     python tools/dev/soak_life.py FOLDER SEED LIFE UNTIL [DUMP]
 
-It says what it does, a line an event. With DUMP it writes all tables there at the end, as one .npz file.
+It prints a line for each event. With DUMP it writes all tables there at the end, as one .npz file.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from soak_trace import Profile, Trace
 
 Tables = Mapping[str, ops.HashTable]
 SAVE, RELOAD = 0.03, 0.01
-"""How likely an operation is followed by a save, or by a step back to the last one."""
+"""The probability that an operation is followed by a save, or by a return to the last save."""
 
 
 class Store(Protocol):
-    """Keeps tables, and how many operations they have had."""
+    """Saves tables, and the number of their operations."""
 
     def save(self, tables: Tables, done: int) -> None:
-        """Save; an interruption leaves what was saved before."""
+        """Save; an interruption leaves the previous save."""
 
     def load(self, tables: Tables) -> int:
-        """Fill tables from the last save and say how many operations they have had; 0 if there is none."""
+        """Fill tables from the last save and return the number of their operations; 0 if there is none."""
 
 
 class WholeStore:
@@ -64,7 +64,7 @@ class ShardedStore:
     """`gmeta.checkpoint.store.CheckpointStore`: full checkpoints and increments on them."""
 
     def __init__(self, folder: Path) -> None:
-        # A short journal overflows at times, which makes a full checkpoint.
+        # A short journal sometimes overflows, which makes a full checkpoint.
         self._store = CheckpointStore(folder, keep=2, max_increments=4, journal=2000)
 
     def save(self, tables: Tables, done: int) -> None:
@@ -81,7 +81,7 @@ class ShardedStore:
 
 
 class Rig:
-    """Tables that are saved together, and how far they are."""
+    """Tables that are saved together, and the number of their operations."""
 
     def __init__(self, name: str, profiles: tuple[Profile, ...], store: Store, seed: int) -> None:
         self.name, self._profiles, self._store, self._seed = name, profiles, store, seed
@@ -89,13 +89,13 @@ class Rig:
         self.load()
 
     def load(self) -> None:
-        """Start again from the last save, with tables of its own."""
+        """Start again from the last save, with new tables."""
         self.tables = {p.name: ops.HashTable(**p.settings(), seed=self._seed) for p in self._profiles}
         self.done = self.saved = self._store.load(self.tables)
         print(f"{self.name}: loaded {self.done}", flush=True)
 
     def save(self) -> None:
-        """Save, unless nothing has happened since."""
+        """Save, unless nothing has changed since the last save."""
         if self.done > self.saved:
             print(f"{self.name}: saving {self.done}", flush=True)
             self._store.save(self.tables, self.done)
@@ -103,14 +103,14 @@ class Rig:
             print(f"{self.name}: saved {self.done}", flush=True)
 
     def step(self) -> None:
-        """The next operation, on every table."""
+        """Run the next operation on every table."""
         for name, table in self.tables.items():
             self._traces[name].apply(self.done, table)
         self.done += 1
 
 
 def live(folder: Path, seed: int, life: int, until: int) -> list[Rig]:
-    """Bring all rigs to operation ``until``, saving and stepping back at random, and save."""
+    """Bring all rigs to operation ``until``, saving and returning to saves at random, and save."""
     random = np.random.default_rng([seed, life])
     stores = {"whole": WholeStore(folder / "whole"), "sharded": ShardedStore(folder / "sharded")}
     rigs = [Rig(name, profiles, stores[name], seed) for name, profiles in rigs_of(seed).items()]

@@ -1,6 +1,6 @@
-"""What the soak does to its tables: operation number n is a pure function of (seed, n).
+"""The operations of the soak: operation number n is a pure function of (seed, n).
 
-So a table that was killed and restored at operation m goes on with operation m, and must come to the state of
+So a table that was killed and restored at operation m continues with operation m, and must reach the state of
 a reference that ran them all once.
 """
 
@@ -25,7 +25,7 @@ _EXTREMES = np.array([-(2**63), -(2**63) + 1, -1, 0, 1, 2**63 - 2, 2**63 - 1])
 
 @dataclass(frozen=True)
 class Profile:
-    """A table and how it is held to the reference: to the last bit, or within rounding."""
+    """A table, and whether it must equal the reference to the last bit or within rounding."""
 
     name: str
     dim: int
@@ -58,7 +58,7 @@ WHOLE = (
     Profile("mixed", 5, _MOMENTUM, initializers.Uniform(-1, 1), precision=policies.TwoPrecisions(8)),
     Profile("adam", 4, optimizers.Adam(0.01), initializers.Normal(0, 1), exact=False),
 )
-"""Tables that `tf.train.Checkpoint` carries."""
+"""Tables that `tf.train.Checkpoint` saves."""
 SHARDED = (
     Profile("plain", 8, _SGD, _ONES),
     Profile(
@@ -88,7 +88,7 @@ class Trace:
     """The operations on one table.
 
     Args:
-      seed: Of the trace; the table's name makes tables differ.
+      seed: The seed of the trace; the table's name distinguishes tables.
       profile: The table.
     """
 
@@ -109,8 +109,8 @@ class Trace:
             return
         if kind != "update":
             table.lookup(ids, insert=kind == "train")
-        if kind != "read":  # keys stand there several times, and some have no row
-            # Towards zero as often as from it, so that norms stay small.
+        if kind != "read":  # keys occur several times, and some have no row
+            # Towards zero as often as away from it, so that norms stay small.
             gradients = random.integers(-2, 3, (len(ids), self._dim)).astype(np.float32)
             self._update(table, ids, gradients)
 
@@ -120,7 +120,7 @@ class Trace:
         table.apply_gradients(ids, gradients, rate)
 
     def _ids(self, random: np.random.Generator, number: int) -> np.ndarray:
-        """Hot ids, ids out of a range that grows, and the ends of int64."""
+        """Hot ids, ids from a growing range, and the limits of int64."""
         size = int(2 ** random.uniform(3, 9.5))
         hot = random.integers(0, 300, size)
         wide = random.integers(0, 500 + 30 * number, size)

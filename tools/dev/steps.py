@@ -1,8 +1,8 @@
-"""Steps that are done once: each leaves a stamp that says what it was done for.
+"""Steps that run once: each leaves a stamp of its inputs.
 
 A stamp holds a digest of everything that the step depends on, and is written when the step has succeeded.
-So a step runs again exactly when that has changed, or when it was interrupted. The stamps lie in the
-environment, and go when it goes. Steps that don't need one another run side by side, each with its own log.
+So a step runs again exactly if these have changed, or if it was interrupted. The stamps are in the
+environment, and are deleted with it. Independent steps run side by side, each with its own log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-# What tells from a command's output why it failed: pattern -> what to say.
+# Patterns of a command's output -> the reason of its failure.
 _REASONS = (
     (r"No space left on device", "the disk is full: free some space, or point TMPDIR to another disk"),
     (r"Permission denied", "something can't be written: see who owns the checkout and the temporary folder"),
@@ -38,8 +38,8 @@ _REASONS = (
     ),
 )
 _TAIL = 15  # lines of a failed command that are shown
-_PATIENCE = 10.0  # seconds in which a command that is stopped may remove what it has half written
-# What an outer make says to inner makes, and where another Python looks for its modules.
+_PATIENCE = 10.0  # seconds for a stopped command to remove unfinished files
+# An outer make's variables for inner makes, and another Python's module path.
 _FOREIGN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH", "PYTHONHOME")
 
 
@@ -74,7 +74,7 @@ def digest(parts: Iterable[str | Path]) -> str:
 
 
 class Log:
-    """Runs a step's commands one after the other, and keeps their output in a file."""
+    """Runs a step's commands one after another, and keeps their output in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class Log:
         """Run a command without stdin, with its output in the log.
 
         Raises:
-          SetupError: It failed; the line says why, as far as its output tells.
+          SetupError: It failed; the line has the reason, as far as the output shows it.
           StoppedError: `stop` was called.
         """
         words = [str(word) for word in command]
@@ -123,7 +123,7 @@ class Log:
             raise SetupError(f"{_reason(output)}; the whole output is in {self.path}", tail)
 
     def stop(self) -> None:
-        """End the command that runs, with its children, and let no other begin."""
+        """End the running command, with its children, and start no other."""
         with self._lock:
             self._stopped = True
             running = self._running
@@ -140,13 +140,13 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a step is.
+    """A step of set-up.
 
     Attributes:
-      name: The name of its stamp and of its log.
-      title: What it makes.
-      fingerprint: A digest of everything that it depends on.
-      action: Does it; its commands run in the log.
+      name: The name of its stamp and its log.
+      title: The name of its result.
+      fingerprint: A digest of all its inputs.
+      action: Runs the step; its commands run in the log.
     """
 
     name: str
@@ -156,12 +156,12 @@ class Step:
 
 
 class Steps:
-    """Runs steps that are due, and says how long each took.
+    """Runs steps that are due, and reports the time of each.
 
     Attributes:
       stamps: The folder of the stamps.
-      logs: The folder of the logs, of which each tells of its step's last run.
-      ran: How many steps have run.
+      logs: The folder of the logs, each of its step's last run.
+      ran: The number of steps that have run.
     """
 
     def __init__(self, stamps: Path, logs: Path) -> None:
@@ -169,7 +169,7 @@ class Steps:
         self.ran = 0
 
     def due(self, step: Step) -> bool:
-        """Whether the step must run: it never did to its end, or did for something else."""
+        """Whether the step must run: it never completed, or had other inputs."""
         stamp = self.stamps / step.name
         return not stamp.is_file() or stamp.read_text() != step.fingerprint
 
@@ -178,9 +178,9 @@ class Steps:
         (self.stamps / name).unlink(missing_ok=True)
 
     def do(self, *steps: Step) -> None:
-        """Run those that are due side by side, and stamp each when it is done.
+        """Run the steps that are due side by side, and stamp each when it is done.
 
-        The first one that fails ends the others, as an interrupt does, and none of their processes is left.
+        The first one that fails ends the others, as an interrupt does, with all their processes.
         """
         due = [step for step in steps if self.due(step)]
         if not due:
@@ -228,7 +228,7 @@ def _reason(output: str) -> str:
 
 @contextmanager
 def only_one(path: Path) -> Iterator[None]:
-    """Let one set-up work on a checkout at a time; a second one waits, and says so."""
+    """Allow one set-up of a checkout at a time; a second one waits, and prints that."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -240,17 +240,17 @@ def only_one(path: Path) -> Iterator[None]:
 
 
 def set_up(lock: Path, begin: Callable[[], Steps], make: Callable[[Steps], None], ready: str) -> int:
-    """Do what is due, and say at the end that it is there.
+    """Run the steps that are due, and report at the end.
 
     Args:
-      lock: A file that set-ups which mustn't meet have in common.
-      begin: Makes the steps, once nobody else has the lock.
-      make: Does them.
-      ready: What is there then.
+      lock: A file shared by set-ups that must not run at the same time.
+      begin: Makes the steps, once the lock is free.
+      make: Runs them.
+      ready: The description of the result.
 
     Returns:
-      The exit status: 0 when all is there; 1 with one line on stderr, below what a failed command said last;
-      130 when interrupted, also by SIGTERM or when the terminal goes.
+      The exit status: 0 on success; 1 with one line on stderr, below the last output of a failed command; 130
+      if interrupted, also by SIGTERM or when the terminal closes.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:

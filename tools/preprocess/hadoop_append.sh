@@ -4,7 +4,7 @@
 #   tools/preprocess/hadoop_append.sh JOB INPUT WORK
 #
 # JOB    the folder that `gmeta history append --engine streaming --job JOB` made, which all machines see
-# INPUT  what to read on HDFS: files, a folder or a pattern
+# INPUT  the input on HDFS: files, a folder or a pattern
 # WORK   a folder on HDFS for the job's empty output; it is emptied first
 set -euo pipefail
 

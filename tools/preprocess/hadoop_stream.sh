@@ -1,7 +1,7 @@
-# What runs one job of Hadoop Streaming; hadoop_streaming.sh and hadoop_append.sh read it.
+# Runs one job of Hadoop Streaming; hadoop_streaming.sh and hadoop_append.sh source it.
 #
-# The programs must be on every machine; GMETA_BIN names their folder if it isn't on the PATH. REDUCERS (32) is how
-# many reducers a job has, STREAMING the path of hadoop-streaming.jar.
+# The programs must be on every machine; GMETA_BIN names their folder if it isn't on the PATH. REDUCERS (32)
+# is the number of a job's reducers, STREAMING the path of hadoop-streaming.jar.
 bin=${GMETA_BIN:+$GMETA_BIN/}
 reducers=${REDUCERS:-32}
 jar=${STREAMING:-$(find "${HADOOP_HOME:?}/share/hadoop/tools/lib" -name 'hadoop-streaming-*.jar' | head -n 1)}

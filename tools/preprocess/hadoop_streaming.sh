@@ -4,8 +4,8 @@
 #   tools/preprocess/hadoop_streaming.sh JOB INPUT WORK
 #
 # JOB    the folder that `gmeta prepare --engine streaming --job JOB` made, on a file system that all machines see
-# INPUT  what to read on HDFS: files, a folder or a pattern
-# WORK   a folder on HDFS for what passes between the jobs; it is emptied first
+# INPUT  the input on HDFS: files, a folder or a pattern
+# WORK   a folder on HDFS for data between the jobs; it is emptied first
 set -euo pipefail
 
 job=${1:?the folder of the job} input=${2:?the input on HDFS} work=${3:?a folder on HDFS}

@@ -1,4 +1,4 @@
-"""What ``spark-submit`` runs: ``gmeta history append --engine spark``, with the arguments that follow.
+"""Runs ``gmeta history append --engine spark`` under ``spark-submit``, with the arguments that follow.
 
 spark-submit --master yarn tools/preprocess/spark_append.py histories --data hive:shop.clicks
 """

@@ -1,4 +1,4 @@
-"""What ``spark-submit`` runs: ``gmeta prepare --engine spark``, with the options that follow.
+"""Runs ``gmeta prepare --engine spark`` under ``spark-submit``, with the options that follow.
 
 spark-submit --master yarn tools/preprocess/spark_prepare.py --data hive:shop.clicks --task user --out /data
 """

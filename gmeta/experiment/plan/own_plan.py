@@ -164,7 +164,9 @@ class _Plan(ColumnPlan):
         """Decide on the loss and the settings that depend on it."""
         if not found.rows:
             raise DataError(
-                "no task is left to train on", path=self.data, advice="give held_out = 0, or more data"
+                "no task is left to train on",
+                path=self.data,
+                advice="prepare more data, give another held_out, or --for ranking",
             )
         values = found.numbers[label]
         if values.not_finite:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from gmeta.core.data_manifest import Manifest
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import Column, OnBad
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.plan.drawn_negatives import ADVICE, describe
 from gmeta.experiment.plan.experiment_config import budget_seconds
 from gmeta.experiment.plan.own_columns import Survey, likeliest_item, survey
 from gmeta.experiment.plan.ranking_config import RankingConfig
-from gmeta.experiment.ranking.examples import Parts, read_rows
+from gmeta.experiment.ranking.examples import Parts, cut, read_rows
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.preprocess.source import Columns, single
 
@@ -122,7 +122,7 @@ class _Choice:
         self.exposed = given.get("exposed", "")
         if self.exposed:
             self._check("exposed", self.exposed, "int64", lists=False)
-        self.protocol = given.get("protocol", "time" if self.time else "random")
+        self.protocol = given["protocol"] if "protocol" in given else self._protocol(data, on_bad)
         times = self.time or roles.time
         for protocol, needed, option in (("time", times, "--time"), ("tasks", self.user, "--task")):
             if self.protocol == protocol and needed is None:
@@ -173,6 +173,18 @@ class _Choice:
                 f"{self._where}: {key} names {name!r}, which holds floats, and it takes ids: name it among "
                 "numbers"
             )
+
+    def _protocol(self, data: Path, on_bad: OnBad) -> str:
+        if not self.time:
+            return "random"
+        try:
+            cut(read_rows(data, [self.time], on_bad), "time", task=None, time=self.time)
+        except DataError:  # such as times that are all the same
+            self.notes.append(
+                "the rows can't be divided by their times: validation and the test are random rows"
+            )
+            return "random"
+        return "time"
 
     def _ids(self) -> list[Column]:
         """Return the columns of ids that may be features."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def choose_families(given: str | None, settings: dict[str, Any], data: Path) -> 
       given: A key of `FAMILIES`, which the settings mustn't contradict; None: that of the settings, or else
         what the data set suggests. One that was prepared without a label is for the next item, or without
         times for retrieval. One without users is for ranking. One with users and a label is for cold start
-        and ranking side by side, unless a setting is one of cold start alone.
+        and ranking side by side, unless a setting is one of either alone.
       settings: The settings; their key ``for`` is removed.
       data: A prepared data set.
 
@@ -74,7 +74,8 @@ def choose_families(given: str | None, settings: dict[str, Any], data: Path) -> 
     table = Manifest.load(data).config.get("table") or {}
     if table and not table.get("label") and "label" not in settings:
         return ("next-item",) if table.get("time") else ("retrieval",)
-    if table.get("blocks"):
+    cold, ranking = ({each.name for each in fields(kind)} for kind in (ExperimentConfig, RankingConfig))
+    if table.get("blocks") or (table and settings.keys() <= ranking and not settings.keys() <= cold):
         return ("ranking",)
     return ("cold-start", "ranking") if table and settings.keys() <= _OF_BOTH else ("cold-start",)
 
@@ -183,6 +184,32 @@ class RunFolder:
                 advice="prepare it as it was, or train in another --run",
             )
         return from_mapping(FAMILIES[held["for"]], _as_begun(held), where=str(file)), data
+
+    def check_beside(self) -> None:
+        """Check that the run in `beside` is for ranking, with this one's label and data.
+
+        Raises:
+          DataError: It isn't, or the settings of either can't be read.
+          ConfigError: The settings of either don't fit this gmeta.
+        """
+        (config, data), (ranking, source) = self.load(), self.beside.load()
+        manifest = Manifest.load(data, check_shards=False)
+        digests = {manifest.digest, *(manifest.config.get("inputs") or {}).values()}  # drawn data: source's
+        differing = (
+            "isn't for ranking"
+            if not isinstance(ranking, RankingConfig)
+            else f"predicts {ranking.label}, not {config.label}"
+            if ranking.label != config.label
+            else f"was trained on {source}, not {data}"
+            if Manifest.load(source, check_shards=False).digest not in digests
+            else ""
+        )
+        if differing:
+            raise DataError(
+                f"the run {differing}",
+                path=self.beside.path,
+                advice=f"evaluate it alone, or delete it and run `gmeta train --run {self.path}`",
+            )
 
     @property
     def family(self) -> str:

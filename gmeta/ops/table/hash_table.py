@@ -419,7 +419,8 @@ class HashTable(
             [0, 2^32).
         """
         shards, since = tf.cast([first, last], tf.int64), tf.cast(min_last_step, tf.int64)
-        return ShardRecords(*_native.gmeta_hash_table_export_shards(self.resource_handle, shards, since))
+        found = _native.gmeta_hash_table_export_shards(self.resource_handle, shards, since)
+        return self._noted(ShardRecords(*found))
 
     def import_(self, records: Records, replace: bool = False) -> tf.Operation | None:
         """Import whole records, as `export` returned them.

@@ -363,19 +363,36 @@ class RemovalReader(Protocol):
     limit: int
     """About how many removed keys the journal has to note."""
 
-    def read_removals(self, table: Any) -> None:
-        """Take over the removed keys that the journal is about to drop."""
+    def note_removals(self, table: Any, keys: Any) -> None:
+        """Take removed keys that the journal has returned, to whomever; keys may come again."""
+        ...
+
+    def journal_emptied(self, table: Any, *, lost: bool, by_checkpoint: bool) -> None:
+        """Learn that the journal won't return earlier keys again.
+
+        Args:
+          table: The table.
+          lost: Whether removals are missing among those that were noted.
+          by_checkpoint: Whether a checkpoint uses the journal from now on, and empties it.
+        """
         ...
 
 
 class NotesRemovals:
-    """A table's journal of removed keys."""
+    """A table's journal of removed keys.
 
+    Attributes:
+      journal_epoch: Changes when the journal is started, and when keys are dropped that no checkpoint has
+        saved: an increment needs the epoch of its base.
+    """
+
+    export_shards: Any
     resource_handle: tf.Tensor
+    journal_epoch = 0
 
     @functools.cached_property
     def removal_readers(self) -> weakref.WeakSet[RemovalReader]:
-        """Who reads the journal besides checkpoints; each reads it before it loses keys."""
+        """Who reads the journal besides checkpoints."""
         return weakref.WeakSet()
 
     def start_journal(self, limit: int) -> tf.Operation | None:
@@ -391,21 +408,35 @@ class NotesRemovals:
         Raises:
           tf.errors.InvalidArgumentError: ``limit`` is negative.
         """
-        for reader in self._read_removals():
-            limit = max(limit, reader.limit)
-        return _native.gmeta_hash_table_start_journal(self.resource_handle, tf.cast(limit, tf.int64))
+        readers = [*self.removal_readers]
+        lost = bool(readers) and not bool(self.journal_whole())
+        if readers and not lost:
+            self.export_shards(0, LOGICAL_SHARDS, 2**32 - 1)  # gives readers what the journal loses now
+        most = max([limit, *(reader.limit for reader in readers)])
+        started = _native.gmeta_hash_table_start_journal(self.resource_handle, tf.cast(most, tf.int64))
+        self.journal_epoch += 1
+        for reader in readers:
+            reader.journal_emptied(self, lost=lost, by_checkpoint=limit > 0)
+        return started
 
     def journal_saved(self) -> tf.Operation | None:
         """Drop the removed keys that `export_shards` has returned from the journal: they are saved."""
-        self._read_removals()
+        for reader in [*self.removal_readers]:
+            reader.journal_emptied(self, lost=False, by_checkpoint=True)
         return _native.gmeta_hash_table_journal_saved(self.resource_handle)
+
+    def forget_removals(self) -> None:
+        """Drop these keys although no checkpoint has saved them; the next save is a full one."""
+        self.journal_epoch += 1
+        _native.gmeta_hash_table_journal_saved(self.resource_handle)
 
     def journal_whole(self) -> tf.Tensor:
         """Return whether the journal has every removal since it was started, () bool; `import_` breaks it."""
         return tf.cast(_native.gmeta_hash_table_journal_whole(self.resource_handle), tf.bool)
 
-    def _read_removals(self) -> list[RemovalReader]:
-        readers: list[RemovalReader] = [*self.removal_readers]
-        for reader in readers:
-            reader.read_removals(self)
-        return readers
+    def _noted(self, records: ShardRecords) -> ShardRecords:
+        """Return exported records, whose removed keys the readers get too."""
+        if tf.executing_eagerly():
+            for reader in [*self.removal_readers]:
+                reader.note_removals(self, records.removed.numpy())
+        return records

@@ -57,7 +57,7 @@ struct OwnPlace {
 };
 
 // Writes the sums of 64 own tokens, times a factor and rounded. Four threads write 64 neighbouring
-// bytes of a row. Tokens behind the sequence's end are not written.
+// bytes of a row. Tokens past the sequence's end are not written.
 template <class T, int kSize>
 __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float factor,
                                           const OwnPlace& own, T* to, int64_t stride) {

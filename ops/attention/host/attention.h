@@ -10,7 +10,7 @@
 //
 // Operations. Rows are taken kRows at a time, and for them the blocks of columns one after another.
 // A block's scores are computed, weighed and multiplied with v while they lie in the first cache,
-// and then forgotten: memory grows with the tokens, never with their square. Gradients compute the
+// and then discarded: memory grows with the tokens, never with their square. Gradients compute the
 // scores once more instead of keeping them.
 //
 // Masks. A `Visible` says what a row sees, so a few comparisons decide whether to skip a block,
@@ -41,7 +41,7 @@
 
 namespace gmeta::hstu {
 
-// Compiles the same code for each width of vectors. The widest that the machine has is chosen.
+// Compiles the same code for each width of vectors. The widest that the machine supports is chosen.
 #if defined(__x86_64__)
 template <bool kScored>
 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) void
@@ -134,8 +134,8 @@ void Forward(const Inputs& in, const int64_t* offsets, size_t sequences, float* 
   });
 }
 
-// The number of groups of units whose bias gradients are summed apart: enough for any machine's
-// threads.
+// The number of groups of units whose bias gradients are summed separately: enough for any
+// machine's threads.
 inline constexpr size_t kGroups = 64;
 
 // Writes the gradients, given `of_out` (tokens, heads, values). Each has the shape of its tensor.

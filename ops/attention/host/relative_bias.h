@@ -39,7 +39,7 @@ struct RelativeBias {
 };
 
 // Gradients of the tables. A bucket has several sums, which columns take in turn: neighbours are
-// mostly in one bucket, and each addition to a number has to wait for the one before.
+// mostly in one bucket, and each addition to a number waits for the previous one.
 struct BiasGradient {
   static constexpr int kSums = 4;
 

@@ -1,8 +1,8 @@
 // Vectors of W floats, and the functions on them that attention needs: the exponential, the
 // sigmoid.
 //
-// GCC's vector extension gives the operators. W is 16, 8 or 4, as the machine has it. So the code,
-// written once here, becomes AVX-512, AVX2 or SSE if its caller is compiled for that (see
+// GCC's vector extension provides the operators. W is 16, 8 or 4, depending on the machine. So the
+// code, written once here, becomes AVX-512, AVX2 or SSE if its caller is compiled for that (see
 // ops/common/vector_target.h).
 
 #ifndef GMETA_OPS_ATTENTION_HOST_VECTOR_H_

@@ -19,7 +19,7 @@ GMETA_CUDA_API int gmeta_gpu_lane_device(int32_t* device, char* address, size_t 
 GMETA_CUDA_API int gmeta_gpu_lane_use(int32_t device);
 
 // Makes a stream of high priority that doesn't wait for the default stream, and an event. Both are
-// on the current GPU. Null arguments are left out, also when they are destroyed.
+// on the current GPU. Null arguments are skipped, also when they are destroyed.
 GMETA_CUDA_API int gmeta_gpu_lane_create(void** stream, void** event);
 GMETA_CUDA_API int gmeta_gpu_lane_destroy(void* stream, void* event);
 
@@ -28,7 +28,7 @@ GMETA_CUDA_API int gmeta_gpu_lane_destroy(void* stream, void* event);
 GMETA_CUDA_API int gmeta_gpu_lane_record(void* event, void* stream);
 GMETA_CUDA_API int gmeta_gpu_lane_wait(void* stream, void* event);
 
-// Whether the event, as it was last recorded, has happened; doesn't wait.
+// Whether the event has happened since it was last recorded; doesn't wait.
 GMETA_CUDA_API int gmeta_gpu_lane_query(void* event, int32_t* happened);
 
 }  // extern "C"

@@ -4,7 +4,7 @@
 //
 // Numbers
 //   Half records and full records are in separate stores but share one number space: a row number
-//   with the top bit set belongs to a half record. So the row number tells the precision before the
+//   with the top bit set belongs to a half record. So the row number shows the precision before the
 //   record is read, and a row that changes its precision gets a new number.
 //
 // The rule
@@ -20,8 +20,8 @@
 //   for one half-life without use, and one with 2^m times the threshold for m + 1.
 //
 //   Sweeps round to nearest. So a row's precision and its numbers follow from its header, the
-//   step, and the numbers that it had in full. A table that is restored from any of its saves, also
-//   from increments, which don't have the rows that only a sweep has changed, goes on as if it
+//   step, and the numbers that it had in full. A table that is restored from any of its saves,
+//   including increments, which lack the rows that only a sweep has changed, continues as if it
 //   hadn't been interrupted.
 
 #ifndef GMETA_OPS_TABLE_CORE_HALF_RULE_H_
@@ -51,7 +51,7 @@ struct HalfRule {
     return SweepSchedule(cools() && steps == 0 ? 1 : steps, shard, shards);
   }
 
-  // Whether a row of this frequency is half although it was used just now.
+  // Whether a row of this frequency is half even though it was just used.
   GMETA_HOST_DEVICE bool IsRare(uint32_t frequency) const { return frequency < half_below; }
 
   // Whether a row is to be half if its shard was last swept at a step.

@@ -10,7 +10,7 @@
 // row's last update is never applied.
 //
 // In a table with a prior, a record's last step is therefore the step of its last update, or of its
-// insertion; lookups leave it as it is.
+// insertion; lookups don't change it.
 
 #ifndef GMETA_OPS_TABLE_CORE_ROW_PRIOR_H_
 #define GMETA_OPS_TABLE_CORE_ROW_PRIOR_H_

@@ -42,9 +42,9 @@
 //   update of other rows leaves a row's stamp as it is. The end of an epoch makes one batch read
 //   the rows of one shard again.
 //
-// Epochs are numbered through the whole process, modulo 2^31. A number comes again after two
-// billion passes that end one: after days, if there are thousands of them in a second. A stamp is
-// meant to be used a step or two later.
+// Epochs are numbered through the whole process, modulo 2^31. A number repeats after two billion
+// passes that end one: after days, if there are thousands of them in a second. A stamp is meant to
+// be used a step or two later.
 
 #ifndef GMETA_OPS_TABLE_CORE_STAMP_H_
 #define GMETA_OPS_TABLE_CORE_STAMP_H_

@@ -42,7 +42,7 @@ class AheadReader {
   AheadReader(const AheadReader&) = delete;
   AheadReader& operator=(const AheadReader&) = delete;
 
-  // Any thread may ask. The request stays where it is until it is done.
+  // Any thread may call it. The request must stay in place until it is done.
   void Ask(Request* request) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -79,8 +79,8 @@ class AheadReader {
     }
   }
 
-  // Records that were given up meanwhile, and a drive that fails, end a request early: who needs
-  // the records reads them again, and learns of the failure.
+  // Records that were released meanwhile, and a drive that fails, end a request early: whoever
+  // needs the records reads them again, and gets the error.
   void Read(Request* request) {
     std::vector<NumberedRecords::Wish> piece;
     for (size_t first = 0; first < request->wishes.size(); first += kPiece) {

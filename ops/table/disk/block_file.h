@@ -1,9 +1,9 @@
 // BlockFile: scratch data on a drive, written and read in aligned blocks.
 //
 // The file has no name from the start: it is unlinked as soon as it is open, so a process that is
-// killed leaves nothing behind. Where the file system can, it goes past the page cache (O_DIRECT):
-// what a table keeps in memory is its own choice, and a second copy in the cache would take memory
-// from it. Reads of a batch are in flight together (io_ring.h).
+// killed leaves nothing behind. If the file system supports it, it bypasses the page cache
+// (O_DIRECT): what a table keeps in memory is its own choice, and a second copy in the cache would
+// take memory from it. Reads of a batch are in flight together (io_ring.h).
 //
 // Offsets, sizes and memory must be multiples of kBlock.
 
@@ -51,7 +51,7 @@ class BlockMemory {
 
   char* data() const { return data_.get(); }
   size_t bytes() const { return bytes_; }
-  // Makes the memory at least so large. Its content may be lost.
+  // Makes the memory at least this large. Its content may be lost.
   void Reserve(size_t bytes) {
     if (bytes > bytes_) *this = BlockMemory(bytes);
   }
@@ -87,7 +87,7 @@ class BlockFile {
   BlockFile& operator=(const BlockFile&) = delete;
   ~BlockFile() { close(fd_); }
 
-  // Writes whole blocks. If it throws, what was there may be overwritten in part.
+  // Writes whole blocks. If it throws, the old content may be overwritten in part.
   void Write(uint64_t offset, const char* data, size_t bytes) {
     while (bytes > 0) {
       const ssize_t written = pwrite(fd_, data, bytes, static_cast<off_t>(offset));
@@ -113,10 +113,9 @@ class BlockFile {
 
   // An error of the file's content.
   [[noreturn]] void Damaged(uint64_t offset) const {
-    throw DiskError(
-        path_ + " (unlinked) at byte " + std::to_string(offset) +
-        ": the row isn't what was written there: the drive or its memory is damaged; go "
-        "on from the last checkpoint, with Tiers.ssd on another drive");
+    throw DiskError(path_ + " (unlinked) at byte " + std::to_string(offset) +
+                    ": the row isn't what was written there: the drive or its memory is damaged; "
+                    "resume from the last checkpoint, with Tiers.ssd on another drive");
   }
 
  private:
@@ -139,7 +138,7 @@ class BlockFile {
            std::to_string(offset) + ": " + std::strerror(error) +
            (error == ENOSPC || error == EDQUOT
                 ? ": free space there, or name a folder on a larger drive (Tiers.ssd)"
-                : ": name a folder on another drive (Tiers.ssd), and go on from the last "
+                : ": name a folder on another drive (Tiers.ssd), and resume from the last "
                   "checkpoint");
   }
 

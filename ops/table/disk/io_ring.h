@@ -7,9 +7,9 @@
 //   SQ  submission queue: the head is the kernel's, the tail ours; entries name the reads
 //   CQ  completion queue: the tail is the kernel's, the head ours; entries carry results
 //
-// Read keeps up to kDepth reads in flight, and returns when all pieces are there. A read that came
-// short is continued. Kernels before 5.6, and sandboxes that forbid io_uring, have no ring:
-// OfThread returns null, and the caller uses pread.
+// Read keeps up to kDepth reads in flight, and returns when all pieces are there. A short read is
+// continued. Kernels before 5.6, and sandboxes that forbid io_uring, have no ring: OfThread returns
+// null, and the caller uses pread.
 //
 // Each thread has a ring of its own, so a ring needs no lock.
 

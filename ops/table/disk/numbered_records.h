@@ -36,7 +36,7 @@ class NumberedRecords {
   // How often a record has been written with this number.
   uint32_t version(uint32_t number) const { return records_[number].version; }
 
-  // Writes a record, in place of the one that has the number.
+  // Writes a record, replacing the one that has the number.
   void Put(uint32_t number, const char* record) {
     if (number >= records_.size()) records_.resize(number + 1);
     const uint32_t place =

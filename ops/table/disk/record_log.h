@@ -11,7 +11,7 @@
 //
 // Writing
 //   Records go into the open segment, which is in memory. When it is full, one write of whole
-//   blocks puts it on the drive, and another one opens. So the drive sees large writes in a row,
+//   blocks puts it on the drive, and another one opens. So the drive sees large consecutive writes,
 //   whatever the keys are. A record that is freed leaves a dead slot; a segment without live
 //   records is free, and is opened again before the file grows.
 //
@@ -20,7 +20,7 @@
 //   the segment that has the fewest move into the new one, and their segment is free. It has at
 //   most half of its records live, so
 //     - at least half of each written segment is new records: each record is written at most twice
-//       in the mean (write amplification <= 2), and
+//       on average (write amplification <= 2), and
 //     - the file has at most twice the live records, plus two segments.
 //
 // Reading
@@ -28,8 +28,8 @@
 //   at once (io_ring.h). A record that isn't what was written there is an error.
 //
 // Failure
-//   A write that fails leaves the log as it was before the call, with the segment in memory; the
-//   next Append tries again. The file is scratch: a restart begins from a checkpoint.
+//   A write that fails leaves the log unchanged, with the segment in memory; the next Append tries
+//   again. The file is scratch: a restart begins from a checkpoint.
 //
 // Thread safety: const methods may run concurrently; all others need exclusive access.
 
@@ -70,7 +70,7 @@ class RecordLog {
         next_(slots_) {}
 
   uint64_t size() const { return size_; }
-  // Bytes of the file, and of the records that were written to it, moved ones among them.
+  // Bytes of the file, and of the records that were written to it, including moved ones.
   uint64_t file_bytes() const { return file_ ? live_.size() * segment_bytes_ : 0; }
   uint64_t written_records() const { return written_; }
   size_t memory_bytes() const {
@@ -187,7 +187,7 @@ class RecordLog {
     std::memcpy(to, slot + kHead, record_bytes_);
   }
 
-  // Writes the open segment, if there is one, and opens another. Collects if it is time to.
+  // Writes the open segment, if there is one, and opens another. Collects if due.
   template <class Moved>
   void Roll(const Moved& moved) {
     if (open_ != kNone && live_[open_] > 0) {

@@ -45,7 +45,7 @@ void GpuTable::CoolDueShards(cudaStream_t stream) {
   }
   if (due == 0) return;
   InstallMoves(0, stream);
-  // Mostly, the list has room for all cold rows; else it is made again, with room.
+  // Usually the list has room for all cold rows; else it is made again, with more room.
   const auto step = static_cast<uint32_t>(step_);
   uint32_t cold = 0, room = 0;
   do {
@@ -58,7 +58,7 @@ void GpuTable::CoolDueShards(cudaStream_t stream) {
     });
     cold = ReadCounters(stream).cold;
   } while (cold > room);
-  // Those on disk come to memory for it, so not all at once.
+  // Those on disk are first brought to memory, so not all at once.
   const uint32_t most = HasRowsOnDisk() ? kColdOnDisk : cold;
   for (uint32_t done = 0; done < cold; done += most) {
     const uint32_t some = std::min(most, cold - done);

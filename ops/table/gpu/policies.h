@@ -60,7 +60,7 @@ class GpuTablePolicies {
     for (const EvictionSchedule& schedule : schedules_) marks.push_back(schedule.marks);
     return marks;
   }
-  // What a full row counts for the bound in bytes, and how much less a half row does.
+  // The bytes that a full row counts for the bound, and how many fewer a half row does.
   uint64_t row_charge() const { return row_charge_; }
   uint64_t half_saves() const { return half_saves_; }
   int log2_shards() const { return log2_shards_; }

@@ -14,7 +14,7 @@ namespace gmeta {
 namespace {
 
 // The most row numbers. An index entry is a row number + 1; in a table with half rows, the top bit
-// of the number tells the form.
+// of the number shows the form.
 constexpr uint64_t kMostRows = 0xfffffff0u;
 constexpr uint64_t kMostRowsOfEither = 0x7ffffff0u;
 
@@ -59,7 +59,7 @@ GpuTable::GpuTable(const GpuTableOptions& options)
   }
   if (options.host_bytes != 0) {
     const auto disk = [&](GpuRowStore* store, uint32_t form) {
-      // A batch asks for its rows up to three times: in its prefetch, lookup and update.
+      // A batch requests its rows up to three times: in its prefetch, lookup and update.
       const uint32_t pins = 3 * (options.lookahead + 2);
       return std::make_unique<GpuDiskTier>("table '" + options.name + "': ", options.allocator,
                                            options.disk_folder, store, form, mask, pins);

@@ -27,23 +27,23 @@
 //   Waiting  A kernel can't make the table grow. So the host keeps an upper bound of the number of
 //            rows: the last number it read, plus all keys of inserting batches since. As long as
 //            the bound leaves room, nothing waits. When the bound comes near the capacity, a copy
-//            of the true number to the host is queued behind the batches; mostly it has arrived
-//            when it is needed. The number of rows that a batch promotes is known once its keys
-//            are found. A table of two precisions waits for that number if there is no room to
-//            promote the rows of all keys, so that it needn't keep room for them.
+//            of the true number to the host is queued behind the batches; usually it has arrived
+//            when it is needed. The number of rows that a batch promotes is known once its keys are
+//            found. A table of two precisions waits for that number if there is no room to promote
+//            the rows of all keys, so that it needn't keep room for them.
 //   Tiers    A table may keep a bounded number of rows in GPU memory and the others in host memory
 //            (tiers/flights.cuh). A prefetch moves a later batch's rows to GPU memory beside
 //            compute; lookups install what has arrived, and wait for a batch that was prefetched
 //            `lookahead` batches ago.
 //   Disk     A table of three tiers bounds its rows in host memory too (tiers/disk.cuh). A batch's
-//            rows on disk are brought to memory before its kernels run; a prefetch lets a thread
-//            read them before. A lookup that inserts nothing, and a save, read them where they are.
+//            rows on disk are brought to memory before its kernels run; a prefetch makes a thread
+//            read them ahead. A lookup that inserts nothing, and a save, read them where they are.
 //   Evicting Ranks are computed and sorted on the GPU, and victims erased there (eviction.cuh).
 //   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
 //            (stamps.cuh).
 //   Order    Calls take turns (a mutex); if a call's stream differs from the last call's, an event
 //            makes its work wait for that of the last call. So kernels of a table never overlap,
-//            and each may rely on the results of the one before.
+//            and each may rely on the results of the previous one.
 
 #ifndef GMETA_OPS_TABLE_GPU_TABLE_CUH_
 #define GMETA_OPS_TABLE_GPU_TABLE_CUH_
@@ -206,11 +206,11 @@ class GpuTable {
   // Returns how many full rows and half rows n rows of an import are, from number `first` on.
   std::pair<uint64_t, uint64_t> CountForms(const ImportColumns& from, size_t first, size_t n,
                                            cudaStream_t stream);
-  // Tells the pools, before a kernel takes rows, which numbers have been given back.
+  // Notes in the pools, before a kernel takes rows, which numbers have been given back.
   void NoteGiven(cudaStream_t stream);
   // Grows the index until it has room for n more keys. Reads the counters.
   void GrowIndex(uint64_t n, cudaStream_t stream);
-  // Makes room for so many more rows of a store: by growth, and once it may grow no more, by
+  // Makes room for this many more rows of a store: by growth, and once it may grow no more, by
   // writing others to disk. The room is in `host` memory if possible, else anywhere.
   void MakeRoom(GpuRowStore* store, uint64_t rows, bool host, cudaStream_t stream);
   void EmptyPools(cudaStream_t stream);
@@ -222,8 +222,8 @@ class GpuTable {
   bool HasRowsOnDisk() const;
   // Brings the rows of n keys, or of the first *count, to memory.
   void BringRows(const int64_t* keys, int64_t n, const int32_t* count, cudaStream_t stream);
-  // Lets the rows of a later batch be read, and brings those that have been read: all but those of
-  // the last `most` batches.
+  // Starts reading the rows of a later batch, and brings those that have been read: all but those
+  // of the last `most` batches.
   void AskForRows(const int64_t* keys, int64_t n, cudaStream_t stream);
   void InstallAsked(size_t most, cudaStream_t stream);
   // Brings the rows, and makes room for new rows as EnsureRoom does.

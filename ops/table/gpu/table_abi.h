@@ -13,9 +13,9 @@
 //   Batches are queued on `stream`, and a call doesn't wait for them, except in these cases: the
 //   table grows; it has a policy (admission other than "all", eviction other than "none"); a lookup
 //   in a table of two precisions may promote more rows than there is room for; or the function
-//   returns a number. A table orders its calls, also those on different streams: the second call's
-//   work starts after the first's is done. Several threads may call; they take turns. The arrays of
-//   a batch must stay valid until the work on the stream is done.
+//   returns a number. A table orders its calls, including those on different streams: the second
+//   call's work starts after the first's is done. Several threads may call; they take turns. The
+//   arrays of a batch must stay valid until the work on the stream is done.
 //
 // All functions return a gmeta_cuda_status; gmeta_cuda_error() explains an error.
 
@@ -34,8 +34,7 @@ typedef struct gmeta_gpu_table gmeta_gpu_table;
 // The functions by which a table allocates and releases device memory; if they are null, the table
 // uses cudaMalloc and cudaFree. `allocate` returns memory aligned to 256 bytes, or null if there is
 // none. Work queued on the GPU may still use that memory; the table waits for it. Any function
-// below may call both, on the thread that calls it. The table releases memory when nothing uses it
-// any more.
+// below may call both, on the thread that calls it. The table releases memory once nothing uses it.
 typedef struct {
   void* (*allocate)(void* context, size_t bytes);
   void (*release)(void* context, void* memory, size_t bytes);

@@ -1,7 +1,7 @@
 // DiskRows: the records of a shard that are on a drive, in the logs of record_log.h, one for each
 // form of rows.
 //
-// Such a row has a number as one in memory has, with the flag kDisk: the flag, HalfRule's flag for
+// Such a row has a number, like a row in memory, with the flag kDisk: the flag, HalfRule's flag for
 // half rows, and the place in the log of its form. The header of each row is in memory too, so that
 // eviction, selection and stamps (stamp.h) need no read.
 //

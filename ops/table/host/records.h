@@ -5,17 +5,17 @@
 //   DiskRows   row number -> record on disk, if the table has a disk tier   (disk_rows.h)
 //
 // Tiers
-//   A row number says in which tier the record is, and the index has one number for a key, so a key
-//   is in one tier. A move between tiers copies a record's bytes and changes the number: nothing
-//   else depends on where a record is, so a table gives the same numbers with any memory. Passes
-//   that change records, or read many, first have the rows of their batch brought to memory
-//   (BringUp); then they see memory alone.
+//   A row number shows in which tier the record is, and the index has one number for a key, so a
+//   key is in one tier. A move between tiers copies a record's bytes and changes the number:
+//   nothing else depends on where a record is, so a table gives the same numbers with any memory.
+//   Passes that change records, or read many, first have the rows of their batch brought to memory
+//   (BringUp); then they see only memory.
 //
-//   After a batch, Spill moves rows to disk until the rest is within its share of memory. Which
-//   ones, a clock decides: a hand goes around the index, and a row that was used since it last
-//   came by is passed over once. Rows that this very step uses go last. After a lookup, memory may
-//   exceed its share by as many rows as the batch has keys, so that the update finds them; after
-//   the update it may not.
+//   After a batch, Spill moves rows to disk until the rest is within its share of memory. A clock
+//   decides which: a hand goes around the index, and a row that was used since it last passed is
+//   skipped once. Rows that the current step uses go last. After a lookup, memory may exceed its
+//   share by as many rows as the batch has keys, so that the update finds them; after the update it
+//   may not.
 //
 // Every change of a record is noted for snapshots (undo_log.h), every removal in the journal
 // (removal_journal.h).
@@ -114,7 +114,7 @@ class ShardRecords {
     if (!disk_ || memory_bytes() <= most) return;
     const uint64_t enough = most - most_bytes_ / 32;
     const auto spill = [&](auto& rows) {
-      // Two rounds come by each row with and without its note of use, and a third one takes all.
+      // Two rounds pass each row with and without its note of use, and a third one takes all.
       const uint64_t round = index_.groups();
       for (uint64_t looks = 0; looks < 3 * round && memory_bytes() > enough; ++looks) {
         if (hand_ >= round) hand_ = 0;

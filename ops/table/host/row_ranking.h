@@ -59,8 +59,8 @@ std::vector<RankedRow> RankRows(const Policy& policy, const KeyIndex& index, con
   return ranked;
 }
 
-// Calls remove(row) for rows of the lowest rank until above() is 0. above() says how many rows must
-// at least be removed yet.
+// Calls remove(row) for rows of the lowest rank until above() is 0. above() returns the least
+// number of rows that must still be removed.
 template <class Above, class Remove>
 void RemoveLowest(std::vector<RankedRow> ranked, const Above& above, const Remove& remove) {
   auto first = ranked.begin();

@@ -19,7 +19,7 @@
 
 namespace gmeta {
 
-// What of a table's rows is in memory, and where the others are.
+// Which of a table's rows are in memory, and where the others are.
 struct DiskTier {
   std::string folder;         // for the files of rows
   uint64_t memory_bytes = 0;  // of rows in memory; beyond it, those unused for long move to disk

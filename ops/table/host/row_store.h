@@ -71,7 +71,7 @@ class ChunkArena {
   // The size of the next chunk: a sixteenth of the memory so far, so that memory grows with the
   // rows. From one huge page on, it is a 64th, in whole huge pages, since a part of a huge page
   // would consist of small pages: as many, up to twice that, as leave the least of them unused
-  // behind the last block.
+  // past the last block.
   size_t NextBytes() const {
     const size_t share = std::min(total_ / 16, std::max(total_ / 64, MemoryBlock::kHugePage));
     const size_t wish = std::max(block_bytes_, std::clamp(share, kSmallest, kLargest));

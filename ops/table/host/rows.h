@@ -76,7 +76,7 @@ class FullRows {
     header(row)->Touch(step, moves);
     return row;
   }
-  // Makes a half row full if it isn't to be half any more, and a full row half. Return the number
+  // Makes a half row full if it is no longer to be half, and a full row half. Return the number
   // that the row has from now on.
   uint32_t Refit(uint32_t row, uint32_t /*step*/) { return row; }
   uint32_t Cool(uint32_t row) { return row; }

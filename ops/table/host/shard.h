@@ -4,8 +4,8 @@
 // A pass has four stages (key_pipeline.h). A row number found in stage 2 is valid through stage 4:
 // rows never move, and a pass erases nothing. Passes over records are compiled for each form of
 // rows and each admission policy, and chosen once per batch. A lookup that inserts first evicts
-// (eviction.h), and decides in stage 4 whether to admit a missing key (admission.h). Which rows a
-// lookup copies is up to its sink (row_sinks.h), and that a row has changed shows in its stamp
+// (eviction.h), and decides in stage 4 whether to admit a missing key (admission.h). A lookup's
+// sink decides which rows it copies (row_sinks.h), and a row's stamp shows that it has changed
 // (stamp.h).
 
 #ifndef GMETA_OPS_TABLE_HOST_SHARD_H_
@@ -371,7 +371,8 @@ class alignas(128) Shard {
     uint32_t position;
   };
 
-  // Calls visit(item) for each item, in order, a piece at a time: reads what of it is on disk.
+  // Calls visit(item) for each item, in order, a piece at a time, whose rows on disk are read
+  // together.
   template <class Items, class RowsOfShard, class Visit>
   static void InPieces(const Items& items, const RowsOfShard& rows, const Visit& visit) {
     constexpr size_t kPiece = 1024, kAhead = 8;

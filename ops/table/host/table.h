@@ -1,5 +1,5 @@
-// Table: the dynamic embedding table. A row is created when its key is first seen; no vocabulary
-// and no size has to be fixed in advance.
+// Table: the dynamic embedding table. A row is created when its key is first seen; no vocabulary or
+// size is fixed in advance.
 //
 //                    batch of keys
 //                          |  Partition: by the top bits of MurmurHash3(key)
@@ -40,7 +40,7 @@
 // Saving
 //   A save goes through the logical shards, a range at a time (ExportShards), so it needs memory
 //   for a range, not for the table. A range is a snapshot: no batch runs while it is copied.
-//   Batches may run between two ranges; then the save shows no single moment, but every record in
+//   Batches may run between two ranges; then the save isn't of a single moment, but every record in
 //   it is whole, and one that changes after the save has begun is in the next incremental save too.
 
 #ifndef GMETA_OPS_TABLE_HOST_TABLE_H_

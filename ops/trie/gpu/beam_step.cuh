@@ -1,11 +1,11 @@
 // The step of a beam search on the GPU (ops/trie/host/beam_step.h says what it computes): a block a
-// user, a warp a beam. Ranks (ranks.cuh) says what is kept the best by.
+// user, a warp a beam. Ranks (ranks.cuh) defines what the best are kept by.
 //
 //   1. Warps read the siblings of each beam: the greatest logit, and the sum of exponentials.
-//   2. The block selects the k best children (selection.cuh). Their ranks are read again in each
-//      pass, as they, or logits, and digits are in the cache by then; storing 50 beams of 256
-//      children would take more shared memory than there is for 200. A beam whose best child can't
-//      be among the k is passed over.
+//   2. The block selects the k best children (selection.cuh). Each pass reads their ranks again, as
+//      they, or logits, and digits are in the cache by then; storing 50 beams of 256 children would
+//      take more shared memory than there is for 200. A beam whose best child can't be among the k
+//      is skipped.
 //   3. Each of the k finds its place by counting those before it.
 //
 // Nothing depends on the order of threads: the k best are the same however they are found.
@@ -47,7 +47,7 @@ struct StepShared {
   uint32_t children;  // of all beams
   uint32_t kept;
   int32_t wrong;
-  // After it ReadBeam[beams] and Kept[k].
+  // It is followed by ReadBeam[beams] and Kept[k].
 };
 
 inline int StepSharedBytes(int64_t beams, int64_t k) {

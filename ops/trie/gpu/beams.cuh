@@ -22,7 +22,7 @@ struct BeamsOnGpu {
   int64_t codes;
 
   __device__ const float* LogitsOf(int64_t place) const { return logits + place * codes; }
-  // By a whole warp. The siblings of no beam are none.
+  // By a whole warp. Without a beam there are no siblings.
   __device__ __forceinline__ WarpSiblings SiblingsOf(const GmetaTrieLevel& level,
                                                      int64_t place) const {
     if (nodes[place] < 0) return {0, 0, 0, 0.0f, 1.0f, false};

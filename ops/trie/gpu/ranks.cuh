@@ -1,10 +1,10 @@
-// What a step on the GPU keeps the best by (ops/trie/host/ranks.h).
+// The ranks by which a step on the GPU keeps the best (ops/trie/host/ranks.h).
 //
 // ByScore: a child's rank is its score, which costs three subtractions, so it is computed wherever
 // it is needed.
 //
 // ByGumbel: a rank costs six exponentials and logarithms in double precision, and a step asks for
-// it some five times. So a kernel before it, WriteGumbelRanks, a warp a beam, writes the ranks of a
+// it some five times. So an earlier kernel, WriteGumbelRanks, a warp a beam, writes the ranks of a
 // beam's children to a row as long as its logits: that of a child where the logit of its digit is.
 // It spreads over the whole GPU, where the step has a block a user.
 
@@ -40,7 +40,7 @@ struct ByScoreOnGpu {
     return from.LogitsOf(place);
   }
   __device__ float OfChild(const ReadBeam& beam, float logit) const { return beam.ScoreOf(logit); }
-  // What no child's rank is above.
+  // An upper bound of the children's ranks.
   __device__ float MostOfChildren(const ReadBeam& beam, int64_t) const {
     return beam.ScoreOf(beam.most);
   }

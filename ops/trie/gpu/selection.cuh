@@ -4,7 +4,7 @@
 // A number is three words: the rank, as bits whose order is the numbers' own, and for what is equal
 // the hash and the beam, inverted, so that the smaller comes first (ops/trie/host/beam_step.h). In
 // a pass each thread counts its numbers that begin as the k-th does, as far as that is known, by
-// their next 11 bits. The counts say what the k-th's next bits are. When all that begin as it does
+// their next 11 bits. The counts show the k-th's next bits. When all that begin as it does
 // are among the k best, the passes end: after two or three, if few ranks are equal.
 
 #ifndef GMETA_OPS_TRIE_GPU_SELECTION_CUH_
@@ -42,13 +42,13 @@ class Selection {
     bool done;
   };
 
-  // In shared memory. By one thread, before the block meets.
+  // In shared memory. By one thread, before the block synchronizes.
   __device__ void Start(uint32_t k) {
     threshold = Threshold{};
     threshold.left = k;
   }
 
-  // Whether a number is among the k best, for all that is known.
+  // Whether a number is among the k best, as far as is known.
   __device__ __forceinline__ bool Has(const Number& x) const {
     for (int word = 0; word < 3; ++word) {
       const uint64_t begins = x.words[word] & threshold.known[word];

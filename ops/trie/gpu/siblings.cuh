@@ -2,9 +2,9 @@
 // their logits (ops/trie/host/siblings.h). They are read once for the greatest logit, once for the
 // sum, and by what uses them: after the first time they are in the cache.
 //
-// The sum has the CPU's bits: the children that may come out are added in 16 sums in turn, and
-// these are folded in the same order. So scores, ranks and draws are the CPU's, and no tie, no rank
-// that is almost another's and no draw falls otherwise (ops/trie/weights.h says what is left).
+// The sum has the CPU's bits: the allowed children are added in 16 sums in turn, and these are
+// folded in the same order. So scores, ranks and draws are the CPU's, and no tie, almost equal rank
+// or draw has another outcome (ops/trie/weights.h states the exceptions).
 
 #ifndef GMETA_OPS_TRIE_GPU_SIBLINGS_CUH_
 #define GMETA_OPS_TRIE_GPU_SIBLINGS_CUH_
@@ -26,9 +26,9 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 struct WarpSiblings {
   int64_t first;
   int32_t count;    // of children; 0, if none has a chance
-  int32_t allowed;  // how many of these may come out
+  int32_t allowed;  // how many of these lead to an allowed item
   float most, sum;  // of logits, and of exponentials
-  bool wrong;       // the node isn't there, or what it leads to
+  bool wrong;       // the node, or what it leads to, doesn't exist
 
   __device__ float Weight(float logit) const { return trie::Weight(logit - most); }
   __device__ float LogProb(float logit, float log_sum) const { return (logit - most) - log_sum; }
@@ -39,8 +39,8 @@ __device__ __forceinline__ int32_t DigitOf(const GmetaTrieLevel& level, int64_t 
                                       : Level::Narrow(level.wide_digits[child]);
 }
 
-// Calls visit(child, digit, logit) for every 32nd of the children that may come out, from the
-// lane's own on. Digits must be right.
+// Calls visit(child, digit, logit) for every 32nd of the allowed children, from the lane's own on.
+// Digits must be right.
 template <class Visit>
 __device__ __forceinline__ void EachChild(const GmetaTrieLevel& level, int64_t first, int32_t count,
                                           const float* logits, const Visit& visit) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void EachChild(const GmetaTrieLevel& level, int64_t f
 }
 
 // Calls visit(child, is_there, weight) for the 32 children of a warp's lanes, and for the next, all
-// lanes together, as long as it returns true. What isn't there has weight 0.
+// lanes together, as long as it returns true. A missing child has weight 0.
 template <class Visit>
 __device__ __forceinline__ void EachWeight(const GmetaTrieLevel& level, const WarpSiblings& s,
                                            const float* logits, const Visit& visit) {

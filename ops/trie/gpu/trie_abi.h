@@ -4,14 +4,14 @@
 // Pointers are to device memory. Work is queued on `stream`; no function waits for it or allocates.
 // Functions return a status (cuda_abi.h).
 //
-// Faults in device memory can't be reported in words. Nothing is read or written outside of the
+// Faults in device memory can't be reported by messages. Nothing is read or written outside of the
 // arrays that are named here, and faults show in the results: see each function.
 //
 // For the same input, results are those of the CPU, and the same on each run. Exponentials have the
 // CPU's bits, and a node's siblings are added in its order, so
 //   - children that are drawn by gmeta_gpu_trie_sample are the CPU's, always;
-//   - scores, logs of probabilities and ranks with noise are its floats, but for fewer than one in
-//     10^8, because the libraries' logarithms and exponentials in double precision differ in the
+//   - scores, logs of probabilities and ranks with noise are its floats, except for fewer than one
+//     in 10^8, because the libraries' logarithms and exponentials in double precision differ in the
 //     last bits (ops/trie/weights.h, ops/trie/gumbel_rank.h). Those are the next floats.
 // A step then keeps the same children in the same order, unless such a float is that close to
 // another child's. Gradients agree to about 1e-6 of the upstream gradient.
@@ -63,7 +63,7 @@ GMETA_CUDA_API int gmeta_gpu_trie_step(const float* logits, const float* scores,
 // gmeta_gpu_trie_step has:
 //   ranks      (users, beams)
 //   noise      of the users
-//   scratch    (users, beams, codes), which is written over
+//   scratch    (users, beams, codes), which is overwritten
 //   next_ranks (users, k), -infinity where there are fewer
 // Children of one node must have distinct digits. A rank that is NaN is wrong input, and then next
 // ranks are NaN too.

@@ -12,8 +12,8 @@
 // Why it is fast
 //   Beams go by their ranks, the best first. As no child's rank is above its beam's, the step ends
 //   with the first beam whose rank is below the k-th child's. The rows that a user's beams need,
-//   which are anywhere in a large trie, are asked for before the first is read. Children that may
-//   be among the k best (best.h) are found in vectors; few are, once there are k.
+//   which may be anywhere in a large trie, are prefetched before the first is read. Children that
+//   may be among the k best (best.h) are found in vectors; few are, once there are k.
 
 #ifndef GMETA_OPS_TRIE_HOST_BEAM_STEP_H_
 #define GMETA_OPS_TRIE_HOST_BEAM_STEP_H_

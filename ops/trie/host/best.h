@@ -2,7 +2,7 @@
 //
 // Children are collected, and cut to the k best when there are twice as many. For a cut the rank of
 // the k-th is found by halving the range of ranks, and counting in vectors how many lie above the
-// middle; as soon as these are k, it is found. Ranks are held as integers of the same order, so
+// middle; as soon as these are k, it is found. Ranks are stored as integers of the same order, so
 // that the middle is one. That takes a tenth of the time of std::nth_element, which mispredicts
 // each second comparison.
 //
@@ -25,7 +25,7 @@
 
 namespace gmeta::trie {
 
-// Finds a number that k of n keys are not below, or if some are equal, the least so many. n is of
+// Finds a number that k of n keys reach, or, if some are equal, as few more as possible. n is of
 // whole lanes, k at most n.
 GMETA_ALWAYS_INLINE void KthLanes(const int32_t* keys, size_t n, size_t k, int32_t* kth,
                                   size_t* not_below) {
@@ -75,7 +75,7 @@ class Best {
   // Below this rank no child is among the k best.
   float least() const { return least_; }
 
-  // Makes room for so many more children.
+  // Makes room for this many more children.
   void Expect(size_t more) {
     if (count_ >= 2 * k_) Cut();
     const size_t room = (count_ + more + kLanes - 1) / kLanes * kLanes;

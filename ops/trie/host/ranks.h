@@ -1,5 +1,5 @@
-// What a beam search keeps the best by: a rank of each beam, and of its children, none of which is
-// above its beam's.
+// The ranks by which a beam search keeps the best: that of each beam, and of its children, none of
+// which is above its beam's.
 //
 // ByScore: the rank is the score. The search finds the most probable items.
 //
@@ -24,7 +24,7 @@ class ByScore {
  public:
   explicit ByScore(const float* scores) : scores_(scores) {}
   float OfBeam(size_t beam) const { return scores_[beam]; }
-  // What no child's rank is above, `best` being the greatest of their scores.
+  // An upper bound of the children's ranks, `best` being the greatest of their scores.
   float MostOfChildren(size_t, float best) const { return best; }
   // `scores` are those of the siblings. Ranks have whole lanes of kLanes numbers, as these do.
   const float* OfChildren(size_t, const Siblings&, const float* scores) const { return scores; }

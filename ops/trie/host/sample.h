@@ -2,7 +2,8 @@
 //
 // The weights of siblings, as whole numbers (ops/trie/weights.h), are added in their order; the
 // child drawn is the first whose sum is above Noise::Below of the beam and the sum of all. So beams
-// at one node draw apart, a child of weight zero never comes, and any way of adding draws the same.
+// at one node draw independently, a child of weight zero is never drawn, and any way of adding
+// draws the same.
 
 #ifndef GMETA_OPS_TRIE_HOST_SAMPLE_H_
 #define GMETA_OPS_TRIE_HOST_SAMPLE_H_

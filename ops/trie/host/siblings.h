@@ -1,6 +1,5 @@
-// Siblings: the children of one node that may come out, their logits, and the log of the sum of
-// their exponentials. The step of a beam search and the log of a code's probability both stand on
-// it.
+// Siblings: the allowed children of one node, their logits, and the log of the sum of their
+// exponentials. The step of a beam search and the log of a code's probability are both based on it.
 //
 // What it computes
 //   With logits z, child c of node i has the probability
@@ -12,9 +11,9 @@
 //   are added in 16 sums, which are folded at the end: the same bits on each machine.
 //
 // Why it is fast
-//   No digit is looked for and no mask of all codes is made: a node reads its own children, 8 bytes
-//   each. They are gathered once into a row, on which all else runs in vectors. A node with one
-//   child, as most have near a trie's leaves, needs neither exponential nor logarithm.
+//   No digit is searched for and no mask of all codes is made: a node reads its own children, 8
+//   bytes each. They are gathered once into a row, on which all else runs in vectors. A node with
+//   one child, as most have near a trie's leaves, needs neither exponential nor logarithm.
 
 #ifndef GMETA_OPS_TRIE_HOST_SIBLINGS_H_
 #define GMETA_OPS_TRIE_HOST_SIBLINGS_H_
@@ -42,7 +41,7 @@ enum class Problem {
   kDigit,      // of a child: there is no such logit
   kLogit,      // of a child: NaN or infinity
   kChild,      // isn't one of the node's
-  kForbidden,  // is one, but may not come out
+  kForbidden,  // is one, but isn't allowed
 };
 
 inline constexpr size_t kLanes = 16;

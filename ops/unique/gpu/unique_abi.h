@@ -3,8 +3,8 @@
 //
 // All pointers are to device memory unless a comment says otherwise. All work is queued on
 // `stream`; no function waits for it. The caller provides scratch memory: as many bytes as the
-// workspace function says, aligned to 256, with any content. It is free again when the work on the
-// stream is done. At most 2^30 ids in a call.
+// workspace function returns, aligned to 256, with any content. It is free again when the work on
+// the stream is done. At most 2^30 ids in a call.
 
 #ifndef GMETA_OPS_UNIQUE_GPU_UNIQUE_ABI_H_
 #define GMETA_OPS_UNIQUE_GPU_UNIQUE_ABI_H_
@@ -38,10 +38,11 @@ GMETA_CUDA_API int gmeta_gpu_unique_by_owner(const int64_t* ids, int64_t n, int3
                                              int32_t* count, void* workspace,
                                              size_t workspace_bytes, void* stream);
 
-// Returns the bytes of scratch for gmeta_gpu_order_by_owner of n ids and so many ranks.
+// Returns the bytes of scratch for gmeta_gpu_order_by_owner of n ids and this many ranks.
 GMETA_CUDA_API size_t gmeta_gpu_order_by_owner_workspace(int64_t n, int32_t ranks);
 
-// Orders all ids by the rank that owns them, those of a rank as they came; nothing is left out.
+// Orders all ids by the rank that owns them, those of a rank in their former order; none is left
+// out.
 //   ids      (n,) any int64; they may not overlap with `keys`
 //   keys     (n,) the ids in their order
 //   inverse  (n,) keys[inverse[i]] == ids[i], each place once

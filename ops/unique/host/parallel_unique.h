@@ -9,7 +9,7 @@
 // before a slice. Nothing depends on the number of threads.
 //
 // Each id is hashed twice, moved once and looked up once, and 20 bytes of scratch an id are written
-// and read. On a single thread unique.h is quicker, which moves nothing; FindUnique chooses.
+// and read. On a single thread unique.h, which moves nothing, is quicker; FindUnique chooses.
 
 #ifndef GMETA_OPS_UNIQUE_HOST_PARALLEL_UNIQUE_H_
 #define GMETA_OPS_UNIQUE_HOST_PARALLEL_UNIQUE_H_

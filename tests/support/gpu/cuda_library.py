@@ -1,6 +1,6 @@
-"""The CUDA library by its C interface, without TensorFlow: what tests and benchmarks of kernels stand on.
+"""The CUDA library by its C interface, without TensorFlow: the base of tests and benchmarks of kernels.
 
-Arrays are in device memory that the CUDA driver allocates, so that no other framework is needed.
+Arrays are in device memory that the CUDA driver allocates, so that they require no other framework.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def library_path() -> Path:
 
 
 def why_missing() -> str | None:
-    """Why kernels can't run here; None where they can."""
+    """Why kernels can't run here, or None if they can."""
     if not library_path().is_file():
         return f"{library_path()} isn't built: it needs a CUDA compiler"
     try:
@@ -49,7 +49,7 @@ def why_missing() -> str | None:
 
 
 def count_gpus() -> int:
-    """How many GPUs the CUDA driver shows to this process."""
+    """The number of GPUs that the CUDA driver shows to this process."""
     return 0 if why_missing() else _driver().gpus
 
 
@@ -108,7 +108,7 @@ class _Driver:
             self._context = context
 
     def run(self, name: str, *arguments: Any) -> None:
-        if self._context is not None:  # each thread has a current one of its own
+        if self._context is not None:  # each thread has its own current context
             self._cuda.cuCtxSetCurrent(self._context)
         status = getattr(self._cuda, name)(*arguments)
         if status != 0:
@@ -144,11 +144,11 @@ class Event:
             _driver().run("cuEventDestroy_v2", self._handle)
 
     def record(self, stream: Stream) -> None:
-        """Set the moment to when the work that the stream has now is done."""
+        """Set the moment to the end of the stream's present work."""
         _driver().run("cuEventRecord", self._handle, stream.handle)
 
     def seconds_since(self, before: Event) -> float:
-        """Wait for the moment, and return how long after another it came."""
+        """Wait for the moment, and return its time after another one."""
         milliseconds = ctypes.c_float()
         _driver().run("cuEventSynchronize", self._handle)
         _driver().run("cuEventElapsedTime", ctypes.byref(milliseconds), before._handle, self._handle)
@@ -166,7 +166,7 @@ class DeviceArray:
     Args:
       shape: Its shape.
       dtype: Its type.
-      poison: The byte that it is filled with, so that what a kernel doesn't write is noticed.
+      poison: The byte that fills it, which shows what a kernel doesn't write.
     """
 
     def __init__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, poison: int = 0xCD) -> None:

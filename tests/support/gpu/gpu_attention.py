@@ -1,6 +1,6 @@
 """HSTU's attention on the GPU by its C interface: inputs, calls, and the formulas in PyTorch.
 
-PyTorch, which nothing else of gmeta needs, is here for memory on the GPU and for the expected numbers.
+It uses PyTorch, which nothing else in gmeta needs, for memory on the GPU and for the expected numbers.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def call_hstu(name: str, *arguments: Any) -> None:
 
 
 def visible_of(length: int, mask: Mask, rng: np.random.Generator) -> npt.NDArray[np.int32]:
-    """What the tokens of one sequence see, as `AttentionMask` says it: (length, 3).
+    """What the tokens of one sequence see, in the form of `AttentionMask`: (length, 3).
 
-    ``window`` and ``targets`` draw how far tokens see and how many contexts and targets there are; ``mixed``
-    has all of it.
+    ``window`` and ``targets`` draw how far tokens see, and the numbers of contexts and targets; ``mixed`` has
+    all of these.
     """
     place = np.arange(length)
     contexts = targets = 0
@@ -87,17 +87,17 @@ def _pairs(visible: npt.NDArray[np.int32]) -> int:
 class GpuAttention:
     """Random inputs of jagged sequences, on the GPU, with the calls of the library.
 
-    q, k, v and the gradient of the output are parts of one tensor, so that their tokens lie apart.
+    q, k, v and the gradient of the output are parts of one tensor, so that their tokens aren't contiguous.
 
     Args:
-      lengths: Of the sequences.
-      heads: How many.
-      width: Of a head.
+      lengths: The lengths of the sequences.
+      heads: The number of heads.
+      width: The width of a head.
       dtype: Its name, ``"bfloat16"`` or ``"float16"``.
-      mask: The rule of what is seen.
-      seed: Of the inputs.
-      bias: Which tables of a relative bias there are.
-      places: n of the table of places; None: too few for the longest ways.
+      mask: The rule by which tokens see each other.
+      seed: The seed of the inputs.
+      bias: The tables of a relative bias.
+      places: n of the table of places; None: too few for the longest distances.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class GpuAttention:
         self.q, self.k, self.v, self.of_out = self.inputs.unbind(1)
         size = library().gmeta_hstu_plan_bytes(ctypes.c_int64(self.tokens), ctypes.c_int32(self.batch))
         self.plan = torch.empty(size, dtype=torch.uint8, device="cuda")
-        # Poisoned, so that what isn't written is noticed.
+        # Poisoned, which shows what isn't written.
         self.results = torch.full((3, self.tokens, heads, width), np.nan, dtype=self.dtype, device="cuda")
         self.out = torch.full((self.tokens, heads, width), np.nan, dtype=self.dtype, device="cuda")
         self.bias: _Bias | None = None
@@ -189,7 +189,7 @@ class GpuAttention:
     def gradients(self) -> Any:
         """(3, tokens, heads, width): of q, k and v. The plan must be made.
 
-        Those of the bias's tables are in ``table_gradients`` then.
+        Then ``table_gradients`` has those of the bias's tables.
         """
         of_out, *of = (self._heads(x) for x in (self.of_out, *self.results.unbind(0)))
         of_bias = None
@@ -220,7 +220,7 @@ class GpuAttention:
         return (place < first) | ((place >= since) & (place < until)) | (place == place[:, None])
 
     def _places(self, begin: int, end: int) -> dict[Table, Any]:
-        """(length, length) of one sequence: which number of each table a pair takes."""
+        """(length, length) of one sequence: the number of each table for each pair."""
         found: dict[Table, Any] = {}
         if "positions" in self.tables:
             place = self.torch.arange(int(end - begin), device="cuda")
@@ -233,7 +233,7 @@ class GpuAttention:
         return found
 
     def _scores(self, begin: int, end: int, of: Any) -> Any:
-        """(heads, length, length): what SiLU is taken of."""
+        """(heads, length, length): the arguments of SiLU."""
         q, k = (x[begin:end].to(of) for x in (self.q, self.k))
         x = self.alpha * self.torch.einsum("ihd,jhd->hij", q, k)
         for name, place in self._places(begin, end).items():
@@ -241,7 +241,7 @@ class GpuAttention:
         return x
 
     def expected(self, dtype: str) -> Any:
-        """The formula as it stands, every number of a type, as float64."""
+        """The plain formula, with all numbers of one type, as float64."""
         einsum, of = self.torch.einsum, getattr(self.torch, dtype)
         out = self.torch.zeros_like(self.out, dtype=self.torch.float64)
         for begin, end in zip([0, *self.ends[:-1]], self.ends, strict=True):
@@ -250,7 +250,7 @@ class GpuAttention:
         return out
 
     def expected_gradients(self, dtype: str) -> tuple[Any, dict[Table, Any]]:
-        """The formulas as they stand, every number of a type, as float64: `gradients`, and of the tables."""
+        """The plain formulas, with all numbers of one type, as float64: `gradients`, and the tables'."""
         einsum, of = self.torch.einsum, getattr(self.torch, dtype)
         results = self.torch.zeros_like(self.results, dtype=self.torch.float64)
         of_tables = {name: self.torch.zeros_like(x, dtype=of) for name, x in self.tables.items()}

@@ -1,6 +1,6 @@
 """The product that is activated as it is written, by the library's C interface: inputs, calls, formulas.
 
-PyTorch, which nothing else of gmeta needs, is here for memory on the GPU and for the expected numbers.
+It uses PyTorch, which nothing else in gmeta needs, for memory on the GPU and for the expected numbers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class GpuProjection:
     """Random matrices on the GPU, and the calls of the library.
 
     Args:
-      rows: Of X.
-      inner: Places of the sums.
-      columns: Of W.
-      activated_from: The first column that is activated.
+      rows: The rows of X.
+      inner: The columns of X and rows of W.
+      columns: The columns of W.
+      activated_from: The first activated column.
       dtype: Its name, ``"bfloat16"`` or ``"float16"``.
-      seed: Of the matrices.
+      seed: The seed of the matrices.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class GpuProjection:
         return self.torch.full((len(self.x), columns), self.torch.nan, dtype=self.dtype, device="cuda")
 
     def run(self) -> tuple[Any, Any]:
-        """Z and what of it is activated."""
+        """Z and its activated columns."""
         pointers = (each.data_ptr() for each in (self.x, self.w, self.z, self.activated))
         sizes = (*self.w.shape, self.activated_from, len(self.x))
         call_library(
@@ -60,7 +60,7 @@ class GpuProjection:
         return self.z, self.activated
 
     def activate(self) -> Any:
-        """The same of Z by a pass of its own."""
+        """The same from Z in a separate pass."""
         columns = self.z.shape[1]
         call_library(
             "silu",

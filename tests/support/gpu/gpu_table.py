@@ -1,4 +1,4 @@
-"""The GPU table by its C interface, with the reference's methods, so that one test can hold it to that."""
+"""The GPU table by its C interface, with the reference's methods, so that one test can compare both."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Columns(ctypes.Structure):
 
 
 class Export(NamedTuple):
-    """What `GpuTable.export` gives."""
+    """The result of `GpuTable.export`."""
 
     columns: dict[str, Array]
     step: int
@@ -84,19 +84,19 @@ class GpuTable:
     """A table on the GPU.
 
     Args:
-      dim: Width of a row.
+      dim: The width of a row.
       optimizer: One of `gmeta.optimizers`.
       initializer: Anything with ``kind`` and ``parameters``.
-      seed: Seed of the initial rows.
+      seed: The seed of the initial rows.
       admission: Anything with ``kind`` and ``settings``; None admits all.
       eviction: The same; None evicts nothing.
-      half_below: As the native op's attribute; so are the next two.
+      half_below: As in the native op, like the next two.
       half_life: In steps.
-      round_at_random: Of updates of half rows.
+      round_at_random: Whether updates of half rows round at random.
       hbm_rows: Rows beyond this many are in host memory; 0: none are.
       host_bytes: Rows beyond these bytes of host memory are on disk; 0: none are.
-      disk_folder: Where.
-      lookahead: How many batches a prefetch is ahead of its lookup.
+      disk_folder: The folder of rows on disk.
+      lookahead: The number of batches that a prefetch is ahead of its lookup.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class GpuTable:
             call("table_destroy", self._handle)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call ``gmeta_gpu_table_<name>`` with this table, for those who have arrays of their own."""
+        """Call ``gmeta_gpu_table_<name>`` with this table, for callers with their own arrays."""
         call(f"table_{name}", self._handle, *arguments)
 
     def _number(self, name: str, *arguments: Any) -> int:
@@ -179,7 +179,7 @@ class GpuTable:
     def reread(
         self, keys: Array, rows: Array, stamps: Array, insert: bool = True, distinct: bool = False
     ) -> tuple[Array, int]:
-        """The row of each key that was peeked, and how many were read again."""
+        """The row of each peeked key, and the number of rows that were read again."""
         given, peeked = DeviceArray.of(keys, np.int64), DeviceArray.of(rows, np.float32)
         seen, changed = DeviceArray.of(stamps, np.int64), DeviceArray(1, np.int64)
         flags = ctypes.c_int32(insert), ctypes.c_int32(distinct)
@@ -208,19 +208,19 @@ class GpuTable:
         self.call("prefetch", given.pointer, len(keys), None)
 
     def contains(self, keys: Array) -> Array:
-        """Which keys there are."""
+        """Whether each key exists."""
         given, found = DeviceArray.of(keys, np.int64), DeviceArray(len(keys), np.uint8)
         self.call("contains", given.pointer, len(keys), found.pointer, None)
         return found.numpy()
 
     def remove(self, keys: Array) -> int:
-        """How many existed."""
+        """Remove keys, and return how many existed."""
         given, removed = DeviceArray.of(keys, np.int64), ctypes.c_int64(-1)
         self.call("remove", given.pointer, len(keys), ctypes.byref(removed), None)
         return removed.value
 
     def evict(self) -> int:
-        """How many went."""
+        """Evict rows, and return their number."""
         evicted = ctypes.c_int64(-1)
         self.call("evict", ctypes.byref(evicted), None)
         return evicted.value
@@ -252,13 +252,13 @@ class GpuTable:
         self.call("start_journal", limit)
 
     def journal_saved(self) -> None:
-        """Forget what was exported."""
+        """Drop the exported removals."""
         self.call("journal_saved")
 
     def export(
         self, first: int = 0, last: int = 1024, min_last_step: int = 0, cut_journal: bool = False
     ) -> Export:
-        """Records and what goes with them, by column."""
+        """Records and related data, by column."""
         columns: dict[str, Array] = {}
         sizes_seen: list[Any] = []
 
@@ -288,7 +288,7 @@ class GpuTable:
         return Export(columns, *sizes_seen[0])
 
     def import_(self, columns: dict[str, Array], step: int, replace: bool) -> None:
-        """Take in records, from host memory."""
+        """Import records from host memory."""
         held = [
             np.ascontiguousarray(columns[name], np.float32 if name in ("rows", "slots") else np.int64)
             for name in _RECORD_COLUMNS
@@ -297,7 +297,7 @@ class GpuTable:
         self.call("import", *pointers, len(held[0]), step, ctypes.c_int32(replace))
 
 
-# What a GPU table is to hold: the NumPy reference beside it, and the same calls to both.
+# The expected content of a GPU table: the NumPy reference beside it, and the same calls to both.
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -307,7 +307,7 @@ COUNTED = ("hits", "misses", "inserts", "removes", "updates", "ignored", "reject
 
 
 class Model(ReferenceHashTable):
-    """The reference, with batches in which keys stand more than once."""
+    """The reference, with batches in which keys repeat."""
 
     def lookup_keys(self, keys: Ints, insert: bool = True) -> Floats:
         """The row of each key; each occurrence is a use."""
@@ -396,7 +396,7 @@ def check_trace(
     tolerance: float = 0.0,
     seed: int | None = None,
 ) -> None:
-    """Random calls; every result is compared as it comes."""
+    """Make random calls, and compare every result."""
     rng = np.random.default_rng()
     for _ in range(calls):
         ids = rng.integers(-keys // 2, keys // 2, rng.integers(1, batch))

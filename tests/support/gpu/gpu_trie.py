@@ -112,12 +112,12 @@ class _Noise(ctypes.Structure):
 
 
 class GpuTrieNoise:
-    """The noise of users in the GPU's memory, as of `gmeta.ops.trie_draws.TrieNoise`.
+    """The noise of users in the GPU's memory, as in `gmeta.ops.trie_draws.TrieNoise`.
 
     Args:
       seed: An int64.
       step: An int64.
-      level: Of the nodes.
+      level: The level of the nodes.
       keys: int64 (users,).
     """
 
@@ -127,14 +127,14 @@ class GpuTrieNoise:
 
 
 class GpuTrieStep:
-    """A step whose arrays are in the GPU's memory, to be taken again and again.
+    """A repeatable step whose arrays are in the GPU's memory.
 
     Args:
       level: The level of the nodes.
       logits: float32 (users, beams, codes).
       scores: float32 (users, beams).
       nodes: int64 (users, beams).
-      k: How many beams to keep; None: a sample, one for each beam.
+      k: The number of beams to keep; None: a sample, one for each beam.
       noise: The noise of the users, to draw; None: the k best are kept.
       ranks: float32 (users, beams), to draw k without replacement.
 

@@ -1,1 +1,1 @@
-"""The algorithms of gmeta's ops and tables in plain NumPy, as tests and documents compare with them."""
+"""The algorithms of gmeta's ops and tables in plain NumPy, as references for tests and documents."""

@@ -1,8 +1,7 @@
-"""Batches of sequences that cost about equally much, in plain Python and NumPy.
+"""Batches of sequences of about equal cost, in plain Python and NumPy.
 
-A batch of so many sequences is a batch of any number of tokens, and the rank with the most of them is the one
-that all others wait for. So batches are made of about equal cost instead, and hold as many sequences as that
-takes.
+A batch with a fixed number of sequences can have any number of tokens, and all ranks wait for the rank with
+the most tokens. So batches have about equal cost instead, with as many sequences as that takes.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ def prefix_batches(
 
     Sequences wait in a queue. While they cost less than the target another one is read; then the prefix whose
     cost is closest to the target is a batch, and the rest stays in the queue. Of two equally close the longer
-    one is taken. A batch is always a prefix of what is left, so where a stream stands is one number.
+    one is taken. A batch is always a prefix of what is left, so the state of a stream is one number.
 
     Two things are added to what the paper states. A batch has at least one sequence, or a sequence above
     twice the target would wait forever; at the stream's end the waiting sequences are a batch, at any cost.
 
     Args:
       sequences: (cost, tokens) of each.
-      target: What a batch is to cost.
-      max_tokens: The most tokens of a batch, for memory's sake; of one sequence alone it may be more, which
-        readers refuse.
+      target: The intended cost of a batch.
+      max_tokens: The most tokens of a batch, to bound memory; a single sequence may exceed it, which readers
+        reject.
 
     Yields:
-      How many sequences each batch has.
+      The number of sequences of each batch.
 
     Raises:
       ConfigError: ``target`` isn't above 0, or ``max_tokens`` below 1.
@@ -64,7 +63,7 @@ def prefix_batches(
         count = _closest(queue, target, max_tokens)
         for _ in range(count):
             queue.popleft()
-        waiting = sum(cost for cost, _ in queue)  # as of a stream that begins here, to the last bit
+        waiting = sum(cost for cost, _ in queue)  # as in a stream that begins here, to the last bit
         yield count
 
 
@@ -80,9 +79,9 @@ def _closest(queue: deque[tuple[float, int]], target: float, max_tokens: int | N
 
 
 class _Split(NamedTuple):
-    """Some sequences, in as many parts as there are ranks; the heap has the most uneven one first."""
+    """Some sequences, in one part per rank; the heap has the most uneven one first."""
 
     evenness: float  # minus the difference between the dearest part and the cheapest
-    number: int  # no two alike, so that nothing after it is compared
+    number: int  # unique, so that nothing after it is compared
     sums: npt.NDArray[np.float64]  # descending
     parts: list[list[int]]  # of each sum

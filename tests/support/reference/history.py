@@ -1,4 +1,4 @@
-"""Histories that plain Python makes of the events that were appended, and small days of events for tests."""
+"""Histories that plain Python rebuilds from appended events, and small days of events for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Event(NamedTuple):
 
 
 class Born(NamedTuple):
-    """An event that a generation was the first to hold."""
+    """An event, with the generation that first held it."""
 
     ts: int
     born: int
@@ -43,7 +43,7 @@ def write_day(path: Path, events: Sequence[Event]) -> Path:
 
 
 def draw_day(seed: int, events: int, users: int = 30, day: int = 1) -> list[Event]:
-    """Draw a day's events; a few of them happened the day before."""
+    """Draw a day's events; a few of them happened on the previous day."""
     drawn = np.random.default_rng(seed)
     return [
         Event(
@@ -93,7 +93,7 @@ def crc_of(columns: Sequence[Sequence[int] | Sequence[float]]) -> int:
 
 
 class Shown(NamedTuple):
-    """An exposure: the generation that the ranker read, and the (time, item) that it had besides."""
+    """An exposure: the generation that the ranker read, and its additional (time, item)."""
 
     ts: int
     generation: int = 1
@@ -115,9 +115,9 @@ def windows_of(shown: Sequence[Shown], within: int) -> list[list[Shown]]:
     return windows
 
 
-# What a stripe of events is, in plain Python: what tests compare the native code with.
+# Stripes of events in plain Python, as a reference for the native code.
 #
-# ``io/history/stripe.h`` and the headers beside it draw the layout and say why it is so.
+# ``io/history/stripe.h`` and the headers beside it describe the layout and its reasons.
 
 CONSTANT, FRAME, STEPS, DICTIONARY, SPARSE = range(5)
 _WIDTHS = (64, *range(56, -1, -1))
@@ -162,7 +162,7 @@ def make_column(values: Sequence[int], may_be_sparse: bool = True) -> bytes:
 
 
 def read_column(column: bytes, count: int) -> list[int]:
-    """Return the values of a sound column of so many."""
+    """Return the values of a sound column of this length."""
     return _Reader(column).column(count)
 
 
@@ -244,7 +244,7 @@ def _frame(values: Sequence[int]) -> bytes:
 
 
 def _size_at(distances: Sequence[int], width: int) -> int:
-    """What decides on a frame's width: its bytes, with one for the place of each patch."""
+    """The criterion for a frame's width: its bytes, with one for the place of each patch."""
     further = [(distance.bit_length() - width + 6) // 7 for distance in distances if distance >> width]
     return (len(distances) * width + 7) // 8 + sum(further) + len(further)
 

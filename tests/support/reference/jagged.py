@@ -14,7 +14,7 @@ Rows = list[Array]
 
 
 def rows(values: Array, offsets: Array) -> Rows:
-    """The list that values and offsets stand for."""
+    """The list that values and offsets represent."""
     return [values[begin:end] for begin, end in pairwise(offsets)]
 
 
@@ -29,7 +29,7 @@ def positions(sequences: Rows) -> list[int]:
 
 
 def from_padded(padded: Array, lengths: Sequence[int]) -> Rows:
-    """The sequences that stand at the beginning of padded rows."""
+    """The sequences at the beginning of padded rows."""
     return [row[:length] for row, length in zip(padded, lengths, strict=True)]
 
 
@@ -43,12 +43,12 @@ def to_padded(sequences: Rows, inner: tuple[int, ...], length: int | None = None
 
 
 def concat(first: Rows, second: Rows) -> Rows:
-    """Each sequence with the other one's behind it."""
+    """Each sequence, followed by that of the other batch."""
     return [np.concatenate(both) for both in zip(first, second, strict=True)]
 
 
 def split(sequences: Rows, lengths: Sequence[int]) -> tuple[Rows, Rows]:
-    """Heads of so many tokens, and the tails."""
+    """Heads of this many tokens, and the tails."""
     cut = list(zip(sequences, lengths, strict=True))
     return [tokens[:length] for tokens, length in cut], [tokens[length:] for tokens, length in cut]
 
@@ -59,7 +59,7 @@ def slice_(sequences: Rows, begin: Sequence[int], size: Sequence[int]) -> Rows:
 
 
 def reverse(sequences: Rows) -> Rows:
-    """Each sequence from its end."""
+    """Each sequence reversed."""
     return [tokens[::-1] for tokens in sequences]
 
 

@@ -1,4 +1,4 @@
-"""The losses in NumPy, as their formulas read, sample by sample."""
+"""The losses in NumPy by their formulas, sample by sample."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def sampled_softmax(
       queries: (n, d).
       positives: (n, d).
       ids: (n,).
-      negatives: Drawn items.
+      negatives: The vectors of drawn items.
       negative_ids: (m,) or (n, m).
-      temperature: What products are divided by.
+      temperature: The divisor of products.
       normalize: Whether vectors are divided by their lengths.
       in_batch: Whether other samples' positives are negatives.
       real: (n,), False in the padding.
       log_q: (n,).
-      negative_log_q: As the negatives' ids.
+      negative_log_q: Of the shape of the negatives' ids.
 
     Returns:
       (n,) losses.
@@ -86,11 +86,11 @@ def product_cross_entropy(labels: ArrayLike, logits: Sequence[ArrayLike]) -> Any
     has.
 
     Args:
-      labels: From 0 to 1.
+      labels: Numbers from 0 to 1.
       logits: Tensors of that shape.
 
     Returns:
-      Losses of that shape, long doubles: right to float64's precision while 1 - p is above 1e-3.
+      Losses of that shape, long doubles: accurate to float64 while 1 - p is above 1e-3.
     """
     label = np.asarray(labels, np.longdouble)
     p = np.prod([1 / (1 + np.exp(-np.asarray(logit, np.longdouble))) for logit in logits], axis=0)
@@ -101,7 +101,7 @@ def uniform_negatives(count: int, items: int, *, seed: int, step: int) -> NDArra
     """As `gmeta.losses.softmax.uniform_negatives`, from the words of Philox4x32-10.
 
     Args:
-      count: How many.
+      count: The number of draws.
       items: The size of the catalogue.
       seed: The key.
       step: The upper half of the counter.

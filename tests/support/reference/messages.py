@@ -41,7 +41,7 @@ def owners(keys: npt.ArrayLike, world_size: int) -> Ints:
 
 
 def parts_of(sizes: Sequence[int], world_size: int) -> int:
-    """Into how many parts an owner's keys are split, each a table's of these numbers of keys."""
+    """The number of parts of an owner's keys, for tables with these numbers of keys."""
     parts, most = 1, max(sizes) // world_size
     while parts < 64 and parts * 8192 < most:
         parts *= 2
@@ -70,7 +70,7 @@ def route_keys(keys: Sequence[Ints], *, note: Ints, world_size: int, dedup: bool
 def receive_keys(
     message: Ints, splits: Places, *, tables: int, note_size: int, dedup: bool = True
 ) -> OwnedKeys:
-    """The messages taken apart, and each table's keys made distinct."""
+    """Split the messages, and make each table's keys distinct."""
     parts = np.split(message, np.cumsum(splits)[:-1])
     notes = np.array([part[:note_size] for part in parts], np.int64)
     counts = np.array([part[note_size : note_size + tables] for part in parts], np.int32)
@@ -91,7 +91,7 @@ def pack_rows(
     *,
     wire_dtype: Any = np.float32,
 ) -> tuple[npt.NDArray[Any], Places]:
-    """For every rank, table by table, its rows; in float16 each after its scale."""
+    """Every rank's rows, table by table; in float16 each row follows its scale."""
     wire: list[npt.NDArray[Any]] = [
         matrix if positions is None else matrix[positions[table]] for table, matrix in enumerate(rows)
     ]
@@ -155,6 +155,6 @@ def cluster_units(keys: Sequence[int], units: Sequence[int], sizes: Sequence[int
 
 
 def inflation(keys: Sequence[int], units: Sequence[int], order: Sequence[int], sizes: Sequence[int]) -> float:
-    """Return how many keys micro-batches have together, of the distinct keys of the batch."""
+    """Return the total number of the micro-batches' keys over that of the batch's distinct keys."""
     part_of = np.repeat(np.arange(len(sizes)), sizes)[np.argsort(order)]
     return len({(part_of[unit], key) for key, unit in zip(keys, units, strict=True)}) / len(set(keys))

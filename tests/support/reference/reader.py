@@ -1,4 +1,4 @@
-"""What the native reader does, in plain Python: what tests compare it with, and its definition in brief."""
+"""The native reader in plain Python: a reference for tests, and a brief definition."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from gmeta.core.schema import Schema
 from gmeta.io.cuts.task_split import After, Flag
 from support.reference.table import splitmix64
 
-# What the columnar layout is, in plain Python and NumPy: what tests compare the native code with.
-#
-# ``io/records/columnar.h`` draws the layout and says why it is so.
+# The columnar layout in plain Python and NumPy, as a reference for the native code.
+# ``io/records/columnar.h`` describes the layout and its reasons.
 
 _HEADER = struct.Struct("<4sHHIIqqq")
 _FLOAT, _LIST = 1, 2
@@ -32,14 +31,14 @@ _ZSTD = 1
 
 @dataclass(frozen=True)
 class ColumnarGroup:
-    """A group as its record holds it.
+    """A group as stored in its record.
 
     Attributes:
       key_names: The names of the task and batch columns.
       key: ``(task, batch_id)``.
-      rows: How many rows it has.
-      columns: Of each other column, name -> values, or ``(values, row_splits)`` for lists.
-      widths: Of each of these, name -> bytes a value.
+      rows: The number of its rows.
+      columns: Name of each other column -> values, or ``(values, row_splits)`` for lists.
+      widths: Name of each of these -> bytes per value.
     """
 
     key_names: tuple[str, str]
@@ -96,7 +95,7 @@ def decode(payload: bytes) -> ColumnarGroup:
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C of some bytes, one byte after another."""
+    """The CRC-32C of bytes, computed one byte at a time."""
     table, crc = _crc_table(), 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 255]
@@ -199,7 +198,7 @@ class Draws:
 
 
 def permute(items: Sequence[_Item], seed: tuple[int, int], stream: int = 0) -> list[_Item]:
-    """The order of blocks, and of a window: Fisher and Yates."""
+    """The order of blocks, and of a window, by Fisher and Yates."""
     out, draws = list(items), Draws(seed, stream)
     for left in range(len(out), 1, -1):
         i = draws.below(left)
@@ -208,7 +207,7 @@ def permute(items: Sequence[_Item], seed: tuple[int, int], stream: int = 0) -> l
 
 
 def epoch_order(groups: int, window: int, seed: tuple[int, int]) -> list[int]:
-    """The groups that stand at the positions of an epoch: `gmeta.io.groups`' order."""
+    """The groups at the positions of an epoch, in the order of `gmeta.io.groups`."""
     if not window:
         return list(range(groups))
     block = max(1, window // 64)
@@ -227,11 +226,11 @@ def epoch_order(groups: int, window: int, seed: tuple[int, int]) -> list[int]:
 def row_batches(
     elements: Sequence[tuple[int, Sequence[_Item]]], batch_size: int, seed: tuple[int, int] | None
 ) -> list[list[_Item]]:
-    """Deal rows out as `gmeta.io.rows` does.
+    """Divide rows into batches like `gmeta.io.rows`.
 
     Args:
       elements: (cursor, rows) of each.
-      batch_size: Rows of a batch.
+      batch_size: The number of rows of a batch.
       seed: (seed, epoch); None: not shuffled.
     """
     queue = [
@@ -243,12 +242,12 @@ def row_batches(
 
 
 def query_count(query: int | float, rows: int) -> int:
-    """How many of a task's rows are query rows: so many, or the nearest to a share, with one left a side."""
+    """The number of a task's query rows: a count, or the nearest to a share, with one row left per side."""
     return query if isinstance(query, int) else min(max(math.floor(query * rows + 0.5), 1), rows - 1)
 
 
 def drawn_order(rows: int, task: int, batch: int, seeds: Sequence[int]) -> list[int]:
-    """A task's rows as ``rows="random"`` orders them: by a hash of (seeds, task, batch, row), as int64."""
+    """A task's rows in the order of ``rows="random"``: by a hash of (seeds, task, batch, row), as int64."""
 
     def place(row: int) -> int:
         state = 0
@@ -268,15 +267,15 @@ def task_batch(
     support: int | None = None,
     seeds: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """An element of `gmeta.io.tasks` from its groups, as nested lists; features of every column.
+    """An element of `gmeta.io.tasks` from its groups, as nested lists, with all columns as features.
 
     Args:
       chosen: The element's groups.
       schema: Their columns.
       label: One column, or several.
       query: As in `gmeta.io.tasks`.
-      support: As there.
-      seeds: What rows are drawn by: (seed, epoch) with ``resample``, (seed,) with ``rows="random"``.
+      support: As in `gmeta.io.tasks`.
+      seeds: The seeds of drawn rows: (seed, epoch) with ``resample``, (seed,) with ``rows="random"``.
     """
     flat = [row for group in chosen for row in group]
     sides: tuple[list[list[int]], list[list[int]]] = ([], [])

@@ -22,7 +22,7 @@ def layer_norm(x: Array, scale: Any = 1, offset: Any = 0) -> Array:
 
 
 def row_times(times: Sequence[int], contexts: int, targets: int) -> list[int]:
-    """For the tokens of one sequence, the time that each looks from."""
+    """The time from which each token of one sequence looks."""
     end = len(times) - targets
     return [times[i + 1] if contexts <= i < end - 1 else times[i] for i in range(len(times))]
 
@@ -43,14 +43,14 @@ def hstu_block(
 
     Args:
       x: (total, dim).
-      weights: By the layer's names; bias tables that aren't there add nothing.
+      weights: The weights by the layer's names; missing bias tables add nothing.
       offsets: (batch + 1,).
       masks: (length, length) bool, one a sequence.
       times: Row times and column times, (total,) each.
-      heads: How many.
-      attention_dim: Of a query, a head.
-      value_dim: Of a value, a head.
-      n: What attention is divided by.
+      heads: The number of heads.
+      attention_dim: The width of a query per head.
+      value_dim: The width of a value per head.
+      n: The divisor of attention.
       form: "research" or "production".
     """
     gate, query = heads * value_dim, heads * attention_dim
@@ -99,7 +99,7 @@ def fuxi_block(
     value_dim: int,
     n: int,
 ) -> Array:
-    """(total, dim) without dropout; arguments as of `support.reference.sequence_layers.hstu_block`."""
+    """(total, dim) without dropout; arguments as in `hstu_block`."""
     value, query = heads * value_dim, heads * attention_dim
     tables = [weights.get(f"relative_bias/{name}") for name in ("positions", "time_buckets")]
     biases = [RelativeBias(tables[0]), RelativeBias(None, tables[1], *times)]
@@ -122,7 +122,7 @@ def fuxi_block(
 
 
 def gates(x: Array, kernel: Array, tasks: int, top_k: int) -> Array:
-    """(samples, tasks, experts): the softmax of the k strongest, 0 for the others."""
+    """(samples, tasks, experts): the softmax over the k largest, 0 for the others."""
     logits = (x @ kernel).reshape(len(x), tasks, kernel.shape[1] // tasks)
     found = np.zeros_like(logits)
     for each, out in zip(
@@ -149,7 +149,7 @@ def mmoe(x: Array, weights: Mapping[str, Array], tasks: int, top_k: int) -> Arra
 
 
 def product_logits(*logits: Array) -> Array:
-    """The logit of a product of probabilities, by way of the probability, in the widest floats there are."""
+    """The logit of a product of probabilities, by way of the probability, in the widest floats available."""
     p = np.prod([1 / (1 + np.exp(-np.asarray(each, np.longdouble))) for each in logits], axis=0)
     return np.log(p) - np.log1p(-p)
 

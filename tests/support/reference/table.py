@@ -1,4 +1,4 @@
-"""The native ops in NumPy or plain TensorFlow: short enough to be seen to be right; tests compare."""
+"""The native ops in NumPy or plain TensorFlow, short enough to be obviously right, for comparison."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from support.reference.table_rules import (
     with_prior,
 )
 
-# A row of a table and what goes with it.
+# A row of a table and its metadata.
 
 Floats = npt.NDArray[np.float32]
 
-# Float32 numbers as they are after having been stored in 16 bits.
+# Float32 numbers after being stored in 16 bits.
 
 LARGEST_HALF = 65504.0
 
 
 def round_to_float16(values: Floats) -> Floats:
-    """Through IEEE binary16; magnitudes above 65504 become 65504."""
+    """Round through IEEE binary16; magnitudes above 65504 become 65504."""
     return np.clip(values, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float32)
 
 
 def round_to_bfloat16(values: Floats) -> Floats:
-    """Through bfloat16, the upper half of a float32; for numbers that are not NaN."""
+    """Round through bfloat16, the upper half of a float32; for numbers that are not NaN."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
 
 
 def draw_float16(values: Floats, random: npt.NDArray[np.uint32]) -> Floats:
-    """Through IEEE binary16, up or down by 16 random bits for each number; for numbers that are not NaN."""
+    """Round through IEEE binary16, up or down by 16 random bits for each number that is not NaN."""
     magnitude = np.minimum(np.abs(values), np.float32(LARGEST_HALF))
     exponent = np.maximum(np.frexp(magnitude)[1].astype(np.int64) - 11, -24)  # of a unit of the last place
     fine = np.floor(np.ldexp(magnitude.astype(np.float64), 16 - exponent)).astype(np.int64)
@@ -52,7 +52,7 @@ def draw_float16(values: Floats, random: npt.NDArray[np.uint32]) -> Floats:
 
 
 def draw_bfloat16(values: Floats, random: npt.NDArray[np.uint32]) -> Floats:
-    """Through bfloat16, up or down by 16 random bits for each number; for numbers that are not NaN."""
+    """Round through bfloat16, up or down by 16 random bits for each number that is not NaN."""
     return ((values.view(np.uint32) + random) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
 
 
@@ -72,13 +72,12 @@ def from_scaled_float16(wire: npt.NDArray[np.float16]) -> Floats:
 
 
 def _normal(values: Floats) -> Floats:
-    """With zeros of the same sign in place of subnormal numbers."""
+    """Replace subnormal numbers by zeros of the same sign."""
     return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)
 
 
 # Which rows of a table of two precisions are half, and how they are rounded, in NumPy.
-#
-# As ``half_rule.h`` and ``half_rounding.h`` in ``ops/table/core`` say, to the last bit.
+# As in ``half_rule.h`` and ``half_rounding.h`` in ``ops/table/core``, to the last bit.
 
 _SECOND_SLOT = 2**31
 
@@ -87,9 +86,9 @@ class HalfRows:
     """The half rows of a table.
 
     Args:
-      precision: The table's; None: no row is half.
+      precision: The table's precision; None: no row is half.
       seed: The table's seed.
-      shards: How many shards the table has.
+      shards: The number of the table's shards.
     """
 
     def __init__(self, precision: TwoPrecisions | None, seed: int, shards: int) -> None:
@@ -117,7 +116,7 @@ class HalfRows:
         record.row, record.slots = round_to_float16(record.row), round_to_bfloat16(record.slots)
 
     def store(self, key: int, record: Record, step: int) -> None:
-        """Round a record as the update that brings the table to ``step`` does."""
+        """Round a record like the update that brings the table to ``step``."""
         assert self.precision is not None
         if self.precision.rounding == "nearest":
             return self.round(record)
@@ -146,13 +145,13 @@ class ReferenceHashTable:
     """`gmeta.ops.HashTable`, method by method, on NumPy arrays.
 
     Args:
-      dim: Width of a row.
-      optimizer: How a gradient changes a row.
-      initializer: What a new row holds.
-      seed: Seed of the initial rows.
-      admission: Which missing ids get a row.
-      eviction: Which rows go.
-      precision: Which rows are in half precision.
+      dim: The width of a row.
+      optimizer: The optimizer of rows.
+      initializer: The initializer of new rows.
+      seed: The seed of the initial rows.
+      admission: The policy by which missing ids get a row.
+      eviction: The policy by which rows are evicted.
+      precision: The rule by which rows are in half precision.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class ReferenceHashTable:
         return round_to_float16(rows) if self.halves.precision is not None else rows
 
     def new_record(self, row: Floats) -> Record:
-        """A row that nothing has used."""
+        """An unused row."""
         slots = np.zeros(self.optimizer.slot_floats(self.dim), np.float32)
         slots[: self.dim] = self.optimizer.initial_slot
         record = Record(row.copy(), slots, 0, 0)
@@ -229,7 +228,7 @@ class ReferenceHashTable:
         return self.halves.contain(key, record, self.step)
 
     def half_rows(self) -> int:
-        """How many rows are in half precision."""
+        """The number of rows in half precision."""
         return sum(self.is_half(key, record) for key, record in self.records.items())
 
     def apply_gradients(self, keys: Ints, grads: Floats, learning_rate: float) -> None:
@@ -251,7 +250,7 @@ class ReferenceHashTable:
                     self.halves.store(key, record, self.step)
         for key, record in self.records.items():
             if self.is_half(key, record):
-                self.halves.round(record)  # changes those alone that have cooled down now
+                self.halves.round(record)  # changes only those that have just cooled down
         self.counts["evictions"] += self.eviction.end_update(self.records, self.step)
 
     def remove(self, keys: Ints) -> int:
@@ -261,13 +260,13 @@ class ReferenceHashTable:
         return removed
 
     def evict(self) -> int:
-        """Evicts now; returns how many rows went."""
+        """Evicts now; returns the number of evicted rows."""
         evicted = self.eviction.evict(self.records, self.step)
         self.counts["evictions"] += evicted
         return evicted
 
     def contains(self, keys: Ints) -> npt.NDArray[np.bool_]:
-        """Which keys there are."""
+        """Whether each key exists."""
         return np.array([key in self.records for key in np.asarray(keys).tolist()], bool)
 
     def size(self) -> int:
@@ -275,7 +274,7 @@ class ReferenceHashTable:
         return len(self.records)
 
 
-# `gmeta.ops.id_hash.merge_keys` and `gmeta.ops.id_hash.fold_ids` in Python's own integers, which have no end.
+# `gmeta.ops.id_hash.merge_keys` and `gmeta.ops.id_hash.fold_ids` in Python's integers, which are unbounded.
 
 _WORD = 2**64
 
@@ -309,7 +308,7 @@ def merge_keys(
 
 
 def mix_fold(number: int, bits: int = 56) -> int:
-    """A number below 2^bits, and of others the low bits of their SplitMix64."""
+    """A number below 2^bits itself, and for others the low bits of their SplitMix64."""
     number %= _WORD
     return number if number < 2**bits else splitmix64(number) % 2**bits
 
@@ -328,7 +327,7 @@ def splitmix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-# The hash of a key, and which logical shard it is in, in NumPy.
+# The hash of a key, and its logical shard, in NumPy.
 
 
 def logical_shards(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -348,7 +347,7 @@ def logical_shards(keys: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def murmur_hash3(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """The finalizer of MurmurHash3 in 64 bits: a bijection, of which every bit depends on all of the key."""
+    """The finalizer of MurmurHash3 in 64 bits: a bijection in which every bit depends on the whole key."""
     h = np.asarray(keys, np.int64).astype(np.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         h = (h ^ (h >> np.uint64(33))) * np.uint64(factor)

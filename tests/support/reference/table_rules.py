@@ -39,7 +39,7 @@ def murmur_hash3(key: int) -> int:
 
 
 def shard_count(eviction: Eviction | None, record_bytes: int) -> int:
-    """How many shards a table has: fewer than 64 where the bound is small."""
+    """The number of a table's shards: fewer than 64 if the bound is small."""
     bounds = [] if eviction is None else [eviction.max_rows, eviction.max_bytes]
     if eviction is not None and eviction.max_bytes is not None:
         bounds[1] = eviction.max_bytes // (record_bytes + ROW_INDEX_BYTES)
@@ -61,7 +61,7 @@ class AdmissionModel:
     Args:
       policy: The admission.
       seed: The table's seed.
-      shards: The table's shards; each has a filter of its own.
+      shards: The table's shards; each has its own filter.
     """
 
     def __init__(self, policy: Admission, seed: int, shards: int) -> None:
@@ -74,7 +74,7 @@ class AdmissionModel:
             self.filters = [[0] * size for _ in range(shards)]
 
     def admit(self, key: int, step: int) -> bool:
-        """Whether a key that is missing now gets a row."""
+        """Whether a missing key gets a row."""
         match self.policy:
             case CountAdmission(threshold=threshold, filter=None):
                 self.counts[key] = self.counts.get(key, 0) + 1
@@ -104,30 +104,30 @@ class AdmissionModel:
 
 
 class EvictionModel:
-    """Takes rows out of a dict of records.
+    """Evicts rows from a dict of records.
 
     Args:
       policy: The eviction; None evicts nothing.
       shards: The table's shards.
-      row_bytes: What a key's row is charged against a bound in bytes.
+      row_bytes: The bytes that a key's row counts against a bound in bytes.
     """
 
     def __init__(self, policy: Eviction | None, shards: int, row_bytes: Callable[[int, Record], int]) -> None:
         self.policy, self.shards, self.row_bytes = policy, shards, row_bytes
 
     def make_room(self, records: dict[int, Record], step: int, keys: Iterable[int]) -> int:
-        """Evict before an inserting lookup of ``keys``. Returns how many rows went."""
+        """Evict before an inserting lookup of ``keys``. Returns the number of evicted rows."""
         met = {shard_of(key, self.shards) for key in keys}
         return sum(self._shard(records, step, shard, sweep=False) for shard in met)
 
     def end_update(self, records: dict[int, Record], step: int) -> int:
-        """Sweep the shards whose turn it is at the end of update number ``step``; how many rows went."""
+        """Sweep the shards that are due after update number ``step``. Returns the number of evicted rows."""
         every = 0 if self.policy is None else int(self.policy.settings[2])
         due = [i for i in range(self.shards) if every and (step + every * i // self.shards) % every == 0]
         return sum(self._shard(records, step, shard, sweep=True) for shard in due)
 
     def evict(self, records: dict[int, Record], step: int) -> int:
-        """Sweep all shards. Returns how many rows went."""
+        """Sweep all shards. Returns the number of evicted rows."""
         return sum(self._shard(records, step, shard, sweep=True) for shard in range(self.shards))
 
     def _shard(self, records: dict[int, Record], step: int, shard: int, sweep: bool) -> int:
@@ -197,7 +197,7 @@ def update_row(
       row: (dim,) weights.
       slots: (slot_floats,), the optimizer's slots one after another.
       gradient: (dim,).
-      learning_rate: For this step.
+      learning_rate: The rate of this step.
       step: The table's step, counted from 1.
 
     Raises:
@@ -207,7 +207,7 @@ def update_row(
     match optimizer:
         case SGD():
             row -= rate * gradient
-        case RowWiseAdagrad():  # before Adagrad, which it is a kind of
+        case RowWiseAdagrad():  # before Adagrad, its base class
             slots[0] += np.mean(gradient * gradient)
             row -= rate * gradient / np.sqrt(slots[0] + np.float32(optimizer.epsilon))
         case Adagrad():
@@ -249,7 +249,7 @@ def with_prior(
       row: (dim,) weights.
       gradient: (dim,).
       missed: The steps since the row's last update, this one included.
-      learning_rate: For this step.
+      learning_rate: The rate of this step.
     """
     l2 = np.array(optimizer.prior_l2(len(row)), np.float32)
     if not len(l2):

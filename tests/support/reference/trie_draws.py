@@ -1,5 +1,5 @@
-"""Draws from tries of codes in NumPy and double precision, as `gmeta.ops.trie_draws.TrieNoise` and its ops
-have them."""
+"""Draws from tries of codes in NumPy and double precision, like `gmeta.ops.trie_draws.TrieNoise` and its
+ops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReferenceNoise(NamedTuple):
 
 
 def sampled_place(log_probs: Doubles, uniform: float, margin: float = 1e-6) -> int | None:
-    """Return which of siblings is drawn; None if the draw is within ``margin`` of two."""
+    """Return the drawn sibling; None if the draw is within ``margin`` of two."""
     sums = np.cumsum(np.exp(log_probs))
     if np.abs(sums - uniform).min() < margin:
         return None

@@ -16,7 +16,7 @@ Lengths = npt.NDArray[np.int64]
 
 
 def lengths(rng: np.random.Generator, count: int, mean: float = MEAN, longest: int = LONGEST) -> Lengths:
-    """Of sequences that have this mean when they are cut at the longest."""
+    """Draw lengths of sequences that have this mean when they are cut at the longest."""
     normal = np.random.default_rng(0).standard_normal(100_000)
     low, high = 0.0, np.log(longest)
     for _ in range(40):
@@ -27,7 +27,7 @@ def lengths(rng: np.random.Generator, count: int, mean: float = MEAN, longest: i
 
 
 def balanced(one: Lengths, by: SequenceCost, target: float, steps: int) -> list[Lengths]:
-    """The first batches that `prefix_batches` cuts from a rank's sequences by some cost."""
+    """The first batches that `prefix_batches` cuts from a rank's sequences by a cost."""
     cuts = prefix_batches(zip(by.of(one).tolist(), one.tolist(), strict=True), target=target)
     ends = accumulate(islice(cuts, steps), initial=0)
     return [one[begin:end] for begin, end in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Peak memory of training steps of a GRM: the largest batch that fits, and batches as they are cut."""
+"""Peak memory of training steps of a GRM: the largest batch that fits, and actual batches."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def measured_limit(
     budget: float,
     memory: PeakMemory,
 ) -> FoundLimit:
-    """The most tokens whose steps stay within a budget of bytes, of sequences that are as long as any.
+    """The most tokens of sequences of the greatest length whose steps stay within a budget of bytes.
 
-    The model is as it was then.
+    The model is unchanged afterwards.
     """
     rng = np.random.default_rng(0)
 
@@ -37,9 +37,9 @@ def measured_limit(
 
 
 def host_memory() -> PeakMemory:
-    """The most resident memory of the process while something runs, over what it has now.
+    """The most resident memory of the process while a function runs, above its present memory.
 
-    Memory that the process has freed and keeps counts too, so a peak after a larger one comes out too high.
+    Memory that the process has freed but keeps also counts, so a peak after a larger one is too high.
     """
     before = status_kib("VmRSS")
 
@@ -54,7 +54,7 @@ def host_memory() -> PeakMemory:
 def measured_steps(
     made: GRM, ways: dict[str, list[Lengths]], tokens: int, rounds: int, memory: PeakMemory
 ) -> dict[str, tuple[float, float]]:
-    """Train on batches of each way, in turn, up to so many tokens.
+    """Train on batches of each way, in turn, up to this many tokens.
 
     Returns:
       Way -> the peak of steps on its largest batch and others, in bytes; and tokens a second.

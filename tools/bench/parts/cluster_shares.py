@@ -1,4 +1,4 @@
-"""How many micro-batches use a row, with samples in their order and with those together that share keys."""
+"""How many micro-batches use a row, with samples in their order, and grouped by shared keys."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ROWS, SKEW, INTERESTS = 100_000, 1.05, 64
 
 
 def cluster_shares(seed: int = 0) -> list[Result]:
-    """Return for both ways the part of rows that one micro-batch uses, and the micro-batches of a row.
+    """Return for both orders the share of rows in only one micro-batch, and the micro-batches of a row.
 
-    Samples draw their keys from all rows, or from those of one of `INTERESTS` interests.
+    Samples draw their keys from all rows, or from the rows of one of `INTERESTS` interests.
     """
     results = []
     for name, interests in (("independent", 1), ("of_interests", INTERESTS)):

@@ -1,4 +1,4 @@
-"""Walks down the trie that compute again at each digit what a search keeps."""
+"""Walks down the trie that recompute at each digit what a search keeps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Told:
         self._digits = tf.zeros([users, 1, 0], tf.int32)
 
     def follow(self, beams: tf.Tensor, digits: tf.Tensor) -> tf.Tensor:
-        """Give each beam the digits of the one that it comes from, and one more: (users, beams, digits)."""
+        """Give each beam the digits of its predecessor, and one more: (users, beams, digits)."""
         before = tf.gather(self._digits, tf.maximum(beams, 0), axis=1, batch_dims=1)
         self._digits = tf.concat([before, digits[:, :, tf.newaxis]], axis=2)
         return self._digits
@@ -40,7 +40,7 @@ class HistoriesAgain:
         self._told, self.level = _Told(users), 0
 
     def search(self, beams: int) -> Found:
-        """Find as many items."""
+        """Find this many items."""
         return likeliest(self, beams, beams)
 
     def logits(self, nodes: tf.Tensor, beams: Any = None, digits: Any = None) -> tf.Tensor:
@@ -80,7 +80,7 @@ class DigitsAgain:
         self._told = _Told(h.shape[0])
 
     def search(self, beams: int, *, kept: bool) -> Found:
-        """Find as many items."""
+        """Find this many items."""
         return likeliest(self._walk if kept else self, beams, beams)
 
     def logits(self, nodes: tf.Tensor, beams: Any = None, digits: Any = None) -> tf.Tensor:

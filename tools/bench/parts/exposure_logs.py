@@ -1,4 +1,4 @@
-"""Generated logs of exposures, and their users as batches for training, validation and test."""
+"""Generated logs of exposures, and batches of their users for training, validation and test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import tensorflow as tf
 from parts.exposure_rankers import CONTEXTS, HISTORY, TARGETS, TIME
 
 LABELS = ["click", "buy"]
-COLD = 5  # every fifth user is new to the model; every other of these is for validation, the others for test
+COLD = 5  # every fifth user is new to the model; half of these are for validation, the others for test
 LAWS: dict[str, dict[str, float]] = {
     "recent": {},
     "lasting": {"now": 0.5, "next": 0.5, "taste": 6.0},
@@ -35,12 +35,12 @@ EVENTS = HistorySpec("user", TIME, groups={"events": tuple(HISTORY)})
 
 @dataclass(frozen=True)
 class Batches:
-    """How users' sequences are read.
+    """Settings for reading users' sequences.
 
     Attributes:
-      tokens: Of a batch, about.
-      users: Of a batch, instead; None: as many as have about `tokens`.
-      store: The store that histories are in; None: they lie beside the exposures.
+      tokens: The approximate tokens of a batch.
+      users: The users of a batch, instead of tokens; None: as many as have about `tokens`.
+      store: The store of the histories; None: they are stored with the exposures.
       longest: Most events of a history; None: all.
     """
 
@@ -73,12 +73,12 @@ def prepare_log(
     """Generate the log and prepare it anew; old users are its split ``warm``.
 
     Beside it is a folder of the new users, ``new-<seed>``: ``warm`` is for validation, ``cold`` for test.
-    Events that no exposure comes after are left out.
+    Events that precede no exposure are left out.
 
     Args:
-      out: Where to.
+      out: The folder to write to.
       log: The log.
-      store: Where to make a store of all events; the folders then hold exposures alone.
+      store: The folder for a store of all events; the data sets then have only exposures.
       batch_rows: Exposures of an example; None: all of a user.
     """
     table, folder = out / f"log-{log.seed}.parquet", out / f"data-{log.seed}"
@@ -106,7 +106,7 @@ def seen(rows: pyarrow.Table) -> pyarrow.Table:
 
 
 def keep_events(store: Path, events: pyarrow.Table) -> None:
-    """Make the store of the events, in place of one that is there."""
+    """Make the store of the events, replacing an existing one."""
     if (store / "CURRENT").exists():
         shutil.rmtree(store)
     table = store.with_suffix(".parquet")
@@ -124,7 +124,7 @@ def parts(
 
 
 def oracle(path: Path, batches: Batches) -> dict[str, float]:
-    """GAUC of the probabilities that the log was drawn with: no ranking does better, but by chance."""
+    """GAUC of the probabilities that the log was drawn with: no ranking does better, except by chance."""
     metrics = {"ctr": UserGAUC(), "ctcvr": UserGAUC()}
     for batch in batches.read(path, labels=[*LABELS, "p_click", "p_buy"], shuffle=False):
         labels = batch["labels"]

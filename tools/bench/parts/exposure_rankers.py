@@ -20,10 +20,10 @@ import tensorflow as tf
 Kind = Literal["hstu", "fuxi", "dnn", "dnn-recent"]
 KINDS: tuple[str, ...] = get_args(Kind)
 RECENT = 10  # events of "dnn-recent"
-PATIENCE = 8  # epochs without a better validation before a kind's training ends
+PATIENCE = 8  # epochs without improvement in validation before a kind's training ends
 
 Row = dict[str, Any]
-"""What is known of an epoch."""
+"""The figures of an epoch."""
 
 CONTEXTS = ["city", "age"]
 HISTORY = ["item", "category", "style", "action"]
@@ -33,9 +33,9 @@ TIME = "timestamp"
 
 @tf.keras.saving.register_keras_serializable("gmeta.recipes")
 class MeanOfPast(SequenceLayer):
-    """A token beside the means of the contexts and of the history that it sees: no order, no attention.
+    """A token with the means of the contexts and of the history that it sees: no order, no attention.
 
-    What is made of it, the experts and towers that follow, is a DNN ranker's multilayer perceptron.
+    With the experts and towers that follow, this is a DNN ranker's multilayer perceptron.
 
     Shapes:
       Values (total, dim) -> (total, 3 dim).
@@ -45,7 +45,7 @@ class MeanOfPast(SequenceLayer):
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
         """(total, dim) -> (total, 3 dim)."""
-        # Of 100,000 tokens a float32 sum would forget the digits that a mean of ten is made of.
+        # A float32 sum of 100,000 tokens would lose the digits that determine a mean of ten.
         sums = tf.cumsum(tf.cast(values, tf.float64))
         sums = tf.concat([tf.zeros_like(sums[:1]), sums], axis=0)
         first = tf.gather(offsets, jagged.row_ids(Jagged(values, offsets)))
@@ -77,14 +77,14 @@ def ranker(
     Args:
       kind: ``"hstu"``, ``"fuxi"``: GRM. ``"dnn"``: means of all of the past; ``"dnn-recent"``: of the last
         ten events. All have the same features, towers, loss and optimizer.
-      log: What is learnt from.
-      dim: Numbers of a token.
-      blocks: Of the backbone.
-      rate: Of Adam, for tables and weights.
-      seed: Of the initial weights.
+      log: The log to learn from.
+      dim: The width of a token.
+      blocks: The blocks of the backbone.
+      rate: Adam's learning rate, for tables and weights.
+      seed: The seed of the initial weights.
       window: Events back that a token sees in each block of HSTU or FuXi; 0: all.
       horizon: As for `gmeta.models.GRM.of`, for HSTU alone; 0: the published start, None: the default.
-      length: What HSTU divides by, about the length of histories; None: the mean of the log.
+      length: HSTU's divisor, about the length of histories; None: the mean of the log.
       **options: As for `gmeta.models.GRM.of`.
     """
     start = Normal(0.0, 0.1)
@@ -138,13 +138,13 @@ def train(
 
     Args:
       kind: The model.
-      log: What the data are of.
+      log: The log that the data come from.
       data: Old users, and new ones for validation and for test.
-      epochs: The most.
-      seconds: The most of training, measurements not counted; the epoch that passes them isn't ``in_time``.
-        None: as many as the epochs take.
+      epochs: The most epochs.
+      seconds: The most seconds of training, without measurements; the epoch that exceeds them isn't
+        ``in_time``. None: no limit.
       keep: Takes a row after each epoch.
-      **settings: Of `ranker`.
+      **settings: Arguments of `ranker`.
     """
     model = ranker(kind, log, seed=log.seed, **settings)
     spent, best, waited = 0.0, 0.0, 0
@@ -166,5 +166,5 @@ def train(
 
 
 def chosen_by(row: Row) -> float:
-    """Return what epochs are chosen by, the GAUC of both labels on the validation users; 0 without it."""
+    """Return the criterion for epochs, the GAUC of both labels on the validation users; 0 without it."""
     return float(row.get("validation_gauc_ctr", 0.0) + row.get("validation_gauc_ctcvr", 0.0))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 WARM_UP, RUNS = 10, 50
-SLOW = 25e-3  # seconds of a call, of which fewer are made then
+SLOW = 25e-3  # seconds of a call, above which fewer are made
 
 
 class Times(NamedTuple):
@@ -70,7 +70,7 @@ def in_turn(calls: Mapping[str, Callable[[], object]], runs: int) -> dict[str, t
 
 
 def copy_bandwidth(gibibytes: int = 4) -> float:
-    """Bytes a second of a large copy on the GPU, those read and those written."""
+    """Bytes a second of a large copy on the GPU, counting those read and those written."""
     source = torch.randint(0, 1 << 60, (gibibytes << 27,), device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / timed(lambda _: target.copy_(source)).p50

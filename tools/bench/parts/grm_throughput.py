@@ -14,11 +14,11 @@ from parts.padded_hstu import PaddedHSTU
 
 BACKBONES = {"jagged": HSTU, "padded": PaddedHSTU}
 ITEMS, EXPOSURES, SEQUENCES, BLOCKS, HEADS = 20_000, 16, 16, 2, 2
-WIDEST = 256  # of the heads that a GPU's kernels take
+WIDEST = 256  # widest heads of the GPU's kernels
 
 
 def model(form: str, dim: int, blocks: int = BLOCKS) -> GRM:
-    """Of equal weights, whatever the form."""
+    """Make a model; all forms have the same initial weights."""
     heads = max(HEADS, dim // WIDEST)
     backbone = BACKBONES[form](
         blocks=blocks,
@@ -44,7 +44,7 @@ def model(form: str, dim: int, blocks: int = BLOCKS) -> GRM:
 
 
 def batches(count: int, longest: int = LONGEST) -> tuple[tf.data.Dataset, int]:
-    """Of `SEQUENCES` users each, with lengths of a long tail; and how many tokens they have together."""
+    """Draw batches of `SEQUENCES` users each, with long-tailed lengths; also return their total tokens."""
     rng = np.random.default_rng(0)
     drawn = lengths(rng, count * SEQUENCES).clip(EXPOSURES + 2, longest).reshape(count, SEQUENCES)
     made = [batch(rng, of) for of in drawn]
@@ -52,7 +52,7 @@ def batches(count: int, longest: int = LONGEST) -> tuple[tf.data.Dataset, int]:
 
 
 def dataset(made: list[dict[str, Any]]) -> tf.data.Dataset:
-    """Of these batches, whose sizes are open."""
+    """Make a dataset of these batches, with unknown sizes."""
     spec = tf.nest.map_structure(
         lambda x: (
             tf.TensorSpec([None], x.dtype)
@@ -65,7 +65,7 @@ def dataset(made: list[dict[str, Any]]) -> tf.data.Dataset:
 
 
 def batch(rng: np.random.Generator, tokens: Lengths) -> dict[str, Any]:
-    """Of users with so many tokens each: one of context, `EXPOSURES`, and the events of a history."""
+    """Draw users with these numbers of tokens: one of context, `EXPOSURES`, and the events of a history."""
     history = tokens - EXPOSURES - 1
 
     def events(high: int, of: Lengths, dtype: Any = np.int64) -> tf.RaggedTensor:

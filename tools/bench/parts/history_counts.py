@@ -11,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 _WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-_PRIOR = 20.0  # exposures of the mean item that every item has besides its own
+_PRIOR = 20.0  # exposures of the mean item that are added to every item's own
 LABELS = {"ctr": "click", "ctcvr": "buy"}
 Floats = NDArray[np.float64]
 
@@ -28,10 +28,10 @@ class _Counted(NamedTuple):
 def rank_by_counts(
     train: tf.data.Dataset, validation: tf.data.Dataset, test: tf.data.Dataset
 ) -> dict[str, float]:
-    """Return the GAUC on validation and test users, as a row of `parts.exposure_rankers.train` has them.
+    """Return the GAUC on validation and test users, as in a row of `parts.exposure_rankers.train`.
 
-    The score is ``log CTR(item) + a log((n(category) + 1) / (n + categories))``; a is the weight that is best
-    on the validation users.
+    The score is ``log CTR(item) + a log((n(category) + 1) / (n + categories))``; a is the best weight on the
+    validation users.
     """
     known, chosen, measured = (_count(split) for split in (train, validation, test))
     found: dict[str, float] = {}
@@ -64,7 +64,7 @@ def _count(batches: tf.data.Dataset) -> _Counted:
 
 
 def _rates(items: NDArray[np.int64], label: NDArray[np.float32]) -> Floats:
-    """(items + 1,) the log of how often each was clicked; of one that wasn't shown, the last, the mean's."""
+    """(items + 1,) the log of each item's click rate; the last one is the mean's, for items never shown."""
     mean = max(float(label.mean()), 1e-6)
     shown = np.bincount(items, minlength=items.max() + 2)
     return np.log((np.bincount(items, label, len(shown)) + _PRIOR * mean) / (shown + _PRIOR))

@@ -33,7 +33,7 @@ Columns = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Forms:
-    """The same requests in two forms; a group is a request of a user, and groups lie in the same order.
+    """The same requests in two forms; a group is a request of a user, and groups are in the same order.
 
     Attributes:
       fat: A prepared data set; a group has a history of at most `STORED` events, and `PAGE` exposures.
@@ -53,9 +53,9 @@ def make_forms(folder: Path, users: int, requests: int, events: float) -> Forms:
 
     Args:
       folder: An empty one.
-      users: How many users.
-      requests: Of a user.
-      events: Of a user in the mean; at most twice as many.
+      users: The number of users.
+      requests: The requests of a user.
+      events: The mean number of events of a user; at most twice as many.
     """
     config = ExposureConfig(
         users=users,
@@ -80,13 +80,13 @@ def write_requests(folder: Path, log: Columns, page: int, most: int) -> NDArray[
     """Write a prepared data set of one split, ``train``, with a group for each request.
 
     Args:
-      folder: Where to.
-      log: What `exposure_log` returned.
-      page: Exposures of a request.
-      most: Events of a group, the newest before the request, before its exposures.
+      folder: The folder to write to.
+      log: The result of `exposure_log`.
+      page: The exposures of a request.
+      most: The most events of a group, the newest before the request; exposures follow them.
 
     Returns:
-      (requests,) int64: how many events each has.
+      (requests,) int64: the number of events of each.
     """
     folder.mkdir()
     lengths: list[int] = []
@@ -104,7 +104,7 @@ def write_requests(folder: Path, log: Columns, page: int, most: int) -> NDArray[
 
 
 def _requests(log: Columns, shard: int, page: int, most: int, lengths: list[int]) -> Iterator[Columns]:
-    """Yield the groups of each user of a shard; append how many events they have."""
+    """Yield the groups of each user of a shard; append their numbers of events."""
     users = int(log["user"].max())
     edges = np.searchsorted(log["user"], np.arange(1, users + 2))
     for number in range(shard, users, _SHARDS):

@@ -26,7 +26,7 @@ SHARDS = 2
 
 
 def write(folder: Path, layout: Layout, groups: int, rows: int, codec: Codec | None = None) -> Path:
-    """Write a data set of so many groups of so many rows; returns its split."""
+    """Write a data set of equal groups, and return its split."""
     folder.mkdir()
     rng, shards = np.random.default_rng(0), []
     for number in range(SHARDS):
@@ -41,7 +41,7 @@ def write(folder: Path, layout: Layout, groups: int, rows: int, codec: Codec | N
 
 
 def write_text(file: Path, groups: int, rows: int) -> int:
-    """Write such rows as lines of comma-joined numbers, a TFRecord each; returns the file's bytes."""
+    """Write such rows as lines of comma-joined numbers, a TFRecord each, and return the file's bytes."""
     columns = _columns(np.random.default_rng(0), np.arange(groups), rows)
     lists = [columns[column.name].tolist() for column in SCHEMA]
     with tf.io.TFRecordWriter(str(file)) as writer:
@@ -52,9 +52,9 @@ def write_text(file: Path, groups: int, rows: int) -> int:
 
 
 def _columns(rng: np.random.Generator, tasks: NDArray[np.int64], rows: int) -> dict[str, NDArray[np.generic]]:
-    """Of so many rows for each task."""
+    """Draw a table with this many rows for each task."""
     each = np.repeat(tasks, rows)
-    # Labels and categories, ids, and hashes: what a column's width in bytes depends on.
+    # Labels and categories, ids, and hashes: they determine a column's width in bytes.
     ints = {f"i{k}": rng.integers(0, (2, 100, 100_000, 1 << 40)[k % 4], len(each)) for k in range(INTS)}
     floats = {f"f{k}": rng.random(len(each), np.float32) for k in range(FLOATS)}
     return {"task": each, "batch_id": np.zeros(len(each), np.int64), **ints, **floats}

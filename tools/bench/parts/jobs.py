@@ -14,7 +14,7 @@ from gmeta.core.launcher.local_ranks import launch
 from support.hosts import rack, start_ranks, wait_for_ranks
 
 SOCKET = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
-"""What makes NCCL send through sockets only."""
+"""The variables that make NCCL use only sockets."""
 
 _BENCH = Path(__file__).resolve().parents[1]
 
@@ -28,20 +28,20 @@ def run_job(
     gbit: float | None = None,
     timeout: float = 3600,
 ) -> Any:
-    """Run ``parts.<module>`` on so many ranks.
+    """Run ``parts.<module>`` on several ranks.
 
     Args:
-      module: Its main reads its arguments by `job_arguments`.
-      ranks: How many.
-      settings: What JSON can hold.
+      module: The module, whose main reads its arguments by `job_arguments`.
+      ranks: The number of ranks.
+      settings: Values that JSON can hold.
       out: The file that rank 0 writes.
-      environment: What is set besides this process's environment.
-      gbit: If given, each rank has a machine of its own, in a rack whose wires carry so many 10^9 bits a
-        second (`support.hosts`).
+      environment: Variables in addition to this process's environment.
+      gbit: If given, each rank has its own machine, in a rack whose wires carry this many 10^9 bits a second
+        (`support.hosts`).
       timeout: Seconds after which the job is ended.
 
     Returns:
-      What the file holds, from JSON.
+      The file's content, from JSON.
 
     Raises:
       RanksError: A rank failed, or time ran out.
@@ -54,13 +54,13 @@ def run_job(
         with rack(ranks, gbit) as machines:
             wait_for_ranks(machines, start_ranks(machines, command, environment=variables), timeout=timeout)
         return json.loads(out.read_text())
-    # What a rank writes is TensorFlow's chatter; of a rank that fails, the error has the last lines.
+    # A rank's output is TensorFlow's logging; if a rank fails, the error has the last lines.
     launch(command, ranks, environment=variables, write=lambda *_: None, timeout=timeout)
     return json.loads(out.read_text())
 
 
 def job_arguments() -> tuple[Path, dict[str, Any]]:
-    """In a rank: the file to write if it is rank 0, and the settings."""
+    """Return, in a rank, the file to write if it is rank 0, and the settings."""
     options = argparse.ArgumentParser()
     options.add_argument("out", type=Path)
     options.add_argument("settings", type=json.loads)

@@ -12,7 +12,7 @@ from harness import Result, write
 
 
 class Notes:
-    """The figures so far. A figure that comes again replaces the earlier one."""
+    """The figures so far. A repeated figure replaces the earlier one."""
 
     def __init__(self, path: Path | None, facts: dict[str, Any]) -> None:
         self.results: dict[str, Result] = {}

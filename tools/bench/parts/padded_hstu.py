@@ -18,8 +18,8 @@ import tensorflow as tf
 class PaddedHSTU(HSTU):
     """An `HSTU` in its production form, without biases: the same weights and numbers, in padded arithmetic.
 
-    All of a block is computed for padding too, as Keras' dense layers do. Sequences are padded and the mask
-    is made once for all blocks.
+    A block computes padding too, as Keras' dense layers do. Sequences are padded, and the mask is made, once
+    for all blocks.
     """
 
     def transform(

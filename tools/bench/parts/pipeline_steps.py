@@ -35,13 +35,13 @@ IN_GROUPS: dict[str, dict[str, Any]] = {"groups2": TOGETHER["clusters8"]}
 
 
 def measure(cases: Sequence[str], ranks: int, given: Mapping[str, Any], gbit: float | None) -> list[Result]:
-    """Return the steps' times, and how near so many ranks come to that many times one rank.
+    """Return the steps' times, and the speed-up of several ranks as a share of ideal.
 
     Args:
       cases: Some of `CASES`.
-      ranks: How many.
-      given: Settings in place of the cases' own.
-      gbit: The wires between the ranks' machines, if each has one of its own.
+      ranks: The number of ranks.
+      given: Settings that replace the cases' own.
+      gbit: The rate of the wires between the ranks' machines, if each has its own.
     """
     results = []
     for case in cases:
@@ -68,7 +68,7 @@ def measure(cases: Sequence[str], ranks: int, given: Mapping[str, Any], gbit: fl
 
 
 def _exposed(case: str, where: str, wired: Mapping[str, float], free: Mapping[str, float]) -> list[Result]:
-    """Return what of the wire's time each variant waits for; all of it is what depth 0 waits for.
+    """Return the share of the wire's time for which each variant waits; depth 0 waits for all of it.
 
     With N micro-batches that compute for K in all and exchange for C, it is at least max(C / N, C - K).
     """

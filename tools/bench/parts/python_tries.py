@@ -1,4 +1,4 @@
-"""Tries of Python's nested dictionaries, which steps over a trie are compared with.
+"""Tries of nested Python dictionaries, the peers of steps over a trie.
 
 Both are our own forms of what Hugging Face's `generate` does with `prefix_allowed_tokens_fn` and a trie: each
 beam walks the dictionaries by its digits.
@@ -21,7 +21,7 @@ class PythonTrie:
 
     Args:
       codes: The digits of each item, (items, digits).
-      k: How many beams a step keeps.
+      k: The number of beams that a step keeps.
     """
 
     def __init__(self, codes: NDArray[np.int32], k: int) -> None:
@@ -41,7 +41,7 @@ class PythonTrie:
     def step_with_numpy(
         self, logits: NDArray[np.float32], scores: NDArray[np.float32], prefixes: _Digits
     ) -> NDArray[np.intp]:
-        """Take a step for all users: dictionaries give a mask of all codes, and NumPy does the rest.
+        """Take a step for all users: dictionaries supply a mask of all codes, and NumPy does the rest.
 
         Returns:
           The k best (beam, digit) of each user, as beam · codes + digit.

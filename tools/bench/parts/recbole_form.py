@@ -1,4 +1,4 @@
-"""A model of RecBole by its defaults, run by the peer's interpreter, which has no gmeta.
+"""A RecBole model with its defaults, run by the peer's interpreter, which has no gmeta.
 
     PEER/bin/python tools/bench/parts/recbole_form.py FOLDER TASK MODEL
 

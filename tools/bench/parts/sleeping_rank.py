@@ -1,6 +1,6 @@
 """One rank of the check of the pipeline's model: steps whose exchanges are real and whose computation sleeps.
 
-So ranks need hardly a core, and as many as are wanted run on one machine, each behind a wire of its own.
+So ranks hardly use a core, and any number of them run on one machine, each with its own wire.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from parts.jobs import job_arguments
 
 
 def make_step(micro: int, seconds: float) -> Any:
-    """Return a function that makes a step of so many micro-batches, which compute for so long in all.
+    """Return a function that makes a step of several micro-batches, with a given total computation.
 
-    Rows of a micro-batch travel while the one before computes, and its gradients while the next one does.
+    Rows of a micro-batch travel while the previous one computes, and its gradients while the next one does.
     """
 
     def sleep(token: Any) -> Any:
@@ -50,7 +50,7 @@ def make_step(micro: int, seconds: float) -> Any:
 
 
 def main() -> None:
-    """Make steps of each number of micro-batches in turn; rank 0 writes the medians of their milliseconds."""
+    """Make steps with each number of micro-batches in turn; rank 0 writes median milliseconds."""
     out, settings = job_arguments()
     here = gmeta.init()
     steps = {micro: make_step(micro, settings["compute"]) for micro in settings["micro"]}

@@ -1,7 +1,7 @@
-"""One program, from its start to its second ``fit``: imports, a model of README, seconds on standard output.
+"""A program from its start to its second ``fit``: imports, a model of README, seconds on standard output.
 
 Arguments are the model, the folder of its data, whether AutoGraph converts Keras' functions as a whole
-(``whole``) or only their calls (``calls``), and the time at which the program was started.
+(``whole``) or only their calls (``calls``), and the time of the program's start.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _SEED, _STEP = 3, 5
 
 
 class Batch(NamedTuple):
-    """Beams at nodes of a level; a user's number is its key.
+    """Beams at nodes of a level; a user's number is their key.
 
     Attributes:
       logits: float32 (users, beams, codes).
@@ -56,7 +56,7 @@ def cpu_step(kind: str, trie: CodeTrie, level: int, batch: Batch, k: int) -> Cal
 def queued_steps(
     kind: str, trie: CodeTrie, level: int, batches: Sequence[Batch], k: int, rounds: int
 ) -> tuple[float, list[NDArray[Any]]]:
-    """Seconds of a step of the GPU, and the results of the first batch's."""
+    """Seconds of a step on the GPU, and the results of the first batch."""
     on_gpu = GpuTrieLevel(trie.starts[level], trie.digits[level])
     noise = None if kind == "step" else GpuTrieNoise(_SEED, _STEP, level, np.arange(len(batches[0].nodes)))
     kept = None if kind == "sample" else k
@@ -78,7 +78,7 @@ def queued_steps(
 
 
 def check_draws(kind: str, trie: CodeTrie, level: int, batch: Batch, found: Sequence[NDArray[Any]]) -> None:
-    """Compare what is drawn for the first user with what its noise says."""
+    """Compare the draws for the first user with those that its noise determines."""
     starts, digits = trie.starts[level], trie.digits[level]
     noise = ReferenceNoise(_SEED, _STEP, level, 0)
     ranks: list[NDArray[np.float64]] = []

@@ -16,20 +16,20 @@
 //
 //   X = A B^T     Y = A' B'^T     dS = Y SiLU'(X)     P = SiLU(X)     sum += dS B     sum' += P B'
 //
-// There are three warpgroups. A warp of the first has tiles copied to a ring of slots, two slots a
-// block, and says for each block what to do with it (produce.cuh). Each of the other two
+// There are three warpgroups. A warp of the first requests copies of tiles to a ring of slots, two
+// slots a block, and states for each block what to do with it (produce.cuh). Each of the other two
 // owns a strip of 64 of the tile's tokens. X and Y never leave the registers. dS and P are rounded
 // where the products left X and Y, and are then the left operands of the sums. The sums read the
 // same tiles in shared memory, transposed.
 //
-// If the bias's tables need gradients, the pass for dQ has all of dS in its registers, and adds it
-// up beside (table_sums.cuh). Then each block of threads has the same tiles in each run, and its
-// next products wait until it has added up. At width 256 there are slots for one block only: the
-// next one is copied while dS is added up.
+// If the bias's tables need gradients, the pass for dQ has all of dS in its registers, and sums it
+// as well (table_sums.cuh). Then each block of threads has the same tiles in each run, and its next
+// products wait for these sums. At width 256 there are slots for one block only: the next one is
+// copied while dS is summed.
 //
-// Invariants. A block behind a sequence's end reads other sequences' numbers, perhaps NaN. Their X
+// Invariants. A block past a sequence's end reads other sequences' numbers, perhaps NaN. Their X
 // and Y are replaced by zeros, not multiplied. Their rows of B and B' are zeroed in shared memory
-// before the sums, since 0 times NaN isn't 0. Own tokens behind the end are computed from such
+// before the sums, since 0 times NaN isn't 0. Own tokens past the end are computed from such
 // numbers, but not written.
 //
 // Why it is fast. At width 128 a score costs the matrix units 768 or 1,024 operations, and takes
@@ -37,7 +37,7 @@
 // SiLU and its derivative). So the matrix units are the limit, provided they never wait. A group
 // computes P and dS in halves: the sums of one half run while the next half is computed. The next
 // block's X queues behind the sums, and its Y behind X; while they run, the other group computes. A
-// tile's first products run while the sums of the tile before are written. Products of 64 by 64
+// tile's first products run while the sums of the previous tile are written. Products of 64 by 64
 // read as much from shared memory as it can deliver, so own tiles stay in registers where there is
 // room. The grid is as large as the GPU, and blocks of threads draw tiles from a queue, those of
 // long sequences first (J. Shah et al., "FlashAttention-3", 2024, whose backward pass sums dQ by

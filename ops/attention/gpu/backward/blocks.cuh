@@ -50,8 +50,8 @@ class BlockConsumer {
     }
   }
 
-  // Returns x, which is the same in all lanes, so that the compiler may keep it and what follows
-  // from it in registers that a warp has once.
+  // Returns x, which is the same in all lanes, so that the compiler may keep it and what is
+  // computed from it in registers shared by the warp.
   static __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
   // Releases, for this warp, the buffer that the barrier guards.

@@ -92,7 +92,7 @@ struct BlockHeader {
   RowView views[P::kColumns ? kStripRows : 1];  // only for blocks of rows that are masked
 };
 
-// The description of a group's own tokens. `row` behind the sequence's end: no such strip.
+// The description of a group's own tokens. `row` past the sequence's end: no such strip.
 struct OwnStrip : OwnPlace {
   int first_strip;  // the sequence's first strip
   int blocks;       // blocks to come; below 0: there are no more tiles

@@ -1,5 +1,5 @@
 // The producer of the backward pass (backward.cuh): a warp that finds the blocks that a tile meets,
-// and has them copied.
+// and requests their copies.
 //
 // The lanes examine 32 blocks at once, each from the six numbers of a strip. Consumers decide
 // nothing: a word that comes with each block says what to do with it.
@@ -90,7 +90,7 @@ class BackwardProducer {
       const Strip& rows = P::kColumns ? in_.plan.strips[own_->first_strip + block] : own_[group];
       if (!rows.Sees(columns)) continue;
       flags |= kSeen << group;
-      // Tables sum what other results leave out: rows behind the end.
+      // Tables sum what other results leave out: rows past the end.
       const bool behind = P::kOfBias && own_row + kStripRows > length_;
       if ((flags & kPartial) || behind || !rows.SeesAll(columns)) flags |= kMasked << group;
     }
@@ -180,7 +180,7 @@ class BackwardProducer {
     if (lane_ == 0) Copy(&in_.others[1], memory_.slots[slot], &memory_.full[slot], row);
   }
 
-  // Loads what the rows of a block see; rows behind the sequence's end see nothing.
+  // Loads what the rows of a block see; rows past the sequence's end see nothing.
   __device__ __forceinline__ void LoadViews(int row, BlockHeader<P>* header) const {
 #pragma unroll
     for (int i = 0; i < kStripRows; i += 32) {

@@ -2,10 +2,10 @@
 // (relative_bias.h; all heads share the tables).
 //
 // Scores start from the bias (begin_scores.cuh): a product of the matrix units adds to the numbers
-// already in its registers, and alpha (q k + b / alpha) = alpha q k + b. So the bias can be put
-// there beside other products. The matrix units leave little room for that: of each score, a thread
-// takes a number of the table of places and one of the table of times from shared memory, and adds
-// them up. All else is made ready by a warp that computes nothing (BiasLoader): for each block of
+// already in its registers, and alpha (q k + b / alpha) = alpha q k + b. So the bias can be loaded
+// there during other products. The matrix units leave little room for that: for each score, a
+// thread reads a number of the table of places and one of the table of times from shared memory,
+// and adds them. A warp that computes nothing prepares the rest (BiasLoader): for each block of
 // tokens, the part of the table of places that its distances need, divided by alpha, and the
 // block's part of the map of times (time_map.cuh). Absent tables are zeros.
 
@@ -55,7 +55,7 @@ struct BucketValues {
   }
 };
 
-// What a block of kOthers tokens needs of the bias, for a tile of kOwn own tokens.
+// The part of the bias that a block of kOthers tokens needs, for a tile of kOwn own tokens.
 template <int kOwn_, int kOthers_>
 struct BlockBias {
   static constexpr int kOwn = kOwn_, kOthers = kOthers_;
@@ -104,7 +104,7 @@ class BiasLoader {
     const RowTiles tiles = kOwnRows ? row_tiles_ : of_rows;
     const int column =
         kOwnRows ? other / kStripRows + Part() : own_ / kStripRows + Square() / kSquares;
-    // What no row sees has no tile, and counts for nothing.
+    // What no row sees has no tile and doesn't count.
     if (bias.map != nullptr && lane < Block::kRuns && column < tiles.count) {
       tile_ = bias.map + tiles.first + column;
       run_ = (kOwnRows ? tile_->runs.rows : tile_->runs.columns)[Square() % kSquares];
@@ -116,7 +116,7 @@ class BiasLoader {
     }
   }
 
-  // Writes it to `to`, has the parts of the map copied whose runs are divided, and arrives at
+  // Writes it to `to`, requests copies of the map's parts whose runs are divided, and arrives at
   // `full`, announcing the copies and `bytes` others.
   __device__ __forceinline__ void Send(Block* to, hopper::Barrier* full, uint32_t bytes) const {
     const int lane = static_cast<int>(threadIdx.x % 32);

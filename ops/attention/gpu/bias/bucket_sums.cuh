@@ -1,6 +1,6 @@
 // The sums of a warp of dS by bucket of time, for the gradient of a bias (table_sums.cuh).
 //
-// The lanes share out the sums. What the warp has of a block mostly falls into one bucket
+// The lanes divide the sums. A warp's numbers of a block mostly fall into one bucket
 // (TileRuns): then each thread adds its numbers to one sum, until another bucket comes. If there
 // are a few buckets, numbers are compared with each of them. If there are more, near the diagonal,
 // each number is added to its bucket's in shared memory.
@@ -69,7 +69,7 @@ class BucketSums {
     }
   }
 
-  // Turns to another bucket of runs that have one.
+  // Switches to another bucket, for runs that have one.
   __device__ __forceinline__ void TurnTo(int bucket) {
     if (bucket == bucket_) return;
     if (bucket_ >= 0) AddToBucket(bucket_, SumOfWarp(sum_));

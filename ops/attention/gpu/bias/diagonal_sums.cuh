@@ -1,12 +1,12 @@
 // The sums of a warpgroup of dS along diagonals, for the gradient of a bias of places
 // (table_sums.cuh).
 //
-// Along a diagonal j - i is constant. A thread has numbers of two rows and of pairs of
-// columns, 8 apart, so it adds those of one diagonal, of 32 numbers 18 are left. A warp of 16 rows
+// Along a diagonal j - i is constant. A thread has numbers of two rows and of pairs of columns, 8
+// apart. Once it has added those of one diagonal, 18 of its 32 numbers are left. A warp of 16 rows
 // by 64 columns has 79 diagonals. It lays the 18 out in shared memory as 8 rows of 72, with zeros
 // at both sides, so that a diagonal is 8 numbers, one in each row, and its threads add them,
-// without a condition. The group's four warps lie 16 rows apart: a thread adds what each of them
-// has for its diagonal, of 127, and adds that to the warpgroup's slice of the table, in global
+// without a condition. The group's four warps lie 16 rows apart: a thread adds their sums of its
+// diagonal, one of 127, and adds the result to the warpgroup's slice of the table, in global
 // memory. Distances at or beyond the table's ends stay with the thread. No access has bank
 // conflicts.
 
@@ -92,8 +92,8 @@ class DiagonalSums {
   }
 
   // Adds the thread's sum to its place; after the last block, `below` and `above` are complete. An
-  // atomic addition isn't waited for, as a read would be; it is the only thread's, so sums have one
-  // order.
+  // atomic addition isn't waited for, as a read would be; no other thread adds there, so sums have
+  // one order.
   __device__ __forceinline__ void AddToSlice() {
     if (place_ <= 0) {
       below_ += of_place_;

@@ -11,7 +11,7 @@ namespace gmeta::hstu {
 namespace {
 
 // Sums over parts: a block of threads has 32 numbers of the tables, next to each other in each
-// part. Its kRows rows of threads share the parts, and the first one adds what they have found.
+// part. Its kRows rows of threads share the parts, and the first one adds their sums.
 constexpr int kNumbersAtOnce = 32, kRows = 16;
 
 __global__ void SumParts(BiasParts parts, const PlanHeader* header, float scale, float* positions,

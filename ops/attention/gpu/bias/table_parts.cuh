@@ -14,7 +14,7 @@
 namespace gmeta::hstu {
 
 // Sums of a launch. Each warpgroup has a slice of the table of places. Each warp has the sums for
-// places at or before the table's first, for places at or behind its last, and for each bucket.
+// places at or before the table's first, for places at or after its last, and for each bucket.
 struct BiasParts {
   int blocks;   // blocks of threads
   int places;   // size of the table of places, 2 n - 1; 0: no such table

@@ -3,7 +3,7 @@
 //
 //   dp_m = s sum_{j - i + n - 1 = m} dS_ij     dt_b = s sum_{b_ij = b} dS_ij     (backward.cuh)
 //
-// The pass for dQ has dS in float32 in its registers, a block after the other, and adds it up here.
+// The pass for dQ has dS in float32 in its registers, one block after another, and sums it here.
 // Sums over all tiles have one order, without atomic additions of floats: a block of threads has
 // the same tiles in each run (BackwardProducer::InTurn), a thread has the same numbers, and the
 // final partial sums are added in order of their numbers (table_parts.cuh).

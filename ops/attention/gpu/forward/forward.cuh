@@ -8,13 +8,13 @@
 // in the swizzle that the matrix units read. There are three warpgroups: one thread of the first
 // requests copies, as far ahead as there are stages (produce.cuh); each of the others
 // computes 64 of the rows, which it keeps in registers if there is room. Scores never leave the
-// registers: the output of one product is, as it lies, the input of the next.
+// registers: the output of one product is, in place, the input of the next.
 //
 // Operations. For each block of columns: S = Q K^T; P = SiLU(S), zero where the mask says; O += P
 // V. Unlike softmax, this keeps no maximum and no sum, so O is never rescaled. SiLU(x) is h + h
 // tanh(h), h = x / 2: one instruction of the special function unit and two others.
 //
-// Invariants. Numbers of other sequences, which lie in a tile's boxes behind a sequence's end,
+// Invariants. Numbers of other sequences, which lie in a tile's boxes past a sequence's end,
 // never enter a result: their scores are replaced, not multiplied, and rows of V are zeroed before
 // the product, since 0 times NaN isn't 0. A tile's results depend on its sequence alone, and are
 // the same to the last bit in each run.
@@ -24,7 +24,7 @@
 // the next block's S is computed while this one's P is made and multiplied. The two warpgroups take
 // turns (named barriers), so that one makes its products while the other computes SiLU. The grid is
 // as large as the GPU, tiles are taken by falling cost, and a tile's first copies run while the
-// tile before ends (J. Shah et al., "FlashAttention-3", 2024, sections 3.1 and 3.2, for softmax).
+// previous tile ends (J. Shah et al., "FlashAttention-3", 2024, sections 3.1 and 3.2, for softmax).
 
 #ifndef GMETA_OPS_ATTENTION_GPU_FORWARD_FORWARD_CUH_
 #define GMETA_OPS_ATTENTION_GPU_FORWARD_FORWARD_CUH_

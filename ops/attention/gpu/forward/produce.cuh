@@ -48,7 +48,7 @@ __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
     __syncwarp();
     if (work < works) {
       for (int row = lane; row < kTileRows; row += 32) {
-        RowView view{0, 0, 0};  // rows behind the sequence's end see nothing
+        RowView view{0, 0, 0};  // rows past the sequence's end see nothing
         if (tile.both.row + row < tile.both.length) {
           const int64_t token = static_cast<int64_t>(tile.both.token) + tile.both.row + row;
           view = reinterpret_cast<const RowView*>(in.visible)[token];
@@ -74,7 +74,7 @@ __device__ __forceinline__ void ProduceForward(const ForwardArguments& in,
           }
           copy_columns(&in.k, memory.k, memory.k_full, memory.k_free, &k_turn, tile.head,
                        token + block * kColumns);
-          if (before < 0) {  // request rows second: the tile before uses its own longest
+          if (before < 0) {  // request rows second: the previous tile uses its own longest
             memory.q_free.Wait(q_turn.phase ^ 1);
             memory.q_full.ArriveExpecting(sizeof(memory.q));
             copy(&in.q, memory.q, &memory.q_full, tile.head, token + tile.both.row, kTileRows);

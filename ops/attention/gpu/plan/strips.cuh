@@ -60,7 +60,7 @@ struct Strip {
   }
   // Returns whether all of the strip's rows are in the sequence.
   __host__ __device__ bool whole() const { return row + kStripRows <= length; }
-  // Returns the place behind the last column that any row may see.
+  // Returns the place past the last column that any row may see.
   __host__ __device__ int end() const {
     int end = first_max > end_max ? first_max : end_max;
     const int last_row = row + kStripRows < length ? row + kStripRows : length;
@@ -106,7 +106,7 @@ struct RowView {
   }
 };
 
-// Hands out numbers of work to the blocks of a launch. A launch leaves it as it was before, so one
+// Hands out numbers of work to the blocks of a launch. A launch restores its initial state, so one
 // launch at a time may use it.
 struct WorkQueue {
   int taken;

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kMapThreads)
     const int which = thread / kStripRows;  // rows or columns
     if (which < 2) {
       const int begin = which == 0 ? strip.row : static_cast<int>(tile - first) * kStripRows;
-      // Tokens behind the sequence's end have its last token's time: their scores don't count.
+      // Tokens past the sequence's end have its last token's time: their scores don't count.
       const int place = min(begin + thread % kStripRows, strip.length - 1);
       const int64_t* const of = which == 0 ? in.row_times : in.column_times;
       times.of[which][thread % kStripRows] = of[strip.token + place];
@@ -179,7 +179,7 @@ int gmeta_hstu_time_map(const void* plan, int64_t tokens, int32_t batch, const i
     gmeta::Require(
         size >= 0 && AreTimeBuckets(starts, static_cast<size_t>(size)),
         "hstu attention: a bias of times has at most 256 buckets, each at least 25% wider "
-        "than the one before, got " +
+        "than the previous one, got " +
             std::to_string(size + 1) + " or narrower ones");
     MapArguments in{};
     in.plan = Plan::In(const_cast<void*>(plan), tokens, batch);

@@ -1,5 +1,5 @@
 // The map of times: the bucket of every pair of a row and a column that any attention of a batch
-// looks at (time_buckets.h). It is made once. All heads, layers and passes read it.
+// reads (time_buckets.h). It is made once. All heads, layers and passes read it.
 //
 // A score leaves room for few instructions beyond those that it needs anyway: finding a bucket
 // takes about twenty, reading one takes two. The price is a byte for each pair: 134 MB for 16

@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(kBlockThreads)
 }
 
 // Moves those rows of the first *count keys that are of one form (`from_half` or not) and are to be
-// of the other at a step of the table. A key may occur twice. Skips keys that the table doesn't
-// have any more and rows that needn't be moved any more, because the list may have waited for
-// memory. `vectors` is the number of vectors in a whole record.
+// of the other at a step of the table. A key may occur twice. Skips keys that the table no longer
+// has and rows that no longer need to move, because the list may have waited for memory. `vectors`
+// is the number of vectors in a whole record.
 template <class Vec>
 __global__ void __launch_bounds__(kBlockThreads)
     MoveMisfits(IndexView index, MixedRowsView rows, const int64_t* keys, const unsigned int* count,

@@ -16,7 +16,7 @@
 //
 //   A block is about 4 MB, so the directory of 100 M rows is some 50 KB and stays in the first
 //   cache. Blocks are cut from chunks, which are larger allocations. The first `near_rows` rows are
-//   in GPU memory. The records of the others, if a table may have such, are in pinned host memory,
+//   in GPU memory. The records of the others, if a table may have any, are in pinned host memory,
 //   which kernels read and write over the bus like GPU memory (tiers/flights.cuh). Their headers
 //   are in GPU memory, so that passes that judge rows, and moves, don't wait for the bus. Of rows
 //   on disk (tiers/disk.cuh), only headers are in memory: in the directory, their blocks share one

@@ -1,7 +1,7 @@
 // The stamps of rows on a GPU (ops/table/core/stamp.h): a peek writes them, a reread compares them.
 //
 // Each of the table's shards (policies.h) has an epoch. The host ends epochs, and writes their
-// numbers to the GPU behind the kernels that removed or overwrote rows.
+// numbers to the GPU after the kernels that removed or overwrote rows.
 //
 // The kernels of a table don't overlap, so a peek reads rows and stamps at one moment although
 // several threads do it, and lookups and updates keep the order of steps. Only an imported row may
@@ -10,7 +10,7 @@
 //
 // If a key occurs several times in a reread, one occurrence may see the step that another has
 // written. That step is the table's own. A row was peeked with that step only after the table had
-// reached it, and since then no update has run; so to see equal stamps is right then, too.
+// reached it, and since then no update has run; so equal stamps are right then, too.
 
 #ifndef GMETA_OPS_TABLE_GPU_DEVICE_STAMPS_CUH_
 #define GMETA_OPS_TABLE_GPU_DEVICE_STAMPS_CUH_
@@ -35,7 +35,7 @@ struct StampsView {
   __host__ __device__ bool is_used() const { return written != nullptr || peeked != nullptr; }
 
   // Writes or compares the stamp of the key at a position; `header` is null if it has no row.
-  // Returns whether the row is as it was peeked.
+  // Returns whether the row is unchanged since it was peeked.
   __device__ bool IsUnchanged(uint32_t position, int64_t key, const RowHeader* header,
                               uint32_t step) const {
     const uint32_t epoch = epochs[MurmurHash3(key) >> 1 >> (63 - log2_shards)];

@@ -1,4 +1,4 @@
-// Memory of a GPU table, in pieces that are freed when nothing refers to them any more.
+// Memory of a GPU table, in pieces that are freed once nothing refers to them.
 
 #ifndef GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_
 #define GMETA_OPS_TABLE_GPU_MEMORY_DEVICE_MEMORY_CUH_
@@ -39,7 +39,7 @@ class DeviceMemory {
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     throw CudaError(GMETA_CUDA_OUT_OF_MEMORY,
-                    "the GPU has no " + std::to_string(bytes) + " bytes more for a table (" +
+                    "the GPU lacks " + std::to_string(bytes) + " bytes for a table (" +
                         std::to_string(free) + " of " + std::to_string(total) +
                         " are free): bound the table by an eviction policy, or keep a bounded "
                         "number of its rows there and the others in host memory "

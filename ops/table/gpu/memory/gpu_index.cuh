@@ -15,7 +15,7 @@
 //
 // Room. The host knows how many keys each part had when it last read the counters, and how many
 // keys have come since. Of n keys, a part of depth d gets more than 8 standard deviations above
-// n / 2^d only if someone has chosen the keys so. If that fills a part to the last slot, keys are
+// n / 2^d only if the keys were chosen for that. If that fills a part to the last slot, keys are
 // not inserted, but counted, and every later call that reads the counters fails.
 
 #ifndef GMETA_OPS_TABLE_GPU_MEMORY_GPU_INDEX_CUH_

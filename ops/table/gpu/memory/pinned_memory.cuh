@@ -33,9 +33,9 @@ class PinnedMemory {
     void* const mapped =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) {
-      throw CudaError(GMETA_CUDA_OUT_OF_MEMORY, "the host has no " + std::to_string(bytes) +
-                                                    " bytes more for rows: bound the table by an "
-                                                    "eviction policy, or let rows go to a drive "
+      throw CudaError(GMETA_CUDA_OUT_OF_MEMORY, "the host lacks " + std::to_string(bytes) +
+                                                    " bytes for rows: bound the table by an "
+                                                    "eviction policy, or move rows to a drive "
                                                     "(Tiers(host_bytes=..., ssd=...))");
     }
     data_ = static_cast<char*>(mapped);
@@ -70,7 +70,7 @@ class PinnedMemory {
   static constexpr size_t kPage = 4096;
   static constexpr size_t kThreads = 4;
 
-  // Lets the system give all pages, which it clears.
+  // Makes the system supply all pages, which it clears.
   void Clear() {
     const size_t share = std::max(kPiece / 16, (bytes_ / kThreads + kPage - 1) / kPage * kPage);
     const auto clear = [this](size_t begin, size_t end) {

@@ -44,9 +44,9 @@ class GpuRowStore {
                         ? UINT64_MAX
                         : std::max<uint64_t>(1, host_bytes / geometry.records_bytes())) {}
 
-  // Rows that there is memory for.
+  // The number of rows that have memory.
   uint64_t capacity() const { return near_.capacity + far_.capacity; }
-  // Rows that there is to be memory for, if others go to disk.
+  // The number of rows that are to have memory, if others go to disk.
   uint64_t most_in_memory() const {
     if (far_blocks_ == UINT64_MAX) return UINT64_MAX;
     const uint64_t block = geometry_.block_rows();
@@ -87,9 +87,9 @@ class GpuRowStore {
   // Makes memory for `rows` rows in total. Waits for the stream if the store has less. No rows may
   // be on their way (RowMoves).
   void Grow(uint64_t rows, StorePools* pools, cudaStream_t stream);
-  // Makes at least so many more numbers for rows on disk, in the same way.
+  // Makes at least this many more numbers for rows on disk, in the same way.
   void GrowDisk(uint64_t rows, StorePools* pools, cudaStream_t stream);
-  // Makes a staging area of at least so many rows. Returns the number of its first row.
+  // Makes a staging area of at least this many rows. Returns the number of its first row.
   uint32_t AddStaging(uint64_t rows, cudaStream_t stream);
   // The record of a row in host memory, as the host sees it.
   char* HostRecord(uint32_t row) const {
@@ -104,7 +104,7 @@ class GpuRowStore {
 
   // An upper bound of the number of rows in use.
   uint64_t most_used() const { return near_.most_used + far_.most_used; }
-  // Whether surely one of the pools has so many rows.
+  // Whether one of the pools is certain to have this many rows.
   bool HasRoom(uint64_t rows) const { return near_.HasRoom(rows) || HasFarRoom(rows); }
   bool HasFarRoom(uint64_t rows) const { return far_.HasRoom(rows); }
   void MayHaveTaken(uint64_t rows) {
@@ -163,7 +163,7 @@ class GpuRowStore {
                                    : kMostChunkBytes / geometry_.block_bytes();
     return std::min(capacity() / 8, std::max<size_t>(1, most) * geometry_.block_rows());
   }
-  // Lets the next chunk of host memory be allocated if growth is near.
+  // Requests the next chunk of host memory if growth is near.
   void AskAhead();
   // Allocates blocks in GPU memory, in host memory, or on disk. `pool` is null for the staging
   // area, which is in host memory. `pinned` is their host memory if it is there already.

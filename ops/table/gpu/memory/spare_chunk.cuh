@@ -1,8 +1,8 @@
 // SpareChunk: pinned host memory for a store's next growth, which a thread allocates ahead.
 //
-// A store asks when fewer rows are free than its next chunk has, and takes the chunk when it grows.
-// If the chunk isn't there yet, taking it waits; if there was no memory for it, the store allocates
-// what it needs itself, and its error says so.
+// A store requests it when fewer rows are free than its next chunk has, and takes the chunk when it
+// grows. If the chunk isn't there yet, taking it waits; if there was no memory for it, the store
+// allocates what it needs itself, and its error says so.
 
 #ifndef GMETA_OPS_TABLE_GPU_MEMORY_SPARE_CHUNK_CUH_
 #define GMETA_OPS_TABLE_GPU_MEMORY_SPARE_CHUNK_CUH_
@@ -17,7 +17,7 @@ namespace gmeta {
 
 class SpareChunk {
  public:
-  // Lets a thread allocate so many bytes on the current device, unless there is a chunk already.
+  // Starts a thread that allocates this many bytes on the current device, unless there is a chunk.
   void Ask(size_t bytes) {
     if (chunk_.valid() || bytes == 0) return;
     int device = 0;
@@ -31,8 +31,8 @@ class SpareChunk {
       }
     });
   }
-  // Returns the chunk if it has at least so many bytes, else memory of none. There is no chunk
-  // then.
+  // Returns the chunk if it has at least this many bytes, else empty memory. Then there is no
+  // chunk.
   DeviceMemory Take(size_t bytes) {
     if (!chunk_.valid()) return {};
     DeviceMemory chunk = chunk_.get();

@@ -12,8 +12,8 @@
 //                 no pool
 //   BringRows     gives each of them a number of GPU memory or of host memory, as a new row gets
 //                 one, copies the record, and changes the entry, if it is still that of the row
-//   CountAges, ListOldest    when there is no room: rows of host memory that were used least
-//                 lately, in powers of two of steps. The host writes their records
+//   CountAges, ListOldest    when there is no room: the least recently used rows of host memory, in
+//                 powers of two of steps. The host writes their records
 //   LeaveMemory   gives them numbers of the disk
 //
 // A prefetch lists its batch's rows, and a thread reads their records while other batches compute.

@@ -32,15 +32,15 @@
 //   asks for a near row on its way out writes its own number: that move is then given up.
 //
 // The clock's hand goes around the index's slots, block by block. A near row is passed over if one
-// of the latest prefetches has asked for it: its batch may be waiting or in progress (a pin). If it
-// was used since the hand last came by, it is passed over once. As a scan of the index finds keys
+// of the latest prefetches has requested it: its batch may be waiting or in progress (a pin). If it
+// was used since the hand last passed, it is passed over once. As a scan of the index finds keys
 // and numbers together, rows needn't know their keys. It reads 16 bytes per slot, densely.
 //
 // How many rows move: as many wanted ones as there are free near rows; the others stay, are counted
-// as `crowded`, and are read over the bus. So many leave that the next flight finds free rows while
-// what leaves in the flights before it may still be on its way: what a flight wants, times the
-// flights, but at most `most_free`. A flight is taken to want what the latest ones wanted at the
-// most, of which an eighth is forgotten with each flight.
+// as `crowded`, and are read over the bus. Enough leave that the next flight finds free rows while
+// those that leave in earlier flights may still be on their way: what a flight wants, times the
+// flights, but at most `most_free`. A flight is assumed to want the most that recent ones wanted,
+// reduced by an eighth with each flight.
 
 #ifndef GMETA_OPS_TABLE_GPU_TIERS_FLIGHTS_CUH_
 #define GMETA_OPS_TABLE_GPU_TIERS_FLIGHTS_CUH_
@@ -149,7 +149,7 @@ inline constexpr uint32_t kClockAhead = 4;
 inline constexpr uint32_t kClockSlots = kClockAhead * kBlockThreads;
 
 // Goes around the index at most twice. Two threads may look at a row at the same time, and the one
-// that changes the mark takes it. So many blocks look at once as may find half of what is to leave:
+// that changes the mark takes it. As many blocks look at once as may find half of what is to leave:
 // if they looked at far more, rows would lose their mark of use without need.
 __global__ void __launch_bounds__(kBlockThreads) PickLeaving(const FlightView flight) {
   __shared__ uint64_t shared[1];

@@ -9,11 +9,11 @@ namespace gmeta {
 namespace {
 
 constexpr size_t kStagingBytes = size_t{16} << 20;
-// What a request reads at most; the lookup reads the rest.
+// The most that a request reads; the lookup reads the rest.
 constexpr size_t kAskedBytes = size_t{64} << 20;
 // One copy brings its list.
 constexpr size_t kAskedRows = (PinnedMemory::kPiece >> 1) / sizeof(FoundRow);
-// What a spill writes at least, if so much may go: it scans the index twice.
+// The least that a spill writes, if so much may go: it scans the index twice.
 constexpr size_t kSpillBytes = size_t{64} << 20;
 
 void Copy(void* to, const void* from, size_t bytes, const char* doing, cudaStream_t stream) {
@@ -39,7 +39,7 @@ struct GpuDiskTier::Asked {
   FoundRow* rows_of_kernels() const {
     return reinterpret_cast<FoundRow*>(copied.as<char>() + kRowsAt);
   }
-  // Lets the listed rows be read. Runs when the list has arrived.
+  // Starts reading the listed rows. Runs when the list has arrived.
   static void Read(void* asked) {
     auto* const self = static_cast<Asked*>(asked);
     const uint32_t n = std::min(self->copied_counts()->found, self->most);

@@ -41,22 +41,22 @@ class GpuDiskTier {
   GpuDiskTier(const GpuDiskTier&) = delete;
   GpuDiskTier& operator=(const GpuDiskTier&) = delete;
 
-  // Whether rows may be on disk. If not, a call needs nothing of the below.
+  // Whether rows may be on disk. If not, a call needs none of the functions below.
   bool any() const { return any_; }
   // Finds the rows on disk of a batch's keys, or of the first *count. Returns how many there are.
   uint32_t Find(const TablePlace& place, const int64_t* keys, uint32_t n, const int32_t* count,
                 cudaStream_t stream);
   // Brings the rows that Find has found. The store has room for them.
   void Bring(const TablePlace& place, cudaStream_t stream);
-  // Lets the rows on disk of a later batch's keys be read.
+  // Starts reading the rows on disk of a later batch's keys.
   void Ask(const TablePlace& place, const int64_t* keys, uint32_t n, cudaStream_t stream);
-  // Whether the rows that were asked for first are to be brought: because they have been read, or
+  // Whether the rows that were requested first are to be brought: because they have been read, or
   // because more than `most` requests are open, in which case it waits. Sets *rows to how many
   // there are.
   bool IsToInstall(size_t most, uint32_t* rows);
   // Brings them, unless they have changed. The store has room for them.
   void Install(const TablePlace& place, cudaStream_t stream);
-  // Writes at least so many rows of host memory to disk, or all that may go there, and some more.
+  // Writes at least this many rows of host memory to disk, or all that may go there, and some more.
   // The store and its pools change.
   void Spill(TablePlace place, const GpuIndex& index, uint64_t rows, cudaStream_t stream);
   // Stages the rows on disk among n numbers, at most MostStaged(), and lists the staged numbers in
@@ -71,7 +71,7 @@ class GpuDiskTier {
   }
   size_t bytes() const {
     return counts_.bytes() + found_.memory.bytes() + leaving_.memory.bytes() +
-           records_.memory_bytes();  // what is asked for is small beside these
+           records_.memory_bytes();  // requests are small beside these
   }
 
  private:
@@ -90,7 +90,7 @@ class GpuDiskTier {
   void Begin(Found* found, uint32_t n, cudaStream_t stream);
   // Reads the list. Waits for the stream.
   void Read(Found* found, cudaStream_t stream);
-  // Reads the records of n rows that were asked for, from number `first` on, into the staging area.
+  // Reads the records of n requested rows, from number `first` on, into the staging area.
   void ReadRecords(uint32_t first, uint32_t n);
   // Writes the records of the rows that are to leave.
   void WriteRecords(const std::vector<uint32_t>& numbers);

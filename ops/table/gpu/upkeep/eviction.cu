@@ -1,6 +1,6 @@
 // How a GPU table evicts: which shards, decided on the host (policies.h), and which of their rows,
-// decided on the GPU (device/eviction.cuh). The host learns how many rows went, and their keys if a
-// journal notes them.
+// decided on the GPU (device/eviction.cuh). The host reads how many rows were evicted, and their
+// keys if a journal notes them.
 
 #include <algorithm>
 #include <cub/device/device_scan.cuh>
@@ -75,7 +75,7 @@ uint64_t GpuTable::Evict(cudaStream_t stream) {
 }
 
 void GpuTable::EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream) {
-  // Mostly no shard is full; then the batch needn't wait.
+  // Usually no shard is full; then the batch needn't wait.
   if (!policies_.evict() || policies_.Full(policies_.all_shards(), nullptr) == 0) return;
   CheckCuda(cudaMemsetAsync(counters()->shards_met, 0, sizeof counters()->shards_met, stream),
             "clearing a counter");

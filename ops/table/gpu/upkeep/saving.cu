@@ -143,7 +143,7 @@ void GpuTable::ExportShards(LogicalRange range, uint32_t min_last_step, bool cut
                                               policies_.IsWhole(range)};
   gmeta_gpu_table_export_columns to{};
   if (allocate(context, &sizes, &to) != 0) {
-    throw CudaError(GMETA_CUDA_CANCELLED, "table '" + options_.name + "': an export was given up");
+    throw CudaError(GMETA_CUDA_CANCELLED, "table '" + options_.name + "': an export was cancelled");
   }
   if (to.keys != nullptr && count > 0) Copy(to.keys, selected.keys, count, stream);
   PieceColumns columns = piece.columns;
@@ -280,7 +280,7 @@ void GpuTable::ExportAdmission(gmeta_gpu_table_allocate_admission allocate, void
   }
   gmeta_gpu_table_admission_columns to{};
   if (allocate(context, counters, bytes, &to) != 0) {
-    throw CudaError(GMETA_CUDA_CANCELLED, "table '" + options_.name + "': an export was given up");
+    throw CudaError(GMETA_CUDA_CANCELLED, "table '" + options_.name + "': an export was cancelled");
   }
   for (AdmissionState& state : policies_.admission()) {
     std::visit(

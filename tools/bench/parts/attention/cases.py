@@ -1,4 +1,4 @@
-"""What attention on the GPU is measured on: sequences, their pairs, and blocks of pairs for a block mask."""
+"""The inputs of attention on the GPU: sequences, their pairs, and blocks of pairs for a block mask."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEAN, SIGMA, LONGEST = 600, 0.8, 3000
 
 
 def jagged_lengths(rng: np.random.Generator, tokens: int) -> Array:
-    """Lognormal lengths of a mean of about `MEAN`, at most `LONGEST`, that are ``tokens`` in all."""
+    """Lognormal lengths with a mean of about `MEAN`, at most `LONGEST`, and ``tokens`` in total."""
     drawn = rng.lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, tokens)
     lengths = np.clip(drawn, 1, LONGEST).astype(np.int64)
     count = int(np.searchsorted(np.cumsum(lengths), tokens)) + 1

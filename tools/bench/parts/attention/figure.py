@@ -1,4 +1,4 @@
-"""Draws what `tools/bench/gpu_attention.py` found: rates by length, ours and the peers'.
+"""Draws the results of `tools/bench/gpu_attention.py`: rates by length, ours and the peers'.
 
 python tools/bench/parts/attention/figure.py FILE.json FILE.png
 """
@@ -25,7 +25,7 @@ LOOKS = {
 
 
 def series(results: list[dict[str, Any]], which: str) -> dict[str, list[float | None]]:
-    """Name -> rates, a length each; None where there is none."""
+    """Name -> rates by length; None where there is none."""
     found: dict[str, list[float | None]] = {name: [None] * len(LENGTHS) for name in LOOKS}
     for result in results:
         for place, length in enumerate(LENGTHS):
@@ -57,7 +57,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
             known = [(place, rate) for place, rate in enumerate(rates) if rate is not None]
             if not known:
                 continue
-            # The jagged set is no length: it stands apart from the line.
+            # The jagged set has no single length: it is separate from the line.
             alone = [point for point in known if point[0] == 0]
             line = [point for point in known if point[0] > 0]
             style = {"color": colour, "marker": marker}

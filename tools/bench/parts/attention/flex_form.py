@@ -1,7 +1,7 @@
 """FlexAttention, compiled: softmax attention, causal within sequences that lie one after another.
 
 Its document mask is HSTU's causal one over jagged sequences, block for block: blocks without a pair are
-skipped, and the mask is asked only in blocks with some. It weighs by softmax, HSTU by SiLU.
+skipped, and the mask is evaluated only in partial blocks. Its weights are softmax, HSTU's are SiLU.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 BLOCK = 128
 
-torch._functorch.config.donated_buffer = False  # the gradients are taken many times of one pass
+torch._functorch.config.donated_buffer = False  # one pass is differentiated many times
 _compiled = torch.compile(flex_attention, dynamic=False)
 
 
 @cache
 def _mask(tokens: int, device: str) -> tuple[Any, Callable[..., Any]]:
-    """Tokens' sequences, and the mask over them: one for all cases, so that it is compiled once."""
+    """The sequence of each token, and the mask: one for all cases, so that it is compiled once."""
     documents = torch.zeros(tokens, dtype=torch.int32, device=device)
 
     def seen(batch: Any, head: Any, row: Any, column: Any) -> Any:
@@ -33,7 +33,7 @@ def _mask(tokens: int, device: str) -> tuple[Any, Callable[..., Any]]:
 
 
 def _listed(blocks: Array, device: str) -> tuple[Any, Any]:
-    """(1, 1, rows): how many blocks a row has; (1, 1, rows, columns): which, first of all."""
+    """(1, 1, rows): the number of a row's blocks; (1, 1, rows, columns): which blocks, these first."""
     dense = torch.as_tensor(blocks, device=device)[None, None]
     order = torch.argsort(dense.int(), dim=-1, descending=True, stable=True)
     return dense.sum(-1).int(), order.int()
@@ -51,13 +51,13 @@ def block_mask(lengths: Array, device: str = "cuda") -> BlockMask:
 
 
 class FlexAttention:
-    """One set of inputs; one at a time, since the mask is of the last that was made.
+    """One set of inputs; one at a time, since the mask is that of the last one made.
 
     Args:
       q, k, v: (tokens, heads, width).
-      of_out: The gradient of the output, alike.
-      lengths: Of the sequences.
-      alpha: What products of queries and keys are multiplied by.
+      of_out: The gradient of the output, of the same shape.
+      lengths: The lengths of the sequences.
+      alpha: The factor of products of queries and keys.
     """
 
     def __init__(self, q: Any, k: Any, v: Any, of_out: Any, lengths: Array, alpha: float) -> None:
@@ -74,11 +74,11 @@ class FlexAttention:
 
     @staticmethod
     def jagged(x: Any) -> Any:
-        """(tokens, heads, width) of what the passes give."""
+        """(tokens, heads, width) of a result of the passes."""
         return x.detach()[0].transpose(0, 1)
 
     def forward(self) -> Any:
-        """As in training: it keeps the logarithm of each row's sum as well, which costs it little."""
+        """Run as in training: it also keeps the logarithm of each row's sum, which costs little."""
         return _compiled(*self._inputs, block_mask=self._mask, scale=self._alpha)
 
     def backward(self) -> tuple[Any, ...]:

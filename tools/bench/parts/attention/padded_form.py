@@ -1,4 +1,4 @@
-"""HSTU's attention as PyTorch's users write it, by `torch.compile`: padded sequences, all pairs, a mask."""
+"""HSTU's attention as PyTorch users write it, with `torch.compile`: padded sequences, all pairs, a mask."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ def attend(q: Any, k: Any, v: Any, mask: Any, alpha: float, scale: float) -> Any
 
 
 MULTIPLE = 64
-"""What sequences are padded to a multiple of, so that products are of aligned sizes."""
+"""Sequences are padded to a multiple of this, so that products have aligned sizes."""
 
-# The gradients are taken many times of one pass; every length is compiled anew.
+# One pass is differentiated many times; every length is compiled anew.
 torch._functorch.config.donated_buffer = False
 torch._dynamo.config.recompile_limit = 64
-# By default a second length is compiled for all sizes, slower: at 512, 60 TFLOP/s in place of 86.
+# By default a second length is compiled for all sizes, which is slower: at 512, 60 TFLOP/s instead of 86.
 _compiled = torch.compile(attend, dynamic=False)
 
 
 class PaddedAttention:
-    """One set of inputs, padded beforehand, with zeros, so that a causal mask is all that is needed.
+    """One set of inputs, padded beforehand with zeros, so that a causal mask suffices.
 
     Args:
       q, k, v: (tokens, heads, width).
-      of_out: The gradient of the output, alike.
+      of_out: The gradient of the output, of the same shape.
       offsets: (batch + 1), int64.
       longest: The length of the longest sequence.
       alpha, scale: Numbers of the formula.
-      compiled: Whether by `torch.compile`.
+      compiled: Whether to use `torch.compile`.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class PaddedAttention:
         return padded.transpose(1, 2).contiguous()
 
     def jagged(self, x: Any) -> Any:
-        """(tokens, heads, width) of what the passes give."""
+        """(tokens, heads, width) of a result of the passes."""
         return x.detach().transpose(1, 2)[self._at]
 
     def forward(self) -> Any:
-        """Without what gradients would need."""
+        """Run without storing anything for gradients."""
         with torch.no_grad():
             return self._attend(*self._inputs, *self._rest)
 

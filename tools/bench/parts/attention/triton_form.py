@@ -2,12 +2,12 @@
 
     o_i = s sum_{j <= i} SiLU(alpha q_i k_j) v_j
 
-Written as attention in Triton mostly is. Forward, a program has a block of rows of one sequence and head; it
-goes through the blocks of columns below the diagonal without a mask, then through those on it with one. The
-gradients are two kernels, without atomics: one has a block of columns and goes down the rows for the
-gradients of K and V, one has a block of rows and goes through the columns for that of Q. Scores are never in
-memory, products are of bfloat16 and summed in float32. Programs with the most work are started first, and
-those beyond their sequence's end return at once.
+Written like most attention kernels in Triton. Forward, a program has a block of rows of one sequence and
+head; it goes through the blocks of columns below the diagonal without a mask, then through those on it with
+one. The gradients are two kernels, without atomics: one has a block of columns and loops over the rows for
+the gradients of K and V, the other has a block of rows and loops over the columns for that of Q. Scores are
+never in memory, products are of bfloat16 and summed in float32. Programs with the most work are started
+first, and those past their sequence's end return at once.
 
 SiLU takes one instruction of the special function unit, as in the native op: with h = x/2 and t = tanh(h),
 
@@ -55,7 +55,7 @@ def _store(base, rows, length, block, STRIDE: tl.constexpr, WIDTH: tl.constexpr)
 
 @triton.jit
 def _sequence(offsets, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """A program's sequence: where its first number is, its length."""
+    """A program's sequence: the place of its first number, and its length."""
     number = tl.program_id(1)
     first = tl.load(offsets + number // HEADS)
     length = (tl.load(offsets + number // HEADS + 1) - first).to(tl.int32)
@@ -141,7 +141,7 @@ def _tuned(shapes: dict[int, list[triton.Config]]) -> Any:
     )
 
 
-# What ptxas gives no or little stack; the smaller ones leave room for two programs on a multiprocessor.
+# Those that ptxas compiles with no or little stack; the smaller ones let two programs share a multiprocessor.
 FORWARD = {
     128: _configs((128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2)),
     256: _configs((128, 64, 8, 2), (128, 32, 8, 3), (64, 64, 4, 2)),
@@ -244,7 +244,7 @@ class TritonAttention:
 
     Args:
       q, k, v: (tokens, heads, width), contiguous.
-      of_out: The gradient of the output, alike.
+      of_out: The gradient of the output, of the same shape.
       offsets: (batch + 1), int64.
       longest: The length of the longest sequence.
       alpha, scale: Numbers of the formula.
@@ -267,7 +267,7 @@ class TritonAttention:
         self._flags = {"HEADS": self.heads, "WIDTH": self.width, "APPROXIMATE": APPROXIMATE}
 
     def compile(self, threads: int) -> None:
-        """Compile what is tuned among, several at a time: one after another it takes long."""
+        """Compile the candidates of tuning, several at a time, since one after another is slow."""
         shapes = {forward: FORWARD, gradients_of_keys: OF_KEYS, gradient_of_queries: OF_QUERIES}
         with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool, ignore_errors=True):
             for kernel, (arguments, _) in self._calls.items():

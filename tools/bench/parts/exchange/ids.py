@@ -9,17 +9,17 @@ CRITEO = (
     *(1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194),
     *(27, 14_992, 5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572),
 )
-"""How many values each categorical feature of the Criteo Kaggle data set has."""
+"""The number of values of each categorical feature of the Criteo Kaggle data set."""
 FEATURE_BITS = 40
-"""A key is the feature's number above so many bits of id: all features in one table."""
+"""The bits of an id; a key has the feature's number above them, for all features in one table."""
 
 
 class ZipfIds:
-    """Draws ids with probability proportional to rank^-1.05, a feature's popular ids anywhere among its keys.
+    """Draws ids with probability proportional to rank^-1.05, popular ids anywhere among a feature's keys.
 
     Args:
-      vocabularies: How many ids each feature has.
-      seed: Ranks draw from seeds of their own.
+      vocabularies: The number of ids of each feature.
+      seed: The seed; each rank has its own.
     """
 
     def __init__(self, vocabularies: tuple[int, ...], seed: int) -> None:

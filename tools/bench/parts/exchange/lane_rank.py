@@ -20,14 +20,14 @@ from parts.jobs import job_arguments
 
 FEW = 1 << 16
 CHAIN = 10
-"""Collectives of at most `FEW` bytes in a function, one after another: a call of a function takes as long."""
+"""Collectives of at most `FEW` bytes in a function, one after another: calling a function takes as long."""
 
 Way = Callable[[tf.Tensor, int], tf.Tensor]
-"""A collective of a tensor of which each rank gets so many rows."""
+"""A collective of a tensor, of which each rank gets the given number of rows."""
 
 
 def exchange(place: LaneDevice) -> Way:
-    """Equal parts to all ranks, through the lane of a place."""
+    """Send equal parts to all ranks, through the lane of a place."""
 
     def run(buffer: tf.Tensor, share: int) -> tf.Tensor:
         splits = tf.constant([share] * collectives.world().size)
@@ -43,7 +43,7 @@ def exchange_by_horovod(buffer: tf.Tensor, share: int) -> tf.Tensor:
 
 
 def add_up(place: LaneDevice) -> Way:
-    """The sum of a tensor, through the lane of a place."""
+    """Sum a tensor, through the lane of a place."""
     return lambda buffer, _: collectives.allreduce_sum([buffer], name="sum", place=place)[0]
 
 
@@ -54,7 +54,7 @@ def add_up_by_horovod(buffer: tf.Tensor, share: int) -> tf.Tensor:
 
 
 def chain(way: Way, device: str, size: int, length: int) -> Callable[[], None]:
-    """So many collectives in one function, one after another."""
+    """Run several collectives in one function, one after another."""
     share = size // 4 // collectives.world().size
     with tf.device(device):
         start = tf.zeros([share * collectives.world().size])

@@ -1,4 +1,4 @@
-"""One rank of the exchange benchmark: times its steps beside the other ranks, and writes what it found."""
+"""One rank of the exchange benchmark: times its steps beside the other ranks, and writes its results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def slowest(seconds: list[float]) -> float:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds of a call that all ranks start together, with what it leaves to a GPU."""
+    """Seconds of a call that all ranks start together, including its work on a GPU."""
     collectives.barrier()
     start = time.perf_counter()
     run()
@@ -63,7 +63,7 @@ def ways(ids: str, dim: int, batch: int, rounds: int, device: DeviceKind) -> dic
 
 
 def wire(sizes: tuple[int, ...], rounds: int) -> list[tuple[int, float]]:
-    """Bytes that a rank sends away in one exchange -> its seconds."""
+    """Bytes that a rank sends to others in one exchange -> its seconds."""
     world = collectives.world()
     found = []
 
@@ -104,7 +104,7 @@ def scaling(ids: str, dim: int, batch: int, compute: float, rounds: int, device:
 
 
 def take_cores(share: int) -> None:
-    """Stay on so many cores of this rank's own, where the machine has them: then a rank's pace is its own."""
+    """Pin this rank to its own cores, if the machine has enough, so that others don't affect its pace."""
     cores = sorted(os.sched_getaffinity(0))
     first = int(os.environ["HOROVOD_LOCAL_RANK"]) * share
     if share and first + share <= len(cores):

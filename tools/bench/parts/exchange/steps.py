@@ -1,8 +1,8 @@
 """The sparse half of a training step over ranks, in every way that the benchmark compares.
 
 A step takes the keys of a batch to their owners, gives a vector to each position, takes a gradient for each
-position, and updates the owners' rows. What a model would do in between is left out: the gradient of a
-position is a hundredth of its vector.
+position, and updates the owners' rows. The model's work in between is left out: the gradient of a position is
+a hundredth of its vector.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def make_step(way: str, dim: int, features: int, device: DeviceKind) -> Any:
     """A compiled step of one way, with tables of its own.
 
     Args:
-      way: One of `WAYS`; or ``per_feature``: each feature's own three exchanges and its own table, as layers
-        of a model have them; nothing orders the features.
+      way: One of `WAYS`; or ``per_feature``: each feature has its own table and three exchanges, as with one
+        layer per feature; nothing orders the features.
       dim: The width of rows.
-      features: How many.
-      device: Where the tables are, and where messages are made.
+      features: The number of features.
+      device: The device of the tables and of the messages.
 
     Returns:
       A function of the features' keys.

@@ -14,11 +14,11 @@ MOST_RANKS = 128
 
 @dataclass(frozen=True)
 class WireModel:
-    """What an exchange costs: latency(N) + bytes / bandwidth(N).
+    """The cost of an exchange: latency(N) + bytes / bandwidth(N).
 
     Attributes:
       latency: Seconds of an empty exchange, by number of ranks.
-      per_byte: Seconds of a byte that a rank sends away, by number of ranks.
+      per_byte: Seconds of a byte that a rank sends to others, by number of ranks.
     """
 
     latency: Mapping[int, float]
@@ -26,7 +26,7 @@ class WireModel:
 
     @classmethod
     def fit(cls, wire: Mapping[int, Sequence[Sequence[float]]]) -> WireModel:
-        """From (bytes, seconds) of exchanges: the smallest gives the latency, the largest the bandwidth."""
+        """Fit (bytes, seconds) of exchanges: the smallest gives the latency, the largest the bandwidth."""
         latency, per_byte = {}, {}
         for ranks, points in wire.items():
             (few, quick), *_, (many, slow) = points
@@ -35,22 +35,22 @@ class WireModel:
         return cls(latency, per_byte)
 
     def seconds(self, local: float, figures: Figures, ranks: int, cores: int) -> float:
-        """A step on a measured number of ranks, all of them on one machine.
+        """Seconds of a step on a measured number of ranks, all on one machine.
 
         Args:
           local: Seconds on one rank, which exchanges nothing.
           figures: ``collectives`` and ``bytes`` of the step.
-          ranks: How many ranks.
-          cores: The machine's.
+          ranks: The number of ranks.
+          cores: The machine's cores.
         """
         wire = figures["collectives"] * self.latency[ranks] + figures["bytes"] * self.per_byte[ranks]
         return local * max(1.0, ranks / cores) + wire
 
     def far(self, local: float, figures: Figures, measured: int, ranks: int) -> tuple[float, float]:
-        """Bytes and seconds of a step on any number of ranks, each with cores of its own.
+        """Bytes and seconds of a step on any number of ranks, each with its own cores.
 
-        Bytes are those of ``measured`` ranks, whose share that stays at home shrinks as 1 / N. Latency is a
-        line through what was measured, bandwidth that of the fewest ranks.
+        Bytes are those of ``measured`` ranks, with the local share shrinking as 1 / N. Latency is a line
+        through the measurements, bandwidth that of the fewest ranks.
         """
         if ranks == 1:
             return 0.0, local

@@ -1,4 +1,4 @@
-"""One rank of the ablation: trains the model in each way that is asked for in turn, epoch by epoch."""
+"""One rank of the ablation: trains the model in each requested way in turn, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "balanced": {"merge": True, "dedup": True, "batches": "balanced", "ahead": False},
     "pipeline": {"merge": True, "dedup": True, "batches": "balanced", "ahead": True},
 }
-"""Each has one thing more than the one before."""
+"""Each adds one thing to the previous one."""
 
 EPOCHS = 3
-"""Of one call of `fit`."""
+"""The epochs of one call of `fit`."""
 
 
 def epoch_data(batches: list[Any]) -> tf.data.Dataset:
@@ -41,9 +41,9 @@ def epoch_data(batches: list[Any]) -> tf.data.Dataset:
 
 
 def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
-    """Train each way for `EPOCHS` epochs, again and again; the first time traces, and isn't timed.
+    """Train each way for `EPOCHS` epochs, repeatedly; the first time traces, and isn't timed.
 
-    Nor is the first epoch of a time, in which ranks wait for the one that got rank 0's weights last.
+    Nor is the first epoch of each call, in which ranks wait for the last one to receive rank 0's weights.
     """
     rank, ways = collectives.world().rank, {way: WAYS[way] for way in settings["ways"]}
     users = Users(rank, settings["exposures"], settings["pool"], settings["most"])

@@ -1,4 +1,4 @@
-"""Batches by whose times the cost of a sequence is fitted."""
+"""Batches whose times determine the cost of a sequence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DRAWN, _OTHERS = 8, 4
 
 
 def calibration_batches(settings: Mapping[str, Any]) -> list[Lengths]:
-    """Draw batches whose tokens and squared lengths vary apart from each other; no rank has them.
+    """Draw batches whose tokens and squared lengths vary independently; no rank has them.
 
-    They are eight of a fixed number of sequences, halves of four of these, and four each of the sequences
-    below and above the mean length, of as many tokens as the first have in the mean.
+    They are eight with a fixed number of sequences, halves of four of these, and four each of sequences below
+    and above the mean length, with as many tokens as the first have on average.
     """
     sequences = settings["sequences"]
     drawn = [draw([2, number], sequences, settings) for number in range(_DRAWN)]
@@ -39,8 +39,8 @@ def measured_cost(
     """Time batches, and fit the cost of a sequence.
 
     Returns:
-      The cost, or None if the times tell none; and what is noted: tokens, squared lengths and seconds of each
-      batch, and the cost or why there is none.
+      The cost, or None if the times determine none; and a record of tokens, squared lengths and seconds of
+      each batch, and the cost or the reason why there is none.
     """
     seconds = [seconds_of(one) for one in batches]
     noted: dict[str, Any] = {"sums": [sums(one) for one in batches], "seconds": seconds}

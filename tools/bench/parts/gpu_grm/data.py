@@ -25,7 +25,7 @@ VOCABULARIES = {
     "category": 10_000,
     "action": 8,
 }
-_GAP = 6 * 3600.0  # seconds between two events, in the mean
+_GAP = 6 * 3600.0  # seconds between two events, on average
 _CLICKED, _BOUGHT = 0.1, 0.2  # of the exposures, and of the clicks
 
 Batch = dict[str, Any]
@@ -34,13 +34,14 @@ Batch = dict[str, Any]
 class Users:
     """Draws batches of users.
 
-    Ids are read from pools that are drawn once: a batch has a piece of each feature's, from a random place.
+    Ids are read from pools that are drawn once: a batch has a piece of each feature's pool, from a random
+    place.
 
     Args:
-      seed: Ranks draw from seeds of their own.
-      exposures: Of a user; with the contexts they are the last and the first tokens of its sequence.
-      pool: Ids of a feature; a batch has no more tokens.
-      most: The largest vocabulary, for small sizes.
+      seed: The seed; each rank has its own.
+      exposures: The exposures of a user, which end its sequence; contexts begin it.
+      pool: The number of ids of a feature in the pool; a batch has no more tokens.
+      most: The largest vocabulary; a limit for small sizes.
     """
 
     def __init__(self, seed: int, exposures: int, pool: int, most: int) -> None:
@@ -51,7 +52,7 @@ class Users:
         self._pools = dict(zip(VOCABULARIES, (keys & low for keys in draw.batch(pool)), strict=True))
 
     def batch(self, tokens: Lengths) -> Batch:
-        """Draw a batch of users with so many tokens each, as `gmeta.models.GRM` reads it."""
+        """Draw a batch of users with these numbers of tokens, as `gmeta.models.GRM` reads it."""
         shown = np.full(len(tokens), self._exposures)
         history = tokens - len(CONTEXTS) - shown
         last = np.arange((history + shown).sum()) - np.repeat(
@@ -102,7 +103,7 @@ def pairwise(batch: Batch) -> Batch:
 
 
 def draw(seed: list[int], users: int, settings: Mapping[str, Any]) -> Lengths:
-    """Draw so many users' lengths, in tokens: none has fewer than its contexts, an event and exposures."""
+    """Draw users' lengths in tokens: each has at least its contexts, an event and its exposures."""
     drawn = lengths(np.random.default_rng(seed), users, settings["mean"], settings["longest"])
     return drawn.clip(len(CONTEXTS) + settings["exposures"] + 1, None)
 
@@ -110,13 +111,13 @@ def draw(seed: list[int], users: int, settings: Mapping[str, Any]) -> Lengths:
 def lengths_of(
     rank: int, settings: Mapping[str, Any], costs: Mapping[str, SequenceCost] | None = None
 ) -> dict[str, list[Lengths]]:
-    """Way -> the lengths of a rank's batches: ``fixed`` and ``balanced``, of equally many tokens in the mean.
+    """Way -> the lengths of a rank's batches: ``fixed`` and ``balanced``, of equal mean tokens.
 
     Args:
-      rank: Its number; each has sequences of its own.
+      rank: The rank's number; each has its own sequences.
       settings: ``sequences`` of a batch, ``mean`` and ``longest`` of the lengths, ``exposures`` of a user,
-        and ``batches``, how many.
-      costs: Further ways -> the cost of a sequence, about equally much of which their batches have.
+        and the number of ``batches``.
+      costs: Further ways -> the cost of a sequence; their batches have about equal cost.
     """
     sequences, count = settings["sequences"], settings["batches"]
     own = draw([1, rank], sequences * (count + 10), settings)

@@ -1,4 +1,4 @@
-"""One rank that trains on users with all their exposures, and on exposures with a history of their own."""
+"""One rank that trains on users with all their exposures, and on exposures with a history each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the GRM's benchmark share: the start, a limit of time, and peaks of memory."""
+"""Shared by the ranks of the GRM's benchmark: the start, a time limit, and peaks of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 from parts.jobs import job_arguments
 
 OUT_OF_MEMORY = "memory ended"
-"""What a rank says that has ended so."""
+"""The message of a rank that ran out of memory."""
 _SAYINGS = ("oom when", "out of memory", "out_of_memory", "resource_exhausted", "resourceexhausted")
 
 
@@ -23,8 +23,8 @@ def run(measure: Callable[[Mapping[str, Any], Callable[[Any], None]], None]) -> 
     """Become a rank, and measure.
 
     Args:
-      measure: Takes the settings, and what takes all that is found so far; rank 0 writes it, so that it stays
-        if the job is ended.
+      measure: Takes the settings, and a function that takes all results so far; rank 0 writes them, so that
+        they remain if the job is ended.
     """
     out, settings = job_arguments()
     here = gmeta.init()
@@ -45,33 +45,33 @@ def run(measure: Callable[[Mapping[str, Any], Callable[[Any], None]], None]) -> 
 
 
 def says_memory_ended(text: str) -> bool:
-    """Whether an error says that there was no memory left."""
+    """Whether an error means that memory ran out."""
     return any(saying in text.lower() for saying in (*_SAYINGS, OUT_OF_MEMORY))
 
 
 class Limit:
-    """Ends rounds when time is up; all ranks hear it from rank 0.
+    """Ends rounds when time is up; rank 0 decides for all ranks.
 
     Args:
-      seconds: From now on.
+      seconds: The time from now on.
     """
 
     def __init__(self, seconds: float) -> None:
         self._end = time.perf_counter() + seconds
 
     def is_over(self) -> bool:
-        """Whether time is up; all ranks must ask together."""
+        """Whether time is up; all ranks must call it together."""
         return bool(collectives.allgather_objects(time.perf_counter() > self._end)[0])
 
 
 class Peaks:
-    """The most memory that TensorFlow's allocator had in use on the GPU, beyond what it had in use before.
+    """The most memory that TensorFlow's allocator uses on the GPU, above its use before.
 
-    Weights and the optimizer's slots were there before; rows of tables on the GPU have memory of their own.
-    Without a GPU nothing is counted.
+    It excludes weights and the optimizer's slots, which exist before, and rows of tables on the GPU, which
+    have their own memory. Without a GPU nothing is counted.
 
     Attributes:
-      bytes: Name -> bytes, the most of all its calls.
+      bytes: Name -> the most bytes of its calls.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Peaks:
         self._measure = peak_memory("GPU:0") if tf.config.list_logical_devices("GPU") else None
 
     def run(self, name: str, action: Callable[[], Any]) -> Any:
-        """Call something, and return what it returns."""
+        """Call a function, and return its result."""
         if self._measure is None:
             return action()
         found: list[Any] = []

@@ -19,13 +19,13 @@ import tensorflow as tf
 from parts.gpu_grm.data import CONTEXTS, EVENT, SHOWN
 
 WIDTHS = {"user": 64, "city": 64, "item": 128, "shop": 128, "category": 64, "action": 64}
-"""Of embeddings: the paper's of "1D" are 32 to 128 wide."""
+"""Widths of embeddings: those of the paper's "1D" are 32 to 128."""
 TASKS, EXPERTS, CHOSEN = ("ctr", "cvr"), 4, 2
-_HORIZON = 3600.0  # as `gmeta.models.GRM.of` has it
+_HORIZON = 3600.0  # as in `gmeta.models.GRM.of`
 
 
 class EveryKey(Fetch):
-    """Lookups without deduplication: a key travels, and is read, as often as a batch has it."""
+    """Lookups without deduplication: a key is sent, and read, as often as a batch has it."""
 
     def request(self, keys: Sequence[tf.Tensor], samples: tf.Tensor | int = 0) -> Requested:
         """Send all keys to their owners."""
@@ -37,7 +37,7 @@ class EveryKey(Fetch):
     def look_up(
         self, requested: Owned, insert: bool | tf.Tensor, peeked: Sequence[Peeked] | None = None
     ) -> tuple[tf.Tensor, ...]:
-        """Read the row of each key; the same key may come again."""
+        """Read the row of each key; keys may repeat."""
         if peeked is not None:
             raise ValueError("rows that were read ahead are of distinct keys")
         asked = zip(self.tables, requested.owned, strict=True)
@@ -45,7 +45,7 @@ class EveryKey(Fetch):
 
 
 class EachAlone(tf.keras.layers.Layer):
-    """Features whose tables aren't merged: each has a table, and a lookup with exchanges of its own."""
+    """Features whose tables aren't merged: each has its own table and lookup, with its own exchanges."""
 
     def __init__(self, features: Sequence[FeatureConfig], **settings: Any) -> None:
         super().__init__(name="each_alone")
@@ -66,7 +66,7 @@ def new_model(settings: Mapping[str, Any], *, merge: bool, dedup: bool, depth: i
       settings: ``dim``, ``blocks``, ``heads`` and ``longest``.
       merge: Whether features of equal width share a physical table, and all features a lookup.
       dedup: Whether keys are deduplicated, at the sender and at the owner.
-      depth: Of the pipeline; 0: none.
+      depth: The pipeline's depth; 0: none.
     """
     dim, heads = settings["dim"], settings["heads"]
     features = [FeatureConfig(name, dim=width) for name, width in WIDTHS.items()]
@@ -83,7 +83,7 @@ def new_model(settings: Mapping[str, Any], *, merge: bool, dedup: bool, depth: i
             attention_dim=dim // heads,
             value_dim=dim // heads,
             max_length=settings["longest"],
-            bias_by_place=False,  # the model refuses it: scores would depend on the exposures before
+            bias_by_place=False,  # the model rejects it: scores would depend on earlier exposures
             bias_by_time=True,
             horizon=_HORIZON,
             seed=1,

@@ -13,10 +13,10 @@ from parts.gpu_grm.model import EXPERTS, TASKS, WIDTHS
 
 
 def pairs(tokens: Lengths, exposures: int) -> int:
-    """Count the pairs of tokens that see each other in users' sequences of so many tokens each.
+    """Count the pairs of tokens that see each other in users' sequences of these numbers of tokens.
 
-    Contextual tokens see each other, an event sees them and what was before it, an exposure sees all of these
-    and no other exposure; each sees itself.
+    Contextual tokens see each other, an event sees them and earlier events, an exposure sees all of these and
+    no other exposure; each sees itself.
     """
     first = len(CONTEXTS)
     history = np.asarray(tokens) - first - exposures
@@ -26,14 +26,14 @@ def pairs(tokens: Lengths, exposures: int) -> int:
 
 
 def operations(settings: Mapping[str, Any], tokens: Lengths) -> float:
-    """Count the operations of a training step; of products, three times those of the forward pass.
+    """Count the operations of a training step; products count three times those of the forward pass.
 
     HSTU is counted as in `tools/bench/gpu_hstu.py`. Besides: the products that make tokens of embeddings, and
     gates, experts and towers for each exposure. Two tasks that choose two experts each need four.
 
     Args:
       settings: ``dim``, ``blocks``, and ``exposures`` of a user.
-      tokens: Of each user's sequence.
+      tokens: The number of tokens of each user's sequence.
     """
     dim, exposures, users = settings["dim"], settings["exposures"], len(tokens)
     total, shown = int(tokens.sum()), exposures * len(tokens)

@@ -1,4 +1,4 @@
-"""One rank that replays the batches of many: how long each of theirs computes."""
+"""One rank that replays the batches of many ranks, and times each."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ WARM_UP, REPEATS = 3, 3
 
 
 def spread(seconds: ArrayLike, ranks: int) -> dict[str, float]:
-    """What steps of so many ranks are like, of which the slowest keeps the others waiting.
+    """Summarise steps of several ranks, in which the slowest keeps the others waiting.
 
     Args:
-      seconds: (steps, R) of each rank's batch. R ranks are R // ranks jobs of so many.
-      ranks: Of a job.
+      seconds: (steps, R) of each rank's batch. R ranks are R // ranks jobs.
+      ranks: The ranks of a job.
 
     Returns:
       ``uneven``, the slowest over the mean, averaged over steps; ``slowest`` and ``fastest`` seconds.
@@ -46,8 +46,7 @@ def spread(seconds: ArrayLike, ranks: int) -> dict[str, float]:
 def measure(settings: Mapping[str, Any], note: Callable[[Any], None]) -> None:
     """Time the batch of each rank, step by step, each way in turn.
 
-    A batch is learned once before it is timed: rows are there then, and nothing is new to the allocator of
-    memory.
+    A batch is trained on once before it is timed, so that its rows exist and memory is allocated.
     """
     users = Users(0, settings["exposures"], settings["pool"], settings["most"])
     spec = dataset([users.batch(draw([1, 0], 1, settings))]).element_spec

@@ -1,4 +1,4 @@
-"""The forms that the benchmark compares, each at its best setting for something."""
+"""The forms that the benchmark compares, each at its best settings for some purpose."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def contenders(folder: Path, events: Events) -> dict[str, Form]:
 
     Args:
       folder: An empty one, for their files.
-      events: What they store.
+      events: The events to store.
 
     Returns:
-      Name -> form; without RocksDB where rocksdict isn't installed.
+      Name -> form; without RocksDB if rocksdict isn't installed.
     """
     kinds: dict[str, tuple[Callable[..., Form], dict[str, Any]]] = {
         "gmeta": (GMeta, {}),

@@ -1,6 +1,6 @@
 """Parquet read by DuckDB: one query joins the file with all requests of a call.
 
-A query for each request takes milliseconds, several times what a request takes here.
+A query for each request takes milliseconds, several times as long as a request here.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _QUERY = f"""
 
 
 class DuckDB:
-    """A Parquet file as a view of DuckDB's, on one thread.
+    """A Parquet file as a view in DuckDB, on one thread.
 
     Args:
       folder: An empty one, for its file.
-      events: What it stores.
-      **options: Of `write`.
+      events: The events to store.
+      **options: Arguments of `write`.
 
     Attributes:
       size: Bytes of its file.

@@ -1,4 +1,4 @@
-"""Events of users, made up, and requests for what users had done until a moment."""
+"""Generated events of users, and requests for what users had done until a moment."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ COLUMNS = ("time", "birth", "item", "action", "dwell", "category", "context", "p
 """All columns of an event; the last one is float32, the others int64."""
 
 READ = ("time", "item", "action", "dwell")
-"""The columns that a request asks for."""
+"""The columns of a request."""
 
 DAYS = 90
 MEAN_EVENTS = 600
 STRIPE = 256
-"""The most events that a form stores together, where it has such a unit."""
+"""The most events that a form stores together, if it has such a unit."""
 
 BEGIN, DAY = 1_600_000_000, 86_400
 _ITEMS, _CATEGORIES = 1_000_000, 1_000
-_LATE = 0.02  # of the events, by one day to three
+_LATE = 0.02  # share of late events, by one to three days
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ class Events:
 def make_events(
     users: int, mean: int = MEAN_EVENTS, seed: int = 0, *, days: int = DAYS, shortest: int = 10
 ) -> Events:
-    """Make up events.
+    """Generate events.
 
-    A user's number of events is log-normal. Their gaps are too, so they come in bursts; items are Zipf's, a
+    A user's number of events is log-normal. So are their gaps, which makes bursts; items follow Zipf's law, a
     category and a price belong to an item, and few events are late.
 
     Args:
-      users: How many users.
-      mean: Events of a user in the mean.
-      seed: Of the random numbers.
-      days: How long the log is.
-      shortest: Days between a user's first event and the last, at least.
+      users: The number of users.
+      mean: The mean number of events of a user.
+      seed: The seed of the random numbers.
+      days: The length of the log.
+      shortest: The fewest days between a user's first event and the last.
 
     Returns:
       The events.
@@ -112,10 +112,10 @@ def make_requests(events: Events, count: int, seed: int, *, in_order: bool) -> N
     """Draw requests, each for the history of a user at a moment between its first event and its last.
 
     Args:
-      events: Whose users.
-      count: How many requests.
-      seed: Of the random numbers.
-      in_order: Of ascending users, each once; else of any users.
+      events: The events of the users.
+      count: The number of requests.
+      seed: The seed of the random numbers.
+      in_order: Whether users ascend, each once; else any users.
 
     Returns:
       (count,) `REQUEST`; in order at most as many as there are users.

@@ -13,11 +13,11 @@ from parts.history_formats.newest import Histories
 
 
 class GMeta:
-    """A shard of gmeta's.
+    """A shard in gmeta's format.
 
     Args:
       folder: An empty one, for its file.
-      events: What it stores.
+      events: The events to store.
 
     Attributes:
       size: Bytes of its file and its index.
@@ -47,7 +47,7 @@ class GMeta:
 
         Args:
           requests: (R,) `REQUEST`.
-          longest: The most events of a request: its newest.
+          longest: The most events of a request, the newest.
 
         Returns:
           Their histories.

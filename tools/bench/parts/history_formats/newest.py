@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Histories(NamedTuple):
-    """What every form answers with.
+    """The answer of every form.
 
     Attributes:
       row_splits: (R + 1,) int64: request ``i`` has the events ``row_splits[i]`` to ``row_splits[i + 1] - 1``.
@@ -31,15 +31,15 @@ def newest(
     """Find the newest events of requests.
 
     Args:
-      time: (n,) of all rows; it rises from ``begins[i]`` to ``ends[i] - 1``.
-      birth: (n,) the generations that they were born in.
+      time: (n,) of all rows; it ascends from ``begins[i]`` to ``ends[i] - 1``.
+      birth: (n,) the generations in which they were born.
       begins: (R,) the first row of each request's user.
-      ends: (R,) the row before which they end.
+      ends: (R,) the row after the last one of each request's user.
       requests: (R,) `REQUEST`, with a start before all times.
       longest: The most events of a request.
 
     Returns:
-      The rows of all requests, one request after another, and (R,) how many each of them has.
+      The rows of all requests, one request after another, and (R,) the number of rows of each.
     """
     stops = first_not_before(time, begins, ends, requests["until"])
     width = longest + longest // 8 + 16  # late events are few
@@ -60,23 +60,23 @@ def newest(
 
 
 def ragged(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers from each start on, as many as its count says, one after another."""
+    """Return each start's range of consecutive numbers, one range after another."""
     return np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 
 def first_not_before(
     time: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64], until: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Find in each range, whose times rise, the first place that isn't before a time.
+    """Find in each range, whose times ascend, the first place that isn't before a time.
 
     Args:
       time: (n,) times.
-      low: (R,) where ranges begin.
-      high: (R,) where they end.
-      until: (R,) what to search for.
+      low: (R,) the beginnings of ranges.
+      high: (R,) their ends.
+      until: (R,) the times to search for.
 
     Returns:
-      (R,) the places; the end of the range, where all of it is before.
+      (R,) the places; the end of the range if all of it is earlier.
     """
     low, high = low.copy(), high.copy()
     while (open_ := low < high).any():

@@ -1,7 +1,7 @@
-"""Parquet read by pyarrow, with an index of our own: which rows of which row group a user has.
+"""Parquet read by pyarrow, with an index of our own: the rows and the row group of each user.
 
-pyarrow reads whole row groups, whatever the page index says, so small ones are its way to read little. A user
-is in one row group, and a row group is read once for all the requests of a call.
+pyarrow reads whole row groups even with a page index, so only small ones let it read little. A user is in one
+row group, and a row group is read once for all the requests of a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from parts.history_formats.events import COLUMNS, READ, Events
 from parts.history_formats.newest import Histories, newest, ragged
 
-_READ_ROWS = 1 << 18  # at a time, so that they stay in a cache
+_READ_ROWS = 1 << 18  # rows at a time, so that they stay in a cache
 
 
 def write(path: Path, events: Events, *, rows: int, compression: str, **options: Any) -> NDArray[np.int64]:
@@ -25,7 +25,7 @@ def write(path: Path, events: Events, *, rows: int, compression: str, **options:
 
     Args:
       path: The file.
-      events: What it stores.
+      events: The events to store.
       rows: About how many rows a row group has; it ends where a user does.
       compression: Its codec.
       **options: More of `ParquetWriter`'s.
@@ -57,7 +57,7 @@ class PyArrow:
 
     Args:
       folder: An empty one, for its file.
-      events: What it stores.
+      events: The events to store.
       rows: About how many rows a row group has.
       compression: Its codec.
       **options: More of `ParquetWriter`'s.

@@ -18,7 +18,7 @@ def rates(events: Events, forms: dict[str, Form], what: str, rounds: int) -> dic
     Args:
       events: What the forms store.
       forms: Name -> form.
-      what: A key of `LONGEST`, with ``_in_order`` behind it for users in ascending order.
+      what: A key of `LONGEST`, followed by ``_in_order`` for users in ascending order.
       rounds: Timed rounds.
 
     Returns:
@@ -38,7 +38,7 @@ def rates(events: Events, forms: dict[str, Form], what: str, rounds: int) -> dic
 
 
 def compare(events: Events, forms: dict[str, Form], rounds: int) -> list[Result]:
-    """Ask all forms for histories of three lengths, of random users and of users in order."""
+    """Request histories of three lengths from all forms, of random users and of users in order."""
     asked = [f"{length}{order}" for order in ("", "_in_order") for length in LONGEST]
     found = {what: rates(events, forms, what, rounds) for what in asked}
     return results_of(forms, found, len(events))
@@ -49,8 +49,8 @@ def results_of(forms: dict[str, Form], found: dict[str, dict[str, Any]], events:
 
     Args:
       forms: Name -> form.
-      found: What was asked -> `rates`.
-      events: How many are stored.
+      found: The kind of request -> `rates`.
+      events: The number of stored events.
 
     Returns:
       The figures.

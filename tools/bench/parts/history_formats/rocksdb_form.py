@@ -1,4 +1,4 @@
-"""RocksDB: a key for every stripe, a user and a time; the value has the stripe's columns as they are."""
+"""RocksDB: the key of a stripe is a user and a time; the value has the stripe's columns, unencoded."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from numpy.typing import NDArray
 from parts.history_formats.events import COLUMNS, READ, STRIPE, Events
 from parts.history_formats.newest import Histories, first_not_before, newest, ragged
 
-_KEY = struct.Struct(">qq")  # rises with the user and the time, where both are at least 0
+_KEY = struct.Struct(">qq")  # ascends with the user and the time, if both are at least 0
 _EVENT = sum(4 if name == "price" else 8 for name in COLUMNS)  # bytes
-_FIRST = COLUMNS[:5]  # all that is read, in one piece
+_FIRST = COLUMNS[:5]  # the columns that are read, in one piece
 
 
 class RocksDB:
-    """A database of RocksDB's, filled by a table that is ingested in bulk.
+    """A RocksDB database, filled by ingesting a table in bulk.
 
     Args:
       folder: An empty one, for its files.
-      events: What it stores.
+      events: The events to store.
       compression: The codec of its blocks.
-      by_index: Fetch values by keys from an index in memory, all of a call in one; else iterate backwards.
+      by_index: Whether to fetch values by keys from an index in memory, all of a call at once; else iterate
+        backwards.
 
     Attributes:
       size: Bytes of its tables.
@@ -86,7 +87,7 @@ class RocksDB:
     def _iterate(
         self, requests: NDArray[np.void], stripes: int
     ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.bool_]]:
-        """Go backwards from the moment of each request."""
+        """Iterate backwards from the moment of each request."""
         values: list[bytes] = []
         counts, cursor = [], self._db.iter()
         for user, until in zip(requests["user"].tolist(), requests["until"].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""What appends and compactions take, and what they leave to readers."""
+"""The cost of appends and compactions, and of reading afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that grew by a day at a time, and the requests of its users."""
+"""A store that grows by a day at a time, and the requests of its users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from parts.history_formats.events import BEGIN, COLUMNS, DAY, Events, make_events
 
 OWN = tuple(name for name in COLUMNS if name not in ("time", "birth"))
-REQUESTS = 20  # of a user
+REQUESTS = 20  # requests of a user
 SHARDS = 8
 
 
@@ -27,8 +27,8 @@ class Requests:
 
     Attributes:
       user: (R,) int64.
-      time: (R,) int64: what happened before it counts.
-      generation: (R,) int64: and what the generation of that morning held.
+      time: (R,) int64: earlier events count.
+      generation: (R,) int64: the generation of that morning, whose events count.
     """
 
     user: NDArray[np.int64]
@@ -44,18 +44,18 @@ class Requests:
 
 @dataclass(frozen=True)
 class Grown:
-    """A store whose generations 1 to `days` are days, and the next one is compact.
+    """A store whose generations 1 to `days` are days, and whose next one is compact.
 
     Attributes:
       path: Its folder.
-      days: How many days it has.
-      events: How many it has.
-      requests: `REQUESTS` of each user, when the user did something.
+      days: The number of its days.
+      events: The number of its events.
+      requests: `REQUESTS` requests of each user, each right after an event.
       written: (days,) bytes of events that each append wrote.
       appended: Bytes of events in the stripes of generation `days`.
       compacted: Bytes of the compact generation, its index included.
-      append_rate: Events a second of processor time that one append of all days takes.
-      compact_rate: And the compaction.
+      append_rate: Events per second of processor time of one append of all days.
+      compact_rate: The same of the compaction.
       day_seconds: Processor time of the append of a day, the median of the last nine.
     """
 
@@ -76,9 +76,9 @@ def grow(folder: Path, users: int, mean: int, days: int) -> Grown:
 
     Args:
       folder: An empty one.
-      users: How many users.
-      mean: Events of a user in the mean.
-      days: How many days.
+      users: The number of users.
+      mean: The mean number of events of a user.
+      days: The number of days.
     """
     events = make_events(users, mean, days=days, shortest=days - 1)
     files, spec = _write_days(folder, events, days), HistorySpec("user", "time", shards=SHARDS)
@@ -131,7 +131,7 @@ def _stripe_bytes(store: Path) -> int:
 
 
 def _draw_requests(events: Events) -> Requests:
-    """Draw requests right after events of their users, so that users ask when they are active."""
+    """Draw requests right after events of their users, so that users are active when they request."""
     rng = np.random.default_rng(1)
     sizes = np.repeat(events.ends - events.begins, REQUESTS)
     after = np.repeat(events.begins, REQUESTS) + (rng.random(len(sizes)) * sizes).astype(np.int64)

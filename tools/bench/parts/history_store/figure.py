@@ -1,4 +1,4 @@
-"""Draws where bytes go."""
+"""Draws the bytes of a request."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def plot(
     """Draw the bytes of a request that are written and read, into a PNG.
 
     Args:
-      path: Where to.
-      fat: Of a fat row of 1,000 events.
-      widest: Of one of 3,000.
-      examples: Of an example.
-      store: Of the store.
-      fetched: Reader -> what it fetches from the store, in random order.
-      by_user: What the first of them does with all requests of a user in a batch.
+      path: The file to write.
+      fat: Bytes of a fat row of 1,000 events.
+      widest: Bytes of one of 3,000.
+      examples: Bytes of an example.
+      store: Bytes of the store.
+      fetched: Reader -> the bytes that it fetches from the store, in random order.
+      by_user: Those of the first reader with all requests of a user in a batch.
     """
     import matplotlib
 

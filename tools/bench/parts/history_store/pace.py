@@ -23,7 +23,7 @@ Read = Callable[[dict[str, tf.Tensor]], dict[str, Any]]
 
 
 def measure(folder: Path, grown: Grown, rounds: int) -> list[Result]:
-    """Return the figures of the part ``speed``; examples are written into the folder if they aren't there."""
+    """Return the figures of the part ``speed``; examples are written into the folder if they are missing."""
     shown = folder / "examples"
     if not shown.exists():
         examples(folder, grown.requests, np.zeros(len(grown.requests), np.int64))
@@ -35,11 +35,11 @@ def measure(folder: Path, grown: Grown, rounds: int) -> list[Result]:
 
 
 def paces(grown: Grown, shown: Path, rounds: int) -> dict[str, float]:
-    """Return how many times as fast each of three things makes a reader.
+    """Return the speed-up of a reader by each of three techniques.
 
     ``affinity``     batches of the users of one shard, in the order of users, beside random ones
-    ``pipelined``    histories of some batches at once, while examples are read, beside one after the other
-    ``base_batches`` small batches at once, joined at last, beside large ones, one after the other
+    ``pipelined``    histories of some batches at once, while examples are read, beside one after another
+    ``base_batches`` small batches at once, joined in the end, beside large ones, one after another
     """
     read = partial(_read, gmeta.io.HistoryStore(grown.path))
     once = tf.data.AUTOTUNE
@@ -67,7 +67,7 @@ def paces(grown: Grown, shown: Path, rounds: int) -> dict[str, float]:
 
 
 def rate(grown: Grown, rounds: int) -> float:
-    """Return the events a second that the op rebuilds of random requests, on all cores."""
+    """Return the events a second that the op rebuilds for random requests, on all cores."""
     read = partial(_read, gmeta.io.HistoryStore(grown.path))
     batches = list(_batches(shuffled(grown.requests), BATCH).take(32))
     function = tf.function(read)

@@ -17,12 +17,12 @@ BATCH = 256
 
 
 class Fetched(NamedTuple):
-    """What requests have fetched.
+    """The cost of requests.
 
     Attributes:
-      bytes: Of a request.
-      reads: Of a request whose history isn't empty.
-      lengths: (R,) int64: events of each history.
+      bytes: The bytes of a request.
+      reads: The reads of a request whose history isn't empty.
+      lengths: (R,) int64: the number of events of each history.
     """
 
     bytes: float
@@ -35,9 +35,9 @@ def fetch(grown: Grown, requests: Requests, longest: int, generation: int | None
 
     Args:
       grown: The store.
-      requests: In the order in which they are read.
-      longest: Most events of a history.
-      generation: Of the store that is opened; None: the newest.
+      requests: The requests, in the order in which they are read.
+      longest: The most events of a history.
+      generation: The generation to open; None: the newest.
     """
     store, stats, lengths = gmeta.io.HistoryStore(grown.path, generation), ReaderStats(), []
     for begin in range(0, len(requests), BATCH):

@@ -1,4 +1,4 @@
-"""Requests on the disk: as fat rows, which hold their histories, and as examples, which don't."""
+"""Requests on disk: as fat rows, which contain their histories, and as examples, which don't."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def fat_rows(folder: Path, grown: Grown, requests: Requests, longest: int) -> di
     Args:
       folder: An empty one.
       grown: The store.
-      requests: Which.
-      longest: Most events of a history: its newest.
+      requests: The requests.
+      longest: The most events of a history, the newest.
     """
     by_user = requests[np.lexsort((requests.time, requests.user))]
     table = folder / "rows.parquet"
@@ -53,7 +53,7 @@ def examples(folder: Path, requests: Requests, lengths: np.ndarray) -> tuple[Pat
 
     Args:
       folder: An empty one.
-      requests: Which.
+      requests: The requests.
       lengths: (R,) int64: events of each history, which an example notes.
 
     Returns:
@@ -87,7 +87,7 @@ def _tables(grown: Grown, requests: Requests, longest: int) -> Iterator[pa.Table
 
 
 def _exposures(requests: Requests, more: dict[str, pa.Array]) -> pa.Table:
-    """Return a table of what both forms have of a request, and more columns."""
+    """Return a table of the columns that both forms have, and more columns."""
     rng = np.random.default_rng(requests.time[0])
     shown = {
         "user": requests.user,

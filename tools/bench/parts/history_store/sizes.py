@@ -1,4 +1,4 @@
-"""Where bytes go: fat rows beside examples and a store."""
+"""The bytes of fat rows, and of examples and a store."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Sizes:
     """Bytes of a request.
 
     Attributes:
-      fat: Form of fat rows -> with at most 1,000 events.
+      fat: Form of fat rows -> its bytes with at most 1,000 events.
       widest: Fat rows with at most 3,000 events.
       examples: A request without its history; and in a record with all requests of its user.
       store: The compacted store, divided by its requests.
-      late: Reader -> what it fetches from the store in the order of `gmeta.io.late`.
+      late: Reader -> the bytes that it fetches from the store in the order of `gmeta.io.late`.
       random: The same in random order.
       by_user: The same with all requests of a user in a batch.
     """
@@ -76,9 +76,9 @@ def measure(folder: Path, grown: Grown, sample: int) -> Sizes:
     """Write and read both forms.
 
     Args:
-      folder: Where to.
+      folder: The folder to write to.
       grown: The store.
-      sample: How many users have fat rows.
+      sample: The number of users with fat rows.
     """
     chosen = np.random.default_rng(3).choice(np.unique(grown.requests.user), sample, replace=False)
     some = grown.requests[np.flatnonzero(np.isin(grown.requests.user, chosen))]
@@ -93,7 +93,7 @@ def measure(folder: Path, grown: Grown, sample: int) -> Sizes:
     )
     lengths = fetch(grown, grown.requests, LONGEST["middle"]).lengths
     shown = examples(folder, grown.requests, lengths)
-    # A sample's histories may be longer or shorter than all users' are.
+    # A sample's histories may be longer or shorter than those of all users.
     scale = float(lengths.mean() / fetch(grown, some, LONGEST["middle"]).lengths.mean())
     count = len(grown.requests)
     return Sizes(

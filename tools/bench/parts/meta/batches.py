@@ -1,4 +1,4 @@
-"""Tasks for the meta-learning benchmark, in NumPy: each contender brings them to its own form."""
+"""Tasks for the meta-learning benchmark, in NumPy: each contender converts them to its own form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Lists(NamedTuple):
-    """Several values a sample: all of them in turn, and how many each sample has."""
+    """A column of several values per sample: all values in turn, and the number of each sample's."""
 
     values: np.ndarray
     lengths: np.ndarray
@@ -20,7 +20,7 @@ Column: TypeAlias = "np.ndarray | Lists"
 
 @dataclass(frozen=True)
 class Field:
-    """An id field: its name, how many ids there are, whether a sample has several."""
+    """An id field: its name, its number of ids, whether a sample has several."""
 
     name: str
     vocabulary: int
@@ -71,7 +71,7 @@ def task_batch(element: Any) -> Batch:
 
 
 def numbered(batches: list[Batch]) -> tuple[list[Batch], list[Field]]:
-    """Ids as numbers from 0 on, and the fields with how many ids there are: any table can hold them."""
+    """Return ids as numbers from 0 on, so that any table can hold them, and the fields with their sizes."""
     fields, columns = [], [dict(batch.columns) for batch in batches]
     for name, first in batches[0].columns.items():
         several = isinstance(first, Lists)
@@ -85,7 +85,7 @@ def numbered(batches: list[Batch]) -> tuple[list[Batch], list[Field]]:
 
 
 def split(supports: np.ndarray, queries: np.ndarray) -> tuple[Part, Part]:
-    """Support and query of tasks whose rows stand one after another, support first."""
+    """Support and query of tasks whose rows follow one another, support first."""
     starts = np.cumsum(supports + queries) - supports - queries
     return _part(starts, supports), _part(starts + supports, queries)
 

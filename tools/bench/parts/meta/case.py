@@ -1,4 +1,4 @@
-"""What every contender of the meta-learning benchmark computes, and whether they do compute the same."""
+"""What every contender of the meta-learning benchmark computes, and the check that they agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parts.meta.batches import Batch, Field, Lists
 OUTER_RATE = 1e-3
 INNER_RATE = 0.01
 ROUNDING = 2e-5
-"""Of float32, in sums of some thousand terms: relative to the largest value of a gradient."""
+"""float32 rounding in sums of some thousand terms, relative to the largest value of a gradient."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,15 @@ class Case:
     """A data set, a network and an inner loop.
 
     Attributes:
-      name: Of the data set.
-      fields: Each is embedded in ``dim`` dimensions, as the mean of several ids; side by side they are the
-        input.
-      batches: Steps go through them in turn.
+      name: The name of the data set.
+      fields: Each is embedded in ``dim`` dimensions, several ids as their mean; the input concatenates them.
+      batches: Steps use them in turn.
       dim: See ``fields``.
-      hidden: Units of the hidden layers, with ReLU; then comes one unit for each label.
+      hidden: Units of the hidden layers, with ReLU; one output unit for each label follows.
       loss: ``"mse"``, or ``"bce"`` of logits; a sample's is the mean over its labels, a task's the mean over
         its support samples, the outer one the mean over all query samples.
       steps: Inner gradient steps, of all layers.
-      order: 2 differentiates through them.
+      order: 2 differentiates through the inner steps.
     """
 
     name: str
@@ -48,16 +47,16 @@ class Case:
 
     @property
     def outputs(self) -> int:
-        """Labels of a sample."""
+        """The number of labels of a sample."""
         return self.batches[0].labels.shape[1]
 
     def batch(self, number: int) -> int:
-        """Which batch a step takes."""
+        """The batch of a step."""
         return number % len(self.batches)
 
 
 class Start(NamedTuple):
-    """Where training begins: ``"layer/kernel"`` (in, out) and ``"layer/bias"``; field -> (ids, dim)."""
+    """The initial weights: ``"layer/kernel"`` (in, out) and ``"layer/bias"``; field -> (ids, dim)."""
 
     weights: Mapping[str, np.ndarray]
     tables: Mapping[str, np.ndarray]
@@ -81,7 +80,7 @@ class Form(Protocol):
         """Loss and gradients of a batch; changes nothing."""
 
     def step(self, number: int) -> None:
-        """A whole training step on a batch, up to the end of all updates."""
+        """Take a whole training step on a batch, including all updates."""
 
 
 def assert_same(ours: Outer, theirs: Outer, who: str) -> None:
@@ -100,6 +99,6 @@ def assert_same(ours: Outer, theirs: Outer, who: str) -> None:
 
 
 def values(batch: Batch, name: str) -> np.ndarray:
-    """A field's ids, as `Outer.rows` stands to them."""
+    """A field's ids, in the order of `Outer.rows`."""
     column = batch.columns[name]
     return column.values if isinstance(column, Lists) else column

@@ -1,4 +1,4 @@
-"""The contenders of the meta-learning benchmark: which are installed, that they agree, how long they take."""
+"""The contenders of the meta-learning benchmark: their versions, agreement and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parts.meta.loop_form import LoopForm
 LOOP, VMAP, LEARN2LEARN = "loop over tasks", "torch.func", "learn2learn"
 COMPILED = f"{VMAP}, compiled"
 MINIMUM = 0.25
-"""Seconds that a timed call takes at least, in whole steps."""
+"""The least seconds of a timed call, in whole steps."""
 
 
 def contenders(case: Case, threads: int, compiled: bool) -> dict[str, Form]:
@@ -65,7 +65,7 @@ def _steps(form: Form, count: int) -> Callable[[int], None]:
 
 
 def versions() -> dict[str, str]:
-    """Of the frameworks; those that aren't installed are absent."""
+    """The versions of the frameworks; those that aren't installed are absent."""
     found = {}
     for name in ("tensorflow", "torch", "learn2learn"):
         try:

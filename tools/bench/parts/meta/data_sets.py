@@ -1,12 +1,12 @@
 """The two data sets of the meta-learning benchmark.
 
-MeLU's rows are made as MovieLens-1M's are. A user has one gender, age, occupation and area, and rates films
-that are drawn by popularity, whose attributes stay. Support sizes follow MeLU's warm users with 13 to 100
-ratings, of which ten are the query.
+MeLU's rows resemble MovieLens-1M's. A user has one gender, age, occupation and area, and rates films that are
+drawn by popularity and have fixed attributes. Support sizes follow MeLU's warm users with 13 to 100 ratings,
+of which ten are the query.
 
 Ali-CCP's fields are the 18 with one value, in the published vocabularies, and five with several; labels are
-click, and click with conversion; a task is a scenario's part of the step. Ids are log-uniform, which is
-Zipf(1) over the vocabulary.
+click, and click with conversion; a task is a scenario's part of a step. Ids are log-uniform, which is Zipf(1)
+over the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from parts.meta.batches import Batch, Column, Field, Lists, numbered, split, tak
 
 QUERY = 10
 SUPPORT_QUANTILES = ([0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1], [3, 5, 8, 15, 31, 53, 75, 82, 90])
-"""Of the support sizes of MeLU's 2,653 warm users."""
+"""Quantiles of the support sizes of MeLU's 2,653 warm users."""
 MELU_ITEM = {"rate": (6, 1), "genre": (25, 2.4), "director": (2186, 1.08), "actor": (8030, 4)}
-"""An item's fields: how many ids, how many of them an item has."""
+"""An item's fields: the number of ids, and the ids of an item."""
 MELU_USER = {"gender": 2, "age": 7, "occupation": 21, "area": 3402}
 FILMS = 3706
 ALI_ONE = (238635, 98, 14, 3, 8, 4, 4, 3, 5, 467298, 6929, 263942, 106399, 5888, 104830, 51878, 37148, 4)
@@ -36,7 +36,7 @@ ALI_SEVERAL = {
 
 
 def melu(tasks: int, count: int) -> tuple[list[Batch], list[Field]]:
-    """So many batches of users with their ratings, and the fields."""
+    """Draw batches of users with their ratings, and return them with the fields."""
     rng = np.random.default_rng(0)
     films = {
         name: _lists(rng, size, FILMS, mean) if mean > 1 else rng.integers(0, size, FILMS)
@@ -58,19 +58,19 @@ def melu(tasks: int, count: int) -> tuple[list[Batch], list[Field]]:
 
 
 def prepared(path: Path, tasks: int, count: int) -> tuple[list[Batch], list[Field]]:
-    """So many batches of a folder that `gmeta prepare` wrote, with its split: ``data/warm``."""
+    """Read batches of a folder that `gmeta prepare` wrote, with its split: ``data/warm``."""
     elements = gmeta.io.tasks(path, tasks_per_batch=tasks, query=QUERY).take(count)
     return numbered([task_batch(element) for element in elements])
 
 
 def ali_ccp(tasks: int, samples: int, count: int, shrink: int = 1) -> tuple[list[Batch], list[Field]]:
-    """So many batches of scenarios.
+    """Draw batches of scenarios.
 
     Args:
-      tasks: In a batch.
-      samples: The most of a support set, which has a quarter of them at least; a query set has half.
-      count: Of batches.
-      shrink: Divides the vocabularies.
+      tasks: The tasks in a batch.
+      samples: The most samples of a support set, which has at least a quarter as many; a query set has half.
+      count: The number of batches.
+      shrink: A divisor of the vocabularies.
     """
     fields = [Field(f"field{n}", max(2, size // shrink)) for n, size in enumerate(ALI_ONE)]
     fields += [Field(name, max(2, size // shrink), True) for name, (size, _) in ALI_SEVERAL.items()]

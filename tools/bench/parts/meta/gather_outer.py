@@ -1,4 +1,4 @@
-"""MAML's outer update by a central node, which G-Meta replaces by an all-reduce (section 2.1.3)."""
+"""MAML's outer update by a central node, which G-Meta replaces with an all-reduce (section 2.1.3)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _allreduce_sum = collectives.allreduce_sum
 
 @contextmanager
 def outer_rule(rule: Literal["allreduce", "gather"]) -> Iterator[None]:
-    """Sum the dense gradients of training steps that are traced in the block at rank 0, or as ever.
+    """Sum the dense gradients of training steps that are traced in the block at rank 0, or as usual.
 
-    Every rank sends its K numbers to rank 0, which adds them up, K (N - 1) numbers in all, and sends the sums
+    Every rank sends its K numbers to rank 0, which adds them, K (N - 1) numbers in total, and sends the sums
     to every rank: as many again, and as many as the weights that they change. All-reduce instead sends
-    2 K (N - 1) / N from each rank at the same time. Each rank then makes the same step, as with all-reduce.
+    2 K (N - 1) / N from each rank at the same time. Each rank then takes the same step, as with all-reduce.
     """
     if rule == "gather":
-        collectives.allreduce_sum = _sum_dense  # where a step looks for it
+        collectives.allreduce_sum = _sum_dense  # where a step finds it
     try:
         yield
     finally:
@@ -46,7 +46,7 @@ def gather_sum(tensors: Sequence[tf.Tensor], *, name: str, place: Any = "cpu") -
     gathered, _ = collectives.alltoall(
         vector, one, name=f"{name}/gather", place=place, received_splits=every if first else none
     )
-    total = tf.reduce_sum(tf.reshape(gathered, [-1, count]), axis=0)  # zeros where nothing has come
+    total = tf.reduce_sum(tf.reshape(gathered, [-1, count]), axis=0)  # zeros where nothing was received
     sent, splits = (tf.tile(total, [here.size]), every) if first else (total[:0], none)
     total, _ = collectives.alltoall(sent, splits, name=f"{name}/broadcast", place=place, received_splits=one)
     parts = tf.split(tf.ensure_shape(total, [count]), [tensor.shape.num_elements() for tensor in tensors])

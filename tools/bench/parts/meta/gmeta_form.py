@@ -20,7 +20,7 @@ KERAS_LOSSES = {"mse": "mse", "bce": tf.keras.losses.BinaryCrossentropy(from_log
 
 
 def set_threads(count: int) -> None:
-    """Of TensorFlow's two pools; to be called before anything runs."""
+    """Set the threads of TensorFlow's two pools; call it before anything runs."""
     tf.config.experimental.enable_tensor_float_32_execution(False)  # forms are compared to float32 rounding
     tf.config.threading.set_intra_op_parallelism_threads(count)
     tf.config.threading.set_inter_op_parallelism_threads(count)
@@ -41,7 +41,7 @@ def collection_of(case: Case) -> EmbeddingCollection:
 
 
 def tensors(batch: Batch) -> dict[str, Any]:
-    """A batch as `gmeta.io.tasks` gives it."""
+    """A batch in the form of `gmeta.io.tasks`."""
     ids = {
         name: tf.RaggedTensor.from_row_lengths(column.values, column.lengths)
         if isinstance(column, Lists)
@@ -59,7 +59,7 @@ def tensors(batch: Batch) -> dict[str, Any]:
 
 
 def of_open_size(batch: Any) -> Any:
-    """The types of a batch whose sizes are known when it is there, not before."""
+    """The types of a batch whose sizes are known only when it arrives."""
 
     def spec(value: Any) -> Any:
         if isinstance(value, tf.RaggedTensor):
@@ -89,7 +89,7 @@ class GMeta:
         self._gradients = tf.function(self._outer, input_signature=[types])
 
     def start(self) -> Start:
-        """All weights as they are now."""
+        """The present values of all weights."""
         ids = {
             f.name: tf.range(f.vocabulary, dtype=tf.int64)[:, None]
             if f.several

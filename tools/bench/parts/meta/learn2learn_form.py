@@ -1,7 +1,7 @@
 """learn2learn's MAML: a clone of the network for each task, one lookup and one backward pass for all.
 
-Of the package its MAML alone is loaded. Its front door imports data sets of pictures and environments for
-reinforcement learning, and with them torchvision, which must fit PyTorch to the build, and gym.
+Only the package's MAML is loaded. Its top level imports data sets of images and environments for
+reinforcement learning, and with them gym, and torchvision, which must match PyTorch's exact build.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parts.meta.torch_form import TorchForm
 
 @functools.cache
 def load_maml() -> Any:
-    """learn2learn's MAML class; None where it isn't installed."""
+    """learn2learn's MAML class; None if it isn't installed."""
     found = importlib.util.find_spec("learn2learn")
     if found is None or found.submodule_search_locations is None:
         return None

@@ -1,8 +1,8 @@
-"""What users write in TensorFlow: a compiled function for a task, a loop over tasks, gradients added up.
+"""What users write in TensorFlow: a compiled function for a task, a loop over tasks, summed gradients.
 
 The function is traced once for all sizes, so a task isn't padded. Rows come from the table that gmeta's own
-side uses, one lookup a task, and are updated once a step, by the same fused Adam: Keras' embeddings would
-have their moments decayed whole at every step, which for large vocabularies is most of the time.
+side uses, one lookup a task, and are updated once a step, by the same fused Adam: with Keras' embeddings all
+moments would decay at every step, which for large vocabularies takes most of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parts.meta.gmeta_form import KERAS_LOSSES, collection_of, of_open_size
 
 
 class LoopForm:
-    """Keras layers, a tape in a tape, Adam."""
+    """Keras layers, nested tapes, Adam."""
 
     def __init__(self, case: Case, start: Start) -> None:
         self.case = case
@@ -30,7 +30,7 @@ class LoopForm:
         types = of_open_size(self.batches[0][0])
         types["labels"] = tf.TensorSpec([None, case.outputs])
         self._of_task = tf.function(self._gradients, input_signature=[types])
-        # Stated, or the update would be traced anew for every other number of rows.
+        # Explicit, or the update would be retraced for every new number of rows.
         _, *parts = self._of_task.get_concrete_function().structured_outputs
         types = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), parts[:3])
         tasks = len(self.batches[0])

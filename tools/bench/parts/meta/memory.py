@@ -1,7 +1,7 @@
-"""What a training step holds at its peak, measured in a process of its own.
+"""Peak memory of a training step, measured in a separate process.
 
-Tasks are large and the network small, so that what the inner steps keep for the outer gradient is most of it.
-The graph is traced, and the libraries' own memory taken, on a small batch before.
+Tasks are large and the network small, so that most of it is what the inner steps keep for the outer gradient.
+A small batch first traces the graph and lets the libraries allocate their own memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIELDS, DIM, HIDDEN, VOCABULARY = 4, 16, (64, 64), 100
 
 
 def peak_mib(**settings: Any) -> float:
-    """MiB that a step takes over what the process has before.
+    """MiB of a step above the process's memory before.
 
     Args:
       **settings: ``tasks``, ``support``, ``steps``, ``recompute``, ``threads``.
@@ -47,12 +47,12 @@ def status_kib(name: str) -> int:
 
 
 def forget_peak() -> None:
-    """Let this process's peak start again from what it has now: proc(5)."""
+    """Reset this process's peak to its present memory: proc(5)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def main() -> None:
-    """In the process: warm up, forget the peak, step."""
+    """In the process: warm up, reset the peak, take a step."""
     settings = json.loads(sys.argv[1])
     from parts.meta.gmeta_form import GMeta, set_threads
 

@@ -1,4 +1,4 @@
-"""One rank of the pipeline benchmark: trains a model by several pipelines in turn, and tells their paces."""
+"""One rank of the pipeline benchmark: trains a model by several pipelines in turn, and times them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parts.meta.rank import Pace, dataset, meta_model
 
 
 def main() -> None:
-    """Train each variant for an epoch, again and again; rank 0 writes milliseconds a step."""
+    """Train each variant for an epoch, repeatedly; rank 0 writes milliseconds a step."""
     out, settings = job_arguments()
     here = gmeta.init()
     trainings = {}

@@ -1,4 +1,4 @@
-"""One rank of the scaling benchmark: trains a meta-model under `fit`; tells its pace and what it learned."""
+"""One rank of the scaling benchmark: trains a meta-model under `fit`, and reports its pace and weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pace(tf.keras.callbacks.Callback):
 
 
 def task_batch(settings: dict[str, Any], step: int, tasks: range) -> dict[str, Any]:
-    """Some of the tasks of a global step; which rank makes them doesn't matter."""
+    """Some of the tasks of a global step, whichever rank makes them."""
     support, query = settings["support"], settings["query"]
     each = support + query
     made = [task_rows(settings, step, task) for task in tasks]
@@ -59,7 +59,7 @@ def task_batch(settings: dict[str, Any], step: int, tasks: range) -> dict[str, A
 
 
 def dataset(settings: dict[str, Any], world_tasks: int) -> tf.data.Dataset:
-    """This rank's batches of an epoch, made beforehand, or read from files as ``settings["read"]`` says."""
+    """This rank's batches of an epoch, made beforehand, or read from files by ``settings["read"]``."""
     here, distinct = collectives.world(), settings["distinct_steps"]
     if settings.get("read", "memory") == "memory":
         share = world_tasks // here.size
@@ -76,14 +76,14 @@ def dataset(settings: dict[str, Any], world_tasks: int) -> tf.data.Dataset:
 
 
 def _of_open_size(batch: dict[str, Any]) -> dict[str, Any]:
-    """Like those of `gmeta.io.tasks`: sizes are known when a batch is there, not before."""
+    """The types of a batch, as in `gmeta.io.tasks`: sizes are known only when it arrives."""
     return tf.nest.map_structure(
         lambda part: tf.raw_ops.PlaceholderWithDefault(input=part, shape=[None] * part.shape.rank), batch
     )
 
 
 def meta_model(settings: dict[str, Any]) -> MetaModel:
-    """DLRM-like: embeddings side by side into layers, which adapt, and rows too if asked."""
+    """A model like DLRM: concatenated embeddings into layers, which adapt; rows adapt too if requested."""
     features = [
         FeatureConfig(f"f{number}", TableConfig(f"f{number}", settings["dim"], initializer=Normal(0.0, 0.05)))
         for number in range(settings["features"])
@@ -114,7 +114,7 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
 
 
 class StandStill(StepsAhead):
-    """Makes steps on one batch again and again, whose keys and rows were fetched once.
+    """Repeats steps on one batch, whose keys and rows were fetched once.
 
     Its pace is that of steps whose fetch ahead costs nothing.
     """
@@ -127,7 +127,7 @@ def main() -> None:
     """Train; rank 0 writes the pace, every rank its rows."""
     out, settings = job_arguments()
     here = gmeta.init()
-    if settings["keep_rows"]:  # to be compared to 1e-4, which TensorFloat-32 isn't good for
+    if settings["keep_rows"]:  # compared to 1e-4, for which TensorFloat-32 is too coarse
         tf.config.experimental.enable_tensor_float_32_execution(False)
     model, pace = meta_model(settings), Pace()
     world_tasks = settings["tasks"] * (1 if settings["keep_rows"] else here.size)

@@ -1,7 +1,7 @@
 """Generated tasks in files, as lines of text and as gmeta's records, and the batches read from them.
 
-Both give the batches that `rank.dataset` makes in memory, to the last bit: a rank has a file of its own
-tasks, in the order of the steps.
+Both give the batches that `rank.dataset` makes in memory, to the last bit: each rank has a file of its tasks,
+in the order of the steps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def write(folder: Path, settings: dict[str, Any], ranks: int) -> None:
 
 
 def read(folder: Path, settings: dict[str, Any]) -> tf.data.Dataset:
-    """This rank's batches of `settings["distinct_steps"]` steps, as ``settings["read"]`` says."""
+    """This rank's batches of `settings["distinct_steps"]` steps, read by ``settings["read"]``."""
     if settings["read"] == "text":
         return _from_text(_text_file(folder / "text", collectives.world().rank), settings)
     return io.tasks(
@@ -81,7 +81,7 @@ def _from_text(file: Path, settings: dict[str, Any]) -> tf.data.Dataset:
 
 
 def _tasks_of(settings: dict[str, Any], rank: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """A number of its own for each task of a rank's steps, with its rows."""
+    """Yield a unique number and the rows of each task of a rank's steps."""
     own = settings["tasks"]
     for step in range(settings["distinct_steps"]):
         for task in range(rank * own, (rank + 1) * own):

@@ -1,8 +1,8 @@
-"""What the forms in PyTorch share: embeddings, network, optimizers.
+"""Shared by the forms in PyTorch: embeddings, network, optimizers.
 
 Fields with one id share one `nn.Embedding`, their ids offset; one with several has an `nn.EmbeddingBag`.
-They are looked up once a step, for all samples, and Adam updates everything: tables of up to 100,000 rows
-whole, by the fused Adam, larger ones by `SparseAdam`.
+They are looked up once a step, for all samples, and Adam updates everything: tables of up to 100,000 rows as
+a whole, by the fused Adam, larger ones by `SparseAdam`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Embeddings(nn.Module):
                 )
 
     def prepare(self, batch: Batch) -> dict[str, Any]:
-        """A batch's ids as `forward` takes them."""
+        """A batch's ids in the form of `forward`'s argument."""
         one = np.stack([batch.columns[name] + first for name, first in self.first.items()], axis=1)
         made: dict[str, Any] = {"one": torch.from_numpy(one)}
         for name in self.bags:
@@ -57,7 +57,7 @@ class Embeddings(nn.Module):
         return torch.cat([parts[field.name] for field in self.fields], dim=1)
 
     def gradient(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Of the rows of some ids of a field."""
+        """The gradients of the rows of some ids of a field."""
         weight = self.bags[name].weight if name in self.bags else self.one.weight
         assert weight.grad is not None
         whole = weight.grad.to_dense() if self.sparse else weight.grad
@@ -84,7 +84,7 @@ def sample_losses(case: Case) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
 
 
 class TorchForm:
-    """Embeddings, a network, their optimizers, and the batches; `loss` is left to the forms in PyTorch."""
+    """Embeddings, a network, their optimizers, and the batches; subclasses define `loss`."""
 
     def __init__(self, case: Case, start: Start) -> None:
         self.case = case
@@ -99,7 +99,7 @@ class TorchForm:
         self.batches = [self.prepare(batch) for batch in case.batches]
 
     def prepare(self, batch: Batch) -> dict[str, Any]:
-        """A batch as `loss` takes it."""
+        """A batch in the form of `loss`'s argument."""
         raise NotImplementedError
 
     def loss(self, batch: dict[str, Any]) -> torch.Tensor:

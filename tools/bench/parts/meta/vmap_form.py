@@ -1,4 +1,4 @@
-"""The vectorised form in PyTorch: `torch.func` over padded tasks, as its own MAML tutorial has it."""
+"""The vectorised form in PyTorch: `torch.func` over padded tasks, as in its own MAML tutorial."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class VmapForm(TorchForm):
     Args:
       case: The case.
       start: The first weights.
-      compiled: Whether `torch.compile` makes one graph of what is between lookup and loss, both passes.
+      compiled: Whether `torch.compile` makes one graph from lookup to loss, for both passes.
     """
 
     def __init__(self, case: Case, start: Start, compiled: bool = False) -> None:

@@ -42,7 +42,7 @@ class Sasrec:
         return ((now() - start) * (self.steps / steps)).tolist()
 
     def measure(self, part: str) -> float:
-        """Rank the right item among the items of training, those of the history included."""
+        """Rank the right item among the items of training, including those of the history."""
         asked = getattr(self.cuts, part)
         ranked = rank(ModelScorer(self.model), asked, self.cuts.items, seen=True, shown=10)
         return float(ranked.of_users(10)["ndcg"].mean())

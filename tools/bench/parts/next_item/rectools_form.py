@@ -1,6 +1,7 @@
 """RecTools' SASRec, run by the peer's interpreter, which has no gmeta.
 
-Its own training loop, by `fit_partial`; what is timed is the epoch, without the preparation before each call.
+It uses RecTools' training loop, by `fit_partial`; times cover the epoch, without the preparation of each
+call.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from rectools.dataset import Dataset
 from rectools.models import SASRecModel
 
 HELD = {"validation": 1, "test": 0}
-"""How many of a user's last items a cut leaves out; the last one that is left is to be found."""
+"""How many of a user's last items a cut leaves out; the last one that remains is the target."""
 
 
 class EpochClock(Callback):
-    """Measures the seconds of the last epoch; for all copies, as RecTools copies its trainer."""
+    """Measures the seconds of the last epoch; shared by copies, because RecTools copies its trainer."""
 
     start: ClassVar[Any] = None
     seconds: ClassVar[Any] = None

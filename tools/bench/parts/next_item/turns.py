@@ -1,4 +1,4 @@
-"""Trainers in processes of their own, which train when they are told to and so take turns.
+"""Trainers in separate processes, which train on request and so take turns.
 
 A peer's interpreter, which has no gmeta, runs it too.
 """
@@ -23,13 +23,13 @@ _ROOT = _BENCH.parents[1]
 
 
 class Trainer(Protocol):
-    """What a process holds."""
+    """The trainer in a process."""
 
     def train(self, share: float) -> list[float]:
         """Train for a share of an epoch, at most 1, and return the seconds of an epoch at that pace.
 
-        First those of the clock, then those of the process on all processors, which others' work on the
-        machine makes less difference to.
+        First wall-clock seconds, then processor seconds of the process, which depend less on other work on
+        the machine.
         """
 
     def measure(self, cut: str) -> float:
@@ -42,7 +42,7 @@ class Turns:
     Args:
       python: The interpreter.
       module: A module of this folder whose main calls `answer`.
-      settings: What `answer` makes the trainer with; what JSON can hold.
+      settings: Settings from which `answer` makes the trainer; values that JSON can hold.
     """
 
     def __init__(self, python: str | Path, module: str, settings: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Turns:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            # On shared cores, threads of OpenMP that spin for each other take from everybody.
+            # On shared cores, OpenMP threads that spin for each other slow down everything.
             env={"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONPATH": paths},
         )
 
@@ -75,7 +75,7 @@ class Turns:
     def _ask(self, what: str, argument: float | str) -> Any:
         assert self._process.stdin
         assert self._process.stdout
-        with contextlib.suppress(BrokenPipeError):  # it has ended: see below
+        with contextlib.suppress(BrokenPipeError):  # the process has ended: see below
             print(json.dumps([what, argument]), file=self._process.stdin, flush=True)
         if line := self._process.stdout.readline():
             return json.loads(line)
@@ -84,14 +84,14 @@ class Turns:
 
 
 def now() -> np.ndarray:
-    """Return the seconds of the clock and of this process's processors, to be subtracted."""
+    """Return wall-clock and processor seconds of this process, for subtraction."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
 def answer(make: Callable[[dict[str, Any]], Trainer]) -> None:
-    """In the process: make the trainer, and do what is asked, a line each."""
+    """In the process: make the trainer, and serve requests, a line each."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # so that libraries' output isn't an answer
     trainer = make(json.loads(sys.argv[1]))
     for line in sys.stdin:
         what, argument = json.loads(line)

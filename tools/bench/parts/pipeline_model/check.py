@@ -13,19 +13,19 @@ from parts.pipeline_model.schedules import Schedule, Work
 from parts.pipeline_model.wires import Wires
 
 COMPUTE, MICRO = 0.1, (1, 2, 4, 8)
-KIB = 256  # so few that what 7 senders send to one fits into its port's queue: the model knows no lost packet
-GBIT = 0.1  # so that two cores carry what 8 ranks send
-# A computation that sleeps holds a thread of TensorFlow's, of which there are only as many as cores.
+KIB = 256  # so few that data of 7 senders fit into one port's queue: the model has no packet loss
+GBIT = 0.1  # so that two cores suffice for 8 ranks
+# A computation that sleeps holds a TensorFlow thread, of which there are only as many as cores.
 ENVIRONMENT = {"GMETA_LANE": "tcp", "TF_NUM_INTEROP_THREADS": "8"}
 
 
 def check(ranks: int, rounds: int, kib: int = KIB) -> list[Result]:
-    """Return milliseconds of a step on so many machines, measured and simulated, by its micro-batches.
+    """Return milliseconds of a step on several machines, measured and simulated, by its micro-batches.
 
     Args:
-      ranks: How many machines.
+      ranks: The number of machines.
       rounds: Steps of each kind.
-      kib: What a rank sends in an exchange of the whole batch.
+      kib: KiB that a rank sends in an exchange of the whole batch.
     """
     size = kib << 10
     settings = {"compute": COMPUTE, "bytes": size, "micro": MICRO, "rounds": rounds}

@@ -1,12 +1,12 @@
 """When each stage of a program begins and ends on each rank.
 
 A program is a list of stages. A stage occupies one resource of a rank, begins after the stages that it names,
-and after whatever came before it in the program on that resource: a stream of a GPU, a thread and gmeta's
-lane serve their work in the order of the program. So events need no queue: one pass over the program is
-exact. The ranks are the elements of an array.
+and after all earlier ones in the program on that resource: a stream of a GPU, a thread and gmeta's lane work
+in the order of the program. So events need no queue: one pass over the program is exact. The ranks are the
+elements of an array.
 
 A collective begins when the last of its ranks is ready, and ends for all of them when the slowest has ended.
-What a rank waits for the others is idle time of its resource, not work.
+The time that a rank waits for others is idle time of its resource, not work.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Stage:
     """A piece of a rank's work.
 
     Attributes:
-      name: What it is, such as ``rows``.
-      batch: Number of the batch that it works for.
-      resource: What it occupies, such as ``wire``.
-      seconds: How long it takes if nothing is late.
-      after: Numbers of the stages, earlier in the program, whose ends it waits for.
-      collective: Whether it waits for the same stage of other ranks.
-      everyone: Of a collective, whether it takes in all ranks, whatever the groups.
+      name: The kind of work, such as ``rows``.
+      batch: The number of its batch.
+      resource: The resource that it occupies, such as ``wire``.
+      seconds: Its duration without delays.
+      after: The numbers of earlier stages whose ends it waits for.
+      collective: Whether it waits for the same stage on other ranks.
+      everyone: Whether a collective includes all ranks, whatever the groups.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Factors by which a stage takes longer on a rank than it should, drawn anew for each stage.
+    """Random factors of the durations, drawn for each stage and rank.
 
     Attributes:
       sigma: Standard deviation of the factor's logarithm, which is normal; the factor's mean is 1.
       measured: If given, factors are drawn from these, such as measured seconds over their mean.
-      seed: Of the draws.
+      seed: The seed of the draws.
     """
 
     sigma: float = 0.0
@@ -67,7 +67,7 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When stages began and ended.
+    """The times of stages.
 
     Attributes:
       program: The stages.
@@ -80,14 +80,14 @@ class Timeline:
     ends: Array
 
     def step(self, warm_up: int) -> float:
-        """Return the mean seconds of a step, the first `warm_up` left out: the pipeline fills in those."""
+        """Return the mean seconds of a step, without the first `warm_up`, in which the pipeline fills."""
         last: dict[int, float] = {}
         for stage, ends in zip(self.program, self.ends, strict=True):
             last[stage.batch] = max(last.get(stage.batch, 0.0), float(ends.max()))
         return (last[max(last)] - last[warm_up - 1]) / (max(last) + 1 - warm_up)
 
     def exposed(self, names: Sequence[str], warm_up: int, rank: int = 0) -> float:
-        """Return the seconds of a step in which such stages run on a rank and no computation does."""
+        """Return the seconds of a step in which these stages run on a rank and no computation does."""
         first, last = self._window(warm_up)
         computes = [stage.resource == "compute" for stage in self.program]
         either = [it or stage.name in names for it, stage in zip(computes, self.program, strict=True)]
@@ -102,7 +102,7 @@ class Timeline:
     def _busy(
         self, chosen: Sequence[bool], rank: int, first: float, last: float
     ) -> list[tuple[float, float]]:
-        """Return the spans in which any of the chosen stages runs, in order and apart from each other."""
+        """Return the spans in which any of the chosen stages runs, in order and disjoint."""
         spans = sorted(
             (max(first, begin), min(last, end))
             for begin, end, it in zip(self.begins[:, rank], self.ends[:, rank], chosen, strict=True)
@@ -124,9 +124,9 @@ def simulate(
 
     Args:
       program: The same for all ranks; each stage names only earlier ones.
-      ranks: How many. Without jitter all ranks are alike, and one shows the times of any number.
+      ranks: The number of ranks. Without jitter all ranks are alike, so one suffices.
       groups: Collectives are among neighbouring ``ranks / groups`` ranks, except those of everyone.
-      jitter: How much longer or shorter stages take; exactly as long as they state by default.
+      jitter: Random factors of durations; none by default.
 
     Returns:
       The times.

@@ -12,7 +12,7 @@ GBIT = 10
 
 
 def plot(path: Path) -> None:
-    """Draw NestPipe's cluster with its published points, and a step of gmeta's, into a PNG."""
+    """Draw NestPipe's cluster with its published points, and a gmeta step, into a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""A step of gmeta's for the model: bytes and seconds that its benchmarks measured, on measured wires.
+"""A gmeta step for the model: bytes and seconds that its benchmarks measured, on measured wires.
 
 A rank's batch has 4,096 samples of 26 features with the vocabularies of Criteo.
 
@@ -6,8 +6,8 @@ Measured: the bytes that leave a rank of 8 with rows of 64 floats, and the secon
 deduplication, reading and update (``docs/results/exchange-cpu.json``); latency and bandwidth of the lane
 between two machines (``docs/results/exchange-wires-2-cores.json``).
 
-Assumed: the computation, the refresh, the size of the dense gradients, what each further peer adds to the
-latency, and the jitter.
+Assumed: the computation, the refresh, the size of the dense gradients, the latency of each further peer, and
+the jitter.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _BATCHES, _WARM_UP = 20, 6
 
 
 def wires(gbit: float) -> Wires:
-    """Return the wires that were measured at a rate."""
+    """Return the wires measured at a rate."""
     results = json.loads((RESULTS / "exchange-wires-2-cores.json").read_text())
     return replace(measured_wires(results, f"tcp/np2/{gbit:g}Gbit"), per_peer=A_PEER)
 
 
 def own_work(over: Wires, ranks: int) -> Work:
-    """Return the seconds of the stages of a step on so many ranks."""
+    """Return the seconds of the stages of a step on this many ranks."""
     found = json.loads((RESULTS / "exchange-cpu.json").read_text())[0]["found"]
     away = found[str(_MEASURED)]["ways"][_CASE]["both"]["bytes"]
-    whole = away * _MEASURED / (_MEASURED - 1)  # of keys, rows and gradients, with what stays at home
+    whole = away * _MEASURED / (_MEASURED - 1)  # of keys, rows and gradients, including the local share
     rows, keys = (whole * size / (2 * _ROW + _KEY) for size in (_ROW, _KEY))
     local = found["1"]["ways"][_CASE]["both"]["seconds"] / 3
     return Work(
@@ -59,7 +59,7 @@ def own_work(over: Wires, ranks: int) -> Work:
 
 
 def efficiency(schedule: Schedule, gbit: float, ranks: int, sigma: float = JITTER, seed: int = 1) -> float:
-    """Return the part of a step in which a rank computes, on so many ranks with jitter."""
+    """Return the part of a step in which a rank computes, on this many ranks with jitter."""
     program = schedule.program(own_work(wires(gbit), ranks), _BATCHES)
     jitter = Jitter(sigma, seed=seed) if sigma else None
     return COMPUTE / simulate(program, ranks, jitter=jitter).step(_WARM_UP)

@@ -1,4 +1,4 @@
-"""NestPipe's published numbers: which the model takes, which are fitted, and which it has to reproduce.
+"""NestPipe's published numbers: those that the model takes, those that are fitted, and those to reproduce.
 
 Its tables II to IV and figures 2 and 8 to 10 give the weak scaling of HSTU with 512 samples a rank on 128 to
 1,536 NPUs, and FuXi on 128 GPUs. Taken from there:
@@ -8,11 +8,12 @@ Its tables II to IV and figures 2 and 8 to 10 give the weak scaling of HSTU with
     refresh                    the lookup that remains with each pipeline (table II), on any number of ranks
     2D-SP                      4 groups, and its lookup over TorchRec's on 1,536 ranks (table II)
 
-Three values are fitted, the lookup of 256, 512 and 1,024 ranks, to the steps of TorchRec there, so those are
-no check. One is inferred: 8 micro-batches, as NestPipe exposes 38.95 of 312.19 ms on GPUs. All else follows:
-communication grows with the ranks along a line through two points, and with 2D-SP it is that of a group. The
-paper doesn't divide the lookup among its stages; four equal ones are assumed, and any division gives the same
-in which none takes longer than the window. The paper has steps of fewer ranks only as scaling factors.
+Three values are fitted, the lookup of 256, 512 and 1,024 ranks, to the steps of TorchRec there, so those
+aren't checks. One is inferred: 8 micro-batches, as NestPipe exposes 38.95 of 312.19 ms on GPUs. All else
+follows: communication grows with the ranks along a line through two points, and with 2D-SP it is that of a
+group. The paper doesn't divide the lookup among its stages; four equal ones are assumed, and any division in
+which none takes longer than the window gives the same result. For fewer ranks the paper has only scaling
+factors.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 from parts.pipeline_model.events import simulate
 from parts.pipeline_model.schedules import SYNCHRONOUS, TRAVELS, Schedule, Work
 
-SAMPLES = 512  # of a rank's batch
+SAMPLES = 512  # samples of a rank's batch
 MICRO = 8
 GROUPS = 4
 AHEAD = 2
@@ -61,11 +62,12 @@ class Check:
     """A published number beside the simulated one.
 
     Attributes:
-      name: What it is.
-      simulated: What the model says.
-      published: What the paper says.
-      unit: Of both.
-      how: ``checked``; ``fitted`` if the model was made to agree; ``given`` if it takes the number as it is.
+      name: The number's name.
+      simulated: The model's value.
+      published: The paper's value.
+      unit: The unit of both.
+      how: ``checked``; ``fitted`` if the model was made to agree; ``given`` if the model uses the number
+        itself.
     """
 
     name: str
@@ -76,7 +78,7 @@ class Check:
 
     @property
     def off(self) -> float:
-        """By what part the simulated number differs from the published one."""
+        """The relative difference of the simulated number from the published one."""
         return abs(self.simulated / self.published - 1)
 
 
@@ -104,7 +106,7 @@ def lookup(ranks: float) -> float:
 
 
 def work_of(method: str, ranks: int) -> Work:
-    """Return what the stages of a method take, in milliseconds."""
+    """Return the milliseconds of the stages of a method."""
     in_groups = "2D-SP" in method
     each = lookup(ranks) * (LOOKUP_2D if in_groups else 1) / 4
     half = travel(ranks / GROUPS if in_groups else ranks) / 2
@@ -112,19 +114,19 @@ def work_of(method: str, ranks: int) -> Work:
 
 
 def make_work(lookup: float, travel: float, compute: float, refresh: float = 0.0) -> Work:
-    """Divide a lookup among four stages, and what travels into rows and gradients."""
+    """Divide a lookup among four stages, and communication into rows and gradients."""
     each, half = lookup / 4, travel / 2
     return Work(each, each, 0.0, each, each, refresh, half, compute, half)
 
 
 def step_of(schedule: Schedule, work: Work) -> tuple[float, float]:
-    """Return the time of a step, and how much of it rows or gradients travel while nothing computes."""
+    """Return the time of a step, and the time in which rows or gradients travel while nothing computes."""
     found = simulate(schedule.program(work, _BATCHES))
     return found.step(_WARM_UP), found.exposed(TRAVELS, _WARM_UP)
 
 
 def checks() -> Iterator[Check]:
-    """Yield all of the published numbers for which the paper says enough."""
+    """Yield all published numbers for which the paper gives enough data."""
     found = {(m, n): step_of(SCHEDULES[m], work_of(m, n)) for m in SCHEDULES for n in RANKS}
     last = RANKS[-1]
     for method in STEP:

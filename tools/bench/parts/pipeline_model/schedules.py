@@ -1,10 +1,10 @@
-"""Programs of training steps: the same work in a different order, or ahead of its turn.
+"""Programs of training steps: the same work in a different order, or ahead.
 
     lookup: read → route → keys → fetch → copy      before rows can travel
     window: refresh → (rows → compute → gradients) of each micro-batch → reduce → update
 
-A synchronous step does all in turn. A dual buffer (NestPipe, section IV) does the lookup of later batches
-while this one computes; `refresh` then brings what the last update changed into the buffer. A frozen window
+A synchronous step runs the stages in turn. A dual buffer (NestPipe, section IV) looks up later batches while
+this one computes; `refresh` then copies what the last update changed into the buffer. A frozen window
 (section V) divides the batch into micro-batches: nothing changes until all have their gradients, so rows and
 gradients of some travel while others compute.
 """
@@ -22,21 +22,21 @@ TRAVELS = ("rows", "gradients")
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds that the stages of a rank's batch take.
+    """Seconds of the stages of a rank's batch.
 
     Attributes:
       read: Read and parse samples.
       route: Deduplicate keys and divide them by owner.
-      keys: Exchange keys. They are few bytes, and go by a channel of their own.
+      keys: Exchange keys. They are few bytes, and have their own channel.
       fetch: Read rows from the owner's table.
       copy: Copy the rows to the device.
-      refresh: Bring updated rows into a buffer that was filled ahead; a synchronous step has none.
+      refresh: Copy updated rows into a buffer that was filled ahead; a synchronous step has none.
       rows: Exchange rows.
       compute: Forward and backward pass.
       gradients: Exchange the gradients of rows.
       reduce: All-reduce the dense gradients.
       update: Apply the gradients.
-      latency: What each exchange of rows or gradients costs besides, however small it is.
+      latency: The additional cost of each exchange of rows or gradients, whatever its size.
     """
 
     read: float = 0.0
@@ -65,13 +65,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the stages of steps follow each other.
+    """The order of the stages of steps.
 
     Attributes:
-      depth: How many batches the lookup is ahead of the computation; 0 is synchronous.
-      micro: How many micro-batches a window has; 1 is no window.
-      eager: Whether all rows travel as early as they can. Else rows of a micro-batch travel while the one
-        before computes, and then the gradients of the one before that: fewer buffers, less slack.
+      depth: The number of batches by which the lookup is ahead of the computation; 0 is synchronous.
+      micro: The number of micro-batches of a window; 1 is no window.
+      eager: Whether all rows travel as early as they can. Else rows of a micro-batch travel while the
+        previous one computes, and then the gradients of the one before that: fewer buffers, less slack.
     """
 
     depth: int = 0
@@ -79,7 +79,7 @@ class Schedule:
     eager: bool = True
 
     def program(self, work: Work, batches: int) -> list[Stage]:
-        """Make the program of so many steps."""
+        """Make the program of this many steps."""
         made = _Program(work if self.depth else replace(work, refresh=0.0))
         for batch in range(self.depth):
             made.look_up(batch, ())
@@ -87,7 +87,7 @@ class Schedule:
             if not self.depth:
                 made.look_up(batch, ("update", batch - 1))
             made.window(batch, self.micro, self.eager)
-            if self.depth and batch + self.depth < batches:  # the buffer of the batch before is free
+            if self.depth and batch + self.depth < batches:  # the previous batch's buffer is free
                 made.look_up(batch + self.depth, ("refresh", batch))
         return made.stages
 
@@ -95,7 +95,7 @@ class Schedule:
 SYNCHRONOUS = Schedule()
 _RESOURCES = {"read": "reader", "route": "router", "keys": "side wire", "fetch": "memory", "copy": "copier"}
 _Place = tuple[str, int]
-"""Of a stage in a program: its name and batch."""
+"""The key of a stage in a program: its name and batch."""
 
 
 class _Program:
@@ -107,7 +107,7 @@ class _Program:
         self._at: dict[_Place, int] = {}
 
     def look_up(self, batch: int, after: _Place | tuple[()]) -> None:
-        """Add the five stages, each on a resource of its own, so that batches follow each other closely."""
+        """Add the five stages, each on its own resource, so that batches follow each other closely."""
         waits = [after]
         for name in LOOKUP:
             self._add(name, batch, _RESOURCES[name], getattr(self._work, name), waits, name == "keys")

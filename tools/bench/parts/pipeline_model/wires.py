@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wires:
-    """What carries bytes between ranks: a network between nodes, and something faster within each.
+    """The connections between ranks: a network between nodes, and a faster one within each.
 
     Attributes:
-      latency: Seconds of an exchange of nothing between two ranks.
+      latency: Seconds of an empty exchange between two ranks.
       gbit: 10^9 bits a second that a rank sends to other nodes, while it receives as many.
-      per_peer: Seconds more for each further rank.
-      node: How many ranks share a node.
+      per_peer: Additional seconds for each further rank.
+      node: The number of ranks that share a node.
       inside_gbit: 10^9 bits a second that a rank sends to ranks of its node, at the same time.
     """
 
@@ -31,7 +31,7 @@ class Wires:
         return cls(latency=max(few[1] - few[0] * per_byte, 0.0), gbit=8e-9 / per_byte)
 
     def start(self, ranks: int) -> float:
-        """Return the seconds of an exchange of nothing."""
+        """Return the seconds of an empty exchange."""
         return self.latency + self.per_peer * max(ranks - 2, 0) if ranks > 1 else 0.0
 
     def carry(self, size: float, ranks: int) -> float:
@@ -53,8 +53,8 @@ def measured_wires(results: list[Mapping[str, float]], name: str, ranks: int = 2
 
     Args:
       results: The JSON.
-      name: What ends the names of the results, such as ``tcp/np2/10Gbit``.
-      ranks: How many ranks those had.
+      name: The end of the results' names, such as ``tcp/np2/10Gbit``.
+      ranks: The number of ranks of these results.
     """
     found = {str(one["name"]): one["value"] for one in results if "name" in one}
     few, many = (found[f"pipeline/alltoall{size}/{name}"] / 1e3 for size in ("", "/16MB"))

@@ -1,11 +1,11 @@
-"""A preallocated table on a CPU: a sorted map of ids in NumPy, rows in TensorFlow's variables.
+"""A preallocated table on a CPU: a sorted map of ids in NumPy, rows in TensorFlow variables.
 
 Our own form of what TorchRec calls Managed Collision Handling, with its policy of the least frequently
-used: all rows are made at the start. A sorted array says which ids have one; the distinct ids of a batch
-are found in it by binary search, in ascending order, so that neighbours share its path. Ids without a row
-read and train a shared one, and wait. Every ``interval`` batches those that wait are merged into the map,
-and where there are too many, the ids with the fewest uses lose their rows. Rows are read by `tf.gather` and
-trained in place by TensorFlow's fused Adagrad for sparse gradients.
+used: all rows are made at the start. A sorted array has the ids with a row; the distinct ids of a batch are
+found in it by binary search, in ascending order, so that neighbours share search paths. Ids without a row
+read and train a shared one, and wait. Every ``interval`` batches the waiting ids are merged into the map, and
+if there are too many, the ids with the fewest uses lose their rows. Rows are read by `tf.gather` and trained
+in place by TensorFlow's fused Adagrad for sparse gradients.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class NumpyForm:
     """The table.
 
     Args:
-      capacity: Its rows, without the shared one.
-      dim: Width of a row.
+      capacity: The number of rows, without the shared one.
+      dim: The width of a row.
       interval: Batches between merges.
     """
 
@@ -58,12 +58,12 @@ class NumpyForm:
             self.merge()
 
     def bytes(self) -> int:
-        """Return what it takes."""
+        """Return the bytes of the table."""
         of_map = self._ids.nbytes + self._slots.nbytes + self._uses.nbytes
         return of_map + 2 * 4 * int(np.prod(self.rows.shape))
 
     def find(self, distinct: Ids) -> tuple[Ids, NDArray[np.bool_]]:
-        """Return the place in the map of ids that ascend, and which of them have one."""
+        """Return the places of ascending ids in the map, and which of them have one."""
         at = np.searchsorted(self._ids[: self._live], distinct)
         return at, self._ids[np.minimum(at, len(self._ids) - 1)] == distinct
 
@@ -76,7 +76,7 @@ class NumpyForm:
         return slots
 
     def merge(self) -> None:
-        """Give rows to the ids that wait, those of the least used ids if need be."""
+        """Give rows to the waiting ids, if necessary those of the least used ids."""
         ids, inverse = np.unique(np.concatenate([ids for ids, _ in self._waiting]), return_inverse=True)
         counts = np.concatenate([counts for _, counts in self._waiting])
         uses = np.bincount(inverse, counts, len(ids)).astype(np.int64)
@@ -91,7 +91,7 @@ class NumpyForm:
         left = free[len(slots) :]
         self._renew(slots)
         merged = np.concatenate([self._ids[:live][old], ids[new]])
-        order = np.argsort(merged, kind="stable")  # which merges two runs that are sorted
+        order = np.argsort(merged, kind="stable")  # merges two sorted runs
         self._live = len(merged)
         self._uses[: self._live] = np.concatenate([self._uses[:live][old], uses[new]])[order]
         self._slots = np.concatenate([np.concatenate([self._slots[:live][old], slots])[order], left])

@@ -19,7 +19,7 @@ Peer = NumpyForm
 
 
 class Own:
-    """Our table. ``most`` bounds its rows; None: nothing does."""
+    """Our table. ``most`` bounds its rows; None: no bound."""
 
     def __init__(self, dim: int, most: int | None) -> None:
         eviction = None if most is None else LFU(max_rows=most)
@@ -31,12 +31,12 @@ class Own:
         self._table.apply_gradients(lookup.keys, gradient[: lookup.keys.shape[0]])
 
     def bytes(self) -> int:
-        """Return what it takes now."""
+        """Return its present bytes."""
         return int(self._table.statistics().bytes)
 
 
 def batch(ids: Ids) -> Ids:
-    """Put ids where the contenders want them."""
+    """Convert ids to the contenders' form."""
     return ids
 
 
@@ -46,7 +46,7 @@ def distinct(ids: Ids) -> Ids:
 
 
 def gradient(size: int, dim: int) -> tf.Tensor:
-    """Return gradients of so many rows."""
+    """Return gradients of this many rows."""
     return tf.random.normal([size, dim])
 
 
@@ -55,6 +55,6 @@ def wait() -> None:
 
 
 def free_bytes() -> int:
-    """Return the memory that is free."""
+    """Return the free memory."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

@@ -20,7 +20,7 @@ _NORMAL = SimpleNamespace(kind="normal", parameters=(0.0, 0.05))
 
 
 class Own:
-    """Our table. ``most`` bounds its rows; None: nothing does."""
+    """Our table. ``most`` bounds its rows; None: no bound."""
 
     def __init__(self, dim: int, most: int | None) -> None:
         eviction = None if most is None else LFU(max_rows=most)
@@ -34,17 +34,17 @@ class Own:
         keys, _ = self._distinct.of(ids)
         rows = torch.empty([len(keys), self._dim], device="cuda")
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        one = ctypes.c_int32(1)  # each key stands once
+        one = ctypes.c_int32(1)  # each key occurs once
         self._table.call("lookup_or_insert", at(keys), len(keys), one, at(rows), stream)
         self._table.call("update", at(keys), at(gradient), len(keys), ctypes.c_float(1e-3), one, stream)
 
     def bytes(self) -> int:
-        """Return what it takes now."""
+        """Return its present bytes."""
         return self._table.statistics()["bytes"]
 
 
 def batch(ids: NDArray[np.int64]) -> torch.Tensor:
-    """Put ids where the contenders want them."""
+    """Copy ids to the contenders' device."""
     return torch.tensor(ids, device="cuda")
 
 
@@ -54,7 +54,7 @@ def distinct(ids: torch.Tensor) -> torch.Tensor:
 
 
 def gradient(size: int, dim: int) -> torch.Tensor:
-    """Return gradients of so many rows."""
+    """Return gradients of this many rows."""
     return torch.randn([size, dim], device="cuda")
 
 
@@ -64,6 +64,6 @@ def wait() -> None:
 
 
 def free_bytes() -> int:
-    """Return the memory that is free."""
+    """Return the free memory."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info()[0]

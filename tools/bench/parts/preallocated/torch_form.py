@@ -11,7 +11,7 @@ import torch
 try:
     import triton
     import triton.language as tl
-except ImportError:  # then rows are trained by PyTorch's own operations
+except ImportError:  # then PyTorch's own operations train rows
     triton = None
 
 _NONE = torch.iinfo(torch.int64).max
@@ -36,10 +36,10 @@ class TorchForm:
     """The table.
 
     Args:
-      capacity: Its rows, without the shared one.
-      dim: Width of a row.
+      capacity: The number of rows, without the shared one.
+      dim: The width of a row.
       interval: Batches between merges.
-      device: Where it is.
+      device: The table's device.
     """
 
     def __init__(self, capacity: int, dim: int, interval: int, device: str = "cuda") -> None:
@@ -61,11 +61,11 @@ class TorchForm:
             self.merge()
 
     def bytes(self) -> int:
-        """Return what it takes."""
+        """Return the bytes of the table."""
         return sum(each.nbytes for each in (self._ids, self._slots, self._uses, self.rows, self._sums))
 
     def find(self, distinct: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the place in the map of ids that ascend, and which of them have one."""
+        """Return the places of ascending ids in the map, and which of them have one."""
         at = torch.searchsorted(self._ids[: self._live], distinct).clamp_(max=len(self._ids) - 1)
         return at, self._ids[at] == distinct
 
@@ -87,7 +87,7 @@ class TorchForm:
             self.rows[slots] = self.rows[slots] - _RATE * gradient / (total.sqrt() + _EPSILON)
 
     def merge(self) -> None:
-        """Give rows to the ids that wait, those of the least used ids if need be."""
+        """Give rows to the waiting ids, if necessary those of the least used ids."""
         ids, inverse = torch.unique(torch.cat([ids for ids, _ in self._waiting]), return_inverse=True)
         counts = torch.cat([counts for _, counts in self._waiting])
         uses = torch.zeros(len(ids), dtype=torch.int64, device=self._device).scatter_add_(0, inverse, counts)

@@ -11,11 +11,11 @@ TITLES = {
     "cbml": ("CBML", "auc", "AUC"),
     "grm": ("GRM", "gauc_ctr", "GAUC of clicks"),
 }
-"""Model -> its title, the metric that is drawn, and its name."""
+"""Model -> its title, the metric to draw, and the metric's name."""
 
 
 def plot(path: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
-    """Draw the plain way of all jobs: thick lines for one rank, markers for others on the same batches."""
+    """Draw plain training in all jobs: thick lines for one rank, markers for others on the same batches."""
     from gmeta.experiment.report.style import MUTED, PALETTE, canvas, whole_numbers
 
     from matplotlib.ticker import MultipleLocator
@@ -51,7 +51,7 @@ def plot(path: Path, rows: dict[str, list[dict[str, Any]]]) -> None:
         axes.set_xlabel("epoch", fontsize=9.5, color=MUTED)
         axes.tick_params(labelsize=8)
         low, high = axes.get_ylim()
-        if high - low > 0.04:  # short labels, or they reach into the panel beside them
+        if high - low > 0.04:  # short labels, or they overlap the next panel
             axes.yaxis.set_major_locator(MultipleLocator(0.02 if high - low < 0.1 else 0.05))
             axes.yaxis.set_major_formatter("{x:.2f}")
         whole_numbers(axes)

@@ -1,4 +1,4 @@
-"""The models whose quality is compared, as their recipes build them, with the data that each rank reads."""
+"""The models whose quality is compared, built as in their recipes, with the data of each rank."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Trainee:
-    """A compiled model, and what this rank reads.
+    """A compiled model, and this rank's data.
 
     Attributes:
       model: At its initial weights.
       training: Each iteration is the next epoch.
-      measured: New users.
-      metrics: What is measured of them.
+      measured: New users, for evaluation.
+      metrics: The metrics of these users.
     """
 
     model: tf.keras.Model
@@ -66,7 +66,7 @@ def experiment() -> dict[str, Any]:
 
 
 def prepare_trainee(name: str, way: str, seed: int, settings: Mapping[str, Any]) -> Trainee:
-    """Build a model that trains in one of `WAYS`, on the global batch that all numbers of ranks have."""
+    """Build a model that trains in one of `WAYS`, on the same global batch for any number of ranks."""
     chosen = WAYS[way]
     pipeline = gmeta.Pipeline(chosen.get("depth", 0), chosen.get("micro_batches", 1))
     make = _grm if name == GRM else _meta
@@ -74,7 +74,7 @@ def prepare_trainee(name: str, way: str, seed: int, settings: Mapping[str, Any])
 
 
 def _share(batch: int) -> int:
-    """Return this global batch's part of a share: ranks take shares, one or several each."""
+    """Return the part of the global batch in a share; each rank has one or several shares."""
     return batch // collectives.world().shares.total
 
 

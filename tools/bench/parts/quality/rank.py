@@ -14,7 +14,7 @@ from parts.quality.models import prepare_trainee
 
 
 def train(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, list[float]]:
-    """Train a model, and return its metrics after each epoch, which are those of all ranks' samples."""
+    """Train a model, and return its metrics over all ranks' samples after each epoch."""
     of = prepare_trainee(case["model"], case["way"], case["seed"], settings)
     history = of.model.fit(
         of.training, validation_data=of.measured, epochs=settings["epochs"], verbose=0
@@ -23,7 +23,7 @@ def train(case: dict[str, Any], settings: dict[str, Any]) -> dict[str, list[floa
 
 
 def main() -> None:
-    """Train what the file doesn't have yet; rank 0 writes what it found after each model."""
+    """Train the models that the file doesn't have yet; rank 0 writes results after each model."""
     out, settings = job_arguments()
     gmeta.init()
     done = json.loads(out.read_text()) if out.exists() else []

@@ -1,4 +1,4 @@
-"""Simulated users, in batches: their histories, and what they were shown."""
+"""Simulated users, in batches: their histories and exposures."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class SimulatedUsers:
-    """Users to train on, and others to measure on.
+    """Users for training, and others for evaluation.
 
     Attributes:
-      seed: Of the world.
-      items: Of the catalogue.
-      users: To train on; an eighth as many more are measured on.
-      events: Of each user.
-      pages: That each is shown, of 10 items.
-      batch: Users a step.
+      seed: The seed of the simulation.
+      items: The number of items in the catalogue.
+      users: The number of users for training; an eighth as many more are for evaluation.
+      events: The number of events of each user.
+      pages: The pages of 10 items shown to each user.
+      batch: The number of users per step.
     """
 
     seed: int
@@ -42,26 +42,26 @@ class SimulatedUsers:
 
     @cached_property
     def past(self) -> UserHistories:
-        """The histories of the users to train on."""
+        """The histories of the users for training."""
         return self.simulator.histories(np.arange(self.users), self.events, self.pages)
 
     @cached_property
     def new(self) -> UserHistories:
-        """The histories of the users to measure on."""
+        """The histories of the users for evaluation."""
         return self.simulator.histories(self.users + np.arange(self.users // 8), self.events, self.pages)
 
     @cached_property
     def ids(self) -> SemanticIds:
-        """Codes of the items, by what stands near them in the histories."""
+        """Codes of the items, from their neighbours in the histories."""
         vectors = cooccurrence_vectors(list(self.past.items), items=self.items, dim=32, seed=self.seed)
         return semantic_ids(vectors, levels=2, codes=32, balanced=True, seed=self.seed)
 
     def histories(self, of: UserHistories, *, shuffle: int | None = None) -> tf.data.Dataset:
-        """Return batches of ``user`` and of events' columns; shuffled, if a seed is given."""
+        """Return batches of ``user`` and of events' columns, shuffled if a seed is given."""
         return self._batches({"user": of.states.users, **self._events(of)}, shuffle)
 
     def exposures(self, of: UserHistories, *, shuffle: int | None = None) -> tf.data.Dataset:
-        """Return batches of users with all that they were shown, as `gmeta.models.GRM` takes them."""
+        """Return batches of users with all their exposures, as `gmeta.models.GRM` takes them."""
         n, pages, page = of.shown.shape
         category = self.simulator.world.category
         shown = of.shown.reshape(n, -1)

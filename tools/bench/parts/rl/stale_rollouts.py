@@ -1,4 +1,4 @@
-"""Rollouts of a policy that lags behind, and how far ratios and gradients go there."""
+"""Rollouts of a policy that lags behind, and the resulting ratios and gradients."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Watched:
 
 
 class StaleTraining(PolicyTraining):
-    """Training by what the policy would have drawn some batches ago, as workers draw it that lag behind.
+    """Training on draws of the policy of some batches ago, as from workers that lag behind.
 
     Args:
       policy: The policy.
       reward: The reward.
       objective: The objective.
-      **settings: As for `PolicyTraining`.
+      **settings: Arguments of `PolicyTraining`.
 
     Attributes:
       norm: The largest norm of the gradient so far.
@@ -47,17 +47,17 @@ class StaleTraining(PolicyTraining):
     def __init__(self, policy: GenerativeRetriever, reward: Reward, objective: GRPO, **settings: Any) -> None:
         super().__init__(policy, reward, objective=Watched(objective), **settings)
         behind = policy.copy_dense("behind")
-        self._behind = lambda: behind  # in a closure, so that it isn't trained along
+        self._behind = lambda: behind  # in a closure, so that it isn't trained too
         self.norm = tf.Variable(0.0, trainable=False)
 
     def catch_up(self) -> None:
-        """Let the policy that draws be the one that is trained."""
+        """Make the policy that draws equal to the one that is trained."""
         pairs = zip(self.policy.trainable_variables, self._behind().trainable_variables, strict=True)
         for own, other in pairs:
             other.assign(own)
 
     def forget(self) -> None:
-        """Forget the largest ratio and norm."""
+        """Reset the largest ratio and norm."""
         self.objective.ratio.assign(0.0)
         self.norm.assign(0.0)
 
@@ -73,7 +73,7 @@ class StaleTraining(PolicyTraining):
         )
 
     def compute_gradients(self, data: Any) -> Any:
-        """Compute the gradients of a step, and note how large they are."""
+        """Compute the gradients of a step, and record their norm."""
         found = super().compute_gradients(data)
         self.norm.assign(tf.maximum(self.norm, tf.linalg.global_norm(found.dense)))
         return found

@@ -28,15 +28,15 @@ def stress(
     measure: Callable[[GenerativeRetriever], float],
     group: int,
 ) -> list[Result]:
-    """Train from SFT's weights with each method and seed; count the runs that end worse than they began.
+    """Train from SFT's weights with each method and seed, and count the runs that end worse than they began.
 
     Args:
       given: The options; ``stress_first`` is the first seed.
-      users: To train on.
-      sft: Where each run starts.
-      reward: What is trained by.
-      measure: What policies are compared by.
-      group: How many items a user gets.
+      users: The users for training.
+      sft: The initial policy of each run.
+      reward: The reward of training.
+      measure: The measure by which policies are compared.
+      group: The number of items of a user.
     """
     start, results = measure(sft), []
     print(json.dumps({"run": "start", "true": start}), flush=True)
@@ -63,7 +63,7 @@ def stress(
 
 def _count(name: str, runs: list[dict[str, float]], start: float) -> list[Result]:
     path, seeds = f"rl/simulator/stress/{name}", f"of {len(runs)} seeds"
-    ends = [run["true"] if math.isfinite(run["true"]) else 0.0 for run in runs]  # nothing is drawn any more
+    ends = [run["true"] if math.isfinite(run["true"]) else 0.0 for run in runs]  # nothing can be drawn
     lost = sum(not math.isfinite(run["true"]) for run in runs)
     return [
         Result(f"rl/simulator/diverged/{name}", sum(end < start for end in ends), seeds),
@@ -95,7 +95,7 @@ def _train(
     seed: int,
     measure: Callable[[GenerativeRetriever], float],
 ) -> dict[str, float]:
-    # Users draw by their ids: other ids for each seed are other draws, and the graph is traced once.
+    # Users draw by their ids: different ids for each seed give different draws, and the graph is traced once.
     data = users.histories(users.past, shuffle=seed).take(given.stress_steps)
     data = data.map(lambda x: {**x, "draw": x["user"] + (seed + 1) * 1_000_000}).cache()
     try:
@@ -103,7 +103,7 @@ def _train(
             training.catch_up()
             logs = training.fit(data.skip(done).take(given.stress_lag), verbose=0).history
         told, true = {of: float(logs[of][-1]) for of in ("reward", "tied", "kl")}, measure(training.policy)
-    except tf.errors.InvalidArgumentError as error:  # no item can be drawn by what isn't a number
+    except tf.errors.InvalidArgumentError as error:  # no item can be drawn by NaN
         if "NaN or infinity" not in str(error):
             raise
         told, true = {}, math.nan

@@ -1,4 +1,4 @@
-"""The models of the experiment: the policy that imitates histories, and what learns clicks of the log."""
+"""The models of the experiment: the policy that imitates histories, and the model of the log's clicks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DIM = 32
 
 
 def imitate(users: SimulatedUsers, *, epochs: int, seed: int) -> GenerativeRetriever:
-    """Train a policy on the histories: what a log's users took next by themselves."""
+    """Train a policy on the histories: the items that a log's users chose next by themselves."""
     table = TableConfig("item", DIM, initializer=Normal(0.0, DIM**-0.5))
     policy = GenerativeRetriever(
         EmbeddingCollection([FeatureConfig("item", table)], optimizer=Adam(None), seed=seed),
@@ -40,7 +40,7 @@ def imitate(users: SimulatedUsers, *, epochs: int, seed: int) -> GenerativeRetri
 
 
 def learn_clicks(users: SimulatedUsers, *, epochs: int, seed: int) -> GRM:
-    """Train a model of clicks on what the log shows: its exposures, never the true probabilities."""
+    """Train a model of clicks on the log's exposures, never on the true probabilities."""
     features = [
         FeatureConfig(name, TableConfig(name, width, initializer=Normal(0.0, 0.1)))
         for name, width in (("item", 16), ("category", 16), ("action", 4))

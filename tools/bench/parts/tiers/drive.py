@@ -1,4 +1,4 @@
-"""What the drive under a folder can do: random reads of 4 KiB, by threads that each wait for one."""
+"""The rate of the drive of a folder: random reads of 4 KiB, by threads that each wait for one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Drive:
     """A file of random bytes, read past the page cache.
 
     Args:
-      folder: Where the file is made; it has no name and is gone with the process.
-      size: Its bytes.
+      folder: The file's folder; the file has no name and ends with the process.
+      size: The bytes of the file.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -33,7 +33,7 @@ class Drive:
         self._blocks = size // BLOCK
 
     def reads(self, count: int) -> float:
-        """Read so many random blocks, and return the rate: reads a second."""
+        """Read random blocks, and return the rate: reads a second."""
 
         def read(seed: int) -> None:
             block, draw = mmap.mmap(-1, BLOCK), random.Random(seed)
@@ -50,12 +50,12 @@ class Drive:
 
 
 def written_bytes() -> int:
-    """Return the bytes that this process has sent to drives."""
+    """Return the bytes that this process has written to drives."""
     return _count("write_bytes")
 
 
 def read_bytes() -> int:
-    """Return the bytes that this process has got from drives."""
+    """Return the bytes that this process has read from drives."""
     return _count("read_bytes")
 
 

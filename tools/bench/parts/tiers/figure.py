@@ -1,4 +1,4 @@
-"""Draws what share of a batch's ids memory holds and what a step takes, by the share of rows in memory."""
+"""Draws the share of a batch's ids in memory, and the time of a step, by the share of rows in memory."""
 
 from __future__ import annotations
 

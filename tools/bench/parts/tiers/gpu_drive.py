@@ -1,4 +1,4 @@
-"""Part drive: a table's steps with rows in three memories, half of them on a drive."""
+"""Part drive: a table's steps with rows in three tiers, half of them on a drive."""
 
 from __future__ import annotations
 
@@ -71,21 +71,21 @@ def _of_skew(
         if number:
             for name, each in took.items():
                 seconds[name] += each
-    # Not medians: what a step that sends rows to the drive waits for would not be seen.
+    # Not medians: they would hide the wait of steps that send rows to the drive.
     times = {name: 1e3 * statistics.fmean(each) for name, each in seconds.items()}
     a_step = read / BLOCK / given.rounds / (_STEPS + LOOKAHEAD)
     bound = _OVER * max(times["hbm"], 1e3 * a_step / rate)
     name = f"tiers/drive_step/zipf{skew:g}/cache{cache}"
     counted = tiered.table.statistics()
     went_there = spilled * tiered.row_bytes
-    amplified = [written / went_there] if went_there else []  # few steps may need no room
+    amplified = [written / went_there] if went_there else []  # a few steps may need no room
     return [
         Result(name, times["tiers"], "ms", "the bound", bound),
         Result(f"{name}/median", 1e3 * statistics.median(seconds["tiers"]), "ms"),
         Result(f"{name}/longest", 1e3 * max(seconds["tiers"]), "ms"),
         Result(f"{name}/late", times["late"], "ms"),
         Result(f"{name}/hbm", times["hbm"], "ms"),
-        Result(f"{name}/read", a_step, "blocks of 4 KiB"),  # those of collected segments among them
+        Result(f"{name}/read", a_step, "blocks of 4 KiB"),  # including those of collected segments
         Result(f"{name}/drive", 1e3 * a_step / rate, "ms"),
         Result(f"{name}/on_drive", 100 * counted["disk_rows"] / rows, "% of the rows"),
         Result(f"{name}/warm", warm, "batches"),

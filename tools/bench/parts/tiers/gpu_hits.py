@@ -1,4 +1,4 @@
-"""Part hits: which share of a batch's distinct keys was in the GPU's memory before it was prefetched."""
+"""Part hits: the share of a batch's distinct keys in the GPU's memory before the batch was prefetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows in the memories of a GPU and of its host, by the table's C interface, with PyTorch's streams."""
+"""Rows in GPU memory and host memory, by the table's C interface, with PyTorch's streams."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from support.gpu.gpu_table import GpuTable
 import torch
 
 LOOKAHEAD = 2
-"""Batches between the one that rows are brought for and the one that computes."""
+"""Batches between the one whose rows are brought and the one that computes."""
 
 _NORMAL = SimpleNamespace(kind="normal", parameters=(0.0, 0.05))
-_PIECE, _SMALL_PIECE = 1 << 18, 1 << 16  # rows made in one call; over a drive, where the latest stay
+_PIECE, _SMALL_PIECE = (
+    1 << 18,
+    1 << 16,
+)  # rows made in one call; over a drive, where the latest rows stay in memory
 _RATE = ctypes.c_float(1e-3)
 _DISTINCT = ctypes.c_int32(1)
 
@@ -26,7 +29,7 @@ def at(tensor: torch.Tensor) -> ctypes.c_void_p:
 
 
 def keys_of(ids: torch.Tensor) -> torch.Tensor:
-    """Return keys that look random, another for each id."""
+    """Return keys that look random, a different one for each id."""
     return ids * 0x1E3779B97F4A7C15
 
 
@@ -34,9 +37,9 @@ class Zipf:
     """Draws batches of keys on the GPU by Zipf's law. A key's rank is random.
 
     Args:
-      rows: How many keys there are: those of the numbers from 0.
+      rows: The number of keys: those of the numbers from 0.
       skew: The exponent.
-      seed: Of the draws.
+      seed: The seed of the draws.
     """
 
     def __init__(self, rows: int, skew: float, seed: int = 0) -> None:
@@ -45,26 +48,26 @@ class Zipf:
         self._shares = torch.arange(1, rows + 1, dtype=torch.float64, device="cuda").pow_(-skew).cumsum(0)
 
     def keys(self, size: int) -> torch.Tensor:
-        """Draw so many keys, in the order in which they come."""
+        """Draw keys, in their random order."""
         drawn = torch.rand(size, dtype=torch.float64, device="cuda", generator=self._random)
         ranks = torch.searchsorted(self._shares, drawn * self._shares[-1])
         return keys_of(self._order[ranks.clamp_(max=len(self._order) - 1)])
 
     def distinct(self, size: int) -> torch.Tensor:
-        """Draw so many keys, and return each once."""
+        """Draw keys, and return each distinct one once."""
         return torch.unique(self.keys(size))
 
 
 class Rows:
-    """A table of Adam's rows that holds the keys of all numbers below ``rows``.
+    """A table with Adam that holds the keys of all numbers below ``rows``.
 
     Args:
-      rows: How many.
-      dim: Width of a row.
-      most: Keys of a batch at most.
-      hbm_rows: How many are in the GPU's memory; 0: all.
-      host_bytes: Of host memory for the others; 0: as many as they take.
-      folder: Where the rest is.
+      rows: The number of rows.
+      dim: The width of a row.
+      most: The most keys of a batch.
+      hbm_rows: The number of rows in the GPU's memory; 0: all.
+      host_bytes: The bytes of host memory for the others; 0: as many as they take.
+      folder: The folder for the rest.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class Rows:
         self.table.call("update_indexed", at(keys), len(keys), *sums)
 
     def prefetch(self, keys: torch.Tensor) -> None:
-        """Bring the rows of a later batch beside what the main stream does; the keys must be there."""
+        """Bring the rows of a later batch, in parallel with the main stream; the keys must exist."""
         if self.tiered:
             keys.record_stream(self._ahead)
             self.table.call("prefetch", at(keys), len(keys), self._stream(self._ahead))
@@ -133,7 +136,7 @@ class Distinct:
         self._count = torch.empty(1, dtype=torch.int32, device="cuda")
 
     def of(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the distinct keys and which of them stands at each position; waits for their number."""
+        """Return the distinct keys, and which of them is at each position; waits for their number."""
         results = (at(self._keys), at(self._inverse), at(self._count), at(self._space))
         queue = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         call("unique", at(keys), len(keys), *results, ctypes.c_size_t(len(self._space)), queue)

@@ -25,7 +25,7 @@ _STEPS = 6  # of a round
 
 
 class Shape(NamedTuple):
-    """A row of the paper's table: what it measured, and the milliseconds before and after."""
+    """A row of the paper's table: the shape, and the milliseconds before and after."""
 
     sequences: int
     length: int
@@ -43,7 +43,7 @@ SHAPES = (
 
 
 def measure(given: Namespace, note: Callable[..., None]) -> None:
-    """Measure the shapes; those of one width share their tables."""
+    """Measure the shapes; those of equal width share their tables."""
     work = Work(given.compute)
     for dim in sorted({shape.dim for shape in SHAPES}):
         shapes = [shape for shape in SHAPES if shape.dim == dim]
@@ -96,8 +96,8 @@ def steps(
 ) -> list[float]:
     """Take a step for each batch, and return the GPU's seconds of its lookup and update.
 
-    Rows come to positions in ``values``, which then are the gradients. The keys that are brought are made
-    distinct before.
+    Rows are written to positions in ``values``, which then serve as gradients. Keys to bring are made
+    distinct beforehand.
     """
     later = [torch.unique(keys) for keys in batches]
     torch.cuda.synchronize()

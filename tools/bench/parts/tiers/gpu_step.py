@@ -1,4 +1,4 @@
-"""Part step: a table's steps beside computation of a set time, and what the bus and the computation bound."""
+"""Part step: a table's steps beside computation of a set time, and the bound by bus and computation."""
 
 from __future__ import annotations
 

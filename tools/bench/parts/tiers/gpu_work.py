@@ -1,4 +1,4 @@
-"""What stands beside the moves of rows: computation of a set time, and the bus at its best."""
+"""References for moves of rows: computation of a set time, and the best rate of the bus."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SIZE, _COPY = 4096, 256 << 20
 
 
 class Work:
-    """Products of bfloat16 matrices, as many as take a set time.
+    """As many products of bfloat16 matrices as take a set time.
 
     Args:
-      milliseconds: That time, about.
+      milliseconds: The approximate time.
     """
 
     def __init__(self, milliseconds: float) -> None:

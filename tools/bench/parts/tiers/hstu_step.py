@@ -1,9 +1,9 @@
-"""Part hstu: steps of the model of `tools/bench/gpu_hstu.py` over tables that are held in different ways.
+"""Part hstu: steps of the model of `tools/bench/gpu_hstu.py` over tables in different memories.
 
-All contenders take the same batches in turn, in rounds, but the one whose rows are brought just before their
-step: it has the table of the one whose rows are brought ahead, so its batches are others of the same law.
-One more takes rows that are there already: what a step takes without its embeddings. The time of a step ends
-when its loss has come to the host. The ids by which rows are brought are made distinct before.
+All contenders take the same batches in turn, in rounds, except the one whose rows are brought just before
+their step: it shares the table of the one whose rows are brought ahead, so it takes other batches of the same
+law. Another one uses existing rows: it shows the time of a step without embeddings. The time of a step ends
+when its loss has reached the host. The ids by which rows are brought are made distinct beforehand.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
 
 class Bare:
-    """A trainer's model on rows that are there already."""
+    """A trainer's model on existing rows."""
 
     def __init__(self, trainer: gpu_hstu.Trainer) -> None:
         self._trainer = trainer
@@ -102,13 +102,13 @@ def _of_cache(given: Namespace, cache: int, folder: str, note: Callable[..., Non
         before = _moves(tiered.table)
         took = {"tiers": pipelined(tiered, drawn)}
         after = _moves(tiered.table)
-        # Other batches: the table has the rows of those.
+        # Other batches: the table already has the rows of the former.
         took["unpipelined"] = [_late(tiered, batch) for batch in batches(_STEPS)]
         for name in ("hbm", "no_prefetch", "host"):
             took[name] = [_step(trainers[name], batch) for batch in drawn[:_STEPS]]
         took["model"] = [_without_embeddings(trainers["hbm"].table, bare, batch) for batch in drawn[:_STEPS]]
         if number == 0:
-            continue  # functions were traced
+            continue  # the first round traces functions
         asked += sum(len(batch.distinct) for batch in drawn)
         moves = {name: moves[name] + after[name] - before[name] for name in moves}
         for name, each in took.items():
@@ -120,7 +120,7 @@ def _of_cache(given: Namespace, cache: int, folder: str, note: Callable[..., Non
 
 
 def results(about: str, times: Mapping[str, float], moved: Mapping[str, float], hits: float) -> list[Result]:
-    """Return the figures of contenders' milliseconds a step, and of rows that moved in one."""
+    """Return the figures of contenders' milliseconds per step, and of rows that moved in a step."""
     name = f"tiers/step/{about}"
     peers = {
         "all in HBM": "hbm",
@@ -141,7 +141,7 @@ def results(about: str, times: Mapping[str, float], moved: Mapping[str, float], 
 
 
 def pipelined(trainer: gpu_hstu.Trainer, batches: Sequence[Batch]) -> list[float]:
-    """Take a step for each batch; return the seconds of those beside which rows of a later one came."""
+    """Take a step for each batch, and return the seconds of those during which rows of a later one moved."""
     for batch in batches[:LOOKAHEAD]:
         trainer.table.prefetch(batch.distinct)
     _wait()
@@ -178,7 +178,7 @@ def _without_embeddings(table: HashTable, bare: Bare, batch: Batch) -> float:
 
 
 def _wait() -> None:
-    """Wait for all work on the GPU, copies beside compute among it."""
+    """Wait for all work on the GPU, including copies in parallel with computation."""
     if tf.config.list_physical_devices("GPU"):
         synchronize()
 

@@ -15,9 +15,9 @@ class RocksDB:
     """A database of records of one size, with a bound on its memory.
 
     Args:
-      folder: Where its files go.
-      record: Bytes of a record.
-      memory: Bytes of its cache of blocks; its buffers of writes come on top.
+      folder: The folder of its files.
+      record: The bytes of a record.
+      memory: The bytes of its block cache; write buffers are additional.
     """
 
     def __init__(self, folder: Path, record: int, memory: int) -> None:

@@ -13,7 +13,7 @@ _PIECE = 50_000
 
 
 def new_table(rows: int, dim: int, tiers: Tiers | None = None, device: str = "cpu") -> HashTable:
-    """Make a table and the rows of the ids from 0 on; what it has no room for moves as they are made."""
+    """Make a table and the rows of the ids from 0 on; those without room move to the drive."""
     table = HashTable(dim, Adam(1e-3), tiers=tiers, device=device)
     for first in range(0, rows, _PIECE):
         table.lookup_keys(np.arange(first, min(rows, first + _PIECE)))

@@ -1,4 +1,4 @@
-"""Batches of ids by Zipf's law, and what a cache of the ids that were used last has of them."""
+"""Batches of ids by Zipf's law, and the share of them in a least-recently-used cache."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Zipf:
     """Draws ids by Zipf's law. An id's rank is random, so that hot ids don't lie side by side.
 
     Args:
-      rows: How many ids there are, from 0.
+      rows: The number of ids, from 0.
       skew: The exponent; 0 is uniform.
-      seed: Of the ranks and the draws.
+      seed: The seed of the ranks and the draws.
     """
 
     def __init__(self, rows: int, skew: float, seed: int) -> None:
@@ -34,17 +34,18 @@ class Zipf:
         self._shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew)
 
     def ids(self, size: int) -> Ids:
-        """Draw so many ids, in the order in which they come."""
+        """Draw ids, in their random order."""
         drawn = np.searchsorted(self._shares, self._random.random(size) * self._shares[-1])
         return self._order[drawn].astype(np.int64)
 
 
 class Cache(NamedTuple):
-    """What Che's approximation says of a cache.
+    """Che's approximation of a cache.
 
     Attributes:
-      hits: Share of a batch's distinct ids that it holds.
-      batches: After so many without it, an id is gone. A cache that has seen a few times as many is warm.
+      hits: The share of a batch's distinct ids that it holds.
+      batches: The number of batches without an id after which the id is evicted. After a few times as many, a
+        cache is warm.
     """
 
     hits: float
@@ -52,10 +53,10 @@ class Cache(NamedTuple):
 
 
 def che(rows: int, cached: int, skew: float, size: int) -> Cache:
-    """Approximate a cache of the ``cached`` ids that were used last, by batches of ``size`` draws.
+    """Approximate a cache of the ``cached`` last used ids, for batches of ``size`` draws.
 
-    An id of which a batch has one with probability q is there if it came within the last T batches, T such
-    that ``cached`` ids did in the mean: ``1 - (1 - q)^T`` (Che, Tung and Wang, 2002).
+    An id that a batch contains with probability q is in the cache if it occurred within the last T batches,
+    where T is such that ``cached`` ids did on average: ``1 - (1 - q)^T`` (Che, Tung and Wang, 2002).
     """
     ranks, ids = _ranks(rows)
     share = ranks**-skew
@@ -70,7 +71,7 @@ def che(rows: int, cached: int, skew: float, size: int) -> Cache:
 
 
 def _ranks(rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return ranks, and how many ids each stands for: late ones, of about equal shares, go together."""
+    """Return ranks, and the number of ids of each: late ones, of about equal shares, are joined."""
     edges = np.arange(1.0, min(rows, _ALONE) + 2)
     if rows > _ALONE:
         edges = np.union1d(edges, np.round(np.geomspace(_ALONE + 1, rows + 1, _GROUPS)))
