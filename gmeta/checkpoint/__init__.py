@@ -1,7 +1,7 @@
 """Sharded checkpoints of models with tables. Any number of ranks can load what any other number saved.
 
 - `sharded` saves and loads; `callback`, `backup` and `resumed_fit` do so around `fit`.
-- `store`, `chain`, `manifest`, `contents` and `lock`: a folder of checkpoints, and what it holds, on disk.
+- `store`, `chain`, `manifest`, `contents` and `lock`: a folder of checkpoints on disk, and its contents.
 - `table_part`, `table_load` and `record_file`: a rank's part of a table.
 - `dense_weights`: all other weights; `rank_group`: the ranks that save and load together.
 - `table_export`, `table_import`, `table_description` and `column_files`: tables as columns.

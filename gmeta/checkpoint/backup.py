@@ -1,9 +1,9 @@
 """Keras' `BackupAndRestore` for models with tables.
 
-Keras writes a backup by `tf.train.CheckpointManager`, from one process. On several ranks each has only a part
-of the rows, so there a backup is a sharded checkpoint, in the folder ``sharded`` of the callback's folder. It
-is one of `ShardedCheckpoint`, which can load it too. A job of one rank continues such a backup in the same
-form, and a job of several ranks loads a backup that Keras has written from one.
+Keras writes a backup by `tf.train.CheckpointManager`, from one process. With several ranks, each rank has
+only a part of the rows, so the backup is a sharded checkpoint, in the subfolder ``sharded`` of the callback's
+folder. `ShardedCheckpoint` can load it too. A job of one rank keeps writing sharded checkpoints after loading
+one, and a job of several ranks can load a backup that Keras wrote from one rank.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FOLDER = "sharded"
 class TableBackup(WorkerTrainingState):
     """The state with which `tf.keras.callbacks.BackupAndRestore` saves and restores a model with tables.
 
-    A backup that is due while gradients are accumulated is made after their step, because checkpoints don't
-    contain them.
+    Checkpoints don't contain accumulated gradients, so a backup that is due during accumulation waits for the
+    optimizer's step.
 
     Args:
-      state: What Keras has made for the callback.
+      state: The object that Keras created for the callback.
       model: The model.
 
     Raises:
@@ -41,7 +41,7 @@ class TableBackup(WorkerTrainingState):
     def __init__(self, state: WorkerTrainingState, model: tf.keras.Model) -> None:
         self.__dict__.update(vars(state))
         self._due = False
-        self._restored: tuple[int, int] | None = None  # epochs, and steps of the next one
+        self._restored: tuple[int, int] | None = None  # epochs done, steps done in the next one
         self._saver: _Saver | None = None
         several, chief = collectives.world().size > 1, self.read_checkpoint_manager.directory
         if "://" not in chief:
@@ -71,14 +71,14 @@ class TableBackup(WorkerTrainingState):
             self._restored = self._saver.restore_progress(latest)
             return
         with self._saver.store.ranks.together():
-            super().restore()  # what Keras has written from a job of one rank
+            super().restore()  # written by Keras in a job of one rank
 
     def back_up(self, epoch: int, batch: int = 0) -> None:
         """Save a backup; all ranks call this together.
 
         Args:
           epoch: The epoch, counted from 0.
-          batch: The last batch that is trained, if backups are made within epochs.
+          batch: The last trained batch, if backups are made within epochs.
 
         Raises:
           GmetaError: The backup can't be written; the one before it is whole.
@@ -87,7 +87,7 @@ class TableBackup(WorkerTrainingState):
         if self._due:
             return
         if self._save_freq != "epoch":
-            self._ckpt_saved_batch.assign(batch)  # Keras has put the first batch of an execution there
+            self._ckpt_saved_batch.assign(batch)  # Keras stored the first batch of an execution there
         if self._saver is None:
             super().back_up(epoch, batch)
         elif self._save_freq == "epoch":
@@ -96,7 +96,7 @@ class TableBackup(WorkerTrainingState):
             self._saver.save_after(epoch, batch + 1)
 
     def backup_if_preempted(self) -> None:
-        """Make a backup that had to wait; Keras calls this after each batch."""
+        """Save a backup that was postponed; Keras calls this after each batch."""
         super().backup_if_preempted()
         if self._due:
             batches = int(self._model._steps_per_execution.numpy())
@@ -113,7 +113,7 @@ class TableBackup(WorkerTrainingState):
     def maybe_load_initial_counters_from_ckpt(
         self, steps_per_epoch: int | None, initial_epoch: int, mode: str
     ) -> tuple[int, int]:
-        """Return the epoch and the step in it with which `fit` begins."""
+        """Return the epoch, and the step within it, at which `fit` starts."""
         if self._restored is None:
             found = super().maybe_load_initial_counters_from_ckpt(steps_per_epoch, initial_epoch, mode)
             epoch, step = map(int, found)

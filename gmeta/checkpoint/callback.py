@@ -46,7 +46,7 @@ def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
     """
     tables: dict[str, HashTable] = {}
     for thing in (model, *tf.train.TrackableView(model).descendants()):
-        held = getattr(thing, "tables", ())  # of a collection, whose tables checkpoints hold as one object
+        held = getattr(thing, "tables", ())  # a collection: checkpoints store its tables as one object
         for table in (thing, *(held if isinstance(held, Sequence) else ())):
             if isinstance(table, HashTable) and tables.setdefault(table.name, table) is not table:
                 raise ConfigError(
@@ -58,14 +58,14 @@ def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
 
 @dataclass(frozen=True)
 class PartialRestore:
-    """The weights that `ShardedCheckpoint.restore` with ``partial=True`` didn't load, and printed as text.
+    """The weights that `ShardedCheckpoint.restore` with ``partial=True`` didn't load.
 
     Attributes:
       checkpoint: The checkpoint.
-      tables_left: Table that the model doesn't have, or of another width -> its rows in the checkpoint.
+      tables_left: Table that the model lacks, or has with another width -> its rows in the checkpoint.
       tables_new: Tables that start without rows, each with the reason.
-      tables_without_slots: Tables whose rows were loaded, and whose optimizer's slots are reinitialized.
-      dense: The same of dense weights.
+      tables_without_slots: Tables whose rows were loaded but whose optimizer slots are reinitialized.
+      dense: The same report for dense weights.
     """
 
     checkpoint: Path
@@ -75,7 +75,7 @@ class PartialRestore:
     dense: dense.DenseReport
 
     def __str__(self) -> str:
-        """Describe it, a line for each table and weight."""
+        """Describe these weights, one line for each table and weight."""
         lines = [
             *(f"left out: table {name}, {rows:,} rows" for name, rows in self.tables_left.items()),
             *(f"left out: weight {name}" for name in self.dense.left),
@@ -91,7 +91,7 @@ class PartialRestore:
 
 
 class ShardedCheckpoint(StepCallback):
-    """Callback that saves a model in training: its tables in shards, the rest by ``tf.train.Checkpoint``.
+    """Callback that saves a model during training: its tables in shards, the rest by ``tf.train.Checkpoint``.
 
     Tables, dense weights and optimizer state are all saved between the same two batches and appear under one
     name at once. Whatever kills the process, the last checkpoint is whole. Its name is the number of batches
@@ -99,11 +99,11 @@ class ShardedCheckpoint(StepCallback):
 
     A checkpoint from the middle of an epoch records how many of the epoch's batches were trained, and the
     metrics' sums over them. `fit` continues after these batches, so that weights and metrics equal those of
-    an uninterrupted run. Keras' own ``fit`` does the same if it is given the data that `rest_of_epoch`
-    returns. Without either, the batches are trained again, with a warning. If ``fit`` accumulates gradients
-    (``accumulate_steps``), a save waits for the batch that makes the optimizer's step, because checkpoints
-    don't contain accumulated gradients. Nor do they contain the state of TensorFlow's random generators
-    (dropout, ``Dataset.shuffle``) or of other callbacks.
+    an uninterrupted run. Keras' own ``fit`` does the same with the data that `rest_of_epoch` returns.
+    Otherwise, the batches are trained again, with a warning. If ``fit`` accumulates gradients
+    (``accumulate_steps``), a save waits for the batch that completes the optimizer's step, because
+    checkpoints don't contain accumulated gradients. Nor do they contain the state of TensorFlow's random
+    generators (dropout, ``Dataset.shuffle``) or of other callbacks.
 
     The same script works on several ranks (``gmeta.init()``): every rank saves and restores the rows that it
     owns, rank 0 saves the dense weights, and all ranks restore them. The number of ranks may differ after
@@ -162,25 +162,25 @@ class ShardedCheckpoint(StepCallback):
         partial: bool = False,
         print_fn: Callable[[str], Any] | None = None,
     ) -> int:
-        """Load the named checkpoint, or else the latest one if there is any, into a model.
+        """Load the named checkpoint, or the latest one if one exists, into a model.
 
-        Rows belong to the tables that users name. So the model's features may come in another order than they
-        were saved in, and other features or policies of admission and eviction may merge their tables in
-        another way. After features were added or left out, load what fits by ``partial=True``.
+        Rows belong to the tables that users name. The model's features may therefore be in a different order
+        than when they were saved, and different features or admission and eviction policies may merge their
+        tables differently. After adding or removing features, load what fits with ``partial=True``.
 
         Args:
           model: The model; compile it first if its optimizer's state is to be restored. Weights that it
             hasn't created yet are restored when it creates them.
           checkpoint: One of ``store.checkpoints()``.
-          partial: Whether to load what fits. Tables that weren't saved, or with another width, start without
-            rows. Tables that the model doesn't have are left out. Dense weights that weren't saved, or whose
-            shape has changed, stay new, and so do their optimizer's slots. All that is printed, and is in
-            ``left_out``. Weights of layers with names of yours are found by these names, others by their
-            place in the model.
+          partial: Whether to load what fits. Tables that weren't saved, or were saved with another width,
+            start without rows. Tables that the model doesn't have are left out. Dense weights that weren't
+            saved, or whose shape has changed, stay new, and so do their optimizer's slots. All of this is
+            printed and stored in ``left_out``. Weights of layers that you named are found by these names,
+            others by their place in the model.
           print_fn: The function that receives the text. None: `print`, on rank 0.
 
         Returns:
-          How many epochs are done. If the next epoch was begun, `rest_of_epoch` continues inside it.
+          How many epochs are done. If the next epoch has started, `rest_of_epoch` continues within it.
 
         Raises:
           ConfigError: A table's width or optimizer differs from the saved one, or the checkpoint has tables
@@ -229,9 +229,9 @@ class ShardedCheckpoint(StepCallback):
         callbacks: Sequence[tf.keras.callbacks.Callback] = (),
         **options: Any,
     ) -> tf.keras.callbacks.History:
-        """Train a model for ``epochs`` epochs in all, starting from its last checkpoint if there is one.
+        """Train a model for ``epochs`` epochs in total, starting from its last checkpoint if one exists.
 
-        It restores the model, unless that was done just before, and calls the model's ``fit``. If the
+        Restores the model, unless it was just restored, and calls the model's ``fit``. If the
         checkpoint is from the middle of an epoch, it calls ``fit`` twice: for the rest of that epoch, and for
         the epochs after it. The result equals that of an uninterrupted run if an epoch has the same order
         each time it is read. That holds for data that isn't shuffled, and for data whose order is a function
@@ -239,19 +239,19 @@ class ShardedCheckpoint(StepCallback):
 
         Args:
           model: The compiled model.
-          data: One of three forms. Batches of an epoch. Or a function of an epoch's number, counted from 0,
-            that returns data whose first iteration is that epoch and each further one the next epoch, as
-            ``gmeta.io.tasks(start=)``. Or a function of that number and of `stages_of_epoch`, which leaves
-            out the data that these steps have read.
-          epochs: For how many epochs the model has been trained in the end.
+          data: One of three forms: the batches of an epoch; a function of an epoch's number, counted from 0,
+            that returns data whose first iteration yields that epoch and each later iteration the next epoch,
+            such as ``gmeta.io.tasks(start=)``; or a function of that number and of `stages_of_epoch` that
+            also skips the data that these steps have read.
+          epochs: The total number of epochs, including those trained before.
           callbacks: Other callbacks; this one runs after them.
           **options: As in ``tf.keras.Model.fit``, such as ``validation_data`` and ``verbose``.
 
         Returns:
-          The history of the epochs that were trained, or ended, in this call.
+          The history of the epochs that were trained or completed in this call.
 
         Raises:
-          ConfigError: As in `restore`; or an option sets where to begin, or how long an epoch is.
+          ConfigError: As in `restore`; or an option sets the first epoch or the length of an epoch.
           DataError: As in `restore`.
 
         Example:
@@ -271,7 +271,7 @@ class ShardedCheckpoint(StepCallback):
     def batches_of_epoch(self) -> int:
         """Number of batches of the unfinished epoch that the weights have been trained on.
 
-        A step has one batch per rank; in an elastic job, one for each rank that the job was started with.
+        A step has one batch per rank; in an elastic job, one per rank that the job was started with.
         """
         return sum(shares * steps for shares, steps in self.stages_of_epoch)
 
@@ -279,8 +279,8 @@ class ShardedCheckpoint(StepCallback):
     def stages_of_epoch(self) -> Stages:
         """Steps of the unfinished epoch: (ranks, steps), for each number of ranks in turn.
 
-        `gmeta.io.tasks` takes it as ``passed``. In an elastic job, the ranks that the job was started with
-        count.
+        `gmeta.io.tasks` takes it as ``passed``. In an elastic job, ranks means those that the job was started
+        with.
         """
         ranks, steps = collectives.world().shares.total, self._last_batch + 1
         before = self._before
@@ -290,7 +290,7 @@ class ShardedCheckpoint(StepCallback):
         return (*before, (ranks, steps)) if steps else before
 
     def rest_of_epoch(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        """Skip the batches of a begun epoch that the restored weights have already been trained on.
+        """Skip the batches of an unfinished epoch that the restored weights have already been trained on.
 
         The skipped batches are still read. What remains is the rest of the epoch under two conditions. The
         epoch must have the same order each time it is read, as with `gmeta.io.tasks` and ``start``, or with
@@ -300,9 +300,9 @@ class ShardedCheckpoint(StepCallback):
 
         Args:
           data: Batches. `gmeta.io.tasks` and `gmeta.io.groups` divide the data into one range for each
-            current rank; if the number of ranks has changed, pass `stages_of_epoch` to them instead. Data
-            with a balance that begin at a `gmeta.io.ReadingPosition`, an attribute of the model, are returned
-            as they are, on any number of ranks.
+            current rank; if the number of ranks has changed, pass `stages_of_epoch` to them instead. Balanced
+            data that start at a `gmeta.io.ReadingPosition`, an attribute of the model, are returned
+            unchanged, on any number of ranks.
 
         Raises:
           ConfigError: The batches are the rank's own, each joined from several, and the checkpoint ends
@@ -327,7 +327,7 @@ class ShardedCheckpoint(StepCallback):
                 "ranges of it: give fit a function of the epoch and of what was passed, lambda epoch, "
                 "passed: gmeta.io.tasks(..., start=gmeta.io.AfterSteps(passed, epoch))"
             )
-        if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own part, one for each step
+        if policy == tf.data.experimental.AutoShardPolicy.OFF:  # the rank's own batches, one per step
             if shares.count > 1 and passed % shares.total:
                 raise ConfigError(
                     f"the checkpoint has {passed} batches of epoch {self._epochs + 1}, which are no whole "
@@ -335,10 +335,10 @@ class ShardedCheckpoint(StepCallback):
                     "without --elastic"
                 )
             passed = shares.steps(passed)
-        return data if held else data.skip(passed)  # a position has been restored with the model
+        return data if held else data.skip(passed)  # a position was restored with the model
 
     def goes_on(self, rest: tf.data.Dataset) -> tf.data.Dataset:
-        """Declare that this data is the rest of a begun epoch, for the next ``fit``; return it unchanged."""
+        """Declare that this data is the rest of an unfinished epoch, for the next ``fit``, and return it."""
         self._goes_on = True
         return rest
 
@@ -352,7 +352,7 @@ class ShardedCheckpoint(StepCallback):
         self._restored = None
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Begin to count the epoch's batches."""
+        """Start counting the epoch's batches."""
         self._last_batch = -1
         if self._before and not (self._goes_on and epoch == self._epochs):
             warnings.warn(
@@ -426,7 +426,7 @@ class ShardedCheckpoint(StepCallback):
 
 
 def _progress(checkpoint: Path, metadata: Mapping[str, Any]) -> tuple[int, Stages]:
-    """Read how many epochs are done, and the steps of the one that was begun."""
+    """Read the number of finished epochs, and the steps of the unfinished one."""
     try:
         return whole(metadata["epochs"], "epochs"), _stages(metadata)
     except (KeyError, TypeError, ValueError) as error:

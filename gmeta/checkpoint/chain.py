@@ -1,4 +1,4 @@
-"""Reads a checkpoint and the ones that it continues: the tables' content, shard by shard, in NumPy."""
+"""Reads the tables of a checkpoint and of those that it continues, shard by shard, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Link:
 
 
 def read_links(folder: Path) -> list[Link]:
-    """Read the manifests of a checkpoint and of those that it continues, the first one first.
+    """Read the manifests of a checkpoint and of those that it continues, oldest first.
 
     Raises:
       DataError: A manifest is missing or damaged, or a base isn't the checkpoint that was continued.
@@ -78,7 +78,7 @@ class CheckpointReader:
       folder: The checkpoint.
 
     Attributes:
-      links: The checkpoints of its chain, the first one first.
+      links: The checkpoints of its chain, oldest first.
       manifest: The manifest of the checkpoint itself.
 
     Raises:
@@ -183,8 +183,8 @@ class CheckpointReader:
     def read_filter(self, table: str, number: int) -> npt.NDArray[np.uint8] | None:
         """Read the counters of one of a table's filters; None if they are all zero.
 
-        If the logical shards of a filter were divided among ranks, each rank counted its own keys. The
-        largest value of each counter is taken, so that no key's count is too low
+        If the logical shards of a filter were divided among ranks, each rank counted its own keys. The result
+        has the largest value of each counter, so that no key's count is too low
         (``ops/table/core/admission.h``).
 
         Raises:

@@ -42,8 +42,8 @@ class ColumnWriter(Protocol):
 class NpyWriter:
     """Writer of one ``.npy`` file for each column, such as ``keys.npy``.
 
-    The header has the number of rows, which is known at the end. NumPy leaves room for it, so the header of
-    no rows is as long and is then written over.
+    The header contains the number of rows, which is known only at the end. NumPy pads headers, so a header
+    for zero rows has the same length and is overwritten at the end.
 
     Args:
       folder: Where to write.
@@ -156,7 +156,7 @@ def write_table(
 
 
 def check_target(out: Path, form: str, *, overwrite: bool) -> None:
-    """Refuse an unknown format, and a folder that mustn't change.
+    """Refuse an unknown format, and a folder that must not be replaced.
 
     Raises:
       ConfigError: There is no such format.
@@ -218,7 +218,7 @@ class Piece:
     Attributes:
       path: The file; a folder of ``.npy`` files counts as one.
       first: The number of the first row in it, counted from 0.
-      columns: The columns, ``(n, ...)`` arrays as the file has them.
+      columns: The columns, ``(n, ...)`` arrays as stored in the file.
     """
 
     path: Path
@@ -230,7 +230,7 @@ class ColumnSource:
     """Columns of one or several files.
 
     Attributes:
-      description: What gmeta noted about them; None if another program wrote them.
+      description: gmeta's description of them; None if another program wrote them.
       columns: The names of the columns in the files.
     """
 
@@ -242,7 +242,7 @@ class ColumnSource:
 
         Args:
           names: The columns.
-          most: The most rows of a piece; None: as many as were written together.
+          most: The maximum number of rows of a piece; None: as many as were written together.
 
         Raises:
           DataError: A file is damaged, or its columns can't be read as arrays.
@@ -260,10 +260,10 @@ def open_source(path: Path, names: Mapping[str, str] | None = None) -> ColumnSou
     Args:
       path: A folder of ``.npy`` files, one for each column; an Arrow file; or a folder of Arrow files, which
         are read in the order of their names.
-      names: Column of gmeta -> its name in the files, if that is another one.
+      names: gmeta's column -> its name in the files, if it differs.
 
     Raises:
-      ConfigError: ``names`` has a column that gmeta doesn't have.
+      ConfigError: ``names`` has a column that gmeta doesn't know.
       DataError: There are no such files, they are damaged, or they lack keys or values.
     """
     strange = sorted(set(names or {}) - set(COLUMNS))
@@ -318,7 +318,7 @@ class NpySource(ColumnSource):
             raise DataError(f"the files have different numbers of rows: {counts}", path=folder)
 
     def pieces(self, names: Sequence[str], most: int | None = None) -> Iterator[Piece]:
-        """Iterate over the rows; without ``most`` the only piece maps them all and reads none."""
+        """Iterate over the rows; without ``most``, yield one piece that maps all rows and reads none."""
         rows = len(next(iter(self._arrays.values())))
         step = most or max(rows, 1)
         for first in range(0, rows, step):
@@ -338,7 +338,7 @@ def _map_array(path: Path) -> Array:
 
 
 class ArrowSource(ColumnSource):
-    """Source of Arrow IPC files, which Feather files are too.
+    """Source of Arrow IPC files, which include Feather files.
 
     Args:
       files: The files.
@@ -384,7 +384,7 @@ class ArrowSource(ColumnSource):
 
 
 def _refuse_other_formats(path: Path) -> None:
-    """Refuse a file that doesn't start as an Arrow IPC file does.
+    """Refuse a file that doesn't start like an Arrow IPC file.
 
     Raises:
       DataError: It is of another format; the message names the format and how to convert it.
@@ -410,7 +410,7 @@ def _open_arrow(path: Path) -> Iterator[pa.ipc.RecordBatchFileReader]:
 
 
 def _as_numpy(array: pa.Array, name: str, path: Path) -> Array:
-    """Return a column as (n,) numbers or text, or as (n, width) numbers if it holds lists of one length."""
+    """Return a column as (n,) numbers or text, or as (n, width) numbers for lists of equal length."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     lists = pa.types.is_fixed_size_list(array.type) or pa.types.is_list(array.type)

@@ -1,6 +1,6 @@
-"""Reads what a checkpoint on disk holds, without the model and without TensorFlow.
+"""Reads the contents of a checkpoint on disk, without the model and without TensorFlow.
 
-`summarize` makes summaries for people and for ``gmeta inspect``; `export_saved_table` exports a table.
+`summarize` returns summaries, which ``gmeta inspect`` prints; `export_saved_table` exports a table.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class TableSummary:
       step: The table's step.
       bytes: Size of the table's files, including those of the checkpoints that this one continues.
       kind: ``"full"`` or ``"increment"``: the form of the chain's last checkpoint.
-      changed: How many rows the last checkpoint has.
-      removed: How many removed keys the last checkpoint has.
+      changed: Number of rows in the last checkpoint.
+      removed: Number of removed keys in the last checkpoint.
       reasons: Why parts were saved in full although a base was given.
       waiting: How many keys wait for admission with exact counts.
       filter: The layout of admission's filter; None if it has none.
       settings: Settings of optimizer, initializer, seed, admission and precision.
       filter_used: The share of the filter's counters above zero; None if they weren't read.
       mean_norm: Mean L2 norm of the weights; None if the rows weren't read.
-      largest: The rows of the largest norms, the largest first.
+      largest: The rows with the largest norms, in descending order.
     """
 
     rows: int
@@ -83,7 +83,7 @@ class CheckpointSummary:
       folder: The checkpoint's folder.
       id: The checkpoint's id.
       world_size: How many ranks saved it.
-      chain: The folders of the checkpoints in its chain, the first one first, this one last.
+      chain: The folders of the checkpoints in its chain, from the oldest to this one.
       bytes: Size of its own files.
       chain_bytes: Size of all files of the chain.
       metadata: The caller's metadata.
@@ -199,7 +199,7 @@ def _norms(reader: CheckpointReader, table: str, top: int) -> tuple[float | None
         for place in np.argpartition(norms, len(norms) - few)[len(norms) - few :]:
             numbers = (columns[name][place] for name in ("key", "frequency", "last_step"))
             best.append(LargeRow(float(norms[place]), *map(int, numbers)))
-        # A norm that is NaN stands before all others.
+        # NaN norms sort before all others.
         best = sorted(best, key=lambda row: (-np.nan_to_num(row.norm, nan=np.inf), row.key))[:top]
     return total / count if count else None, tuple(best)
 
@@ -225,7 +225,7 @@ class TableExport:
     """Report on an exported table.
 
     Attributes:
-      folder: The folder that was made.
+      folder: The new folder.
       description: The content of ``_table.json``.
       bytes: Size of the files.
       seconds: How long it took.
@@ -247,13 +247,13 @@ def export_saved_table(
     overwrite: bool = False,
     finite: bool = True,
 ) -> TableExport:
-    """Export a table of a checkpoint. The files are those that `export_table` writes, to the same bytes.
+    """Export a table of a checkpoint to the same files, byte for byte, as `export_table`.
 
     Args:
       checkpoint: The checkpoint, or a folder of checkpoints, whose latest one is read. It may be an
         increment; those that it continues must lie beside it.
-      table: As in `export_table`. A checkpoint from before gmeta noted which tables are merged has only
-        physical tables, by the names that ``gmeta inspect`` shows; their keys are written as they are.
+      table: As in `export_table`. An old checkpoint, which doesn't record which tables are merged, has only
+        physical tables, under the names that ``gmeta inspect`` shows; their keys are written unchanged.
       out: As in `export_table`.
       format: As in `export_table`.
       state: As in `export_table`.

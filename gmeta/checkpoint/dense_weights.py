@@ -1,8 +1,8 @@
 """The dense weights of a checkpoint, and the optimizer's state, in TensorFlow's format.
 
 TensorFlow finds a variable by its place among the objects of a model, and refuses a whole checkpoint if one
-variable has another shape. `read_fitting` loads what fits. Places change where layers are added. So a weight
-of a layer that the user has named is found by its name, and a slot of the optimizer follows its weight.
+variable has another shape. `read_fitting` loads what fits. Places change when layers are added, so a weight
+of a layer that the user named is found by its name, and a slot of the optimizer follows its weight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tf_keras.src.utils.generic_utils import to_snake_case
 from gmeta.core.errors import DataError, GmetaError, warn_caller
 from gmeta.ops.table.records import tables_saved_elsewhere
 
-FOLDER = "dense"  # and the prefix of TensorFlow's files in it
+FOLDER = "dense"  # also the prefix of TensorFlow's files in it
 
 
 def write_dense(model: tf.keras.Model, folder: Path) -> None:
@@ -67,9 +67,9 @@ class DenseReport:
 
     Attributes:
       new: Weights that stay new, each with the reason.
-      left: Saved weights that no weight of the model has taken.
+      left: Saved weights that no weight of the model uses.
       slots: How many of the optimizer's slots are reinitialized.
-      later: Whether the model has yet to create weights, which are compared then.
+      later: Whether the model has yet to create weights, which are compared when it does.
     """
 
     new: tuple[str, ...]
@@ -79,14 +79,14 @@ class DenseReport:
 
 
 def read_fitting(model: tf.keras.Model, checkpoint: Path) -> DenseReport:
-    """Load those dense weights that fit a model, with the optimizer's slots that belong to them.
+    """Load the dense weights that fit a model, with their optimizer slots.
 
     Raises:
       DataError: The files can't be read.
     """
     root, parts = tf.train.Checkpoint(), _parts(model)
     if model.built and hasattr(parts.get("optimizer"), "build"):
-        parts["optimizer"].build(model.trainable_variables)  # slots, to be compared now
+        parts["optimizer"].build(model.trainable_variables)  # creates slots, so that they can be compared now
     try:
         with tables_saved_elsewhere():
             root.read(_prefix(checkpoint)).expect_partial()  # the report names the rest
@@ -94,7 +94,7 @@ def read_fitting(model: tf.keras.Model, checkpoint: Path) -> DenseReport:
             waiting = {name: places[-1] for name, places in root._deferred_dependencies.items()}
             saved = _SavedWeights(checkpoint, waiting["model"], waiting.get("optimizer"))
             fit = _Fit(model, saved)
-            # The model holds its optimizer too, but slots come after the weights that they belong to.
+            # The model also holds its optimizer, but slots are loaded after their weights.
             saved.hide_optimizer(root)
             FittingPosition(saved.coordinator, saved.model, fit.take).restore(model)
             optimizer = saved.show_optimizer()
@@ -111,15 +111,15 @@ def read_fitting(model: tf.keras.Model, checkpoint: Path) -> DenseReport:
 
 
 class _SavedWeights:
-    """The objects in TensorFlow's files, numbered, of which weights are those with a value.
+    """The numbered objects in TensorFlow's files; those with a value are weights.
 
     Args:
       checkpoint: The folder of the checkpoint.
       model: The place of the model.
-      optimizer: That of its optimizer, if it was saved.
+      optimizer: The place of its optimizer, if it was saved.
 
     Attributes:
-      coordinator: What TensorFlow knows of this restore.
+      coordinator: TensorFlow's coordinator of this restore.
       model: The number of the model.
       weights: The numbers of the model's weights, without its optimizer's state.
     """
@@ -134,7 +134,7 @@ class _SavedWeights:
         self.weights = sorted(filter(self.is_value, own))
 
     def hide_optimizer(self, nobody: Any) -> None:
-        """Let a restore of the model pass by the optimizer."""
+        """Make a restore of the model skip the optimizer."""
         if self._optimizer is not None:
             self.coordinator.object_by_proto_id[self._optimizer] = nobody
 
@@ -158,7 +158,7 @@ class _SavedWeights:
         return [each.name for each in self.nodes[number].attributes] == ["VARIABLE_VALUE"]
 
     def below(self, roots: Sequence[int], apart_from: Sequence[int] = ()) -> Iterator[int]:
-        """Iterate over objects and all that they hold, each once."""
+        """Iterate over objects and all their children, visiting each once."""
         seen, queue = set(apart_from), list(roots)
         while queue:
             number = queue.pop()
@@ -186,17 +186,17 @@ class _Fit:
     def __init__(self, model: tf.keras.Model, saved: _SavedWeights) -> None:
         self._model, self._saved = model, saved
         self._names: dict[str, str] = {}  # name of a loaded weight -> its name when it was saved
-        self._reasons: dict[int, str] = {}  # a weight that isn't loaded -> why
+        self._reasons: dict[int, str] = {}  # a weight that isn't loaded -> the reason
         self._loaded: set[int] = set()  # weights
-        self._taken: set[int] = set()  # those that were saved
+        self._taken: set[int] = set()  # saved weights in use
         self._slots, self._reported = 0, False
         self._load_by_names()
         self._by_name = frozenset(self._taken)
 
     def take(self, weight: tf.Variable, place: FittingPosition) -> bool:
-        """Return whether a weight takes the value at its place."""
+        """Return whether a weight loads the value at its place."""
         if id(weight) in self._loaded:
-            return False  # by its name
+            return False  # it is found by its name
         number, shape = place.proto_id, place.value_shape()
         if number in self._by_name:
             self._refuse(weight, f"its place was that of {self._saved.name(number)}")
@@ -214,11 +214,11 @@ class _Fit:
         return False
 
     def load_slots(self, optimizer: Any, places: Iterable[int]) -> None:
-        """Load the slots of the loaded weights, wherever the optimizer held them.
+        """Load the slots of the loaded weights, wherever the optimizer stored them.
 
         Args:
           optimizer: The optimizer.
-          places: The objects of the one that was saved.
+          places: The objects of the saved optimizer.
         """
         there = {self._saved.name(number): number for number in places if self._saved.is_value(number)}
         variables = optimizer.variables
@@ -232,9 +232,9 @@ class _Fit:
                 self._loaded.add(id(slot))
 
     def take_slot(self, variable: tf.Variable, place: FittingPosition) -> bool:
-        """Return whether a variable of the optimizer takes the value at its place."""
+        """Return whether a variable of the optimizer loads the value at its place."""
         if id(variable) in self._loaded:
-            return False  # by its name, or it stays new
+            return False  # it is found by its name, or stays new
         name = self._saved_slot(_name_of(variable))
         fits = bool(place.value_shape() == variable.shape) and name in (
             None,
@@ -269,7 +269,7 @@ class _Fit:
             warn_caller(f"{self._saved.checkpoint}: the weight {_name_of(weight)} stays new: {why}")
 
     def _saved_slot(self, name: str) -> str | None:
-        """Return the name that a weight's slot was saved by, "" if its weight is new; None: it is no slot."""
+        """Return the name under which a weight's slot was saved; "" for a new weight, None for no slot."""
         weights = (own for own in map(_name_of, self._model.trainable_weights) if name.endswith(f"/{own}"))
         mine = max(weights, key=len, default=None)
         if mine is None:  # such as the number of steps
@@ -277,7 +277,7 @@ class _Fit:
         return name.removesuffix(mine) + self._names[mine] if mine in self._names else ""
 
     def _load_by_names(self) -> None:
-        """Load the weights whose layers have names of the user's, not those that Keras gives."""
+        """Load the weights of layers that the user named."""
         there: dict[str, list[int]] = {}
         for number in self._saved.weights:
             there.setdefault(_within_layer(self._saved.name(number)), []).append(number)
@@ -298,7 +298,7 @@ class FittingPosition(CheckpointPosition):
     Args:
       checkpoint: As of `CheckpointPosition`.
       proto_id: As of `CheckpointPosition`.
-      fits: Decides whether a variable takes the value at its place.
+      fits: Returns whether a variable loads the value at its place.
     """
 
     __slots__ = ("_fits",)
@@ -350,5 +350,5 @@ def _name_of(variable: tf.Variable) -> str:
 
 
 def _within_layer(name: str) -> str:
-    """Return the last part of a weight's name and the layer's before it, without the model's."""
+    """Return the layer's name and the last part of a weight's name, without the model's name."""
     return "/".join(name.split("/")[-2:])

@@ -1,18 +1,18 @@
 """A lock that allows one writer of a folder at a time. A file in the folder names the writer.
 
 A second writer gets an error with that name. The file is locked in the kernel (POSIX record locks, which NFS
-and Lustre carry to other machines too), and holds the writer's machine, process and job. The lock of a dead
-process is taken over:
+and Lustre also apply across machines), and contains the writer's machine, process and job. A new writer takes
+over the lock of a dead process:
 
-* if the process was on this machine: at once, when the process no longer exists or another process now has
-  its number;
-* if the process was on another machine: when the file hasn't been touched for `STALE` seconds. A living
-  writer touches it every few seconds. The time is the file system's own, so clocks need not agree;
+* if the process was on this machine: at once, if the process no longer exists or another process now has its
+  number;
+* if the process was on another machine: if the file hasn't been touched for `STALE` seconds. A living
+  writer touches it every few seconds. Times are those of the file system, so clocks need not agree;
 * if the process belonged to an elastic job: at once by the job's next start, even if its first rank was on
   another machine.
 
-On a file system without kernel locks, the file's content alone decides. Two writers that begin within a
-fraction of a second may then both be refused as the second.
+On a file system without kernel locks, the file's content alone decides. Two writers that start within a
+fraction of a second of each other may then both be refused.
 
 All stores of one process count as one writer. So do the ranks of a job: rank 0 takes the lock for all.
 Readers ignore the lock.
@@ -57,9 +57,9 @@ class Writer:
       host: The name of its machine.
       machine: Identifies the numbering of processes: equal values mean that process numbers are comparable.
       pid: The process number.
-      began: When it was started, in the kernel's ticks; distinguishes processes that reuse a number.
-      job: The elastic job that it is a rank of; empty outside of one.
-      since: When it began to write, local time.
+      began: When it started, in kernel ticks; distinguishes processes that reuse a number.
+      job: The elastic job to which the rank belongs; empty outside an elastic job.
+      since: When it started to write, in local time.
     """
 
     host: str
@@ -76,7 +76,7 @@ class Writer:
         return cls(platform.node(), _machine(), os.getpid(), _began(os.getpid()) or 0, job(), since)
 
     def is_same(self, other: Writer) -> bool:
-        """Return whether both are the same process, no matter when each began to write."""
+        """Return whether both are the same process, no matter when each started to write."""
         return (self.machine, self.pid, self.began) == (other.machine, other.pid, other.began)
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Writer:
 
 
 class FolderLock:
-    """Right to write in a folder, held by one process.
+    """Exclusive right of one process to write in a folder.
 
     Args:
       file: The lock file; its folder is made when the lock is taken.
@@ -209,11 +209,11 @@ class _Held:
     def end(self) -> None:
         """Remove the file if it still belongs to this process, then close it."""
         if self.is_ours():
-            self._file.unlink(missing_ok=True)  # while the kernel's lock holds, it can't be another's file
+            self._file.unlink(missing_ok=True)  # under the kernel's lock, it can't be another process' file
         self.drop()
 
     def drop(self) -> None:
-        """Close the file and leave it as it is."""
+        """Close the file and leave it unchanged."""
         self._over.set()
         with suppress(OSError):
             os.close(self._descriptor)
@@ -229,7 +229,7 @@ _held: dict[Path, _Held] = {}
 
 
 def _lock(descriptor: int, file: Path) -> Writer | None:
-    """Try to lock the file; return the process that has it, or None if this process now has it."""
+    """Try to lock the file; return the process that holds the lock, or None if this process now holds it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         taken = True
@@ -269,7 +269,7 @@ def _read_owner(descriptor: int) -> Writer | None:
 
 
 def _began(pid: int) -> int | None:
-    """Read when a process of this machine was started; None if it doesn't exist."""
+    """Read the start time of a process of this machine; None if it doesn't exist."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -295,12 +295,12 @@ def staging_of(folder: Path) -> Path:
 
 
 def lock_of(folder: Path) -> FolderLock:
-    """Return the lock of a checkpoint in the making: two processes must not write to one staging folder."""
+    """Return the lock of a checkpoint's staging folder, in which only one process may write."""
     return FolderLock(folder.with_name(f".{folder.name}.lock"), f"{folder} is written")
 
 
 def begin(folder: Path) -> None:
-    """Make an empty staging folder, and remove one that a killed process has left."""
+    """Make an empty staging folder; remove one that a killed process left."""
     staging = staging_of(folder)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -326,7 +326,7 @@ def discard(folder: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what killed processes have left in a folder of checkpoints. No save may be running there."""
+    """Remove what killed processes left in a folder of checkpoints. No save may be running there."""
     for pattern in (".*.partial", ".*.removed"):
         for path in root.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

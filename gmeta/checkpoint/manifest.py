@@ -89,7 +89,7 @@ class Part:
     Attributes:
       rank: The rank.
       first_shard: The first logical shard that it owned.
-      last_shard: One past the last.
+      last_shard: One past the last one.
       kind: ``"full"``: all records of these shards. ``"increment"``: the records that were touched since the
         base checkpoint, and the keys that were removed since; nothing else has changed.
       since: The table's step when the base was saved; 0 for a full part.
@@ -97,10 +97,10 @@ class Part:
       live: For each of the shards, how many rows the table had in it.
       rows: The records.
       removed: The removed keys; removals apply before the records. None if no key was removed.
-      waiting: All keys that wait for admission, with their exact counts, even in an increment. None if no key
-        waits.
-      filter: All counters of admission's filter, even in an increment: one batch for each filter, except
-        filters that are all zero. None if there are none.
+      waiting: All keys that wait for admission, with their exact counts, even in an increment. None without
+        such keys.
+      filter: All counters of the admission filter, even in an increment: one batch per filter that isn't all
+        zero. None without such filters.
       reason: Why the part is full although a base was given; else empty.
     """
 
@@ -201,7 +201,7 @@ class TableEntry:
       slot_floats: The width of that column.
       settings: Settings of optimizer, initializer, admission and table, for the reader's information.
       filter: The layout of admission's filter; None if it has none.
-      parts: What each rank saved; together, the parts have every logical shard once.
+      parts: What each rank saved; together, the parts contain every logical shard once.
     """
 
     dim: int
@@ -224,7 +224,7 @@ class TableEntry:
 
     @property
     def merged_keys(self) -> MergedKeys | None:
-        """How ids became its keys, if it was a collection's and gmeta noted that by then."""
+        """How ids map to its keys, if it belonged to a collection and the checkpoint records it."""
         return MergedKeys.from_json(self.settings) if "tables" in self.settings else None
 
     def live_in(self, shards: range) -> int:
@@ -266,7 +266,7 @@ class TableEntry:
         return table
 
     def check_whole(self) -> None:
-        """Check that the parts have every logical shard once.
+        """Check that the parts contain every logical shard once.
 
         Raises:
           ValueError: A shard is missing, or in two parts.

@@ -34,8 +34,8 @@ class Ranks:
     Attributes:
       rank: This rank.
       size: Number of ranks.
-      gather: How the ranks exchange objects; None: they can't.
-      groups: How many groups they form, of which each has all rows (`gmeta.core.collectives.World`).
+      gather: Exchanges objects among the ranks; None: they can't exchange objects.
+      groups: Number of groups of ranks, each of which has all rows (`gmeta.core.collectives.World`).
     """
 
     rank: int
@@ -45,12 +45,12 @@ class Ranks:
 
     @property
     def owners(self) -> int:
-        """Among how many ranks the rows are divided: the ranks of a group."""
+        """Number of ranks that divide the rows: those of one group."""
         return self.size // self.groups
 
     @property
     def owner(self) -> int:
-        """The number of this rank among them."""
+        """Number of this rank among the owners."""
         return self.rank % self.owners
 
     @property
@@ -115,7 +115,7 @@ class Ranks:
 
 
 class _Outcome:
-    """Reporter of this rank's work to the other ranks: every few seconds while it runs, and at its end."""
+    """Reports this rank's work to the other ranks: every few seconds while it runs, and at its end."""
 
     def __init__(self, gather: Gather) -> None:
         self._gather, self._ended = gather, threading.Event()

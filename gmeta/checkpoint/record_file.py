@@ -29,7 +29,7 @@ RESTORE_ADVICE = "bring the file back from a copy, or load the checkpoint before
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """Make the error for a file that a manifest names and that can't be opened."""
+    """Return the error for a file that a manifest names but that can't be opened."""
     return DataError(
         f"the checkpoint's manifest names this file, but it can't be read: {error.strerror}",
         path=path,
@@ -139,12 +139,12 @@ class RecordFileWriter:
     Args:
       path: The file; its folder must exist.
       schema: The columns.
-      metadata: Stored in the file's schema, for those who read the file alone.
+      metadata: Stored in the file's schema, for readers without the manifest.
 
     Attributes:
       path: The file.
       segments: The batches written so far.
-      bytes: The size of the file; known when it is closed.
+      bytes: The size of the file; set when it is closed.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, metadata: Mapping[str, str]) -> None:
@@ -166,7 +166,7 @@ class RecordFileWriter:
         batch = pa.record_batch(arrays, schema=self._schema)
         size = pa.ipc.get_record_batch_size(batch)
         self._writer.write_batch(batch)
-        # What was written before the first batch is the schema.
+        # The bytes before the first batch are the schema.
         written = self._tap.take()
         before = sum(view.nbytes for view in written) - size
         crc = 0

@@ -1,4 +1,4 @@
-"""Continues `fit` from a checkpoint: first the rest of a begun epoch, then the epochs after it."""
+"""Continues `fit` from a checkpoint: first the rest of an unfinished epoch, then the epochs after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ and of the epochs after it; or such a function of that number and of the epoch's
 
 
 class EpochProgress(Protocol):
-    """Progress in a begun epoch, as `ShardedCheckpoint` records it."""
+    """Progress in an unfinished epoch, as `ShardedCheckpoint` records it."""
 
     @property
     def batches_of_epoch(self) -> int:
@@ -50,7 +50,7 @@ class EpochProgress(Protocol):
         ...
 
     def goes_on(self, data: tf.data.Dataset) -> tf.data.Dataset:
-        """Accept data that begin after those steps."""
+        """Accept data that start after those steps."""
         ...
 
 
@@ -71,8 +71,8 @@ def fit_on(
       model: The model.
       data: Its data.
       first: How many epochs are done.
-      epochs: How many epochs are to be done in the end.
-      callbacks: Other callbacks than `checkpoints`.
+      epochs: The total number of epochs to train.
+      callbacks: Callbacks other than `checkpoints`.
       **options: Options of Keras' `fit`.
     """
     for name in ("initial_epoch", "steps_per_epoch"):
@@ -82,7 +82,7 @@ def fit_on(
                 "all of its data; give data of one epoch, such as data.take(steps)"
             )
     of = _with_stages(data)
-    # `checkpoints` comes last: a save may end the process, and the others have ended the epoch by then.
+    # `checkpoints` comes last: a save may end the process, after the others have handled the epoch's end.
     everyone = [*callbacks, checkpoints]
     history = _no_history()
     if checkpoints.batches_of_epoch:
@@ -117,7 +117,7 @@ def fit_on(
 
 
 def _with_stages(data: Data) -> Callable[[int, Stages], tf.data.Dataset | None]:
-    """Return a function that gives an epoch's data without some steps; None if the data can't skip them."""
+    """Return a function that returns an epoch's data without some steps; None if the data can't skip them."""
     if not callable(data):
         return lambda _, stages: None if stages else data
     wanted = [p for p in inspect.signature(data).parameters.values() if p.default is p.empty]
@@ -152,7 +152,8 @@ def _end_epoch(
     """Do what `fit` does after an epoch's last batch.
 
     If the data's length is unknown, a checkpoint after the last batch counts as one from the middle of the
-    epoch until the epoch has ended. If the process dies in between, the epoch must be ended without a batch.
+    epoch until the epoch has ended. If the process dies in between, the resumed run must end the epoch
+    without a batch.
     """
     logs = dict(checkpoints.results_before)
     validation = options.get("validation_data")
@@ -197,7 +198,7 @@ def sums_of(model: tf.keras.Model) -> Sums:
 
 
 def results_of(model: tf.keras.Model, sums: Sums) -> dict[str, float]:
-    """Compute the metrics' values for some sums, and leave the metrics' own sums as they were."""
+    """Compute the metrics' values for some sums, without changing the metrics' own sums."""
     variables = _sum_up(model)
     own = {name: variable.numpy() for name, variable in variables.items()}
     try:
@@ -210,8 +211,8 @@ def results_of(model: tf.keras.Model, sums: Sums) -> dict[str, float]:
 def add_sums(model: tf.keras.Model, sums: Sums) -> None:
     """Add the sums of an earlier part of the epoch to the metrics. Rank 0 does so for all ranks.
 
-    Metrics that keep something other than sums, or that the model didn't have then, cover only the rest of
-    the epoch; a warning names the latter.
+    Metrics that keep something other than sums, or that the model didn't have when it was saved, cover only
+    the rest of the epoch; a warning names the latter.
     """
     variables = _sum_up(model)
     fitting = {n: v for n, v in variables.items() if n in sums and sums[n].shape == tuple(v.shape)}

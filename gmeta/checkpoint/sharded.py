@@ -14,22 +14,21 @@ A checkpoint is a folder::
 
 Any Arrow reader opens the files; `gmeta.checkpoint.chain.CheckpointReader` reads them with NumPy.
 
-A crash at any moment leaves earlier checkpoints as they were: a save writes everything under a hidden name,
-flushes it to the disk, and renames it. A save's memory beyond the tables' own stays near two engine shards, a
-thirty-second of a table.
+A crash never damages earlier checkpoints: a save writes everything under a hidden name, flushes it to the
+disk, and renames it. A save takes about two engine shards of additional memory, a thirty-second of a table.
 
-An increment holds the keys whose last step isn't below the table's step at the previous save. These are all
-keys that an inserting lookup read or a gradient updated since then, and those of that very step, which both
-saves may contain. Removed keys come from the table's journal (`HashTable.start_journal`). A table without
-this information (it was imported into, its journal overflowed, or it was last saved elsewhere) is saved in
-full; the part's ``reason`` states why, and a reader starts from that part.
+An increment contains the keys whose last step isn't below the table's step at the previous save. These are
+all keys that an inserting lookup read or a gradient updated since then, and those of that step itself, which
+both saves may contain. Removed keys come from the table's journal (`HashTable.start_journal`). A table
+without this information (rows were imported into it, its journal overflowed, or it was last saved elsewhere)
+is saved in full; the part's ``reason`` states why, and a reader starts from that part.
 
 A save shows the tables at one moment if no batch runs meanwhile: save between two steps. If batches do run,
-each logical shard is saved at its own moment, and the next increment has all that the save missed.
+each logical shard is saved at its own moment, and the next increment contains all that the save missed.
 
-Every save, even an increment, contains everything that admission remembers of ids without a row, since it
-isn't known which counts have changed: 12 bytes for an id that is counted exactly, or the bytes of the filter.
-Exact counts can be loaded by any number of ranks, with another threshold, and into a filter. A filter can be
+Every save, even an increment, contains the entire admission state of ids without a row, since tables don't
+record which counts changed: 12 bytes for an id that is counted exactly, or the bytes of the filter. Exact
+counts can be loaded by any number of ranks, with a different threshold, and into a filter. A filter can be
 loaded into one of the same capacity, error and eviction bound, by any number of ranks. A number of ranks that
 divides the number of filters (64, unless the bound is small) changes nothing. With other numbers, two ranks
 may have counted in one filter; the larger of their counters is then taken. No id is admitted later than it
@@ -75,15 +74,15 @@ class CheckpointInfo:
       kinds: Table -> ``"full"`` or ``"increment"``, for this rank; empty if it has saved nothing, as its rows
         are copies of those of another group.
       rows: Table -> how many records this rank wrote or read.
-      waiting: Table -> how many ids that wait for admission with exact counts this rank wrote or read.
+      waiting: Table -> how many exact counts of ids that wait for admission this rank wrote or read.
       bytes: Bytes of the records that this rank wrote or read.
       seconds: How long the save or load took.
       reasons: Table -> why it was saved in full although a base was given.
       metadata: The caller's metadata.
       forgotten: Table -> why its admission state couldn't be loaded.
       left: Of a load: the tables that users name, by their full names, whose rows weren't loaded.
-      new: Of a load: those that start without rows, each with the reason.
-      without_slots: Of a load: those whose optimizer is of another kind now, so that its slots are reset.
+      new: Of a load: tables that start without rows, each with the reason.
+      without_slots: Of a load: tables whose optimizer is now of another kind, so that its slots are reset.
     """
 
     folder: Path
@@ -115,7 +114,7 @@ def save(
 ) -> CheckpointInfo:
     """Save tables. Each rank saves the logical shards that it owns; all ranks call it together.
 
-    In groups of ranks (`gmeta.init`) those of the first group write, and the others wait for them.
+    With groups of ranks (`gmeta.init`), those of the first group write, and the others wait for them.
 
     Args:
       folder: The checkpoint to make; a missing parent folder is made too. All ranks name the same folder, in
@@ -126,13 +125,13 @@ def save(
       world_size: How many ranks save; by default that of `gmeta.core.collectives.world`.
       base: The previous checkpoint, a folder beside this one. Only what changed since then is saved, and
         loading this checkpoint needs the base. It must be the checkpoint that these tables were last saved to
-        or loaded from, with a journal; tables for which it isn't are saved in full.
-      journal: About how many removed keys a table notes from now on, 8 bytes each, so that the next save can
-        be an increment on this one; 0: it can't.
-      dense: A function that rank 0 calls with an empty folder inside the checkpoint, to write what isn't in
-        the tables.
+        or loaded from, with a journal; other tables are saved in full.
+      journal: About how many removed keys a table records from now on, 8 bytes each, so that the next save
+        can be an increment on this one; 0: the next save is full.
+      dense: A function that rank 0 calls with an empty folder inside the checkpoint, to write what the tables
+        don't contain.
       metadata: JSON values to keep in the manifest.
-      gather: Gives all ranks' objects to every rank, ordered by rank. Needed only if the ranks aren't those
+      gather: Returns all ranks' objects on every rank, ordered by rank. Needed only if the ranks aren't those
         of the job; those use `gmeta.core.collectives.allgather_objects`.
 
     Returns:
@@ -223,9 +222,9 @@ def load(
 ) -> CheckpointInfo:
     """Load tables. Each rank reads only the logical shards that it owns.
 
-    Rows belong to the tables that users name. Features may have been added or left out since, may come in
-    another order, or may have other policies, so that other tables are merged: rows then get the keys that
-    they have now. Every rank reads all rows of such tables, and their next save is a full one.
+    Rows belong to the tables that users name. If features have since been added, removed, reordered or given
+    other policies, so that other tables are merged, rows get the keys that they have now. Every rank reads
+    all rows of such tables, and their next save is a full one.
 
     The job's ranks call it together. Ranks that are given without ``gather`` load independently.
 
@@ -266,7 +265,7 @@ def load(
         )
     for name, table in tables.items():
         table.start_journal(journal if ranks.writes else 0)
-        if found[name].origin == name:  # else no increment can continue it
+        if found[name].origin == name:  # otherwise, no increment can continue it
             step = reader.manifest.tables[name].step
             baselines[table] = Baseline(reader.manifest.id, step, shards, table.journal_epoch)
     return CheckpointInfo(
@@ -302,7 +301,7 @@ def _stage(target: Path, ranks: Ranks) -> Iterator[Path]:
     try:
         yield staging
     except BaseException:
-        if ranks.rank == 0:  # no rank writes any more: an error on one rank is raised by all
+        if ranks.rank == 0:  # no rank still writes: an error on one rank is raised by all
             shutil.rmtree(staging, ignore_errors=True)
         raise
     finally:

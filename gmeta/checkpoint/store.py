@@ -27,16 +27,16 @@ class CheckpointStore:
     """Store that saves full checkpoints and increments on them, keeps the last ones, and finds the latest.
 
     A full checkpoint is followed by increments. Once there are ``max_increments`` of them, or together they
-    are half as large as the full one, the next checkpoint is full again. Chains are thus kept short by new
-    full saves, never by rewriting files.
+    are half as large as the full one, the next checkpoint is full again. New full saves keep chains short;
+    files are never rewritten.
 
     Args:
       root: The folder; only this run may use it. One job at a time saves in it, from `claim` or its first
         save until the job ends or the store object is deleted (`gmeta.checkpoint.lock`).
-      keep: How many checkpoints to keep. Those that a kept one continues stay too.
+      keep: How many checkpoints to keep. Checkpoints that a kept one continues are kept too.
       max_increments: How many increments follow a full checkpoint; 0: all are full.
-      journal: About how many removed keys each table notes between two saves; when more are removed, the next
-        save is a full one.
+      journal: About how many removed keys each table records between two saves; if more are removed, the next
+        save is full.
       rank: This rank; by default that of `gmeta.core.collectives.world`.
       world_size: How many ranks there are; by default that of `gmeta.core.collectives.world`.
       gather: As in `gmeta.checkpoint.sharded.save`.
@@ -121,7 +121,7 @@ class CheckpointStore:
 
         Args:
           tables: Name -> table.
-          step: Names the checkpoint; must be above that of the latest one.
+          step: Names the checkpoint; must be above the latest one's.
           dense: As in `gmeta.checkpoint.sharded.save`.
           metadata: As in `gmeta.checkpoint.sharded.save`.
 
@@ -146,7 +146,7 @@ class CheckpointStore:
         )
         with ranks.together():
             if ranks.rank == 0:
-                self._lock.take()  # a job that slept may have lost the folder, and its files, to another
+                self._lock.take()  # while suspended, a job may have lost the folder and its files
                 self._retire()
         after_save(ranks.from_first)
         return info
@@ -182,7 +182,7 @@ class CheckpointStore:
     def load(
         self, tables: Tables, checkpoint: Path | None = None, *, partial: bool = False
     ) -> CheckpointInfo:
-        """Load the latest checkpoint, or the one that is given. See `gmeta.checkpoint.sharded.load`.
+        """Load the latest checkpoint, or the given one. See `gmeta.checkpoint.sharded.load`.
 
         Raises:
           DataError: There is no checkpoint, or it is damaged.
@@ -205,7 +205,7 @@ class CheckpointStore:
         return checkpoint
 
     def _next_base(self, step: int) -> str | None:
-        """Return the name of the checkpoint that the one of ``step`` is to continue."""
+        """Return the name of the checkpoint that the checkpoint of ``step`` continues."""
         self._lock.take()
         latest = self.latest()
         if latest is not None and step <= step_of(latest):

@@ -50,7 +50,7 @@ class TableDescription:
       slots: Names of the optimizer's slots, in their order in the column ``slots``.
       slot_floats: Width of that column.
       step: The table's step.
-      id_bits: How many bits an id may have; None in a table of its own, whose keys are any int64.
+      id_bits: How many bits an id may have; None for an unmerged table, whose keys are any int64.
       hashed: Whether the keys are hashes, of text or of larger numbers.
       fold: How they were folded into ``id_bits`` (`gmeta.core.merged_tables`); None without hashes.
     """
@@ -75,7 +75,7 @@ class TableDescription:
           found: The table.
           layout: Its ``dim``, ``optimizer``, ``slots`` and ``slot_floats``.
           step: Its step.
-          state: Whether slots and last steps travel too.
+          state: Whether slots and last steps are exported too.
         """
         has_slots = layout["slot_floats"] > 0
         state_columns = tuple(name for name in STATE if name != "slots" or has_slots)
@@ -102,7 +102,7 @@ class TableDescription:
 
     @classmethod
     def load(cls, folder: Path) -> TableDescription | None:
-        """Read the description of a folder; None if it has none, as of files that gmeta didn't write.
+        """Read the description of a folder; None if it has none because gmeta didn't write its files.
 
         Raises:
           DataError: It is damaged.

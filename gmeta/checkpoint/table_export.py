@@ -56,16 +56,16 @@ def export_table(
 
     The folder has a file ``<column>.npy`` for each, or ``table.arrow`` with all of them, and ``_table.json``
     with the width, the optimizer, the names of its slots, and the table's step. Rows are ordered by logical
-    shard, then by id, so the bytes are the same for any number of ranks. Memory stays near a
-    thirty-second of the table, as in a save. On several ranks each writes its rows, and rank 0 joins them
-    into one file. Ids that wait for admission have no row and are left out. Export between two steps.
+    shard, then by id, so the bytes are the same for any number of ranks. Memory stays near a thirty-second of
+    the table, as in a save. With several ranks, each writes its rows, and rank 0 joins them into one file.
+    Ids that wait for admission have no row and are left out. Export between two steps.
 
     Args:
       model: A model, layer or `gmeta.ops.HashTable`; or the path of a checkpoint, or of a folder of
         checkpoints, whose latest one is read. Without a model, one process reads it alone.
-      table: The name of the table: that of its `gmeta.layers.TableConfig`, or of the feature that has it for
-        itself, however tables are merged; ``"<collection>/<name>"`` if two collections have one of that name;
-        the name of a `gmeta.ops.HashTable`. None: the only one.
+      table: The name of the table: that of its `gmeta.layers.TableConfig`, or of the only feature that uses
+        it, however tables are merged; ``"<collection>/<name>"`` if two collections have a table of that name;
+        or the name of a `gmeta.ops.HashTable`. None: the only one.
       out: The folder to make, which appears whole or not at all.
       format: ``"arrow"`` or ``"npy"``.
       state: Whether to export slots and last steps too, so that training can continue with them.
@@ -143,7 +143,7 @@ def _shards(table: HashTable, found: NamedTable, shards: range) -> Iterator[Colu
 
 
 def _join(staging: Path, form: Format, description: TableDescription) -> TableDescription:
-    """Join the ranks' files into one, batch by batch, so that the bytes are those of one rank."""
+    """Join the ranks' files into one, batch by batch, so that the bytes equal those of one rank."""
     parts = sorted((staging / _PARTS).iterdir())
     batches = (piece.columns for part in parts for piece in open_source(part).pieces(description.columns))
     written = write_table(staging, form, description, batches, finite=False)  # each rank has checked

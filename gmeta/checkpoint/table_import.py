@@ -1,4 +1,4 @@
-"""Imports a table of files into a model, on all ranks that hold its rows."""
+"""Imports a table from files into a model, on all ranks that hold its rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import Records
 from gmeta.ops.table.restored_rows import clear_table
 
-# Checks rows that come from a file, and gives them the form of a table's records.
+# Checks rows from a file, and converts them to a table's records.
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ _MOST = 2**32 - 1  # frequencies and last steps are saved in 32 bits
 
 @dataclass(frozen=True)
 class RowsCheck:
-    """What rows must be to be imported into a table.
+    """Requirements on rows that are imported into a table.
 
     Attributes:
       found: The table.
@@ -59,7 +59,7 @@ class RowsCheck:
         """Return a piece's columns in the dtypes of `gmeta.ops.table.records.Records`, with the table's keys.
 
         Raises:
-          DataError: A column has another dtype or width, or a row a value that can't be imported.
+          DataError: A column has another dtype or width, or a row has a value that can't be imported.
         """
         read = {"keys": self.keys(piece)}
         for name, column in piece.columns.items():
@@ -149,7 +149,7 @@ def _refuse(piece: Piece, wrong: npt.NDArray[np.bool_], values: Array, message: 
         raise DataError(f"row {piece.first + row}: {message.format(values[row])}", path=piece.path)
 
 
-# Refuses a table that has a key twice, in bounded memory.
+# Refuses a table with duplicate keys, in bounded memory.
 
 Keys = npt.NDArray[np.int64]
 
@@ -168,7 +168,7 @@ def refuse_twins(
       keys: Reads the keys of all pieces.
       starts: Where the pieces begin.
       rows: How many keys there are.
-      id_bits: How many of a key's low bits are the id; None: all.
+      id_bits: Number of a key's low bits that contain the id; None: all.
 
     Raises:
       DataError: A key occurs twice; the message names both places.
@@ -250,10 +250,10 @@ def import_table(
         ``values`` are float32 or float16, (n, dim), in Arrow lists of dim numbers.
       mode: ``"merge"`` adds the rows; an id that the table has gets the row of the files, in all its parts.
         ``"replace"`` removes the table's other rows first, and the admission's counts of ids without a row.
-        Tables that are merged with it keep their rows; admission's memory of all of them then stays.
+        Tables that are merged with it keep their rows; the admission state of all of them is then kept.
       state: Whether to import the optimizer's slots and the last steps, which `export_table` wrote with
-        ``state=True``; training then continues as in the exporting model. The table takes the step of the
-        files if it is empty, or if it is replaced and not merged with others. False: rows start with the
+        ``state=True``; training then continues as in the exporting model. The table's step becomes that of
+        the files if it is empty, or if it is replaced and not merged with others. False: rows start with the
         slots of new rows, and their last step is the table's step.
       columns: Column -> its name in the files, such as ``{"keys": "item_id", "values": "vector"}``.
       finite: Whether to refuse NaN and infinite values.
@@ -339,7 +339,7 @@ def _check_state(
 
 
 def _check_hash(noted: TableDescription | None, found: NamedTable) -> None:
-    """Refuse hashes that were folded otherwise than the table folds them."""
+    """Refuse hashes that were folded differently than the table folds them."""
     if noted is None or not noted.hashed or found.merged is None:
         return
     if (noted.fold, noted.id_bits) == (found.fold, found.id_bits):
@@ -370,7 +370,7 @@ def _check_rows(files: ColumnSource, names: list[str], check: RowsCheck, path: P
 
 
 def _fit_slots(target: HashTable, noted: TableDescription | None) -> Callable[[Records], Records]:
-    """Return what gives records the slots of the table."""
+    """Return the function that adds the table's slots to records."""
     if noted is None:
         return lambda records: with_fresh_slots(records, target.optimizer, target.dim)
     if noted.optimizer != target.optimizer.kind and target.follows:

@@ -1,8 +1,8 @@
 """Loads this rank's part of the tables of a sharded checkpoint.
 
-A table whose keys are those that it was saved with reads the logical shards that this rank owns. The rows of
-other tables are found by the tables' names (`gmeta.ops.table.restored_rows`). Their keys change, and with the
-keys the logical shards, so every rank then reads all rows of these tables and keeps its own.
+For a table whose keys haven't changed since the save, a rank reads the logical shards that it owns. The rows
+of other tables are found by the tables' names (`gmeta.ops.table.restored_rows`). Their keys change, and so do
+the logical shards, so every rank reads all rows of these tables and keeps its own.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Loaded:
     """What was loaded into a physical table.
 
     Attributes:
-      rows: How many rows this rank has read into it.
-      waiting: How many ids that wait for admission with exact counts it has read.
+      rows: Number of rows that this rank read into it.
+      waiting: Number of exact counts of ids that wait for admission that it read.
       forgotten: Why the state of admission couldn't be loaded; empty if it was.
-      origin: The saved table that it was loaded from as it was; None if keys or slots have changed.
+      origin: The saved table from which it was loaded unchanged; None if keys or slots have changed.
     """
 
     rows: int
@@ -78,13 +78,13 @@ class TableLoader:
         self.moves.follow_folds(tables)
 
     def load(self, name: str, shards: range, owner: int, owners: int) -> Loaded:
-        """Replace a table's content by this rank's part of its saved content.
+        """Replace a table's content with this rank's part of its saved content.
 
         Args:
           name: The table's name.
           shards: The logical shards that this rank owns.
           owner: The number of this rank among those that divide the rows.
-          owners: How many they are.
+          owners: Number of ranks that divide the rows.
 
         Raises:
           DataError: A file is missing or damaged, or an id is above the limit of ids. The table's content is

@@ -1,9 +1,8 @@
-"""Saves this rank's part of a table in a sharded checkpoint, and what admission remembers of other ids.
+"""Saves this rank's part of a table in a sharded checkpoint, and the admission state of ids without a row.
 
 Exact counts of admission belong to keys, and therefore to logical shards, as rows do. A filter belongs to one
 of the table's own shards, which holds the keys of several logical shards. If several ranks own parts of that
-shard, each rank saves its own filter for it, and a load (`load_admission`) takes the larger of their
-counters.
+shard, each rank saves its own filter for it, and a load (`load_admission`) uses the larger of their counters.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from gmeta.policies import CountAdmission, TwoPrecisions
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _ROWS_AT_A_TIME = 4096
-_SHARDS_AT_A_TIME = 16  # the logical shards of one of the engine's 64 shards, whose index is then walked once
+_SHARDS_AT_A_TIME = 16  # the logical shards of one of the engine's 64 shards: one scan of its index
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def save_table(
       rank: This rank.
       world_size: How many ranks save.
       base: The checkpoint to continue, or None.
-      journal: How many removed keys the table notes from now on.
+      journal: How many removed keys the table records from now on.
 
     Returns:
       The table's entry with this rank's part alone, and the table's step when the save began.
@@ -227,12 +226,12 @@ def _write(
 
 
 def export_ranges(table: HashTable, shards: range, since: int = 0) -> Iterator[tuple[int, Arrays]]:
-    """Export short ranges of shards; the next range is exported while the caller writes one.
+    """Export short ranges of shards; each is exported while the caller writes the previous one.
 
     Args:
       table: The table.
       shards: The logical shards.
-      since: Leave out rows whose last step is below it.
+      since: Skip rows whose last step is below it.
 
     Yields:
       The first logical shard of a range, and the fields of `gmeta.ops.table.records.ShardRecords` as arrays.
@@ -332,14 +331,14 @@ def refuse_foreign_counts(name: str, table: HashTable, rank: int, shards: range)
 
 
 def load_admission(reader: CheckpointReader, name: str, table: HashTable, shards: range) -> tuple[int, str]:
-    """Load the admission state of some logical shards into a table whose admission remembers nothing yet.
+    """Load the admission state of some logical shards into a table without admission state.
 
     Exact counts can be loaded into exact counts or into a filter. A filter can be loaded only into a filter
     of the same layout.
 
     Returns:
-      How many keys with exact counts were loaded, and the reason why the saved state couldn't be loaded. The
-      reason is empty if the state was loaded, or if this table's admission doesn't turn ids away by count.
+      The number of keys with exact counts that were loaded, and the reason why the saved state couldn't be
+      loaded, which is empty if it was loaded or if this table's admission doesn't refuse ids by count.
 
     Raises:
       DataError: A file is missing or damaged.
