@@ -1,19 +1,19 @@
 """Readers of prepared data sets, as ``tf.data`` datasets.
 
-- `rows` gives shuffled batches of samples for ordinary models.
-- `tasks` gives task batches for meta-learning. `After` and `Flag` choose the query rows.
-- `sequences` gives users' histories and exposures.
-- `groups` gives the groups that all of these are made of.
-- `ReadOptions` configures them. `AfterSteps`, `ReadingPosition` and `ServedPosition` say where reading
-  begins, and `Balance` and `SequenceCost` give all ranks equal work.
-- `HistoryStore` rebuilds users' histories as they were at a moment, and `late` gives the batches of
-  `sequences` with histories out of such a store.
-- `write_predictions` predicts for all rows of a split, into Arrow files; any number of ranks goes on with it.
-- `distribute` lets workers read (`gmeta workers`), and `ScaledPool` starts as many as training needs.
+- `rows` returns shuffled batches of samples for ordinary models.
+- `tasks` returns task batches for meta-learning. `After` and `Flag` choose the query rows.
+- `sequences` returns users' histories and exposures.
+- `groups` returns the groups from which all of these are made.
+- `ReadOptions` configures them. `AfterSteps`, `ReadingPosition` and `ServedPosition` set where reading
+  begins, and `Balance` and `SequenceCost` distribute equal work to all ranks.
+- `HistoryStore` rebuilds users' histories as of a given time, and `late` returns the batches of `sequences`
+  with histories from such a store.
+- `write_predictions` writes predictions for all rows of a split to Arrow files; any number of ranks can
+resume it.
+- `distribute` makes workers read (`gmeta workers`), and `ScaledPool` starts as many as training needs.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 
-Beside them, `reader_stats` counts what was read, skipped and bad, and turns TensorFlow's errors into one
-line.
+`reader_stats` counts data that was read, skipped or bad, and reduces TensorFlow's errors to one line.
 """
 
 from gmeta.core.imports import load_lazily

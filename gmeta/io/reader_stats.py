@@ -1,4 +1,4 @@
-"""Counters of the data that a reader has read, left out and found bad."""
+"""Counters of the data that a reader read, skipped or found bad."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MESSAGES = 100  # the number of messages kept, as in the native counters
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    load_op_library("io")  # checks the build, and resolves the symbols of TensorFlow
+    load_op_library("io")  # checks the build, and resolves TensorFlow's symbols
     library = ctypes.CDLL(str(library_path("io")))
     library.gmeta_reader_stats_new.restype = ctypes.c_int64
     library.gmeta_reader_stats_free.argtypes = [ctypes.c_int64]
@@ -48,25 +48,26 @@ def _reasons() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ReaderCounts:
-    """A reading of `ReaderStats`.
+    """Values read from `ReaderStats`.
 
     Attributes:
       records: Records returned in sound groups.
       groups: Sound groups.
-      skipped: Records left out. Records after a truncation or a broken length, or in a shard with a bad
-        index, aren't counted, as their number isn't known.
-      bad: Reason -> how often it occurred; only reasons that did. For records: ``truncated``, ``length_crc``,
-        ``data_crc``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``, ``not_columnar``,
-        ``newer_layout``, ``wrong_key``. For files: ``open``, ``read``. For groups: ``not_contiguous``,
-        ``too_small``, ``index_mismatch``, and ``one_sided``, a group with support rows alone or query rows
-        alone (`gmeta.io.tasks`). For a shard's index: ``bad_index``. Also ``unexposed``, which is no fault: a
-        user who was shown nothing (`gmeta.io.sequences`). For histories (`gmeta.io.late`): ``deleted``, also
-        no fault: an example of a user whose events were deleted; ``damaged_history``, which is left empty,
-        and ``other_history``, which isn't what the ranker saw; its records are skipped.
+      skipped: Skipped records. Records after a truncation or a broken length, or in a shard with a bad index,
+        aren't counted, because their number is unknown.
+      bad: Reason -> how often it occurred, for reasons that occurred. For records: ``truncated``,
+        ``length_crc``, ``data_crc``, ``not_example``, ``missing_column``, ``wrong_type``, ``not_scalar``,
+        ``not_columnar``, ``newer_layout``, ``wrong_key``. For files: ``open``, ``read``. For groups:
+        ``not_contiguous``, ``too_small``, ``index_mismatch``, and ``one_sided``, a group with only support
+        rows or only query rows (`gmeta.io.tasks`). For a shard's index: ``bad_index``. Also ``unexposed``,
+        which isn't an error: a user without exposures (`gmeta.io.sequences`). For histories
+        (`gmeta.io.late`): ``deleted``, also not an error: an example of a user whose events were deleted;
+        ``damaged_history``, which is returned empty; and ``other_history``, which differs from the ranker's,
+        and whose records are skipped.
       messages: The first hundred messages about bad data, each "FILE at byte OFFSET: what; what to do".
-      histories: Histories that were rebuilt out of a store.
-      history_reads: Reads from the store's files that this took, without those of indexes.
-      history_bytes: Bytes that these reads brought.
+      histories: Histories that were rebuilt from a store.
+      history_reads: Reads of the store's files for these histories, without those of indexes.
+      history_bytes: Bytes returned by these reads.
     """
 
     records: int = 0
@@ -102,11 +103,11 @@ class ReaderStats:
 
     @property
     def id(self) -> int:
-        """The number that the native reader knows the counters by; never 0."""
+        """The number by which the native reader identifies the counters; never 0."""
         return self._id
 
     def read(self) -> ReaderCounts:
-        """Return the counters' present values."""
+        """Return the counters' current values."""
         counts = (ctypes.c_int64 * (6 + len(_reasons())))()
         size = 0
         while True:  # messages may be added between asking for their size and reading them
@@ -132,12 +133,12 @@ class ReaderStats:
         )
 
     def leave_out(self, reason: str, records: Iterable[int], messages: Iterable[bytes]) -> np.int64:
-        """Count as bad the groups that were counted as sound, but turned out to lack required rows.
+        """Count as bad those groups that were counted as sound but lack required rows.
 
         Args:
           reason: The key in ``bad``.
           records: The number of records of each group.
-          messages: A line about each group, in UTF-8.
+          messages: One line for each group, in UTF-8.
 
         Returns:
           The number of groups.
@@ -178,8 +179,8 @@ _CARDINALITY = re.compile(
 def as_data_error(error: BaseException) -> DataError | None:
     """Return the data error inside a ``tf.errors.OpError``, or None if the error is about something else.
 
-    When iterating a dataset, and even more so in Keras' ``fit``, TensorFlow reports a bad record in a long
-    text with the graph's node in it. This function extracts the reader's own line from it.
+    During iteration, and especially in Keras' ``fit``, TensorFlow reports a bad record in a long text that
+    includes the graph's node. This function extracts the reader's own line.
 
     Args:
       error: The error that was raised.
@@ -215,7 +216,7 @@ def as_data_error(error: BaseException) -> DataError | None:
 
 
 def _unescape(line: str) -> str:
-    """Remove C's escapes, of quotes and of bytes in octal, from a line."""
+    """Remove C escapes of quotes, and of bytes in octal, from a line."""
 
     def byte(found: re.Match[bytes]) -> bytes:
         return bytes([int(found[1], 8)]) if found[1].isdigit() else found[1]

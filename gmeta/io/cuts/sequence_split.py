@@ -32,7 +32,7 @@ class GroupRows(NamedTuple):
     def of_marks(cls, marks: tf.Tensor, row_splits: tf.Tensor) -> GroupRows:
         """Select the rows whose mark (rows,) bool is true.
 
-        A group's rows begin after all selected rows that have a smaller number than its first row.
+        A group's rows start after all selected rows with smaller numbers than its first row.
         """
         numbers = tf.where(marks)[:, 0]
         return cls(numbers, tf.searchsorted(numbers, row_splits, out_type=tf.int64))
@@ -80,7 +80,7 @@ class _Cut(NamedTuple):
 class SequenceSplit:
     """A function from an element of `gmeta.io.groups` to a batch as `gmeta.io.sequences` describes it.
 
-    Use it to insert work between the two, such as joining features.
+    Use it to insert a step between the two, such as joining features.
 
     Attributes:
       contexts: As for `gmeta.io.sequences`.
@@ -93,10 +93,11 @@ class SequenceSplit:
       unexposed: As for `gmeta.io.sequences`.
       task: The name of the task's column, under which ``contexts`` may name it.
       path: The name of the data in messages.
-      stats: Counters of the users who are left out.
+      stats: Counters of the skipped users.
 
     Raises:
-      ConfigError: An argument is invalid; or, when the split is called, names a column that doesn't exist.
+      ConfigError: An argument is invalid, or names a column that doesn't exist (raised when the split is
+      called).
 
     Example:
       >>> split = SequenceSplit(history=["item"], targets=["item"], labels=["click"], exposed=Flag("shown"))
@@ -202,7 +203,7 @@ class SequenceSplit:
         )
 
     def _kept(self, element: dict[str, Any]) -> tf.Tensor:
-        """Mark the rows that the sequences have, be they events or exposures, (rows,) bool."""
+        """Mark the rows of the sequences, both events and exposures, (rows,) bool."""
         columns, splits, rule = element["columns"], element["row_splits"], self.exposed
         if isinstance(rule, After):
             return rule.keeps(columns[rule.column])
@@ -221,7 +222,7 @@ class SequenceSplit:
             return long & (place == {"train": -1, "validation": 1, "test": 0}[rule])
         lengths = splits[1:] - splits[:-1]
         counts = tf.zeros_like(lengths)
-        if rule is not None:  # a user of fewer rows has seen nothing before
+        if rule is not None:  # a user with fewer rows has no earlier exposure
             counts = tf.minimum(query_rows(rule, columns, lengths)[0], lengths)
         return tf.range(splits[-1]) >= tf.repeat(splits[1:] - counts, lengths)
 
@@ -239,7 +240,7 @@ class SequenceSplit:
 
 
 def _from_end(splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return each row's place from its group's end, from 0, and whether its group has three rows."""
+    """Return each row's place from its group's end, counted from 0, and whether its group has three rows."""
     lengths = splits[1:] - splits[:-1]
     place = tf.repeat(splits[1:], lengths) - 1 - tf.range(splits[-1])
     return place, tf.repeat(lengths >= 3, lengths)

@@ -1,4 +1,4 @@
-"""The choice of a split's tasks to read, by their ids and by their sizes."""
+"""The choice of which tasks of a split to read, by their ids and sizes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.io.reader_stats import ReaderStats
 
-# Tasks whose rows a rule can't split in two, because all are of one kind: refused, or left out and counted.
+# Tasks that a rule can't split because all rows are of one kind: refused, or skipped and counted.
 #
 # The native reader knows how many rows a task has, and treats small tasks. Only this module knows which rows
-# a column makes query rows.
+# a column marks as query rows.
 
 
 class About(NamedTuple):
@@ -91,7 +91,7 @@ def count_unsound(
 
 
 def _message(element: dict[str, Any], queries: tf.Tensor, about: About, place: Any) -> tf.Tensor:
-    """Describe the task at a place of the element in one line; at the place past the last, numbers are 0."""
+    """Describe the task at a place of the element in one line; past the last task, numbers are 0."""
 
     def number(values: tf.Tensor) -> tf.Tensor:
         return tf.strings.as_string(tf.gather(tf.concat([values, [0]], axis=0), place))
@@ -117,13 +117,13 @@ By = Literal["hash", "id"]
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """A choice of tasks by their ids and sizes; tasks left out don't count as bad.
+    """A choice of tasks by their ids and sizes; skipped tasks don't count as bad.
 
-    It divides a data set of one split into tasks to train on and tasks to evaluate on. Held out are the tasks
-    of one part that also have a size within ``held_out_rows``. A choice reads either these tasks or all
-    others, so two choices that differ in ``held_out`` alone have no task in common and together all tasks.
-    Each then leaves out tasks with fewer than ``min_rows`` or more than ``max_rows`` rows.
-    If `gmeta prepare --batch-rows` has cut tasks, each batch is chosen by its own size.
+    Divides a split into tasks to train on and tasks to evaluate on. The held-out tasks are those of one part
+    whose size is within ``held_out_rows``. A choice reads either these tasks or all others, so two choices
+    that differ only in ``held_out`` are disjoint and together contain all tasks. Each then skips tasks with
+    fewer than ``min_rows`` or more than ``max_rows`` rows. If `gmeta prepare --batch-rows` cut tasks into
+    batches, each batch is chosen by its own size.
 
     Attributes:
       parts: The number of parts that tasks are divided into by their ids. 1: no task is held out.
@@ -131,17 +131,17 @@ class TaskChoice:
       by: ``"hash"``: the part is a hash of the id, so that parts are about equal. ``"id"``: the id modulo
         ``parts``.
       held_out: True: read the held-out tasks; False: read all others.
-      held_out_rows: The fewest and the most rows of a held-out task; 0 as the most: any number. Smaller and
-        larger tasks of the part are among the others.
-      min_rows: The fewest rows of a task that is read.
-      max_rows: The most rows of a task that is read; 0: any number.
-      within: Another choice, which must keep the task as well: it divides again what that choice keeps. If
-        both go by ``"hash"``, their ``parts`` must have no common divisor, or else their parts depend on each
-        other.
+      held_out_rows: The minimum and maximum number of rows of a held-out task; a maximum of 0: any number.
+        Smaller and larger tasks of the part belong to the others.
+      min_rows: The minimum number of rows of a task that is read.
+      max_rows: The maximum number of rows of a task that is read; 0: any number.
+      within: Another choice, which must also keep the task: this choice then divides the tasks that the other
+        keeps. If both use ``"hash"``, their ``parts`` must have no common divisor; otherwise, their parts
+        depend on each other.
 
     Raises:
       ConfigError: A number is out of range, ``by`` is unknown, or there is only one part and another argument
-        says what is held out.
+        sets what is held out.
 
     Example:
       >>> tasks("data/train", query=0.2, only=TaskChoice(parts=5))  # four fifths of the users
@@ -200,10 +200,10 @@ class TaskChoice:
 
 
 def check_bounds(what: str, bounds: tuple[int, int]) -> None:
-    """Refuse a fewest and a most number of rows, 0 as the most being any, that no task can have.
+    """Refuse minimum and maximum numbers of rows (a maximum of 0: any number) that no task can have.
 
     Raises:
-      ConfigError: The fewest is below 1, or the most is below the fewest.
+      ConfigError: The minimum is below 1, or the maximum is below the minimum.
     """
     fewest, most = bounds
     whole_number(f"{what}: the fewest", fewest, least=1)

@@ -25,12 +25,12 @@ class After:
     """A rule by time: rows at or after it are query rows, earlier rows are support rows.
 
     Attributes:
-      column: A column of one number a row, such as the one that tasks are sorted by. It is a feature only if
-        ``features`` names it.
+      column: A column of one number per row, such as the column by which tasks are sorted. It is a feature
+        only if ``features`` names it.
       time: The first time of the query set, in the column's own unit.
-      until: For `gmeta.io.sequences`: rows at or after this time are left out, so that validation doesn't see
-        the rows of the test. None: no row is left out. With ``until=time`` no row is a query row: a sequence
-        is what came before, to train on.
+      until: For `gmeta.io.sequences`: rows at or after this time are skipped, so that validation doesn't see
+        the rows of the test. None: no row is skipped. With ``until=time``, no row is a query row: sequences
+        contain only earlier rows, to train on.
 
     Example:
       >>> tasks("data/train", query=After("timestamp", 978_300_000))  # doctest: +SKIP
@@ -65,7 +65,7 @@ class Flag:
     """A rule by flag: rows whose flag isn't 0 are query rows.
 
     Attributes:
-      column: An int64 column of one value a row.
+      column: An int64 column of one value per row.
 
     Example:
       >>> tasks("data/train", query=Flag("is_query"))  # doctest: +SKIP
@@ -91,7 +91,7 @@ def check_query(query: Query, schema: Schema, what: str = "tasks: query") -> Que
       what: The rule's name in an error.
 
     Raises:
-      ConfigError: The value is no rule, is a number out of range, or names an unsuitable column.
+      ConfigError: The value isn't a rule, is a number out of range, or names an unsuitable column.
     """
     if isinstance(query, After | Flag):
         column = schema[query.column]
@@ -117,7 +117,7 @@ def check_query(query: Query, schema: Schema, what: str = "tasks: query") -> Que
 
 
 def least_rows(query: Query) -> int:
-    """Return the fewest rows of a task that can be split: one on each side, or ``query`` rows and one."""
+    """Return the minimum number of rows of a task that can be split: one on each side, or ``query`` + 1."""
     return query + 1 if isinstance(query, int) else 2
 
 
@@ -147,8 +147,8 @@ def query_rows(query: Query, columns: Mapping[str, Any], lengths: tf.Tensor) -> 
 
 # Orders of the rows inside each task, computed for all tasks of an element at once.
 #
-# The order within a task depends on that task alone. The other tasks of the element have no influence, and so
-# the ranks and the batch size have none either.
+# The order within a task depends on that task alone, not on the other tasks of the element, and therefore not
+# on the ranks or the batch size.
 
 
 def order_marked_last(marked: tf.Tensor, lengths: tf.Tensor) -> tf.Tensor:
@@ -185,7 +185,8 @@ Rows = Literal["latest", "random"]
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """A function from an element of `gmeta.io.groups` to one of `gmeta.io.tasks`, which describes its fields.
+    """A function from an element of `gmeta.io.groups` to an element of `gmeta.io.tasks`, which describes its
+    fields.
 
     Raises:
       ConfigError: ``rows`` has an unknown value, or contradicts ``query`` or ``resample``.
@@ -286,9 +287,9 @@ def _lengths(element: dict[str, Any]) -> tf.Tensor:
 
 
 def _longest(lengths: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_max(tf.concat([lengths, [1]], axis=0))  # 1 where there is no task
+    return tf.reduce_max(tf.concat([lengths, [1]], axis=0))  # 1 without tasks
 
 
 def _at(values: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Gather values; with no values at all, the index may hold padding only."""
+    """Gather values; if there are no values, the index may contain only padding."""
     return tf.gather(tf.concat([values, tf.zeros([1], values.dtype)], axis=0), index)

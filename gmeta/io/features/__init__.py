@@ -1,7 +1,7 @@
 """Changing features, fetched by key from a store while data is read.
 
-`join` adds them to a dataset. `feature_source` is the interface of stores, `arrow` and `stores` have
-the stores, and `cells` encodes their values.
+`join` adds them to a dataset. `feature_source` is the interface of stores, `arrow` and `stores` implement it,
+and `cells` encodes their values.
 """
 
 from gmeta.io.features.arrow import ArrowSource

@@ -18,21 +18,21 @@ Ints = npt.NDArray[np.int64]
 
 
 class ArrowSource(FeatureSource):
-    """Features in Arrow tables in memory, such as a Parquet file's.
+    """Features in Arrow tables in memory, such as that of a Parquet file.
 
     Rows are sorted once by (key, version). A binary search finds all keys of a request at once.
 
     Args:
-      tables: Name -> a ``pyarrow.Table`` or RecordBatch. It has the column of keys, the column of versions if
-        ``version`` names one, and features of int64, float (32 bits) or lists of them. If several rows have
-        the same key and version, the last one counts.
+      tables: Name -> a ``pyarrow.Table`` or RecordBatch. It has the key column, the version column if
+        ``version`` names one, and feature columns of int64, float (32 bits) or lists of them. If several rows
+        have the same key and version, the last one is used.
       key: The column of keys.
       version: The column of versions. None: the tables have no versions, each key appears once, and every
         value has version 0.
-      policy: How rows are fetched; a cache brings little here, and a timeout isn't needed.
+      policy: How rows are fetched; a cache helps little here, and a timeout isn't needed.
 
     Raises:
-      ConfigError: A table lacks the key's or the version's column.
+      ConfigError: A table lacks the key or version column.
       DataError: A column is of another type, a key or version is null, or a key appears twice in a table
         without versions.
 
@@ -56,7 +56,7 @@ class ArrowSource(FeatureSource):
 
     @property
     def tables(self) -> Mapping[str, Sequence[Column]]:
-        """The columns of each table, without the key's and the version's."""
+        """The columns of each table, except keys and versions."""
         return {name: table.columns for name, table in self._tables.items()}
 
     def fetch(self, table: str, keys: Ints, columns: Sequence[Column], as_of: Ints | None) -> Any:
@@ -65,7 +65,7 @@ class ArrowSource(FeatureSource):
         return pa.RecordBatch.from_arrays(found, schema=arrow_schema(columns))
 
     def _put(self, table: str, keys: Ints, rows: Any, columns: Sequence[Column], version: int) -> None:
-        # Sorts the whole table again: meant for tables that are loaded once, and for tests.
+        # Sorts the whole table again: intended for tables that are loaded once, and for tests.
         with self._lock:
             self._tables[table] = self._tables[table].extend(keys, rows, version)
 
@@ -138,7 +138,7 @@ class _Order:
         self._keys, key_at = np.unique(keys[rows], return_inverse=True)
         self._versions, version_at = np.unique(versions[rows], return_inverse=True)
         pairs = key_at * max(1, len(self._versions)) + version_at
-        order = np.argsort(pairs, kind="stable")  # among equal pairs, the last row counts
+        order = np.argsort(pairs, kind="stable")  # among equal pairs, the last row is used
         self._pairs, self._rows = pairs[order], rows[order]
 
     def newest(self, keys: Ints, as_of: Ints | None) -> Any:
@@ -161,7 +161,7 @@ def _ints(name: str, table: Any, column: str, *, times: bool = False) -> Ints:
             f"{array.type} with {array.null_count} nulls"
         )
     if pa.types.is_uint64(array.type) and not times:
-        return array.to_numpy().view(np.int64)  # the same bits, as of requested keys
+        return array.to_numpy().view(np.int64)  # the same bits, as for requested keys
     try:
         return array.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid as error:

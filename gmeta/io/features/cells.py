@@ -1,7 +1,7 @@
-"""The encoding of a value in a store: the numbers of the column's type one after the other, nothing else.
+"""The encoding of a value in a store: the concatenated numbers of the column's type, nothing else.
 
-A single value is 8 bytes (int64) or 4 bytes (float32), little-endian unless stated otherwise. A list is its
-values one after the other, so an empty list is no bytes. ``numpy.ndarray.tobytes`` writes this format, and
+A single value is 8 bytes (int64) or 4 bytes (float32), little-endian unless stated otherwise. A list is the
+concatenation of its values, so an empty list has no bytes. ``numpy.ndarray.tobytes`` writes this format, and
 ``java.nio.ByteBuffer`` reads it. A missing value has no cell.
 """
 
@@ -36,7 +36,7 @@ def arrow_schema(columns: Sequence[Column]) -> Any:
 
 
 def column_of(name: str, kind: Any) -> Column:
-    """Return the column that an Arrow type stands for.
+    """Return the column that an Arrow type represents.
 
     Raises:
       DataError: The type is neither int64 nor float32 nor a list of them.
@@ -179,7 +179,7 @@ def distinct(keys: Ints, as_of: Ints | None) -> tuple[Ints, Ints | None, Ints]:
 
 
 def request_slices(count: int, most: int, one_time: Ints | None) -> Iterator[slice]:
-    """Yield the rows of each request: ``most`` at most, and all of one time if ``one_time`` is given."""
+    """Yield the rows of each request: at most ``most``, all of the same time if ``one_time`` is true."""
     ends = [count]
     if one_time is not None:
         ends = [*(np.flatnonzero(np.diff(one_time)) + 1).tolist(), count]
@@ -190,7 +190,7 @@ def request_slices(count: int, most: int, one_time: Ints | None) -> Iterator[sli
         begin = end
 
 
-# The policy of fetching features, the same for every store, and its counters.
+# The policy for fetching features, which applies to every store, and its counters.
 
 Number = int | float
 Missing = Literal["raise", "null", "default"]
@@ -202,16 +202,16 @@ class FetchPolicy:
     """How a `FeatureSource` fetches rows.
 
     Attributes:
-      batch_rows: The most rows of one request to the store.
-      timeout: Seconds that a request may take; None sets no limit, and saves a thread for each request.
-      attempts: The most attempts at a request whose connection fails or whose time runs out. A request that
-        the store refuses isn't repeated.
+      batch_rows: The maximum number of rows of one request to the store.
+      timeout: Maximum seconds for a request; None sets no limit, and saves a thread for each request.
+      attempts: The maximum number of attempts at a request whose connection fails or that times out. A
+        request that the store refuses isn't repeated.
       backoff: Seconds before the second attempt; the wait doubles before each further attempt. Each wait is
         shortened at random, by up to a half, so that ranks don't retry all at once.
-      cache_rows: The most rows that are cached, for each set of columns; the least recently used are dropped
-        first. The cache also remembers that a key has no value. 0 caches none.
+      cache_rows: The maximum number of cached rows for each set of columns; the least recently used are
+        dropped first. The cache also records that a key has no value. 0 disables the cache.
       cache_seconds: How long a cached row counts as the newest one if no ``as_of`` is given. Rows of an
-        ``as_of`` are cached as long as there is room, so later writes about the past aren't seen.
+        ``as_of`` are cached while space permits, so later writes to past versions aren't seen.
       resolution: ``as_of`` is rounded down to a multiple of this. A row is then at most that much older than
         necessary, never newer, and rows of one multiple share a request and an entry in the cache.
       missing: How a missing value is treated. ``"raise"``: a `DataError` names it. ``"null"``: it is null.
@@ -251,11 +251,11 @@ class FetchPolicy:
 
 @dataclass(frozen=True)
 class FetchCounts:
-    """The counters of a `FeatureSource` since it was made.
+    """The counters of a `FeatureSource` since it was created.
 
     Attributes:
       rows: Requested keys, including repeated ones.
-      distinct: Requested keys after joining equal keys of a call (and of an ``as_of``).
+      distinct: Requested keys without repetitions within a call (and an ``as_of``).
       hits: Distinct keys found in the cache.
       misses: Distinct keys not found in the cache, which were fetched.
       requests: Requests made to the store, including repeated ones.
@@ -276,7 +276,7 @@ class FetchCounts:
     missing_values: int = 0
 
 
-# The rule for values that a store doesn't have.
+# The rule for values that a store lacks.
 
 _SHOWN = 5
 
@@ -296,7 +296,7 @@ def settle_missing(
       rows: A RecordBatch of n rows, null where there is no value.
       columns: Its columns.
       policy: The rule and the defaults.
-      counted: Counters; ``missing_keys`` and ``missing_values`` are increased.
+      counted: The counters, whose ``missing_keys`` and ``missing_values`` are increased.
       what: The source and the table, for the error.
       keys: (n,), for the error.
       as_of: (n,) or None, for the error.

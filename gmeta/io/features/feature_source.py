@@ -32,18 +32,18 @@ from gmeta.io.features.cells import (
 
 # A cache of recently fetched rows, which drops the least recently used rows to make room.
 #
-# Each row has a slot. An ordered dict maps (key, as_of) to the slot, and the values are in arrays, one for
-# each column, so that rows are copied by indexing, not one by one.
+# Each row has a slot. An ordered dict maps (key, as_of) to the slot, and values are stored in one array per
+# column, so that rows are copied by indexing, not one by one.
 
 CellKey = tuple[int, int]
-_FIRST = 1024  # slots to begin with
+_FIRST = 1024  # initial number of slots
 
 
 class RowCache:
     """Rows of some columns by (key, as_of); not safe for several threads at once.
 
     Args:
-      capacity: The most rows.
+      capacity: The maximum number of rows.
       columns: The columns of a row.
     """
 
@@ -62,7 +62,7 @@ class RowCache:
 
         Args:
           places: (key, as_of) of each row, no two alike.
-          now: The present time; rows that count as the newest only until before it are dropped.
+          now: The current time; rows whose ``until`` is earlier are dropped.
 
         Returns:
           (n,) bool, and a RecordBatch with one row for each True.
@@ -77,7 +77,7 @@ class RowCache:
         return here, self._rows(slots[here])
 
     def put(self, places: Sequence[CellKey], rows: Any, until: float) -> None:
-        """Cache rows, a RecordBatch, which count as the newest ones until the time ``until``."""
+        """Cache the rows of a RecordBatch, which count as the newest ones until the time ``until``."""
         first = max(0, len(places) - self._capacity)  # if not all fit, the last ones are kept
         slots = np.fromiter(map(self._slot, places[first:]), np.int64, len(places) - first)
         if len(slots) == 0:
@@ -146,7 +146,7 @@ def request(make: Callable[[], T], policy: FetchPolicy, counted: Counter[str], w
     Args:
       make: Makes the request; raises `StoreUnavailableError` if another attempt may succeed.
       policy: The time limit and the number of attempts.
-      counted: Counters; ``requests``, ``retries`` and ``timeouts`` are increased.
+      counted: The counters, whose ``requests``, ``retries`` and ``timeouts`` are increased.
       what: The source, table and keys, for the error.
 
     Raises:
@@ -172,10 +172,10 @@ def request(make: Callable[[], T], policy: FetchPolicy, counted: Counter[str], w
 
 
 def _within(seconds: float, make: Callable[[], T]) -> T:
-    """Run ``make()`` in a thread of its own, and abandon the thread when the time has run out.
+    """Run ``make()`` in a separate thread, and abandon the thread when the time limit expires.
 
-    Nothing can end a thread from outside. A source that waits on a network ends its requests itself, by a
-    limit on its sockets; the limit here holds for every store.
+    A thread can't be stopped from outside. A source that waits for a network ends its own requests by a time
+    limit on its sockets; the limit here applies to every store.
     """
     outcome: list[tuple[bool, Any, float]] = []
     began = time.monotonic()
@@ -193,7 +193,7 @@ def _within(seconds: float, make: Callable[[], T]) -> T:
         raise _LateError
     done, value, took = outcome[0]
     if not done:
-        # On a busy machine the socket's limit may also have run out before this thread resumes.
+        # On a busy machine, the socket's limit may also have expired before this thread resumes.
         raise value if took < seconds else _LateError from value
     return value
 
@@ -203,11 +203,11 @@ class FeatureSource(abc.ABC):
 
     A lookup returns the newest value not after ``as_of``, separately for each column: if a price changes
     daily and a click rate hourly, a row has the price of the day and the rate of the hour. Versions are
-    numbers from 0, most often times in the unit of the data set's ``timestamp``.
+    numbers from 0, usually times in the unit of the data set's ``timestamp``.
 
-    `ArrowSource` has tables in memory, `RocksDBSource` in a folder, `HBaseSource` in a cluster. They
-    implement how rows are fetched and put. `FetchPolicy` decides, for all stores alike, what is fetched, how
-    often, and how missing values are treated. A source serves any number of threads.
+    `ArrowSource` stores tables in memory, `RocksDBSource` in a folder, `HBaseSource` in a cluster. They
+    implement how rows are fetched and written. For all stores, `FetchPolicy` sets what is fetched, how often,
+    and how missing values are treated. A source supports any number of threads.
 
     Args:
       name: The name of the source in messages.
@@ -234,13 +234,13 @@ class FeatureSource(abc.ABC):
 
         Args:
           table: One of `tables`.
-          keys: (n,), ``policy.batch_rows`` at most, in ascending order within each ``as_of``.
+          keys: (n,), at most ``policy.batch_rows``, in ascending order within each ``as_of``.
           columns: Columns of the table.
-          as_of: (n,) in ascending order, all alike if `one_time`, or None for the newest values. No pair of
-            key and ``as_of`` appears twice.
+          as_of: (n,) in ascending order, all equal if `one_time`, or None for the newest values. Pairs of key
+            and ``as_of`` are distinct.
 
         Returns:
-          A RecordBatch of n rows with these columns, null where there is no value.
+          A RecordBatch of n rows with these columns; missing values are null.
 
         Raises:
           StoreUnavailableError: The connection failed, so another attempt may succeed.
@@ -260,7 +260,7 @@ class FeatureSource(abc.ABC):
     ) -> Any:
         """Return the features of some keys.
 
-        Equal keys (of an equal ``as_of``) are fetched once, and not at all if the cache has them.
+        Equal keys (with equal ``as_of``) are fetched once, or not at all if the cache contains them.
 
         Args:
           table: The table.
@@ -276,10 +276,8 @@ class FeatureSource(abc.ABC):
         Raises:
           ConfigError: There is no such table or column, or an argument is of the wrong form.
           DataError: A value is missing, and ``policy.missing`` is ``"raise"``.
-          StoreUnavailableError: The store didn't answer, ``policy.attempts`` times.
-          StoreError: The store refused.
-
-        Example:
+          StoreUnavailableError: The store didn't answer any of ``policy.attempts`` requests.
+          StoreError: The store refused. Example:
           >>> source = ArrowSource({"item": pa.table({"key": [7, 9], "price": [10, 20]})})
           >>> source.multi_get("item", [9, 7, 9], ["price"])["price"].to_pylist()
           [20, 10, 20]

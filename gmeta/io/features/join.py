@@ -28,34 +28,31 @@ def join_features(
 ) -> tf.data.Dataset:
     """Add the features of the keys in a column to each element (9N-LLM's join while reading).
 
-    Each element takes one `FeatureSource.multi_get`: its keys are fetched together, and equal keys once.
-
-    The join runs in Python. The call holds Python's global lock except while it waits for the store, so
-    ``num_parallel_calls`` hides the store's latency, but adds no more than one core of work in this process.
-    More cores join in workers: open the source in the function that `gmeta.io.distribute` sends them. The
+    Each element makes one call of `FeatureSource.multi_get`: its keys are fetched together, and equal keys
+once. The join runs in Python. The call holds Python's global lock except while it waits for the store, so
+``num_parallel_calls`` hides the store's latency, but uses no more than one core of this process. To use more
+cores, join in workers: open the source in the function that `gmeta.io.distribute` sends to them. The
     dataset refers to an object of this process, so its graph can't be saved.
 
     Args:
       dataset: A dataset of dicts with ``"columns"``, as `gmeta.io.groups` makes them, or with
         ``"features"``, as `gmeta.io.tasks` makes them: name -> (N,) tensor, or RaggedTensor (N, None).
-      source: The source of the features. Its policy must not leave values null, as tensors hold no nulls.
+      source: The source of the features. Its policy must not return nulls, which tensors can't represent.
       table: The source's table.
       key: The column of keys, int64, (N,) or (N, None).
       columns: Columns of the table.
       as_of: The column of versions, such as ``"timestamp"``, int64 (N,), so that a row gets the features as
-        of its own time, not later ones. None: the newest features.
+        of its own time. None: the newest features.
       prefix: A prefix of the new columns' names.
-      num_parallel_calls: Elements that are joined at once; their order is kept.
+      num_parallel_calls: Number of elements that are joined in parallel; their order is kept.
 
     Returns:
-      The dataset, whose elements have the new columns in the same dict: int64 or float32, of the shape of the
-      key's column, with one ragged dimension more for a list.
+      The dataset, whose elements have the new columns in the same dict: int64 or float32, with the shape of
+      the key's column, plus one ragged dimension for a list.
 
     Raises:
       ConfigError: A column doesn't exist, exists already, or is of the wrong form.
-      tf.errors.OpError: While iterating; `gmeta.io.reader_stats.data_errors` turns it into one line.
-
-    Example:
+      tf.errors.OpError: While iterating; `gmeta.io.reader_stats.data_errors` reduces it to one line. Example:
       >>> source = RocksDBSource("features", policy=FetchPolicy(missing="default"))  # doctest: +SKIP
       >>> warm = groups("data/warm", groups_per_element=32)
       >>> joined = join_features(warm, source, "item", key="item", columns=["price"], as_of="timestamp")

@@ -21,7 +21,7 @@ from gmeta.core.schema import Column
 from gmeta.io.features.cells import ByteOrder, Cell, FetchPolicy, decode, encode
 from gmeta.io.features.feature_source import NEWEST, FeatureSource
 
-# Optional packages that a single store needs, imported when such a source is made.
+# Optional packages that a single store requires, imported when such a source is created.
 
 
 def import_for(source: str, package: str) -> ModuleType:
@@ -37,29 +37,29 @@ def import_for(source: str, package: str) -> ModuleType:
 
 
 Ints = npt.NDArray[np.int64]
-_PREFIX, _SIZE = 10, 18  # bytes: of key and column, and with the version
+_PREFIX, _SIZE = 10, 18  # bytes: of key and column, without and with the version
 
 
 class RocksDBSource(FeatureSource):
     """Features in a RocksDB folder, on a disk of this machine.
 
-    A table is a column family, and each value an entry of its own (`cells` describes its bytes). The entry's
-    key is::
+    A table is a column family, and each value a separate entry (`cells` describes its bytes). The entry's key
+    is::
 
         key, 8 bytes | column, 2 bytes | 2**63 - 1 - version, 8 bytes
 
-    All parts are big-endian. The key's sign bit is flipped, and the column is its place in the table. So
-    entries are sorted by key, then by column, then from the newest version to the oldest: one seek to the
-    prefix, with ``as_of`` in place of the version, ends at the wanted value. A Bloom filter over prefixes
-    speeds up the search for missing keys. The tables' columns are stored as JSON in the default column
-    family, under ``gmeta/<table>``.
+    All parts are big-endian. The key's sign bit is flipped, and the column is its index in the table. Entries
+    are therefore sorted by key, then by column, then from the newest version to the oldest: one seek to the
+    prefix, with ``as_of`` in place of the version, finds the requested value. A Bloom filter over prefixes
+    speeds up lookups of missing keys. The tables' columns are stored as JSON in the default column family,
+    under ``gmeta/<table>``.
 
     Args:
       path: The folder.
-      writable: True: the source can make tables and put rows; only one process at a time may. False: any
-        number of processes can read, and each sees the state at the time when it opened the folder.
-      policy: How rows are fetched. By default a reader caches 100,000 rows, which is quicker than RocksDB's
-        own cache, and a writer caches none, because it would see outdated rows; neither has a timeout.
+      writable: True: the source can create tables and write rows; only one process at a time may do so.
+        False: any number of processes can read, and each sees the state when it opened the folder.
+      policy: How rows are fetched. By default, a reader caches 100,000 rows, which is faster than RocksDB's
+        own cache, and a writer caches none, because it would read outdated rows; neither has a timeout.
 
     Raises:
       ConfigError: ``rocksdict`` isn't installed.
@@ -90,7 +90,7 @@ class RocksDBSource(FeatureSource):
                 column_families={name: self._options() for name in families if name != "default"},
                 access_type=kinds.read_write() if writable else kinds.read_only(),
             )
-        except Exception as error:  # rocksdict raises no other
+        except Exception as error:  # the only class that rocksdict raises
             advice = (
                 "a folder has one writer; readers open it without writable=True"
                 if writable
@@ -111,7 +111,7 @@ class RocksDBSource(FeatureSource):
         return self._columns
 
     def create_table(self, table: str, columns: Sequence[Column]) -> None:
-        """Make a table, unless it exists with these columns.
+        """Create a table, unless it exists with these columns.
 
         Raises:
           ConfigError: The table exists with other columns, or the folder isn't open for writing.
@@ -148,7 +148,7 @@ class RocksDBSource(FeatureSource):
         return decode(of_columns, columns, keys, f"{self.name}: table {table!r}")
 
     def close(self) -> None:
-        """Close the folder; everything that was put is then on the disk."""
+        """Close the folder; all written rows are then on the disk."""
         for family in self._families.values():
             family.close()
         self._store.close()
@@ -187,7 +187,7 @@ class RocksDBSource(FeatureSource):
         options.create_if_missing(self._writable)
         options.set_prefix_extractor(self._library.SliceTransform.create_fixed_prefix(_PREFIX))
         blocks = self._library.BlockBasedOptions()
-        blocks.set_bloom_filter(10, False)  # bits a prefix: one in a hundred seeks is in vain
+        blocks.set_bloom_filter(10, False)  # bits per prefix: one in a hundred seeks is in vain
         options.set_block_based_table_factory(blocks)
         return options
 
@@ -201,29 +201,29 @@ def _describe(table: str) -> bytes:
 
 
 _BYTES_OF_LONG = struct.Struct(">q").pack
-_MUTATIONS = 10_000  # the most of one write request
+_MUTATIONS = 10_000  # the maximum of one write request
 
 
 class HBaseSource(FeatureSource):
     """Features in HBase tables, read through a Thrift server (``hbase thrift start``, the first interface).
 
-    `row_key` makes the row's key, a column is ``<family>:<name>``, `cells` describes a value's bytes, and
+    `row_key` encodes the row's key, a column is ``<family>:<name>``, `cells` describes a value's bytes, and
     versions are HBase's own timestamps. The table must keep as many versions (``VERSIONS``) as ``as_of``
     looks back; `create_table` sets that number.
 
-    HBase takes one time for all rows of a request, so each distinct ``as_of`` takes a request of its own, one
-    after the other. Give one ``as_of`` for all keys, or a `FetchPolicy.resolution` of an hour or a day.
+    HBase accepts one time for all rows of a request, so distinct ``as_of`` are requested one after another.
+    Pass one ``as_of`` for all keys, or a `FetchPolicy.resolution` of an hour or a day.
 
-    Nothing is opened before the first request. Each thread uses a connection of its own; connections are
-    kept.
+    The first request opens the connection. Each thread uses a separate connection, which is kept for later
+    requests.
 
     Args:
       host: The host of the Thrift server.
       port: The port of the Thrift server.
-      tables: Name -> its columns; HBase itself knows no types.
+      tables: Name -> its columns; HBase itself doesn't store types.
       family: The column family.
       byte_order: ``"big"`` for values that Java wrote with ``Bytes.toBytes``.
-      row_key: Makes a row's key from a key; by default 8 bytes, big-endian, as ``Bytes.toBytes(long)``.
+      row_key: Converts a key to a row's key; by default 8 bytes, big-endian, as ``Bytes.toBytes(long)``.
       table_prefix: A prefix of the tables' names, followed by ``_``.
       transport: ``"framed"`` for a server started with ``-framed``, ``-nonblocking`` or ``-hsha``.
       protocol: ``"compact"`` for a server started with ``-compact``.
@@ -284,7 +284,7 @@ class HBaseSource(FeatureSource):
         return self._tables
 
     def create_table(self, table: str, *, versions: int) -> None:
-        """Make a table in HBase whose values keep ``versions`` versions.
+        """Create a table in HBase whose values keep ``versions`` versions.
 
         Raises:
           StoreUnavailableError, StoreError: As `multi_get`; also if the table already exists.
@@ -296,7 +296,7 @@ class HBaseSource(FeatureSource):
         """See `FeatureSource.fetch`."""
         names = [self._name(column) for column in columns]
         rows = [self._row_key(key) for key in keys.tolist()]
-        # The server returns values older than the time, and not those of the time itself.
+        # The server returns values older than the given time, excluding the time itself.
         until = None if as_of is None or as_of[0] >= NEWEST else int(as_of[0]) + 1
         with self._connection(table) as connection:
             answer = dict(connection.table(table).rows(rows, columns=names, timestamp=until))
@@ -327,7 +327,7 @@ class HBaseSource(FeatureSource):
 
     @contextmanager
     def _connection(self, table: str) -> Iterator[Any]:
-        """Lend a connection that no other thread uses meanwhile; a failed one isn't used again."""
+        """Yield a connection that no other thread uses in the meantime; a failed one isn't reused."""
         thrift = importlib.import_module("thriftpy2.thrift")
         transport = importlib.import_module("thriftpy2.transport")
         connection = None
@@ -339,7 +339,7 @@ class HBaseSource(FeatureSource):
             yield connection
         except (OSError, transport.TTransportException) as error:
             _drop(connection)
-            self.close()  # the idle ones are to the same server, which may have been restarted
+            self.close()  # idle connections are to the same server, which may have restarted
             hung_up = getattr(error, "type", None) == transport.TTransportException.END_OF_FILE
             hint = (
                 " (as a server does that was started with another transport= or protocol=)" if hung_up else ""

@@ -1,4 +1,4 @@
-"""Joins an example's history: the events of the store, and the tail that the example carries."""
+"""Joins an example's history: the events in the store, and the tail in the example."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from gmeta.io.reader_stats import ReaderStats
 def history_crc_of_ragged(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
     """Compute the checksum of each history: the CRC-32C of its columns, one after another.
 
-    Every value is a word of 64 bits, little end first; a float32 is its bits, with zeros above. A ranker logs
-    the number beside the exposure, and ``late(check="crc")`` compares the history with it.
+    Every value is a little-endian word of 64 bits; a float32 is its bits, zero-extended. A ranker logs the
+    checksum with the exposure, and ``late(check="crc")`` compares the history with it.
     `gmeta.preprocess.history.shard_reader.history_crc_of_splits` computes the same without TensorFlow.
 
     Args:
-      columns: RaggedTensors (R, None), int64 or float32, all with the same row splits, in the order that
-        `late` names them in.
+      columns: RaggedTensors (R, None), int64 or float32, all with the same row splits, in the order in which
+        `late` names them.
 
     Returns:
       (R,) int64, from 0 to 2^32 - 1; 0 for a history without events.
 
     Raises:
-      ConfigError: There is no column, or one is no RaggedTensor (R, None) of int64 or float32.
-      tf.errors.InvalidArgumentError: A column has another number of values than the first.
+      ConfigError: There is no column, or one isn't a RaggedTensor (R, None) of int64 or float32.
+      tf.errors.InvalidArgumentError: A column has a different number of values than the first.
 
     Example:
       >>> items = tf.ragged.constant([[7, 9], []], tf.int64)
@@ -62,7 +62,7 @@ def history_crc_of_ragged(columns: Sequence[tf.RaggedTensor]) -> tf.Tensor:
     return crcs
 
 
-# Compares rebuilt histories with the ranker's log of those it saw.
+# Compares rebuilt histories with those that the ranker logged.
 
 CRC_COLUMN = "history_crc"
 """The examples' column with the checksum of the history that the ranker saw (`history_crc_of_ragged`)."""
@@ -90,15 +90,15 @@ def need_numbers(schema: Schema, name: str, why: str) -> None:
 
 @dataclass(frozen=True)
 class LoggedCheck:
-    """A function that refuses the examples of a batch whose histories differ from the ranker's.
+    """A function that refuses examples whose histories differ from the ranker's.
 
     Attributes:
       check: What is compared.
       column: The examples' column with the ranker's number.
-      longest: The most events of a history; a ranker that saw more of them has this length.
+      longest: The maximum number of events of a history; longer logged lengths count as this length.
       examples: The examples, for messages.
       store: The store, for messages.
-      on_bad: ``"skip"`` leaves such an example out, and counts it.
+      on_bad: ``"skip"`` skips such an example, and counts it.
       stats: The counters.
 
     Raises:
@@ -122,7 +122,7 @@ class LoggedCheck:
     ) -> dict[str, Any]:
         """Return the batch without the examples whose histories differ from those `logged`, (B,).
 
-        `rows` (B,) are the numbers of records that are counted with each.
+        `rows` (B,) is the number of records to count for each example.
         """
         histories = list(batch["history"].values())
         if self.check == "crc":
@@ -142,7 +142,7 @@ class LoggedCheck:
             on_bad=self.on_bad,
             stats=0 if self.stats is None else self.stats.id,
         )
-        if self.on_bad == "raise":  # all are sound; the task waits for it
+        if self.on_bad == "raise":  # all are sound; "task" depends on the check
             return {**batch, "task": tf.boolean_mask(batch["task"], sound)}
 
         def sound_ones() -> dict[str, Any]:
@@ -152,7 +152,7 @@ class LoggedCheck:
         return tf.cond(tf.reduce_all(sound), lambda: batch, sound_ones)
 
 
-# Examples of users whose events were deleted: they are left out, and counted.
+# Examples of users whose events were deleted: they are skipped and counted.
 
 
 def leave_out_deleted(
@@ -162,7 +162,7 @@ def leave_out_deleted(
 
     Args:
       batch: A batch of B sequences.
-      deleted: (B,) bool: whose events were deleted.
+      deleted: (B,) bool: whether the user's events were deleted.
       rows: (B,) int64: the records of each example.
       stats: The counters, which count these examples as ``"deleted"``.
       store: The store, for messages.
@@ -187,7 +187,7 @@ class HistoryPlan:
     """A function that adds histories to a batch of exposures; `gmeta.io.late` describes its attributes.
 
     Raises:
-      ConfigError: A column isn't in the store, or the tail hasn't all columns.
+      ConfigError: A column isn't in the store, or the tail lacks a column.
     """
 
     store: HistoryStore
@@ -295,7 +295,7 @@ class HistoryPlan:
     def _merge(
         self, found: Mapping[str, tf.RaggedTensor], tail: Mapping[str, tf.RaggedTensor]
     ) -> dict[str, tf.RaggedTensor]:
-        """Join the store's events and the tail's by time; of equal times the store's come first."""
+        """Merge the store's events and the tail's by time; at equal times, the store's come first."""
         both = {name: tf.concat([own, tf.cast(tail[name], own.dtype)], axis=1) for name, own in found.items()}
         times = both[self.store.time]
         by_time = tf.argsort(times.values, stable=True)

@@ -1,4 +1,4 @@
-"""Batches of sequences whose histories are read from a store when they are needed (late materialization)."""
+"""Batches of sequences whose histories are read from a store on demand (late materialization)."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ from gmeta.io.readers.group_reader import groups
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 
-# Exposures of a user that are near in time, cut into windows that share one history.
+# Cuts a user's exposures into windows of nearby times that share one history.
 #
-# A window begins at an exposure and has the exposures of the user that follow within so much time. Its
-# history is that of its last exposure; a model that attends by time hides from the earlier ones what happened
-# after them. What happened before an exposure and arrived after it can't be hidden so: where the generation
-# changes, or a tail has an event that the exposure before should have had too, a new window begins.
+# A window starts at an exposure and contains the user's exposures that follow within a given time. Its
+# history is that of its last exposure; a model that attends by time hides later events from earlier
+# exposures. This can't hide events that happened before an exposure but arrived after it. A new window
+# therefore starts where the generation changes, or where a tail has an event that the previous exposure's
+# tail should also have.
 #
-# The first row of the window after the one that begins at row i is a function of i, next(i). The windows'
-# first rows are those that next reaches from the users' first rows; `_reach` finds them by doubling, with
-# next, next(next), and so on, in as many steps as the logarithm of a user's windows.
+# For a window that starts at row i, next(i) is the first row of the following window. The windows' first rows
+# are those that repeated next reaches from the users' first rows; `_reach` finds them by doubling, with next,
+# next(next), and so on, in a number of steps that is logarithmic in a user's windows.
 
 
 @dataclass(frozen=True)
 class ExposureWindows:
-    """A function that cuts the groups of an element, users' exposures in the order of time, into windows.
+    """A function that cuts the groups of an element, users' exposures in order of time, into windows.
 
     Attributes:
       time: The column of times.
       within: An exposure belongs to a window if its time is less than that of the window's first plus this.
-      generation: The column of generations; all exposures of a window have one. None: it doesn't matter.
+      generation: The column of generations; all exposures of a window have the same one. None: ignored.
       tail: The store's column -> the list column of the exposures' tails; empty: there are none.
       tail_time: Which of the store's columns is the time.
 
@@ -90,7 +91,7 @@ class ExposureWindows:
         }
 
     def _ends(self, times: tf.Tensor, owners: tf.Tensor) -> tf.Tensor:
-        """Return for each row the first one, of its user or the next, that a window from it doesn't have."""
+        """Return, for each row, the first row after the window that starts at it."""
         endless = times > times.dtype.max - self.within
         both = tf.concat([times, tf.where(endless, times, times + self.within)], axis=0)
         size = tf.size(both, tf.int64)
@@ -120,7 +121,8 @@ def _next_of(changes: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def _late_tails(times: tf.Tensor, tails: dict[str, tf.RaggedTensor], tail_time: str) -> tf.Tensor:
-    """Mark rows, from the second on, whose tail before the time of the row before isn't that row's tail."""
+    """Mark rows, from the second on, whose tail before the previous row's time differs from that row's
+    tail."""
     happened = tails[tail_time][1:]
     was_before = happened.with_values(happened.values < tf.gather(times, happened.value_rowids()))
     lengths = tails[tail_time].row_lengths()[:-1]
@@ -175,21 +177,21 @@ def late(
     start: Start = 0,
     options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
-    """Read batches of sequences as `gmeta.io.sequences` gives them, with histories out of a store.
+    """Read batches of sequences as `gmeta.io.sequences` returns them, with histories from a store.
 
-    The examples are a prepared data set of exposures alone: ``gmeta prepare --task user --time timestamp`` on
-    what users were shown, in the store's unit of time. With ``--batch-rows 1`` each exposure is an example,
-    without it all exposures of a user are. An example's history are the newest `longest` events before its
-    last exposure. A model that attends by time (`gmeta.ops.AttentionMask`) keeps earlier exposures from
-    seeing later events.
+    The examples are a prepared data set of exposures only: ``gmeta prepare --task user --time timestamp`` on
+    the items shown to users, in the store's unit of time. With ``--batch-rows 1``, each exposure is an
+    example; without it, all exposures of a user form one. An example's history is the newest `longest` events
+    before its last exposure. A model that attends by time (`gmeta.ops.AttentionMask`) keeps earlier exposures
+    from seeing later events.
 
-    With ``generation`` a history is that of the generation which the ranker read, so events that arrived
-    later aren't in it. Events that the ranker had and that generation hadn't are the ``tail``, which the
-    example carries. Both together give the ranker's history, from any later generation of the store.
+    With ``generation``, a history is that of the generation that the ranker read, without events that arrived
+    later. Events that the ranker had but that generation lacks are the ``tail``, which the example contains.
+    Both together reproduce the ranker's history from any later generation of the store.
 
-    Examples of users whose events `gmeta history scrub` has deleted since are left out, and counted in
-    ``options.stats`` as ``"deleted"``. Without ``generation`` these are all examples of users who were ever
-    deleted, also of those who came back.
+    Examples of users whose events `gmeta history scrub` has since deleted are skipped, and counted in
+    ``options.stats`` as ``"deleted"``. Without ``generation``, these are all examples of users who were ever
+    deleted, including those who returned.
 
     Args:
       examples: ``"<folder>/<split>"`` of the prepared data set; its task is the user.
@@ -198,25 +200,25 @@ def late(
       targets: As for `gmeta.io.sequences`.
       labels: As for `gmeta.io.sequences`.
       contexts: As for `gmeta.io.sequences`.
-      generation: The examples' column with the number of the generation that the ranker read. None: events
-        of every generation up to the store's own count.
-      tail: Column of `history` -> the examples' list column with the values of the tail's events. All of
-        `history` and the store's time are required. Events are ordered by time, those of the store first.
-      longest: Most events of a history, the tail's included; the newest are kept. None: all.
-      window: Only events of so long before the example's last exposure count, in the unit of time, so an
-        event of time e is in the history of an exposure at t if t - window <= e < t. None: all.
-      check: Compares each history, the tail included, with what the ranker logged beside the example's last
-        exposure: with ``"length"`` its number of events, of which at most `longest` count; with ``"crc"`` its
-        checksum, that of `history_crc_of_ragged` over the columns of `history` in this order. A history that
-        differs ends the reading; with ``on_bad="skip"`` the example is left out, and counted in
-        ``options.stats`` as ``"other_history"``.
+      generation: The examples' column with the number of the generation that the ranker read. None: all
+        generations up to the store's own.
+      tail: Column of `history` -> the examples' list column with the values of the tail's events. It must
+        contain all of `history` and the store's time. Events are ordered by time, those of the store first.
+      longest: Maximum number of events of a history, including the tail; the newest are kept. None: all.
+      window: Maximum age of events at the example's last exposure, in the unit of time: an event at time e is
+        in the history of an exposure at t if t - window <= e < t. None: no limit.
+      check: Compares each history, including the tail, with a number that the ranker logged with the
+        example's last exposure: ``"length"``, its number of events, at most `longest`; ``"crc"``, its
+        checksum by `history_crc_of_ragged` over the columns of `history` in this order. A different history
+        raises an error; with ``on_bad="skip"``, the example is skipped, and counted in ``options.stats`` as
+        ``"other_history"``.
       check_column: The examples' int64 column with that number. None: ``"history_length"`` or
         ``"history_crc"``.
-      share: With ``"window"`` a user's exposures become a sequence for each window: a window begins at an
-        exposure, and has those that follow in less than `within`. It has the history before its last
-        exposure, and `contexts` of its first. With a generation, or a tail, an exposure that knew of events
-        which had happened, but hadn't arrived, at the exposure before begins a new window. Prepare such
-        examples without ``--batch-rows``. A batch then has the windows of ``sequences_per_batch`` users.
+      share: With ``"window"``, a user's exposures become one sequence per window: a window starts at an
+        exposure, and contains those that follow in less than `within`. It has the history before its last
+        exposure, and `contexts` of its first. With a generation or a tail, an exposure starts a new window if
+        its history has events that had happened, but not arrived, by the previous exposure. Prepare such
+        examples without ``--batch-rows``. A batch then contains the windows of ``sequences_per_batch`` users.
       within: The length of a window, in the unit of time.
       sequences_per_batch: As for `gmeta.io.sequences`.
       balance: Make batches of about equal cost instead. A sequence's tokens are the events of its history,
@@ -224,14 +226,14 @@ def late(
         exposures. At most `longest` events count, unless ``balance`` sets its own limit. Not with `share`.
       min_rows: As for `gmeta.io.sequences`.
       start: As for `gmeta.io.sequences`.
-      options: As for `gmeta.io.sequences`. With ``on_bad="skip"`` the history of a damaged stripe is empty,
-        unless `check` leaves the example out. ``options.stats`` counts the histories, and the reads.
+      options: As for `gmeta.io.sequences`. With ``on_bad="skip"``, the history of a damaged stripe is empty,
+        unless `check` skips the example. ``options.stats`` counts the histories, and the reads.
 
     Returns:
       A dataset whose elements, cardinality and saved states are those of `gmeta.io.sequences`.
 
     Raises:
-      ConfigError: A column isn't there, in the examples or in the store, or an argument is out of range.
+      ConfigError: A column is missing in the examples or in the store, or an argument is out of range.
       DataError: There is no manifest, or it doesn't match its shards.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating, as for `gmeta.io.groups` and
         `HistoryStore.read`; a history differs from the ranker's.

@@ -22,20 +22,20 @@ _LONGEST = 2**63 - 1
 class HistoryStore:
     """A generation of a store that `gmeta history append` made, on any file system that TensorFlow reads.
 
-    `read` works in eager code, in a ``tf.function`` and in a dataset's ``map``, also on workers of tf.data
-    service, which need no Python for it. The index of a shard is loaded when the first user of it is read,
-    and stays in memory, up to 2 GiB for the process.
+    `read` works in eager code, in a ``tf.function`` and in a dataset's ``map``, including on workers of
+    tf.data service, where it requires no Python. The index of a shard is loaded when its first user is read,
+    and stays in memory, up to 2 GiB per process.
 
     Args:
       path: The store's folder.
-      generation: Which generation; None: the newest one now. Later appends don't change the result.
+      generation: The generation; None: the newest one at construction. Later appends don't change the result.
 
     Attributes:
       path: The store's folder.
       generation: The number of the generation.
       watermark: The time before which all events had arrived.
-      start: The time before which a compaction has left out events; None: there was none.
-      deletions: How many users' events were deleted.
+      start: The time before which compaction removed events; None: no compaction.
+      deletions: Number of users whose events were deleted.
       columns: The names of the columns, by group.
       time: The name of the column of times.
 
@@ -82,12 +82,13 @@ class HistoryStore:
         """Check that columns can be read together.
 
         Raises:
-          ConfigError: One isn't there, or they are of several groups.
+          ConfigError: One is missing, or they belong to several groups.
         """
         self._manifest.find(columns)
 
     def deleted(self, users: Any, generation: Any = None) -> tf.Tensor:
-        """Tell users whose events were deleted (`gmeta history scrub`) from users who had none.
+        """Return which users' events were deleted (`gmeta history scrub`), unlike those of users who had
+        none.
 
         Args:
           users: (R,) int64, in any order.
@@ -116,33 +117,32 @@ class HistoryStore:
         on_bad: OnBad = "raise",
         stats: ReaderStats | None = None,
     ) -> dict[str, tf.RaggedTensor]:
-        """Rebuild histories as they were at a moment.
+        """Rebuild histories as of a given time.
 
-        A history has the newest ``longest`` of the user's events with ``start <= time < until`` that
-        ``generation`` held, in the order of time and birth. Any later generation gives the same history. Only
-        the stripes that can have these events are read, and of them only these columns are decoded.
+        A history contains the newest ``longest`` of the user's events with ``start <= time < until`` in
+        ``generation``, ordered by time and birth. Any later generation returns the same history. Only the
+        stripes that can contain these events are read, and only these columns are decoded.
 
         Args:
-          users: (R,) int64, in any order. A user who isn't in the store has no events. Several requests of
-            a user read and decode the user's stripes once.
+          users: (R,) int64, in any order. A user who isn't in the store has no events. Several requests for a
+            user read and decode the user's stripes once.
           columns: Columns of one group, the time, or ``"born"``: the generation that first held an event.
-          until: The first time that doesn't count: (R,) int64, or one for all. None: all times count.
-          start: The first time that counts, likewise.
-          generation: The newest generation whose events count, likewise. None: this one.
-          longest: Most events of a history. None: all.
-          on_bad: ``"raise"`` ends the read at a damaged stripe; ``"skip"`` leaves that history empty, and
-            counts it. A file that can't be read ends the read in both cases.
+          until: The exclusive upper bound of times: (R,) int64, or one for all. None: no bound.
+          start: The inclusive lower bound of times, likewise.
+          generation: The newest generation whose events are read, likewise. None: this one.
+          longest: Maximum number of events of a history. None: all.
+          on_bad: ``"raise"`` raises an error at a damaged stripe; ``"skip"`` returns an empty history, and
+            counts it. A file that can't be read raises an error in both cases.
           stats: The counters to update, of histories, and of reads and bytes from the store's files.
 
         Returns:
           Name -> RaggedTensor (R, None), int64 or float32, all with the same row splits.
 
         Raises:
-          ConfigError: A column isn't there, or they are of several groups, or an argument is out of range.
-          tf.errors.DataLossError: A stripe is damaged or missing; `gmeta.io.reader_stats.as_data_error` makes
-          one line of
-            it, with file, offset, user and generation.
-          tf.errors.InvalidArgumentError: A generation is later than this one.
+          ConfigError: A column is missing, columns belong to several groups, or an argument is out of range.
+          tf.errors.DataLossError: A stripe is damaged or missing; `gmeta.io.reader_stats.as_data_error`
+          reduces it to one line with file, offset, user and generation. tf.errors.InvalidArgumentError: A
+          generation is later than this one.
 
         References:
           Versioned Late Materialization, sections 3.3 and 4.1.

@@ -1,4 +1,4 @@
-"""What a folder of predictions holds: the plan that is written first, and the manifest that is written last.
+"""The contents of a folder of predictions: the plan, written first, and the manifest, written last.
 
 ::
 
@@ -49,9 +49,9 @@ class PredictionPlan(SealedManifest):
       data: The digest of the data set and the split (`gmeta.io.readers.epoch.EpochPlan`).
       groups: The number of the split's groups.
       groups_per_part: The number of groups of each part; the last one may have fewer.
-      columns: Output column -> where it is in a batch.
+      columns: Output column -> its place in a batch.
       batches: The form of the reader's batches.
-      on_bad: What the reader does with bad data.
+      on_bad: How the reader treats bad data.
       model: The name of the model's weights, or "".
     """
 
@@ -79,11 +79,11 @@ class PredictionPlan(SealedManifest):
     def agree_with(self, out: Path) -> None:
         """Write the plan into a folder, or check that the folder has the same plan.
 
-        A folder of an earlier version gets the names of files that this version has.
+        In a folder of an earlier version, files are renamed to this version's names.
 
         Raises:
           ConfigError: The folder has another plan, or files without one.
-          DataError: The plan there isn't one.
+          DataError: The folder's plan isn't valid.
         """
         path = beside_data(out, _PLAN)
         if not path.exists():
@@ -147,10 +147,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Predictions(SealedManifest):
-    """Predictions that are complete.
+    """Complete predictions.
 
     Attributes:
-      plan: What they are of.
+      plan: Their plan.
       schema: The columns, name -> Arrow's name of its type.
       parts: The files, in the order of the data set.
     """
@@ -229,7 +229,7 @@ def write_part(out: Path, plan: PredictionPlan, part: int, batches: Sequence[pa.
 
 
 def check_same(path: Path, before: pa.Schema, schema: pa.Schema) -> None:
-    """Refuse columns that differ from those before.
+    """Refuse columns that differ from the previous ones.
 
     Raises:
       ConfigError: They do.
@@ -259,7 +259,7 @@ def read_part(out: Path, plan: PredictionPlan, part: int, schema: pa.Schema) -> 
 
     Raises:
       ConfigError: It has other columns.
-      DataError: The file isn't there, is damaged, or is another part or of another plan.
+      DataError: The file is missing, is damaged, or belongs to another part or plan.
     """
     path = part_path(out, part)
     try:

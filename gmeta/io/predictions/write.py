@@ -33,18 +33,18 @@ from gmeta.io.readers.epoch import PartStart
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
 
-# Tensors as Arrow columns: a row of the table for each entry of the first dimension.
+# Tensors as Arrow columns: one row of the table for each entry of the first dimension.
 
 
 def record_batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Make a record batch of tensors with as many rows each.
+    """Convert tensors with equal numbers of rows to a record batch.
 
     Args:
       columns: Name -> a tensor (n, ...) or RaggedTensor (n, ...), eager.
 
     Returns:
-      A scalar of each row is a number, text is binary. A vector is a list of fixed size, and so is each
-      further dimension of a dense tensor. A ragged dimension is a large list.
+      A record batch. Scalars become numbers, and strings become binary. Vectors, and further dimensions of a
+      dense tensor, become lists of fixed size. Ragged dimensions become large lists.
 
     Raises:
       ConfigError: A value has no first dimension, or columns have different numbers of rows.
@@ -94,7 +94,7 @@ def _dense(tensor: tf.Tensor) -> pa.Array:
     return array
 
 
-# Calls of a model on ranks that have different numbers of batches, and errors that all ranks hear of.
+# Calls a model on ranks with different numbers of batches, and raises errors on all ranks.
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class ToldError(GmetaError):
 
 
 class Calls:
-    """Calls a function of batches: a Keras model in step with all ranks, anything else on each rank alone.
+    """Calls a function of batches: a Keras model on all ranks in step, other functions on each rank alone.
 
     Args:
       model: A Keras model, whose ``predict_step`` is called, or a function.
@@ -134,13 +134,13 @@ class Calls:
 
     @contextmanager
     def of_all_ranks(self) -> Iterator[None]:
-        """Enter with all ranks, and leave when none has calls left; an error on one is raised on all."""
+        """Enter with all ranks, and leave when no rank has calls left; an error on one is raised on all."""
         try:
             yield
         except (ToldError, CollectiveError):
             raise
         except Exception as error:
-            if not self._inside:  # or the others wait for this rank inside the model
+            if not self._inside:  # otherwise, the others wait for this rank inside the model
                 collectives.allgather_objects(str(error) or type(error).__name__)
             raise
         while _tell(False):
@@ -148,7 +148,7 @@ class Calls:
 
 
 def on_all_ranks(work: Callable[[], T]) -> list[T]:
-    """Do something on each rank, and return the results of all; an error on one is raised on all."""
+    """Call a function on each rank, and return all results; an error on one rank is raised on all."""
     try:
         found = work()
     except Exception as error:
@@ -160,7 +160,7 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
-    """Do something on rank 0, and return its result on all ranks; an error is raised on all."""
+    """Call a function on rank 0, and return its result on all ranks; an error is raised on all."""
     first = collectives.world().rank == 0
     found: list[Any] = on_all_ranks(lambda: work() if first else None)
     result: T = found[0]
@@ -168,7 +168,7 @@ def on_first_rank(work: Callable[[], T]) -> T:
 
 
 def _tell(has_batch: bool) -> bool:
-    """Tell all ranks whether this one has a batch, and return whether any has."""
+    """Return whether any rank has a batch; all ranks call this together."""
     told: list[Any] = collectives.allgather_objects(has_batch)
     _raise_told(told)
     return any(told)
@@ -181,7 +181,7 @@ def _raise_told(told: list[Any]) -> None:
 
 
 class Reader(Protocol):
-    """A function that makes a dataset: ``start`` and ``options`` are those of any reader."""
+    """A function that returns a dataset: ``start`` and ``options`` are those of any reader."""
 
     def __call__(self, *, start: Start, options: ReadOptions) -> tf.data.Dataset:
         """Return a dataset of the batches from ``start``."""
@@ -201,40 +201,41 @@ def write_predictions(
     """Predict for all rows of a split, and write Arrow files; resume an interrupted run.
 
     The split's groups, in their order on the disk, are cut into parts of ``groups_per_part``, on any number
-    of ranks. Each part becomes a file ``part-00012.arrow`` (Arrow IPC, which is Feather version 2),
-    which appears by a rename when all of it is on the disk. Ranks divide the missing parts among
-    them. So after Ctrl-C, ``kill -9`` or the loss of a rank, the same call continues with the parts that are
-    missing, on any number of ranks; each row is in one part, once, and the files have the same bytes if the
-    model gives the same numbers. At the end all parts are read back, and ``_manifest.json`` is written with
-    their rows and checksums. A call after that returns it, and predicts nothing.
+    of ranks. Each part becomes a file ``part-00012.arrow`` (Arrow IPC, i.e. Feather version 2), which is
+    renamed to this name once it is completely on the disk. The ranks divide the missing parts. After Ctrl-C,
+    ``kill -9`` or the loss of a rank, the same call therefore resumes with the missing parts, on any number
+    of ranks; each row is in exactly one part, and the files have the same bytes if the model returns the same
+    numbers. At the end, all parts are read back, and ``_manifest.json`` is written with their rows and
+    checksums. Later calls return it without predicting.
 
-    All ranks of a job call this together, with a folder that they share. A Keras model's calls are made by
-    all ranks in step, as tables divided among ranks need it: a rank without a batch passes one of no samples.
-    Another function is called by each rank alone.
+    All ranks of a job call this together, with a shared folder. All ranks call a Keras model in step, as
+    tables divided among ranks require: a rank without a batch passes an empty one. Each rank calls other
+    functions alone.
 
     Args:
       model: A Keras model, whose ``predict_step`` gets each batch; or any function of a batch, called eagerly
-        (`tf.function` it yourself). The result is a tensor, which is named ``prediction``, or a dict of them,
-        with a row for each row of the table.
+        (wrap it in `tf.function` if needed). The result is a tensor, which is named ``prediction``, or a dict
+        of tensors, with one row for each row of the table.
       path: ``"<folder>/<split>"``, as for `gmeta.io.groups`.
-      out: A local folder, which is made if it isn't there.
-      reader: Makes the batches, by any reader of this split: pass on ``start`` and ``options``. It is called
-        once. Each iteration of its result reads one part alone, so no batch has groups of two parts.
-      columns: What else of a batch is written: column -> its place, keys of dicts and numbers of tuples with
-        slashes between them, such as ``"task"``, ``"targets/item"`` or, of `gmeta.io.rows`, ``"0/user"``.
-      groups_per_part: Groups of a part, which is held in memory until it is written.
-      model_name: What identifies the model's weights, such as the name of a checkpoint. A run resumes only
-        under the same name.
+      out: A local folder, which is created if it doesn't exist.
+      reader: Returns a dataset of the batches by any reader of this split; it must pass on ``start`` and
+        ``options``. It is called once. Each iteration of its result reads one part, so no batch spans two
+        parts.
+      columns: Other parts of a batch to write: column -> its place, the keys of dicts and indices of tuples
+        separated by slashes, such as ``"task"``, ``"targets/item"`` or, of `gmeta.io.rows`, ``"0/user"``.
+      groups_per_part: Number of groups in a part, which is kept in memory until it is written.
+      model_name: Identifies the model's weights, such as the name of a checkpoint. A run resumes only with
+        the same name.
       options: ``on_bad``, ``threads`` and ``stats`` of the reader. The order is always that on the disk.
 
     Returns:
-      The manifest: the plan, the columns and the parts. A scalar of a row is a number, a vector a list of
-      fixed size, a ragged row a large list.
+      The manifest: the plan, the columns and the parts. In the files, scalars are numbers, vectors are lists
+      of fixed size, and ragged rows are large lists.
 
     Raises:
-      ConfigError: The folder was begun with another data set, other columns, another model's name or other
-        arguments; a column or its place doesn't exist, or has another number of rows; or ``reader`` ignores
-        what it is passed.
+      ConfigError: The folder belongs to a run with another data set, other columns, another model name or
+        other arguments; a column or its place doesn't exist, or has another number of rows; or ``reader``
+        ignores its arguments.
       DataError: The split or a part is damaged.
       GmetaError: Another job writes to the folder, or it can't be written.
       CollectiveError: Another rank has ended.
@@ -281,14 +282,14 @@ def write_predictions(
 
 
 def _begin(out: Path, plan: PredictionPlan, held: ExitStack) -> list[int] | None:
-    """Claim the folder, and return the parts that aren't there; None if all is done."""
+    """Claim the folder, and return the missing parts; None if all are done."""
     out.mkdir(parents=True, exist_ok=True)
     refusal = f"another job writes predictions to {out}: wait for it, or end it"
     held.enter_context(lock_file(out / ".lock", refusal))
     plan.agree_with(out)
     if manifest_path(out).exists():
         return None
-    for rest in out.glob(".*.tmp"):  # of killed processes
+    for rest in out.glob(".*.tmp"):  # left by killed processes
         rest.unlink()
     return [part for part in range(plan.parts) if not part_path(out, part).exists()]
 
@@ -350,7 +351,7 @@ def _finish(out: Path, plan: PredictionPlan) -> Predictions:
     done = Predictions(plan, {field.name: str(field.type) for field in schema}, tuple(parts))
 
     def save() -> None:
-        sync(out)  # the parts' names, before that of the manifest
+        sync(out)  # flush the parts' names before the manifest's
         done.save(out, manifest_path(out).name)
 
     on_first_rank(save)

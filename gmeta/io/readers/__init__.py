@@ -2,8 +2,8 @@
 
 - `row_reader` and `group_reader` read rows and groups, and `cut_reader` tasks and sequences.
 - `prepared_split`: the files of a split.
-- `read_options`, `position` and `epoch`: the order of reading, and how far it has got.
-- `balance` makes elements of equal cost, and `remote` knows remote file systems.
+- `read_options`, `position` and `epoch`: the order of reading, and its progress.
+- `balance` makes elements of equal cost, and `remote` supports remote file systems.
 """
 
 __all__: list[str] = []

@@ -1,7 +1,8 @@
-"""Elements of about equal cost: what training on a sequence costs, and what a step takes.
+"""Elements of about equal cost: the cost of training on a sequence, and the time of a step.
 
-`SequenceCost` is the cost of a sequence, which `fit_steps` fits to measured steps. `Balance` gives all ranks
-equal work: elements with as many groups as reach a target cost, and no more tokens than memory allows.
+`SequenceCost` is the cost of a sequence, which `fit_steps` fits to measured steps. `Balance` distributes
+equal work to all ranks: elements with enough groups to reach a target cost, and no more tokens than fit into
+memory.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ _SAME = 1e-9
 
 
 def fit_steps(batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> tuple[float, float]:
-    """Fit seconds a token and seconds a pair of tokens, as `SequenceCost.of_steps` describes.
+    """Fit seconds per token and per pair of tokens, as `SequenceCost.of_steps` describes.
 
     Args:
       batches: The lengths of each batch's sequences.
-      seconds: What each batch's step took.
+      seconds: The time of each batch's step.
 
     Returns:
       a and b.
 
     Raises:
-      ConfigError: As `SequenceCost.of_steps` raises it.
+      ConfigError: As in `SequenceCost.of_steps`.
     """
     took = _times(seconds, len(batches))
     sums = np.array([_sums(number, lengths) for number, lengths in enumerate(batches)])
     largest = np.maximum(sums.max(axis=0), 1.0)
-    columns = np.column_stack([np.ones(len(sums)), sums / largest])  # of one size, or a product would drown
+    columns = np.column_stack([np.ones(len(sums)), sums / largest])  # scaled to similar size
     if np.linalg.matrix_rank(columns, tol=_SAME) < 3:
         raise ConfigError(
             f"of_steps: the {len(batches)} batches are too alike: their tokens ({_range(sums[:, 0])}) and "
@@ -62,7 +63,7 @@ def fit_steps(batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> tuple
 def _least_distance(
     columns: npt.NDArray[np.float64], values: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Return the x >= 0 of least sum |columns @ x - values|, by a program whose terms are distances."""
+    """Return the x >= 0 that minimizes sum |columns @ x - values|, by a linear program over distances."""
     from scipy.optimize import linprog  # SciPy takes a while to import
 
     count, terms = columns.shape[1], np.eye(len(values))
@@ -71,14 +72,15 @@ def _least_distance(
         A_ub=np.block([[columns, -terms], [-columns, -terms]]),  # a term is at least the distance, up or down
         b_ub=np.concatenate([values, -values]),
         bounds=(0, None),
-        # HiGHS takes no smaller ones. Where c is most of a step, its usual ones leave a and b a few digits.
+        # The smallest that HiGHS accepts. If c dominates a step, its defaults leave a and b only a few
+        # digits.
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     return np.asarray(solved.x[:count])
 
 
 def _times(seconds: npt.ArrayLike, batches: int) -> npt.NDArray[np.float64]:
-    """Return the times as float64, if there is one for each of enough batches."""
+    """Return the times as float64; refuse too few batches, or another number of times."""
     took = np.asarray(seconds, np.float64)
     if batches < 3 or took.shape != (batches,):
         raise ConfigError(
@@ -94,7 +96,7 @@ def _times(seconds: npt.ArrayLike, batches: int) -> npt.NDArray[np.float64]:
 
 
 def _sums(number: int, lengths: npt.ArrayLike) -> tuple[float, float]:
-    """Return the sum of a batch's lengths and that of their squares."""
+    """Return the sum of a batch's lengths, and the sum of their squares."""
     length = np.asarray(lengths, np.float64)
     if length.ndim != 1 or not (np.isfinite(length) & (length >= 0)).all():
         raise ConfigError(
@@ -116,8 +118,8 @@ class SequenceCost:
 
     .. math:: F(L) = a L + b L^2
 
-    Projections and feed-forward layers make up the linear part, attention the quadratic one. Balancing by
-    tokens alone (``SequenceCost()``) gives a rank with a few long sequences more work than a rank with many
+    Projections and feed-forward layers make up the linear part, attention the quadratic one. With balancing
+    by tokens alone (``SequenceCost()``), a rank with a few long sequences has more work than a rank with many
     short ones.
 
     Attributes:
@@ -152,15 +154,15 @@ class SequenceCost:
         .. math:: F(L) = B \left(10 d^2 L + \{4, 2\} \, d L^2\right)
 
         A multiplication and its addition are two operations. The projections to U, V, Q and K and the output
-        projection take :math:`10 d^2` a token; the two products of attention take :math:`4 d` for each pair
-        of tokens, :math:`4 d L^2` over all pairs. The number of heads doesn't matter: d is their joint width.
-        The backward pass takes twice as much again.
+        projection take :math:`10 d^2` per token; the two products of attention take :math:`4 d` per pair of
+        tokens, :math:`4 d L^2` over all pairs. The number of heads doesn't matter: d is their joint width.
+        The backward pass takes twice as many.
 
         A causal mask leaves :math:`L (L + 1) / 2` pairs, of which :math:`L^2 / 2` are counted: half of the
         full square, as in publications. The part not counted, half of each token's pair with itself, would
         add :math:`2 d L`, which is :math:`1 / (5 d)` of the projections, 0.04 % at d = 512. A kernel that
-        skips masked pairs computes half of the square; one that multiplies the whole square and masks the
-        result computes all of it.
+        skips masked pairs computes half of the square; a kernel that multiplies the whole square and masks
+        the result computes all of it.
 
         Args:
           dim: The width d of the tokens.
@@ -182,31 +184,31 @@ class SequenceCost:
 
     @classmethod
     def of_steps(cls, batches: Sequence[npt.ArrayLike], seconds: npt.ArrayLike) -> SequenceCost:
-        r"""Fit the cost of a sequence to the seconds that steps have taken.
+        r"""Fit the cost of a sequence to the measured seconds of steps.
 
         .. math::
            \min_{a, b, c \ge 0} \sum_i \Big|t_i - c - a \sum_{L \in B_i} L - b \sum_{L \in B_i} L^2\Big|
 
-        A device does the operations of attention at another rate than those of large matrix products, so
-        operations counted (`of_hstu`) and time can disagree about b / a, and batches of equal operations then
-        take unequal time. F is in seconds here: a a token, b a pair of tokens. So is the target of a
-        `gmeta.io.Balance`. The constant c, which every step takes, isn't kept: it is the same on all
-        ranks, so it changes no balance.
+        A device runs attention at a different rate than large matrix products, so counted operations
+        (`of_hstu`) and time can imply different b / a, and batches with equal operations then take unequal
+        time. Here F is in seconds: a per token, b per pair of tokens. So is the target of a
+        `gmeta.io.Balance`. The constant c of every step isn't kept: it is the same on all ranks, so it
+        doesn't affect the balance.
 
-        A fit is as good as its batches: let tokens and squared lengths vary apart from each other, by batches
-        of short and of long sequences besides those drawn from data, and some of half the size. Time each
-        batch several times, after one that isn't counted, and give the median. A late step or two among the
-        times then change little, since it is distances that are summed, not their squares. Times must be of
-        the ranks' own computing: without waiting for other ranks or for data.
+        A fit is as good as its batches: vary tokens and squared lengths independently, by adding batches of
+        short and of long sequences to those drawn from data, and some of half the size. Time each batch
+        several times, after one untimed run, and pass the median. A few late steps among the times then have
+        little effect, since the fit sums distances, not their squares. Times must cover only the ranks' own
+        computation, without waiting for other ranks or for data.
 
         Args:
           batches: The lengths of each batch's sequences, in tokens.
           seconds: (batches,), the time of the step on each batch.
 
         Raises:
-          ConfigError: There are fewer than 3 batches, or not one time for each; a time isn't finite or above
-            0; a length isn't finite or is below 0; tokens and squared lengths don't vary apart from each
-            other, as in batches that are all alike; or steps don't take longer with either of them.
+          ConfigError: There are fewer than 3 batches, or a different number of times; a time isn't finite or
+            above 0; a length isn't finite or is below 0; tokens and squared lengths don't vary independently,
+            as in equal batches; or steps don't take longer with either of them.
 
         Example:
           >>> batches = [[100] * 80, [200] * 40, [400] * 20, [100] * 40]
@@ -227,7 +229,7 @@ class SequenceCost:
         return self.linear * length + self.quadratic * length * length
 
     def length(self, cost: float) -> float:
-        r"""Compute the length, a real number, of a sequence of this cost: the inverse of `of`.
+        r"""Compute the length, a real number, of a sequence with this cost: the inverse of `of`.
 
         .. math:: L = \frac{2 F}{a + \sqrt{a^2 + 4 b F}}
 
@@ -247,7 +249,7 @@ class SequenceCost:
         return 2 * cost / (self.linear + root) if root else 0.0
 
 
-# Refuses a group or a batch of more tokens than memory allows.
+# Refuses a group or a batch with more tokens than fit into memory.
 
 
 def group_tokens(
@@ -257,7 +259,7 @@ def group_tokens(
 
     Args:
       element: An element of `gmeta.io.groups`.
-      schema: Of its columns.
+      schema: The schema of its columns.
       column: `gmeta.io.Balance.tokens`.
       longest: `gmeta.io.Balance.longest`.
     """
@@ -277,11 +279,11 @@ def group_tokens(
 
 
 def bound_groups(element: dict[str, Any], tokens: tf.Tensor, max_tokens: int, path: str) -> dict[str, Any]:
-    """Return the element, if each of its groups has ``max_tokens`` at most.
+    """Return the element, if each of its groups has at most ``max_tokens``.
 
     Args:
       element: An element of `gmeta.io.groups`.
-      tokens: Of its groups, (G,) int64.
+      tokens: The tokens of its groups, (G,) int64.
       max_tokens: `gmeta.io.Balance.max_tokens`.
       path: Of the split, for the message.
 
@@ -303,14 +305,14 @@ def bound_groups(element: dict[str, Any], tokens: tf.Tensor, max_tokens: int, pa
 
 
 def bound_batch(batch: dict[str, Any], max_tokens: int, path: str) -> dict[str, Any]:
-    """Return a batch of `gmeta.io.sequences`, if its events and exposures are ``max_tokens`` at most.
+    """Return a batch of `gmeta.io.sequences`, if it has at most ``max_tokens`` events and exposures.
 
-    They can be more than the reader counted, if `longest` limits what counts of a user and the user has
-    exposures besides the history that `longest` limits.
+    A batch can have more than the reader counted, if `longest` limits the counted tokens of a user who has
+    exposures in addition to the history.
 
     Args:
       batch: The batch.
-      max_tokens: The most events and exposures.
+      max_tokens: The maximum number of events and exposures.
       path: Of the split, for the message.
 
     Raises:
@@ -333,21 +335,21 @@ def bound_batch(batch: dict[str, Any], max_tokens: int, path: str) -> dict[str, 
 
 @dataclass(frozen=True)
 class Balance:
-    """Elements with as many groups as reach a target cost (MTGenRec, algorithm 1).
+    """Elements with enough groups to reach a target cost (MTGenRec, algorithm 1).
 
     A group is a sequence. Its tokens are its rows, or the values of a list column in all its rows, or its
-    rows and the events of a history that isn't among them (`gmeta.io.late`).
+    rows and the events of a separate history (`gmeta.io.late`).
 
     Attributes:
       target: The cost that an element should have.
       cost: The cost of a sequence; by default its number of tokens.
-      max_tokens: The most tokens of an element, to limit memory (`gmeta.models.max_tokens` measures how many
-        a GPU holds). No element has more: a group that has more alone is an error when it is read. Of a rank
-        that reads for several in an elastic job, it bounds the part for each.
+      max_tokens: The maximum number of tokens of an element, to limit memory (`gmeta.models.max_tokens`
+        measures how many fit into a GPU). No element has more: reading a single group with more raises an
+        error. If a rank reads for several in an elastic job, it bounds the part for each.
       tokens: The list column whose values are counted; or the int64 column whose value in the group's last
-        row is the number of events of its history, which count besides its rows. None: rows.
-      longest: The most tokens of a sequence that count, for a model that reads no more of it; None: all. Of
-        a history it is the most events, and all rows count.
+        row is the number of events of its history, which are counted in addition to its rows. None: rows.
+      longest: The maximum number of counted tokens of a sequence, for a model that reads no more; None: all.
+        For a separate history, it limits the events, and all rows count.
 
     Raises:
       ConfigError: ``target`` isn't above 0, or ``max_tokens`` or ``longest`` is below 1.
@@ -383,16 +385,16 @@ class Balance:
         max_tokens: int | None = None,
         longest: int | None = None,
     ) -> Balance:
-        r"""Derive the target from a split, so that an element has so many sequences on the average.
+        r"""Derive the target from a split, so that an element has ``sequences`` sequences on average.
 
         .. math:: target = n \, \frac{1}{G} \sum_g F(\min(L_g, longest))
 
-        for the split's G groups of :math:`L_g` rows. The lengths stand in the indexes beside the shards; no
-        shard is read. A sequence's tokens are its rows.
+        for the split's G groups of :math:`L_g` rows. The lengths are read from the indexes beside the shards;
+        no shard is read. A sequence's tokens are its rows.
 
         Args:
           path: As for `gmeta.io.groups`.
-          sequences: n, the number of sequences of an element on the average.
+          sequences: n, the average number of sequences of an element.
           cost: F; by default the number of tokens.
           max_tokens: As the attribute.
           longest: As the attribute.

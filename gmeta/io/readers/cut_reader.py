@@ -1,7 +1,7 @@
-"""Batches of groups that are cut: tasks into support and query, and users into history and exposures.
+"""Batches of cut groups: tasks cut into support and query, and users into history and exposures.
 
-`tasks` gives task batches for meta-learning (G-Meta, sections 2.1 and 2.2). `sequences` gives one record for
-each user (MTGenRec, appendix A).
+`tasks` returns task batches for meta-learning (G-Meta, sections 2.1 and 2.2). `sequences` returns one record
+for each user (MTGenRec, appendix A).
 """
 
 from __future__ import annotations
@@ -45,45 +45,45 @@ def sequences(
     """Read batches of sequences of one split of a prepared data set; each iteration is one epoch.
 
     A sequence is one group of records, all rows of a user: ``gmeta prepare --task user --time timestamp``
-    groups them in the order of time. (Leave out ``--batch-rows``, which makes each batch a sequence.) Rows
-    that are exposures, what the user was shown and how the user responded, are the targets. The other rows
-    are events and form the history. A model reads a user's history once for all exposures; samples of one
-    exposure each would repeat it.
+    groups them in the order of time. (Omit ``--batch-rows``, which makes each batch a sequence.) Exposures,
+    rows with what the user was shown and how the user responded, are the targets. The other rows are events
+    and form the history. A model reads a user's history once for all exposures; samples with one exposure
+    each would repeat it.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/train"``.
       history: Columns of the events, such as the item, the action and the time. A model that attends by time
-        (`gmeta.ops.AttentionMask`) needs the time of the targets too: if exposures lie between events, only
-        the time keeps a target from seeing what came after it.
+        (`gmeta.ops.AttentionMask`) requires the time of the targets too: if exposures lie between events,
+        only the time keeps a target from seeing later events.
       targets: Columns of the exposures that are known before the user responds.
-      labels: Columns of the user's response, such as click and order; cast to float32. None: if ``targets``
-        are named, the label that was given to `gmeta prepare`, if there is one.
+      labels: Columns of the user's response, such as click and order; cast to float32. None: with
+        ``targets``, the label that was passed to `gmeta prepare`, if any.
       contexts: Columns of the user, such as age or home town, with the value of the user's first row; other
         rows' values are ignored. The task's own column, the user's id, may be one of them.
       exposed: Which rows are exposures. None: no row is.
 
-        - an int: this many of the latest rows; all rows of a user who has no more;
+        - an int: this many of the latest rows, or all rows of a user with fewer;
         - a float above 0 and below 1: this share of the user's n rows, ``floor(exposed * n + 1/2)``, but at
           least one and, if n is above one, at most n - 1;
-        - ``After("timestamp", t)``: the rows whose column is at least ``t``; with ``until=u``, those from u
-          on are left out of the sequence;
+        - ``After("timestamp", t)``: the rows whose column is at least ``t``; with ``until=u``, rows from u on
+          are not in the sequence;
         - ``Flag("is_exposure")``: the rows whose column isn't 0;
-        - a part of leave-last-out. ``"test"``: the last row. ``"validation"``: the last but one; the last row
-          is left out. ``"train"``: no row; the last two rows are left out. A user with fewer than three rows
-          is in ``"train"`` alone, with all rows. Rows of equal times keep the order of the data set, where
-          ``gmeta train`` puts them into an order by a hash.
+        - a part of leave-last-out. ``"test"``: the last row. ``"validation"``: the second to last row,
+          without the last one. ``"train"``: no row, without the last two rows. A user with fewer than three
+          rows is only in ``"train"``, with all rows. Rows with equal times keep the order of the data set,
+          whereas ``gmeta train`` orders them by a hash.
       history_of: A flag that marks which of the other rows are events; rows that are neither exposures nor
-        events are left out. None: all other rows are events.
-      longest: The most events of a history; its last events are kept. None: all.
-      unexposed: What to do with a user who has no exposure by `After`, `Flag` or a part. Such a user gives
-        nothing to learn from, but costs as much as others. ``"leave_out"`` makes the batch smaller, and
-        counts the user in ``options.stats`` as ``"unexposed"``; ``"keep"`` keeps the user, with no targets. A
-        user without events is kept, with no history.
-      sequences_per_batch: Sequences ``B`` of a batch; the last batch of a range may hold fewer.
+        events are skipped. None: all other rows are events.
+      longest: The maximum number of events of a history; the last events are kept. None: all.
+      unexposed: How to treat a user without exposures by `After`, `Flag` or a part. Such a user adds nothing
+        to the loss, but costs as much as others. ``"leave_out"`` makes the batch smaller, and counts the user
+        in ``options.stats`` as ``"unexposed"``; ``"keep"`` keeps the user, without targets. A user without
+        events is kept, without history.
+      sequences_per_batch: Sequences ``B`` of a batch; the last batch of a range may have fewer.
       balance: Make batches of about equal cost instead. A sequence's tokens are its user's rows, at most
-        ``longest`` unless ``balance`` sets its own limit. Users who are left out count as well. With
-        ``max_tokens``, a batch of more events and exposures is an error; so that exposures besides
-        ``longest`` events count, set ``balance.longest`` to both together.
+        ``longest`` unless ``balance`` sets its own limit. Skipped users count as well. With ``max_tokens``, a
+        batch with more events and exposures raises an error; to count exposures in addition to ``longest``
+        events, set ``balance.longest`` to their sum.
       min_rows: A user with fewer rows is bad data.
       start: Where reading begins, as for `gmeta.io.groups`.
       options: Order, rank, threads and bad data (`ReadOptions`).
@@ -152,7 +152,7 @@ def sequences(
 
 
 def finish(elements: tf.data.Dataset, steps: Sequence[Callable[..., Any]], start: Start) -> tf.data.Dataset:
-    """Return the dataset of batches that elements of groups become by these steps, each in parallel."""
+    """Return the dataset of batches made from elements of groups by these steps, each in parallel."""
     batches = elements
     for step in steps:
         batches = batches.map(step, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
@@ -182,18 +182,18 @@ def tasks(
     A task is one group of records: all rows with one value of the column that `gmeta prepare --task` named,
     such as a user, an item, an advertiser or a scenario. ``query`` defines the query set, by a number of rows
     or by the rows themselves; the other rows are the support set. If ``query`` is a number, ``rows`` and
-    ``resample`` choose the rows: the latest, rows drawn once, or rows drawn again in each epoch.
+    ``resample`` choose the rows: the latest, rows drawn once, or rows redrawn in each epoch.
 
     An epoch's order is a pure function of (``seed``, epoch number), and ranks read contiguous ranges of it
     (`gmeta.io.groups`). The dataset counts its epochs: the first iteration is epoch ``start``, and each
-    iteration that reads at least one element adds one, even if it reads the first element only. To resume
+    iteration that reads at least one element adds one, even if it reads only the first element. To resume
     training after ``e`` epochs, build the dataset with ``start=e``. To resume inside an epoch, save its
     iterator in a ``tf.train.Checkpoint``, or start at an `EpochPlan`, on any number of ranks.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"``: the folder that `gmeta prepare` wrote and one of
         the splits in its manifest.
-      tasks_per_batch: Tasks ``T`` in an element; the last element of a rank's range may hold fewer.
+      tasks_per_batch: Tasks ``T`` in an element; the last element of a rank's range may have fewer.
       query: The query set of each task; all its other rows are support rows.
 
         - an int: this many rows;
@@ -202,35 +202,36 @@ def tasks(
         - ``After("timestamp", t)``: the rows whose column is at least ``t``;
         - ``Flag("is_query")``: the rows whose column isn't 0.
 
-        A task needs a row on each side, or it is too small to split.
-      support: The most rows of a support set; its last rows are kept. None: all rows outside the query set.
+        A task without a row for each side is too small to split.
+      support: The maximum number of rows of a support set; the last rows are kept. None: all rows outside the
+      query set.
       rows: ``"latest"``: the query set is the task's last rows, the support set those before it.
         ``"random"``: both are drawn. None: ``"random"`` with ``resample``, ``"latest"`` without. With `After`
         and `Flag`, which name the rows themselves, support and query keep the task's order.
-      resample: Draw again in each epoch, a pure function of (seed, epoch, task, batch). False: rows that are
-        drawn are the same in each epoch, a pure function of (seed, task, batch).
-      label: The column to predict, or several of them; cast to float32. None: the label that was given to
-        `gmeta prepare`, or else ``label`` or ``rating``.
+      resample: Redraw rows in each epoch, as a pure function of (seed, epoch, task, batch). False: drawn rows
+        are the same in each epoch, a pure function of (seed, task, batch).
+      label: The column to predict, or several columns; cast to float32. None: the label that was passed to
+        `gmeta prepare`, otherwise ``label`` or ``rating``.
       weight: A float32 column of row weights, which replace the ones in the masks.
       features: The columns to return, of int64 or float32; they may include the task's column. None: all
         columns except the task, the batch, the time, the labels, the weight and the column that ``query``
-        names. The time is the column that was given to `gmeta prepare`
+        names. The time is the column that was passed to `gmeta prepare`
         (`gmeta.core.data_manifest.Manifest.roles`).
       pad_value: None: list columns are ragged. A number: list columns are dense, padded with this number to
         the longest list of the element.
-      only: Which tasks are read. Tasks that it leaves out make their element smaller, or empty. It also
-        leaves out tasks that are too small to split, which then don't count as bad records. None: all tasks.
+      only: Which tasks are read. Tasks that it skips make their element smaller, or empty. It also skips
+        tasks that are too small to split, which then don't count as bad records. None: all tasks.
       balance: Make elements of about equal cost instead. A task's tokens are its rows, support and query.
       start: Where reading begins, as for `gmeta.io.groups`.
       options: Order, rank, threads and bad data (`ReadOptions`). A task that is too small to split, or has no
         row on one side, is bad data; if it is skipped, its element is smaller. All ranks have the same number
-        of elements, except with ``balance``: if a rank's range has one group less, its last element may hold
-        no task. The dataset's options say that it is sharded (auto-sharding OFF), so `fit` doesn't shard it
+        of elements, except with ``balance``: if a rank's range has one group fewer, its last element may have
+        no task. The dataset's options mark it as sharded (auto-sharding OFF), so `fit` doesn't shard it
         again.
 
     Returns:
-      A dataset. An element is a dict of ``T`` tasks with ``N`` rows in all; ``S`` is the size of the largest
-      support set among them, and ``Q`` that of the largest query set::
+      A dataset. An element is a dict of ``T`` tasks with ``N`` rows in total; ``S`` is the size of the
+      largest support set among them, and ``Q`` that of the largest query set::
 
         {"features": {name: (N,) tensor, or RaggedTensor (N, None) for a list column},
          "label": (N,) float32, or (N, labels) where ``label`` is a sequence, "task": (T,) int64,

@@ -1,4 +1,4 @@
-"""What is left of an epoch, the ranges of it that the ranks read, and what an iteration reads."""
+"""The unread rest of an epoch, the ranges that the ranks read, and the input of an iteration."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class EpochPlan:
 
     .. math:: [\lfloor v G / N \rfloor, \lfloor (v + 1) G / N \rfloor)
 
-    of them (G-Meta, section 2.2.2, cut at groups and not at rows), the same number of groups in each step.
-    After some steps, the rest of each range is left. Any other number of ranks can continue from there: the
-    rests are joined in order, and the new ranges are cut out of them.
+    of them (G-Meta, section 2.2.2, cut at groups rather than rows), with the same number of groups in each
+    step. After some steps, the rest of each range remains. Any other number of ranks can continue: the rests
+    are joined in order and cut into new ranges.
 
     Attributes:
       digest: The digest of the data set and the split, from the manifest.
@@ -56,7 +56,7 @@ class EpochPlan:
 
     @classmethod
     def whole(cls, digest: str, *, groups: int, seed: int, epoch: int) -> EpochPlan:
-        """Create the plan of an epoch that hasn't begun."""
+        """Create the plan of an unread epoch."""
         return cls(digest, seed, epoch, ((0, groups),))
 
     @property
@@ -70,12 +70,12 @@ class EpochPlan:
         return tuple(cut_spans(self.left, cuts[rank], cuts[rank + 1]) for rank in range(ranks))
 
     def steps(self, ranks: int, groups_per_step: int) -> int:
-        """Count the steps that every rank takes: as many as the longest range needs."""
+        """Count the steps that every rank takes: as many as the longest range requires."""
         longest = -(-self.groups // ranks)
         return -(-longest // groups_per_step)
 
     def after(self, cursors: Sequence[int]) -> EpochPlan:
-        """Return the rest after each rank has read a number of groups of its range.
+        """Return the rest after each rank has read some groups of its range.
 
         Args:
           cursors: The ``cursor`` of each rank's, or share's, last element, in order (`gmeta.io.groups`).
@@ -83,7 +83,7 @@ class EpochPlan:
         return replace(self, left=tuple(span for rest in self.rests(cursors) for span in rest))
 
     def rests(self, cursors: Sequence[int]) -> tuple[tuple[Span, ...], ...]:
-        """Return the rest of each range after its rank has read a number of groups (`after`)."""
+        """Return the rest of each range after its rank has read some groups (`after`)."""
         lanes = self.lanes(len(cursors))
         return tuple(cut_spans(lane, cursor, None) for lane, cursor in zip(lanes, cursors, strict=True))
 
@@ -92,10 +92,10 @@ class EpochPlan:
         return self.after([steps * groups_per_step] * ranks)
 
     def elements(self, epochs: Epochs) -> tf.data.Dataset:
-        """Read the plan in the first iteration, and whole epochs after it.
+        """Read the plan in the first iteration, then whole epochs.
 
         Raises:
-          ConfigError: The plan is of another data set, or of another seed.
+          ConfigError: The plan belongs to another data set or seed.
         """
         whole = epochs.whole
         if self.digest != whole.digest:
@@ -130,7 +130,7 @@ class EpochPlan:
         """Create a plan from what `to_json` returned.
 
         Raises:
-          ConfigError: The value isn't one that `to_json` returned.
+          ConfigError: `to_json` didn't return the value.
         """
         try:
             return from_mapping(cls, value, where="plan")
@@ -139,7 +139,7 @@ class EpochPlan:
 
 
 def cut_spans(spans: Sequence[Span], begin: int, end: int | None) -> tuple[Span, ...]:
-    """Cut the positions with numbers ``begin`` to ``end - 1`` out of some spans."""
+    """Return the positions numbered ``begin`` to ``end - 1`` within some spans."""
     found, before = [], 0
     for first, last in spans:
         start = first + max(0, begin - before)
@@ -155,7 +155,7 @@ UNKNOWN = -1
 
 
 def only_own(cursors: Sequence[int], shares: Shares) -> tuple[int, ...]:
-    """Return the cursors of all shares where only those of a rank are known."""
+    """Return the cursors of all shares, of which only one rank's are known."""
     rest = shares.total - shares.first - shares.count
     return (*[UNKNOWN] * shares.first, *cursors, *[UNKNOWN] * rest)
 
@@ -169,10 +169,10 @@ def ranges(
     """Return the spans that a rank reads, as the inputs of the native reader's op.
 
     Args:
-      plan: What was left of the epoch when the shares began to read.
+      plan: The rest of the epoch when the shares started to read.
       shares: The rank's shares.
-      cursors: Groups that each of its shares has read since.
-      part: Of the number of groups of a share, the first that is read, and the end. None: all are.
+      cursors: Number of groups that each of its shares has read since then.
+      part: The first group of a share to read, and the exclusive end. None: all groups.
 
     Returns:
       ``lanes``, ``begins`` and ``ends``, each (spans,) int64: the share that a span belongs to, counted from
@@ -187,15 +187,15 @@ def ranges(
 
 
 class Iteration(NamedTuple):
-    """What one iteration over a dataset of groups reads: int64 tensors, as the native op takes them.
+    """The input of one iteration over a dataset of groups: int64 tensors, as the native op requires them.
 
     Attributes:
       epoch: () the number of the epoch whose order is read.
-      first_step: () how many elements at the beginning aren't read.
-      steps: () how many elements there are, those included; -1: as many as the spans have.
+      first_step: () the number of elements to skip at the beginning.
+      steps: () the number of elements, including skipped ones; -1: as many as the spans contain.
       lanes: (spans,) the rank's share that a span belongs to, counted from its first one.
       begins: (spans,) the first position of a span.
-      ends: (spans,) the position behind its last one.
+      ends: (spans,) one past the last position of a span.
     """
 
     epoch: tf.Tensor
@@ -208,13 +208,14 @@ class Iteration(NamedTuple):
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs of a split as a rank reads them; a start makes a dataset of them by its ``elements``.
+    """The epochs of a split as a rank reads them; a start's ``elements`` makes a dataset of them.
 
     Attributes:
       path: The path of the split.
       whole: The plan of epoch 0.
       shares: The rank's shares.
-      groups_per_step: Groups that an element has of each share. None: as many as cost enough (``balance``).
+      groups_per_step: Number of groups from each share in an element. None: enough to reach the target cost
+      (``balance``).
       options: The `gmeta.io.ReadOptions`.
       read: Returns the elements of an iteration.
     """
@@ -227,7 +228,7 @@ class Epochs:
     read: Callable[[Iteration], tf.data.Dataset]
 
     def steps(self, plan: EpochPlan) -> int:
-        """Count the elements of a plan; -1 if that isn't known before it is read."""
+        """Count the elements of a plan; -1 if the number is unknown before reading."""
         size = self.groups_per_step
         return -1 if size is None else plan.steps(self.shares.total, size)
 
@@ -241,24 +242,24 @@ class Epochs:
 def count_epochs(first: int) -> tf.data.Dataset:
     """Return a dataset of one element, the epoch's number, which grows by one at each iteration.
 
-    tf.data's own means don't suffice. ``shuffle(reshuffle_each_iteration=True)`` and
-    ``random(rerandomize_each_iteration=True)`` draw each epoch's seed from a generator, so epoch e needs the
-    e epochs before it, and ``counter().flat_map`` makes one endless epoch. So a variable counts. A separate
-    stage reads it: downstream, the number is an ordinary element, which a saved iterator restores instead of
-    counting again.
+    tf.data has no equivalent. ``shuffle(reshuffle_each_iteration=True)`` and
+    ``random(rerandomize_each_iteration=True)`` draw each epoch's seed from a generator, so epoch e requires
+    the e epochs before it, and ``counter().flat_map`` makes one endless epoch. A variable therefore counts
+    epochs, and a separate stage reads it: downstream, the number is an ordinary element, which a saved
+    iterator restores instead of counting again.
     """
     counter = int64_variable("epoch", first)
     return tf.data.Dataset.range(1).map(lambda _: counter.assign_add(1, read_value=True) - 1)
 
 
 class PartStart:
-    """A run of positions of epoch 0's order, which each iteration reads alone.
+    """A start at a run of positions of epoch 0's order; each iteration reads only this run.
 
-    It costs tf.data a second or so to make a dataset and trace its functions, and nothing to iterate again.
+    tf.data takes about a second to make a dataset and trace its functions, and no time to iterate again.
 
     Attributes:
       epoch: 0.
-      readers: The options of each dataset that begins here.
+      readers: The options of each dataset that starts here.
 
     Example:
       >>> part = PartStart()
@@ -274,11 +275,11 @@ class PartStart:
         self._span = int64_variable("part", [0, 0])
 
     def move_to(self, span: Span) -> None:
-        """Let the next iteration read the positions from ``span[0]`` up to ``span[1] - 1``."""
+        """Make the next iteration read the positions from ``span[0]`` to ``span[1] - 1``."""
         self._span.assign(span)
 
     def elements(self, epochs: Epochs) -> tf.data.Dataset:
-        """Read the positions to which `move_to` has moved when an iteration begins.
+        """Read the positions that the last `move_to` set before the iteration.
 
         Raises:
           ConfigError: There are several ranks.

@@ -33,36 +33,37 @@ def groups(
     """Read the groups of one split of a prepared data set; each iteration is one epoch.
 
     The order of an epoch is a pure function of (``seed``, epoch number). Blocks of neighbouring groups are
-    permuted over the whole split; then each run of ``shuffle_buffer`` groups is permuted. Each rank reads one
-    contiguous range of that order, which it finds by the index beside each shard, and reads nothing else. A
-    native source op reads, parses on several threads, and joins the groups of an element.
+    permuted over the whole split; then each run of ``shuffle_buffer`` groups is permuted. Each rank reads
+    only one contiguous range of that order, which it finds by the index beside each shard. A native source op
+    reads, parses on several threads, and joins the groups of an element.
 
     An iterator's state is the number of groups that it has returned: a few hundred bytes, restored without
-    reading anything again. ``tf.train.Checkpoint`` saves it, also through ``prefetch`` and ``map``, which add
-    the elements that wait in them. With Keras' ``BackupAndRestore``, use `ReadingPosition`. To resume with
-    another number of ranks, start each of them at the same `EpochPlan`, or with ``balance`` at a position.
+    rereading. ``tf.train.Checkpoint`` saves it, also through ``prefetch`` and ``map``, which add their
+    buffered elements. With Keras' ``BackupAndRestore``, use `ReadingPosition`. To resume with another number
+    of ranks, start each of them at the same `EpochPlan` or, with ``balance``, at a position.
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/warm"`` or ``"gs://bucket/data/warm"``: local, or on any
-        file system that TensorFlow, tensorflow-io, pyarrow or fsspec knows, including ``hdfs://`` and ``s3://``.
-      groups_per_element: Groups ``G`` in an element; the last one of a range may hold fewer. A bad group that
-        is skipped leaves a smaller element, so bad data doesn't change which groups step k reads.
+        file system that TensorFlow, tensorflow-io, pyarrow or fsspec supports, including ``hdfs://`` and
+        ``s3://``.
+      groups_per_element: Groups ``G`` in an element; the last one of a range may have fewer. Skipping a bad
+        group makes its element smaller, so bad data doesn't change which groups step k reads.
       balance: Make elements of about equal cost instead.
       min_rows: A group with fewer rows is bad.
       start: Where reading begins: an epoch's number, or `OneEpoch`, `AfterSteps`, an `EpochPlan`, a
         `ReadingPosition`. With a position, end the pipeline with its `count`.
       options: Order, rank, threads and bad data (`ReadOptions`). All ranks have the same number of elements:
-        if the range of one rank is longer, the last elements of the others hold no groups. This doesn't apply
+        if the range of one rank is longer, the last elements of the others have no groups. This doesn't apply
         with ``balance``.
 
     Returns:
-      A dataset. An element is a dict of ``G`` groups with ``N`` rows in all::
+      A dataset. An element is a dict of ``G`` groups with ``N`` rows in total::
 
         {"task": (G,) int64, "batch_id": (G,) int64, "row_splits": (G + 1,) int64,
          "columns": {name: (N,) tensor, or RaggedTensor (N, None) for a list column},
          "cursor": (shares,) int64, "epoch": () int64}
 
-      ``columns`` holds all columns except those of the key. Group ``g`` is rows
+      ``columns`` contains all columns except those of the key. Group ``g`` is rows
       ``row_splits[g]:row_splits[g + 1]``. The cursor counts, for each range that this rank reads, the groups
       returned so far, including this element's. The cardinality is known for a start at an epoch's number or
       a position, without ``balance``.
@@ -71,7 +72,7 @@ def groups(
       ConfigError: An argument is invalid, names a split that doesn't exist, or is an `EpochPlan` of another
         data set.
       DataError: There is no manifest, or it doesn't match its shards.
-      NativeLibraryError: The native op was never built.
+      NativeLibraryError: The native op isn't built.
       tf.errors.DataLossError, tf.errors.InvalidArgumentError: While iterating: "FILE at byte OFFSET: what;
         what to do". `gmeta.io.reader_stats.as_data_error` extracts that line. Also if a group has more than
         ``balance.max_tokens`` tokens.
@@ -114,13 +115,13 @@ def groups(
 def settle(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return the dataset with options: no further sharding, it can be saved, and it ends at once.
 
-    TensorFlow 2.16 doesn't wake the thread that tunes a pipeline when an iterator ends before its data: the
-    iterator's end then waits as long as the iterator has lived, a minute at most. The readers have threads
-    of their own, and read no slower without that thread.
+    TensorFlow 2.16 doesn't wake the thread that tunes a pipeline when an iterator is deleted before the end
+    of its data: deleting it then takes as long as the iterator has lived, at most a minute. The readers have
+    their own threads, and read no slower without that thread.
     """
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # The only external state is the epoch counter, and a saved iterator holds the value read from it.
+    # The only external state is the epoch counter, and a saved iterator contains the value read from it.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.autotune.enabled = False
     dataset = dataset.with_options(options)
@@ -134,7 +135,7 @@ def reads_ranges(dataset: tf.data.Dataset) -> bool:
 
 
 def epoch_plan(path: str | os.PathLike[str], *, seed: int = 0, epoch: int = 0) -> EpochPlan:
-    """Return the plan of an epoch of a split that hasn't begun, as a start for `EpochPlan.after_steps`.
+    """Return the plan of an unread epoch of a split, on which to call `EpochPlan.after_steps`.
 
     Args:
       path: As for `groups`.
@@ -161,7 +162,7 @@ Bound: TypeAlias = Callable[[dict[str, Any], Schema], dict[str, Any]]
 
 
 def _bound_of(balance: Balance | None, path: str) -> Bound:
-    """Return what refuses elements with too many tokens."""
+    """Return the function that refuses elements with too many tokens."""
     if balance is None or balance.max_tokens is None:
         return lambda element, _: element
     most, column, longest = balance.max_tokens, balance.tokens, balance.longest
@@ -236,5 +237,5 @@ def _group_batch(
     def structure(cursor: tf.Tensor, *rest: tf.Tensor) -> dict[str, Any]:
         return {**bound(_as_dict(schema, *rest), schema), "cursor": cursor, "epoch": epoch}
 
-    # This map needs no thread of its own: it names tensors, and counts an element's groups at most.
+    # This map needs no separate thread: it only names tensors and counts an element's groups.
     return cast(tf.data.Dataset, tf.data.experimental.from_variant(variant, tuple(flat)).map(structure))

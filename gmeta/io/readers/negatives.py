@@ -1,4 +1,4 @@
-"""Negatives that are drawn while data are read: rows with items that a user doesn't have, and the label 0."""
+"""Negatives drawn while data are read: rows with items that a user doesn't have, and the label 0."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from gmeta.io.readers.read_options import OneEpoch, ReadOptions
 
 Law = Literal["uniform", "popularity", "in-batch"]
 _TRIES = 16
-_GROUPS = 256  # of an element, where the catalogue is read
+_GROUPS = 256  # per element, when the catalogue is read
 
 
 @dataclass(frozen=True)
 class Negatives:
-    """Negatives for implicit feedback, whose data have positive rows alone: what `gmeta.io.rows` adds.
+    """Negatives that `gmeta.io.rows` adds to implicit feedback, whose data have only positive rows.
 
-    Each row with a label above 0 gets further rows like it, with other items and the label 0. Their items are
-    drawn from those of the split, which is read once for that. A draw is a pure function of (seed, epoch,
-    the row's group, its place in the group), so a resumed run, on any number of ranks, draws what an
-    uninterrupted one would have; by the law ``"in-batch"``, it also depends on which rows are permuted
+    For each row with a label above 0, copies are added with other items and the label 0. Their items are
+    drawn from those of the split, which is read once for this purpose. A draw is a pure function of (seed,
+    epoch, the row's group, its place in the group), so a resumed run, on any number of ranks, draws the same
+    items as an uninterrupted one; with the law ``"in-batch"``, it also depends on which rows are permuted
     together.
 
     Attributes:
       item: The column of items, int64.
-      count: How many negatives each positive row gets.
-      law: ``"uniform"``: each item is as likely as any other; ``"popularity"``: in proportion to its rows in
-        the split; ``"in-batch"``: it is that of another row of those that are permuted together.
-      columns: The other columns that describe the item, such as its genres: a negative has those of its item,
-        as the first row with that item has them. All other columns are those of the positive row.
+      count: Number of negatives per positive row.
+      law: ``"uniform"``: all items are equally likely; ``"popularity"``: in proportion to their rows in the
+        split; ``"in-batch"``: the item of another row among those that are permuted together.
+      columns: The other columns that describe the item, such as its genres: a negative copies them from the
+        first row with its item. All other columns are those of the positive row.
       known: Whether a negative may be an item of a positive row of its group, which holds all rows of a task
-        unless the data were prepared with ``--batch-rows``. If not, such an item is drawn again, 16 times at
-        most, and then left out. The shares of the law are those among the other items.
-      seed: Of the draws.
+        unless the data were prepared with ``--batch-rows``. If not, such an item is redrawn, at most 16
+        times, and then skipped. The law's proportions then hold among the other items.
+      seed: The seed of the draws.
 
     Raises:
       ConfigError: A setting is invalid.
@@ -68,7 +68,7 @@ class Negatives:
         """Check that a split has the columns.
 
         Raises:
-          ConfigError: It lacks one, or a column can't be what it is named as.
+          ConfigError: A column is missing, or unsuitable for its role.
         """
         found = {column.name: column for column in schema}
         missing = [name for name in (self.item, *self.columns) if name not in found]
@@ -86,11 +86,11 @@ class Negatives:
     def add_to(
         self, elements: tf.data.Dataset, path: str | os.PathLike[str], label: str, options: ReadOptions
     ) -> tf.data.Dataset:
-        """Add the negatives to elements of `gmeta.io.groups`; each group's come after its own rows.
+        """Add the negatives to elements of `gmeta.io.groups`, after each group's own rows.
 
         Args:
           elements: The elements.
-          path: The split that they are of.
+          path: The split of the elements.
           label: The column of labels.
           options: How the split is read.
         """
@@ -153,7 +153,7 @@ class Negatives:
         }
 
     def _items(self, drawn: tf.Tensor, items: _Items, numbers: tf.Tensor) -> tf.Tensor:
-        """Turn draws from 0 on into the numbers of items, by the law."""
+        """Map non-negative draws to the numbers of items, by the law."""
         if self.law == "uniform":
             return drawn % tf.size(items.ids, tf.int64)
         if self.law == "in-batch":
@@ -164,7 +164,7 @@ class Negatives:
 
 
 class _Items(NamedTuple):
-    """The items of a split: ids (V,), ascending; counts (V,) of their rows; and what describes them."""
+    """The items of a split: ids (V,), ascending; counts (V,) of their rows; and their descriptive columns."""
 
     ids: tf.Tensor
     counts: tf.Tensor

@@ -14,25 +14,25 @@ from gmeta.core.position import Position, int64_variable
 from gmeta.core.shares import Shares
 from gmeta.io.readers.epoch import UNKNOWN, EpochPlan, Epochs, Iteration, only_own, ranges
 
-# How many groups each share has read of an epoch, where a step has as many groups as cost enough.
+# The number of groups of an epoch that each share has read, if steps have different numbers of groups.
 #
 # With a `Balance`, the number of steps doesn't determine a reader's position, because steps have different
 # numbers of groups. The number of groups does, and reading can continue from any group. A reader's elements
-# carry that number, the cursor, but a pipeline may turn an element into anything. So the reader stores the
-# cursor in a table under the element's number, and the end of the pipeline looks it up there. Elements keep
-# their order, so the numbers agree.
+# carry that number, the cursor, but a pipeline may transform an element arbitrarily. The reader therefore
+# stores the cursor in a table under the element's number, and the end of the pipeline looks it up. Elements
+# keep their order, so the numbers agree.
 #
-# The cursors of all shares, and the ranges that they belong to, are an `EpochPlan`: any number of ranks
-# continues from it, and reads each group once. A rank counts its own; ranks exchange the counts before a
-# checkpoint is written.
+# The cursors of all shares, and the ranges that they belong to, are an `EpochPlan`: any number of ranks can
+# continue from it, and reads each group once. A rank counts its own groups; ranks exchange the counts before
+# a checkpoint is written.
 
 
 class Reached(NamedTuple):
     """A place in an epoch.
 
     Attributes:
-      plan: What was left of the epoch when this number of shares began to read.
-      cursors: Groups that each share has read since, or `UNKNOWN`.
+      plan: The rest of the epoch when this number of shares started to read.
+      cursors: Number of groups that each share has read since then, or `UNKNOWN`.
     """
 
     plan: EpochPlan
@@ -40,10 +40,10 @@ class Reached(NamedTuple):
 
 
 def for_shares(reached: Reached, shares: Shares) -> Reached:
-    """Return the same place as one of this number of shares.
+    """Return the same place for this number of shares.
 
     Args:
-      reached: The place; cursors of no share stand for the beginning of ``plan``.
+      reached: The place; empty cursors mean the beginning of ``plan``.
       shares: This rank's shares.
 
     Raises:
@@ -62,10 +62,11 @@ def for_shares(reached: Reached, shares: Shares) -> Reached:
 
 
 def go_on(reached: Reached, whole: EpochPlan, shares: Shares) -> Reached:
-    """Return where these shares begin to read, and what their rank then knows.
+    """Return where these shares start to read, and the place as their rank knows it.
 
-    If all is read, that is the beginning of the next epoch. A rank that has read its own ranges, and knows
-    nothing of the others, takes them to have ended too; one that knows of groups left reads an empty rest.
+    If all is read, that is the beginning of the next epoch. A rank that has read its own ranges, and doesn't
+    know the others' cursors, assumes that they have ended too; a rank that knows of unread groups reads an
+    empty rest.
 
     Args:
       reached: The place.
@@ -90,7 +91,8 @@ def go_on(reached: Reached, whole: EpochPlan, shares: Shares) -> Reached:
 
 
 class GroupCount:
-    """The cursors of a `ReadingPosition`'s elements, from where they begin to where they are taken.
+    """The cursors of a `ReadingPosition`'s elements, from where reading starts to where elements are
+    consumed.
 
     Args:
       position: The position, whose variables are read and set.
@@ -105,10 +107,10 @@ class GroupCount:
             self._ahead = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, unknown)
 
     def begin(self) -> tuple[tf.Tensor, ...]:
-        """Set the variables to where the next iteration begins, and return that.
+        """Set the variables to where the next iteration starts, and return the place.
 
         Returns:
-          (epoch, step, lanes, begins, ends, cursors): two scalars, `ranges`, and the own shares' cursors.
+          (epoch, step, lanes, begins, ends, cursors): two scalars, `ranges`, and this rank's cursors.
         """
         place = self._position
         inputs = [place.epoch, place.step, place.left, place.cursors]
@@ -159,12 +161,12 @@ class GroupCount:
         place.cursors.assign([c for _, _, own in sorted(told, key=lambda told: told[1]) for c in own])
 
     def note(self, step: tf.Tensor, element: dict[str, Any], cursor: tf.Tensor) -> dict[str, Any]:
-        """Note the cursor of an element, which has the number ``step``, until it is taken.
+        """Store the cursor of element number ``step`` until the element is consumed.
 
         Args:
           step: The element's number in the epoch.
           element: An element of `gmeta.io.groups` whose own cursor begins at 0.
-          cursor: The cursor with which the iteration began.
+          cursor: The cursor at the start of the iteration.
 
         Returns:
           The element, with the cursor counted from the range's beginning.
@@ -174,7 +176,7 @@ class GroupCount:
             return {**element, "cursor": tf.identity(cursor)}
 
     def take(self) -> tf.Tensor:
-        """Set the position's cursors to those of the element that is taken; return the new cursors."""
+        """Set the position's cursors to those of a consumed element; return the new cursors."""
         key = _key(self._position.epoch, self._position.step)[None]
         own = self._ahead.lookup(key)[0]
         with tf.control_dependencies([own]), tf.control_dependencies([self._ahead.remove(key)]):
@@ -188,32 +190,31 @@ def _key(epoch: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
 
 
 class ReadingPosition(Position):
-    """The epoch and step that a dataset has reached, as variables that a checkpoint can hold.
+    """The epoch and step that a dataset has reached, as variables that a checkpoint can store.
 
-    Keras saves and restores a model, its optimizer and its epoch, but not how far its data has been read. A
-    dataset with a position (`gmeta.io.tasks`, `gmeta.io.groups`) begins there, and counts the elements taken
-    from it in the position. Make the position an attribute of the model: ``BackupAndRestore``,
-    ``ShardedCheckpoint`` or, on one rank, ``tf.train.Checkpoint`` then saves and restores it with the model,
-    at the end of an epoch or after any step, and training resumes with the next element. Or keep `state` in
-    JSON.
+    Keras saves and restores a model, its optimizer and its epoch, but not the progress of reading. A dataset
+    with a position (`gmeta.io.tasks`, `gmeta.io.groups`) starts there, and counts consumed elements in it.
+    Make the position an attribute of the model: ``BackupAndRestore``, ``ShardedCheckpoint`` or, on one rank,
+    ``tf.train.Checkpoint`` then saves and restores it with the model, at the end of an epoch or after any
+    step, and training resumes with the next element. Or keep `state` in JSON.
 
-    A new iteration also resumes with the next element, or with the next epoch once all steps of an epoch are
-    taken. Use a position for one dataset only. Buffers must come before the counting, so the counting comes
-    last. `tasks` ends with it. With `groups`, add it after your own transformations:
-    ``position.count(groups(..., start=position).prefetch(2))``.
+    A new iteration also resumes with the next element, or with the next epoch after all steps of an epoch.
+    Use a position for only one dataset. Counting must come last, after all buffers. `tasks` ends with it.
+    With `groups`, add it after your own transformations: ``position.count(groups(...,
+    start=position).prefetch(2))``.
 
-    With a `Balance`, a step has as many groups as cost enough, so the position counts groups too. What it
-    then holds is an `EpochPlan`: any number of ranks reads on from there, each group once. A rank counts what
-    it has read itself; call `gather_ranks` on all ranks before one of them saves the position for all.
+    With a `Balance`, steps have different numbers of groups, so the position also counts groups. It then
+    stores an `EpochPlan`, from which any number of ranks can continue, reading each group once. A rank counts
+    only its own groups; call `gather_ranks` on all ranks before one of them saves the position for all.
     ``ShardedCheckpoint`` and ``BackupAndRestore`` do so.
 
     Attributes:
       epoch: () int64 variable.
-      step: () int64 variable, elements taken in this epoch.
-      left: (spans, 2) int64 variable, with a balance: positions of the epoch's order that were left when this
-        number of ranks began to read; none if that was the whole epoch.
+      step: () int64 variable, elements consumed in this epoch.
+      left: (spans, 2) int64 variable, with a balance: unread positions of the epoch's order when this number
+        of ranks started to read; empty for the whole epoch.
       cursors: (ranks,) int64 variable, with a balance: groups that each rank (`gmeta.core.shares`: share) has
-        read since; -1 if another rank knows.
+        read since then; -1 if only another rank knows it.
 
     Example:
       >>> model.reading = ReadingPosition()
@@ -233,7 +234,7 @@ class ReadingPosition(Position):
         self._groups: GroupCount | None = None
 
     def elements(self, epochs: Epochs) -> tf.data.Dataset:
-        """Read from the position on; once all of an epoch is taken, the next one begins."""
+        """Read from the position on; after the end of an epoch, the next one starts."""
         self._groups = None
         if epochs.groups_per_step is None:
             return self._elements_by_groups(epochs)
@@ -265,11 +266,11 @@ class ReadingPosition(Position):
 
     @property
     def counts_groups(self) -> bool:
-        """Whether the position is that of a dataset with a balance."""
+        """Whether the position belongs to a dataset with a balance."""
         return self._groups is not None
 
     def gather_ranks(self) -> None:
-        """Send the places of all ranks to each rank, in one collective; with steps alone they are the same.
+        """Send the places of all ranks to each rank, in one collective; without a balance, they are equal.
 
         All ranks must call this together, between two steps.
 
@@ -281,7 +282,7 @@ class ReadingPosition(Position):
             self._groups.gather()
 
     def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return the dataset, counting the elements that are taken from it."""
+        """Return the dataset, counting the elements that are consumed."""
         groups = self._groups
 
         def take(*element: Any) -> tuple[Any, Any]:

@@ -25,15 +25,15 @@ _MOST = 8  # splits or data sets that a message names
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """What readers need to know about a split.
+    """Description of a split for readers.
 
     Attributes:
       folder: The data set's folder, on a local or another file system.
       schema: The columns of every row.
-      roles: What the columns are for.
+      roles: The roles of the columns.
       layout: How rows are encoded.
-      shards: The shards that hold groups, in order.
-      digest: The digest of the data set and the split's name. Splits with the same digest hold the same
+      shards: The shards that contain groups, in order.
+      digest: The digest of the data set and the split's name. Splits with the same digest contain the same
         groups in the same order.
     """
 
@@ -60,7 +60,7 @@ class PreparedSplit:
         return [os.fspath(self.folder / shard.name) for shard in self.shards]
 
     def window(self, bytes_in_memory: int) -> int:
-        """Count the groups of average size that fit into ``bytes_in_memory``; at least 1, at most all."""
+        """Count the average-size groups that fit into ``bytes_in_memory``; at least 1, at most all."""
         size = max(1, sum(shard.bytes for shard in self.shards) // max(1, self.groups))
         return max(1, min(self.groups, bytes_in_memory // size))
 
@@ -109,7 +109,7 @@ def open_split(path: str | os.PathLike[str], on_bad: OnBad = "raise") -> Prepare
         if on_bad == "skip" and file.exists() and file.stat().st_size != shard.bytes:
             warnings.warn(f"{file}: not as long as the manifest says; reading what is there", stacklevel=3)
     digest = hashlib.sha256(f"{manifest.digest} {path.name}".encode()).hexdigest()
-    # With few groups and many shards some shards are empty; otherwise a file without a record is a fault.
+    # With few groups and many shards, some shards are empty; otherwise, a file without records is an error.
     full = tuple(shard for shard in split.shards if shard.groups > 0)
     return PreparedSplit(path.parent, manifest.schema, manifest.roles, manifest.layout, full, digest)
 
@@ -138,22 +138,22 @@ def _splits(manifest: Path) -> list[str]:
         return []
 
 
-# The columns that a reader returns: the named ones, or defaults from the manifest.
+# The columns that a reader returns: the requested ones, or defaults from the manifest.
 
 Label = str | tuple[str, ...]
 
 
 def choose_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[str] | None) -> Label:
-    """Return the name of the label's column, or several names.
+    """Return the name of the label column, or several names.
 
     Args:
       what: The reader, for messages.
       schema: The columns.
-      roles: What they are for.
-      label: The requested column or columns; None: the label that was given to `gmeta prepare`.
+      roles: Their roles.
+      label: The requested column or columns; None: the label that was passed to `gmeta prepare`.
 
     Raises:
-      ConfigError: A label isn't a column of one value a row, or neither ``label`` nor ``roles`` names one.
+      ConfigError: A label isn't a column of one value per row, or neither ``label`` nor ``roles`` names one.
     """
     if label is None:
         if roles.label is None:
@@ -181,7 +181,7 @@ def choose_label(what: str, schema: Schema, roles: Roles, label: str | Sequence[
 def choose_features(
     what: str, schema: Schema, features: Sequence[str] | None, kept_back: Collection[str | None]
 ) -> list[str]:
-    """Return the names of the features' columns.
+    """Return the names of the feature columns.
 
     Args:
       what: The reader, for messages.
@@ -190,7 +190,7 @@ def choose_features(
       kept_back: Columns that are features only if requested.
 
     Raises:
-      ConfigError: A name is no column, appears twice, or is the batch.
+      ConfigError: A name isn't a column, appears twice, or is the batch.
     """
     if features is None:
         return [c.name for c in schema if c.name != schema.batch and c.name not in kept_back]
@@ -203,10 +203,10 @@ def choose_features(
 
 
 def choose_weight(what: str, schema: Schema, name: str | None) -> str | None:
-    """Return the name of the weights' column.
+    """Return the name of the weight column.
 
     Raises:
-      ConfigError: The column isn't a float32 column of one value a row.
+      ConfigError: The column isn't a float32 column of one value per row.
     """
     if name is not None and (schema[name].dtype != "float32" or schema[name].is_list):
         raise ConfigError(f"{what}: weight={name!r} must be a float32 column of one value a record")

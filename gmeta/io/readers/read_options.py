@@ -1,4 +1,4 @@
-"""Options that all readers of prepared data sets share: the order of reading, and where it begins."""
+"""Options of all readers of prepared data sets: the order of reading, and where it starts."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from gmeta.io.readers.position import ReadingPosition
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a split is read: its order, this rank's part of it, and how bad data is treated.
+    """How a split is read: its order, this rank's part, and the treatment of bad data.
 
     Attributes:
-      shuffle: True: the order changes with the epoch. False: it is that of the shards.
-      shuffle_buffer: Number of groups that are permuted together, and held in memory twice; the order is
-        uniform if the buffer holds all groups. None: as many of average size as fill 64 MiB. In
-        `gmeta.io.rows`, the number of rows; None fills 4 MiB.
+      shuffle: True: the order changes with each epoch. False: it is that of the shards.
+      shuffle_buffer: Number of groups that are permuted together, and kept in memory twice; the order is
+        uniform if the buffer contains all groups. None: as many groups of average size as fit into 64 MiB. In
+        `gmeta.io.rows`, the number of rows; None: 4 MiB.
       seed: The seed of the orders: an epoch's order is a pure function of (``seed``, epoch number).
       shard: (r, N): this is rank r of N ranks, and reads the r-th of N contiguous ranges of the epoch's
         order. Give all ranks the same ``seed``. None: this process' own rank (``gmeta.init()``); in an
-        elastic job that has lost ranks, an element also holds what the lost ranks would have read
+        elastic job that has lost ranks, an element also contains what the lost ranks would have read
         (`gmeta.core.shares`).
-      threads: Threads that parse. None: as many as there are cores, at most 4.
-      on_bad: ``"raise"`` reports the first bad record, group or index. ``"skip"`` leaves it out and counts
-        it. A file that can't be opened or read is reported in both cases.
-      stats: The counters to update; they also name what was skipped.
+      threads: Number of parsing threads. None: the number of cores, at most 4.
+      on_bad: ``"raise"`` reports the first bad record, group or index. ``"skip"`` skips and counts it. A file
+        that can't be opened or read is reported in both cases.
+      stats: The counters to update, which also store messages about skipped data.
 
     Raises:
-      ConfigError: A number is out of its range, ``shard`` names no rank, or ``on_bad`` is no policy.
+      ConfigError: A number is out of its range, ``shard`` isn't a rank, or ``on_bad`` isn't a policy.
 
     Example:
       >>> ReadOptions(seed=1, on_bad="skip").shuffle
@@ -69,19 +69,19 @@ DEFAULTS = ReadOptions()
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """A start with which every iteration is the same epoch, or the same piece of it.
+    """A start that makes every iteration read the same epoch, or the same piece of it.
 
-    The dataset then has no state outside its iterators. All pieces of an epoch, one after another, are the
-    epoch: a piece is a run of neighbouring steps of `gmeta.io.groups` or, where a step's groups aren't known
-    ahead (``balance``), of groups. It should be no smaller than a window of ``shuffle_buffer`` groups, or
-    windows are read several times. `gmeta.io.distribute` makes pieces, for workers to read.
+    The dataset then has no state outside its iterators. The pieces of an epoch, in order, make up the epoch:
+    a piece is a run of consecutive steps of `gmeta.io.groups` or, if a step's groups aren't known in advance
+    (``balance``), of groups. It should be no smaller than a window of ``shuffle_buffer`` groups; otherwise,
+    windows are read several times. `gmeta.io.distribute` makes pieces for workers to read.
 
     Attributes:
       epoch: The epoch's number.
-      number: The piece's number, from 0 on.
+      number: The piece's number, counted from 0.
       pieces: The number of pieces of the epoch.
-      taken: Elements at the piece's beginning that aren't read, because training has them. With ``balance``,
-        and in `gmeta.io.rows`, they are read again and discarded.
+      taken: Number of elements to skip at the piece's beginning because training has consumed them. With
+        ``balance``, and in `gmeta.io.rows`, they are reread and discarded.
       shares: The part of the data that is read, unless ``ReadOptions.shard`` sets it; None: this process'.
 
     Raises:
@@ -112,7 +112,7 @@ class OneEpoch:
         return self.pieces == 1 and not self.taken
 
     def part_of(self, size: int) -> tuple[int, int]:
-        """Return the first of ``size`` steps, or groups, that is in the piece, and the first after it."""
+        """Return the first of ``size`` steps, or groups, in the piece, and the first after it."""
         return self.number * size // self.pieces, (self.number + 1) * size // self.pieces
 
     def elements(self, epochs: Epochs) -> tf.data.Dataset:
@@ -128,7 +128,7 @@ class OneEpoch:
 
 @dataclass(frozen=True)
 class AfterSteps:
-    """A start in the middle of an epoch, after some of its steps; the next epochs are whole.
+    """A start in the middle of an epoch, after some of its steps; later epochs are whole.
 
     Attributes:
       steps: (ranks, steps) for each number of ranks that took steps, in order.
@@ -148,7 +148,7 @@ class AfterSteps:
         return not any(steps for _, steps in self.steps)
 
     def elements(self, epochs: Epochs) -> tf.data.Dataset:
-        """Read what is left of the epoch (`EpochPlan.after_steps`), and whole epochs after it.
+        """Read the rest of the epoch (`EpochPlan.after_steps`), then whole epochs.
 
         Raises:
           ConfigError: The number of groups of a step isn't fixed.
@@ -176,10 +176,10 @@ def as_start(start: Start) -> OneEpoch | AfterSteps | EpochPlan | ReadingPositio
     """Return the start; an epoch's number becomes `AfterSteps` without steps.
 
     Raises:
-      ConfigError: The start is of no known kind, or its epoch is below 0.
+      ConfigError: The start is of an unknown kind, or its epoch is below 0.
     """
     if isinstance(start, ReadingPosition):
-        return start  # its variables have the number, at each iteration
+        return start  # each iteration reads the number from its variables
     number = start.epoch if isinstance(start, OneEpoch | AfterSteps | EpochPlan | PartStart) else start
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
         raise ConfigError(
@@ -197,17 +197,17 @@ def shares_of(shard: tuple[int, int] | None, start: Start) -> Shares:
     return collectives.world().shares if given is None else given
 
 
-# How long training waits for its data, which shows whether a run is bound by data or by compute.
+# The time that training waits for data, which shows whether a run is bound by data or compute.
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A reading of `ReadingTime`.
+    """Values read from `ReadingTime`.
 
     Attributes:
       waited: Seconds between requesting an element and receiving it.
       worked: Seconds between receiving an element and requesting the next one.
-      elements: How many elements were requested, without the first of each epoch.
+      elements: Number of requested elements, except the first of each epoch.
     """
 
     waited: float = 0.0
@@ -219,7 +219,7 @@ class Waiting:
 
     @property
     def share(self) -> float:
-        """The share of time spent waiting, 0 to 1."""
+        """The fraction of time spent waiting, 0 to 1."""
         return self.waited / max(self.waited + self.worked, 1e-9)
 
     def __str__(self) -> str:
@@ -238,7 +238,7 @@ class ReadingTime:
     Training waits between requesting an element and receiving it, and works between receiving it and
     requesting the next one. The clock is read before and after each request, in the requesting thread. This
     must be the last transformation: with a ``prefetch`` after it, the prefetch would be the consumer. On a
-    GPU, work is only launched in that time, and a step that waits for the GPU counts as work. The first
+    GPU, work is only launched during that time, and a step that waits for the GPU counts as work. The first
     element of an epoch isn't counted, because files are opened and functions traced for it.
 
     Example:
@@ -284,11 +284,11 @@ class ReadingTime:
 def from_memory(dataset: tf.data.Dataset, elements: int = 16) -> tf.data.Dataset:
     """Repeat the first elements of a dataset, up to its length, to train without reading.
 
-    The speed of such training is an upper bound for training with any reader.
+    The speed of such training is an upper bound on that with any reader.
 
     Args:
       dataset: A dataset of known length, or an endless one.
-      elements: How many elements are read once and kept in memory.
+      elements: Number of elements that are read once and kept in memory.
 
     Returns:
       A dataset of the same length and structure.

@@ -1,10 +1,10 @@
-"""Paths of remote file systems: which ones TensorFlow can read, and what they need.
+"""Paths of remote file systems: which ones TensorFlow can read, and what they require.
 
-``tf.io.gfile`` reads ``gs://`` by itself, ``hdfs://``, ``s3://`` and others through tensorflow-io where that
-is installed, and else through pyarrow or fsspec (`lend`). For a file that it has no way to reach, it may say
-that the file doesn't exist, and an incomplete Hadoop ends the process when it is used. So these requirements
-are checked before a path is opened, and a missing one is reported in one line. Local paths are left as they
-are, and load nothing.
+``tf.io.gfile`` reads ``gs://`` itself, and ``hdfs://``, ``s3://`` and others through tensorflow-io if it is
+installed, otherwise through pyarrow or fsspec (`lend`). For an unreachable file, it may report that the file
+doesn't exist, and an incomplete Hadoop installation ends the process on first use. These requirements are
+therefore checked before a path is opened, and a missing one is reported in one line. Local paths are
+unchanged, and import nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ import tensorflow as tf
 from gmeta.core import native
 from gmeta.core.errors import ConfigError, DataError, first_line
 
-# Lends TensorFlow the file systems that it doesn't have: those of pyarrow, and of fsspec if it is installed.
+# Lends TensorFlow the file systems that it lacks: those of pyarrow, and of fsspec if it is installed.
 #
-# ``io/lent_files`` registers each as a file system of TensorFlow that calls the functions below. So readers
-# and ``tf.io.gfile`` open ``s3://`` by the code that opens a local file, a part at a time, without a copy on
-# disk.
+# ``io/lent_files`` registers each as a TensorFlow file system that calls the functions below. Readers and
+# ``tf.io.gfile`` therefore open ``s3://`` with the code that opens local files, and read part by part,
+# without a copy on disk.
 
 PYARROW = ("abfs", "abfss", "gcs", "gs", "hdfs", "s3", "viewfs")
 """The schemes that pyarrow reads by itself."""
 
-_NOT_FOUND, _FAILED, _FOLDER = -1, -2, -3  # as io/lent_files/kernels.cc has them
+_NOT_FOUND, _FAILED, _FOLDER = -1, -2, -3  # as in io/lent_files/kernels.cc
 _ERROR_BYTES = 512
 _OPEN_FILES = 256
 _READ = ctypes.CFUNCTYPE(
@@ -59,10 +59,10 @@ def has_fsspec() -> bool:
 
 
 def lend(scheme: str) -> str | None:
-    """Let TensorFlow read the files of a scheme through pyarrow or fsspec.
+    """Make TensorFlow read the files of a scheme through pyarrow or fsspec.
 
     Returns:
-      None when it can, else which package would read them, in words.
+      None on success, otherwise a message that names the package that would read them.
 
     Example:
       >>> lend("s3")
@@ -81,7 +81,7 @@ def lend(scheme: str) -> str | None:
             fsspec.get_filesystem_class(scheme)
         except ValueError:
             return f"neither pyarrow nor fsspec knows {scheme}://"
-        except ImportError as error:  # of the package that fsspec itself needs, which it names
+        except ImportError as error:  # names a package that fsspec itself requires
             return f"fsspec needs a package for {scheme}://: {first_line(error)}"
     with _lock:
         if scheme not in lent and _register()(scheme.encode(), _read, _stat):
@@ -91,7 +91,7 @@ def lend(scheme: str) -> str | None:
 
 @functools.cache
 def _register() -> Any:
-    native.load_op_library("io")  # which brings TensorFlow's symbols
+    native.load_op_library("io")  # resolves TensorFlow's symbols
     library = native.load_functions(
         "io",
         "gmeta_lent_files_",
@@ -104,7 +104,7 @@ def _register() -> Any:
 
 @functools.cache
 def _file_system(scheme: str, authority: str) -> tuple[Any, str]:
-    """Return the pyarrow file system of paths ``scheme://authority/...``, and where they begin in it."""
+    """Return the pyarrow file system of paths ``scheme://authority/...``, and their root in it."""
     from pyarrow import fs
 
     root = f"{scheme}://{authority}/"
@@ -118,7 +118,7 @@ def _file_system(scheme: str, authority: str) -> tuple[Any, str]:
 
 
 def _s3_options() -> str:
-    """Return the environment's settings of S3 for pyarrow, which would request the rest from the service."""
+    """Return the environment's S3 settings for pyarrow, which would request missing ones from the service."""
     options = {}
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     endpoint = os.environ.get("S3_ENDPOINT")
@@ -143,7 +143,7 @@ def _size(path: str) -> int:
     from pyarrow import fs
 
     with _lock:
-        _files.pop(path, None)  # TensorFlow asks before it opens a file, which may be another one by now
+        _files.pop(path, None)  # TensorFlow calls this before it opens a file, which may have changed
     found, name = _within(path)
     info = found.get_file_info(name)
     if info.type == fs.FileType.NotFound:
@@ -164,12 +164,12 @@ def _part(path: str, offset: int, count: int) -> bytes:
     with _lock:
         _files[path] = file
         while len(_files) > _OPEN_FILES:
-            _files.popitem(last=False)  # a read that is under way keeps it open
+            _files.popitem(last=False)  # a read in progress keeps it open
     return bytes(file.read_at(count, offset))
 
 
 def _answer(error: BaseException, out: int) -> int:
-    """Write an error's text where TensorFlow reads it, and return which kind it is."""
+    """Write an error's text where TensorFlow reads it, and return the kind of error."""
     text = first_line(error).encode()[: _ERROR_BYTES - 1].decode(errors="ignore").encode()
     ctypes.memmove(out, text + b"\0", len(text) + 1)
     return _NOT_FOUND if isinstance(error, FileNotFoundError) else _FAILED
@@ -194,7 +194,7 @@ def _stat(path: bytes, error: int) -> int:
 
 
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
-# The last one; its libraries are made for this TensorFlow, and load into no other.
+# Last, because its libraries are built for this TensorFlow and load into no other.
 _TENSORFLOW_IO = ("tensorflow-io==0.37.*", "2.16.")
 
 
@@ -203,7 +203,7 @@ class _Size(NamedTuple):
 
 
 class RemotePath:
-    """A path of a file system that TensorFlow knows, with the part of `pathlib.Path` that gmeta uses.
+    """A path in a file system that TensorFlow supports, with the subset of `pathlib.Path` that gmeta uses.
 
     Args:
       path: ``"<scheme>://<host or bucket>/<path>"``.
@@ -231,7 +231,7 @@ class RemotePath:
         return RemotePath(self._path.rpartition("/")[0])
 
     def read_text(self) -> str:
-        """Return the content of the file, which is UTF-8.
+        """Return the content of the UTF-8 file.
 
         Raises:
           OSError: There is no such file, or it can't be read.
@@ -255,7 +255,7 @@ class RemotePath:
             raise OSError(errno.EIO, _reason(error, self._path), self._path) from error
 
     def exists(self) -> bool:
-        """Return whether the file exists; a file system that doesn't answer is an error, and not "no".
+        """Return whether the file exists; raise an error if the file system doesn't answer.
 
         Raises:
           DataError: The file system doesn't answer.
@@ -289,7 +289,7 @@ def locate(path: str | os.PathLike[str]) -> Path | RemotePath:
     """Return a path object, local or remote, and check that a remote path can be read (`preflight`).
 
     Args:
-      path: A local path, with or without ``file://`` in front of it, or a path of another scheme.
+      path: A local path, with or without the prefix ``file://``, or a path of another scheme.
 
     Raises:
       ConfigError: As for `preflight`.
@@ -308,15 +308,15 @@ def locate(path: str | os.PathLike[str]) -> Path | RemotePath:
 
 
 def preflight(path: str) -> None:
-    """Check that this process has what a path's file system needs, without accessing it.
+    """Check that this process has what a path's file system requires, without accessing it.
 
     Args:
       path: ``"<scheme>://..."``; a path without a scheme is local, and isn't checked.
 
     Raises:
-      ConfigError: Neither TensorFlow, tensorflow-io, pyarrow nor fsspec knows the scheme; or something
-        is missing that the scheme needs: for ``hdfs`` Java, a Hadoop with libhdfs.so, and a CLASSPATH, for
-        ``s3`` complete credentials. The error is one line that names what to install or set.
+      ConfigError: None of TensorFlow, tensorflow-io, pyarrow and fsspec supports the scheme; or a requirement
+        is missing: for ``hdfs``, Java, a Hadoop with libhdfs.so, and a CLASSPATH; for ``s3``, complete
+        credentials. The error is one line that names what to install or set.
     """
     found = _SCHEME.match(path)
     if found is None:
@@ -343,7 +343,8 @@ def preflight(path: str) -> None:
 def readable() -> dict[str, list[str]]:
     """Return which package reads which schemes here, without importing more than TensorFlow.
 
-    The list of fsspec is empty: what it reads depends on other packages. Absent ones have no entry.
+    The list of fsspec is empty: what it reads depends on other packages. Packages that aren't installed have
+    no entry.
     """
     own = sorted(set(tf.io.gfile.get_registered_schemes()) - {"", "file", "ram"} - lent)
     found = {"TensorFlow": own, "pyarrow": sorted(set(PYARROW) - set(own))}
@@ -424,6 +425,6 @@ def _check_aws(path: str) -> None:
 
 
 def _reason(error: tf.errors.OpError, path: str) -> str:
-    """Return an error's message on one line, without the path that stands in front of it."""
+    """Return an error's message on one line, without the path that precedes it."""
     text = str(error.message or type(error).__name__).removeprefix(f"{path}; ")
     return " ".join(text.split())

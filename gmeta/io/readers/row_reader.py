@@ -1,4 +1,4 @@
-"""Batches of shuffled rows, for models that learn from samples and not from tasks."""
+"""Batches of shuffled rows, for models that learn from samples rather than tasks."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def row_batches(
     shuffle_seed: int | None,
     drop_remainder: bool = False,
 ) -> tf.data.Dataset:
-    """Cut the rows of elements of groups into batches; each batch begins where the last one ended.
+    """Cut the rows of elements of groups into batches; each batch starts where the previous one ended.
 
     The rows within an element are permuted by the Fisher-Yates shuffle, in an order that is a function of
     (``shuffle_seed``, the element's epoch, its cursor). A native op writes each column of a batch once,
-    straight from the element. An iterator's state is that of its input, plus the waiting elements.
+    directly from the element. An iterator's state is that of its input, plus the buffered elements.
 
     Args:
       elements: A dataset of `gmeta.io.groups` that reads one range, so its cursor is one number.
-      structure: The structure of a batch: tuples and dicts of columns. A column with another dtype than the
-        data's is cast.
+      structure: The structure of a batch: tuples and dicts of columns. A column with a different dtype than
+        the data's is cast.
       task: The name of the task's column.
-      batch_size: Rows of a batch; the last one may hold fewer.
+      batch_size: Rows of a batch; the last one may have fewer.
       shuffle_seed: The seed of the orders. None: rows keep their order.
-      drop_remainder: Leave out the last batch if it isn't full.
+      drop_remainder: Drop the last batch if it isn't full.
 
     Returns:
       A dataset of ``structure``, with (batch,) tensors for columns, or RaggedTensor (batch, None) for list
@@ -99,13 +99,13 @@ def row_batches(
             output_types=[spec.dtype for spec in flat],
             output_shapes=[spec.shape for spec in flat],
         )
-        # A map costs as much as the batch, as tf.data runs it on its own thread; only lists need one.
+        # A map costs as much as the batch, because tf.data runs it on its own thread; only lists require one.
         lists = any(column.is_list for column in columns)
         spec = tuple(flat) if lists else tf.nest.pack_sequence_as(structure, flat)
         found = tf.data.experimental.from_variant(variant, spec)
         return found.map(pack) if lists else found
 
-    # `apply` keeps the input, and so its epoch counter, alive as long as the result.
+    # `apply` keeps the input, and with it the epoch counter, alive as long as the result.
     return cast(tf.data.Dataset, elements.map(tensors).apply(batches))
 
 
@@ -129,32 +129,32 @@ def rows(
     """Read the rows of one split of a prepared data set in shuffled batches; each iteration is one epoch.
 
     The order has two levels. The groups of an epoch come in the order of `gmeta.io.groups`: permuted over the
-    whole split by blocks, then within a window of 64 MiB. Then as many groups as hold ``shuffle_buffer`` rows
-    are taken together, and all their rows are permuted, across tasks. So the rows of a task appear in
-    neighbouring batches. A larger buffer spreads them further, and a buffer that holds all rows makes the
+    whole split by blocks, then within a window of 64 MiB. Then all rows of as many groups as contain
+    ``shuffle_buffer`` rows are permuted together, across tasks. The rows of a task therefore appear in
+    neighbouring batches. A larger buffer spreads them further, and a buffer that contains all rows makes the
     order uniform. The order is a pure function of (``seed``, epoch number, the rank's range).
 
     Args:
       path: ``"<folder>/<split>"``, such as ``"data/train"``.
-      batch_size: Rows of a batch; the last batch of an epoch may hold fewer.
-      label: The column to predict, or several of them; cast to float32. None: the label that was given to
-        `gmeta prepare`, or else ``label`` or ``rating``.
+      batch_size: Rows of a batch; the last batch of an epoch may have fewer.
+      label: The column to predict, or several columns; cast to float32. None: the label that was passed to
+        `gmeta prepare`, otherwise ``label`` or ``rating``.
       features: The columns to return, of int64 or float32. None: all columns, including the task, except the
         batch, the time, the labels and the weight.
       weight: A float32 column of sample weights, as in Keras.
       pad_value: None: list columns are ragged. A number: list columns are dense, padded with this number to
         the longest list of the batch.
-      drop_remainder: Leave out the last batch of an epoch, or of a rank's part of it, if it isn't full.
-      negatives: Rows that are added to each positive one, with drawn items and the label 0
-        (`gmeta.io.readers.negatives.Negatives`). They are permuted with the others, and a batch still holds
-        ``batch_size`` rows. None: none.
-      start: Where reading begins: an epoch's number; `OneEpoch`, whose pieces have batches of their own; an
+      drop_remainder: Drop the last batch of an epoch, or of a rank's part of it, if it isn't full.
+      negatives: Rows to add to each positive row, with drawn items and the label 0
+        (`gmeta.io.readers.negatives.Negatives`). They are permuted with the others, and a batch still has
+        ``batch_size`` rows. None: no negatives.
+      start: Where reading begins: an epoch's number; `OneEpoch`, whose pieces have separate batches; an
         `EpochPlan`, by whole groups, on any number of ranks; or `AfterSteps` with the current number of
-        ranks, which reads the rows of those steps again and discards them.
+        ranks, which rereads the rows of those steps and discards them.
       options: Order, rank, threads and bad data (`ReadOptions`). Here ``shuffle_buffer`` counts the rows that
-        are permuted together, rounded to whole groups; None: as many as fill 4 MiB, and at least 16
-        batches. A rank reads the rows of its range of the epoch's groups. Ranges may differ in rows, and so
-        ranks in their numbers of batches; ``fit`` of gmeta's models allows for that.
+        are permuted together, rounded to whole groups; None: as many as fit into 4 MiB, and at least 16
+        batches. A rank reads the rows of its range of the epoch's groups. Ranges may have different numbers
+        of rows, so ranks may have different numbers of batches; ``fit`` of gmeta's models supports that.
 
     Returns:
       A dataset of (features, label), or (features, label, weight): a dict of (batch,) tensors, or
@@ -247,7 +247,7 @@ def rows(
 
 
 def _count_skipped(start: Start, shares: Shares) -> int:
-    """Count the batches of the first epoch that were taken before the start."""
+    """Count the batches of the first epoch before the start."""
     if not isinstance(start, AfterSteps):
         return 0
     other = [ranks for ranks, steps in start.steps if ranks != shares.total and steps]
@@ -265,7 +265,7 @@ def _stack(features: dict[str, Any], labels: tuple[tf.Tensor, ...], *weight: tf.
 
 
 def _join(lanes: Sequence[tf.data.Dataset]) -> tf.data.Dataset:
-    """Join the batches of all lanes into one batch a step; a lane that has ended contributes no rows."""
+    """Join the batches of all lanes into one batch per step; an exhausted lane contributes no rows."""
 
     def nothing(spec: Any) -> Any:
         empty = tf.zeros([0, *spec.shape[1:]], spec.dtype)

@@ -1,11 +1,11 @@
-"""The pieces of an epoch that workers read: lanes read them, and training counts what it has taken of them.
+"""The pieces of an epoch that workers read: lanes request them, and training counts consumed elements.
 
-Piece p belongs to lane p mod L, and a lane reads its pieces one after another, from any worker. A lane
-counts the elements of its piece that arrived. Where a worker is lost, or another one has less to do, the lane
-asks another worker for the rest of the piece, from that count on. So no element is lost and none comes twice,
+Piece p belongs to lane p mod L, and a lane reads its pieces one after another, from any worker. A lane counts
+the elements of its piece that arrived. If a worker is lost, or another one has less work, the lane requests
+the rest of the piece, from that count on, from another worker. Each element therefore arrives exactly once,
 and the elements of a lane depend on neither workers nor time.
 
-`ServedPosition` is the progress of training in the pieces, as variables of a checkpoint.
+`ServedPosition` stores the progress of training in the pieces, as variables of a checkpoint.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ _VECTORS = ("taken", "ended")
 
 
 class ServedPosition(Position):
-    """The elements of each piece of an epoch that training has taken (`gmeta.io.distribute`).
+    """The number of elements of each piece of an epoch that training has consumed (`gmeta.io.distribute`).
 
-    An element carries the position behind it, and the position is set when training takes the element. Make
-    the position an attribute of the model, as with `gmeta.io.ReadingPosition`: ``BackupAndRestore`` or
-    ``tf.train.Checkpoint`` then saves and restores it, after any step. Or keep `state` in JSON. Reading
-    resumes with the next element, on any workers. Use a position for one dataset.
+    An element contains the position after it, to which this position is set when training consumes the
+    element. Make the position an attribute of the model, as with `gmeta.io.ReadingPosition`:
+    ``BackupAndRestore`` or ``tf.train.Checkpoint`` then saves and restores it, after any step. Or keep
+    `state` in JSON. Reading resumes with the next element, on any workers. Use a position for only one
+    dataset.
 
     Ranks read different parts of an epoch, so each has its own position. `gather_ranks` sends the positions
     of all to each rank, so that one rank can save them for all; ``ShardedCheckpoint`` and `fit` call it.
     Reading resumes on the same number of ranks.
 
     Args:
-      pieces: How many pieces an epoch is cut into: several for each of the workers, but a piece should be no
-        smaller than a window of ``shuffle_buffer`` groups (`gmeta.io.readers.read_options.OneEpoch`).
+      pieces: Number of pieces of an epoch: several per worker, but a piece should be no smaller than a window
+        of ``shuffle_buffer`` groups (`gmeta.io.readers.read_options.OneEpoch`).
       epoch: The first epoch.
 
     Attributes:
       epoch: () int64 variable.
-      taken: (pieces,) int64 variable, elements taken of each piece.
-      ended: (pieces,) int64 variable, 1 for pieces that have no more.
-      turn: () int64 variable, the lane that gives the next element.
-      within: () int64 variable, batches taken of the block that comes next, where small batches are joined to
-        large ones; the rest of the position is then that at the block's beginning.
+      taken: (pieces,) int64 variable, consumed elements of each piece.
+      ended: (pieces,) int64 variable, 1 for exhausted pieces.
+      turn: () int64 variable, the lane that yields the next element.
+      within: () int64 variable, consumed batches of the next block, if small batches are joined to large
+        ones; the other variables then refer to the block's beginning.
       rank: () int64 variable, the rank whose position the others are.
       told: (ranks, 3 + 2 pieces) int64 variable, the positions of all ranks as of the last `gather_ranks`.
 
@@ -77,10 +78,10 @@ class ServedPosition(Position):
         self.told = int64_variable("told", np.zeros([0, width], np.int64), (None, width))
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the position of this rank to what `state` returned.
+        """Set the position of this rank to a value that `state` returned.
 
         Raises:
-          ConfigError: It is no such state, or one of another number of pieces.
+          ConfigError: The value isn't such a state, or has another number of pieces.
         """
         super().restore(state)
         self.rank.assign(collectives.world().rank)
@@ -100,7 +101,7 @@ class ServedPosition(Position):
             self.told.assign(collectives.allgather_objects(self._of_this_rank().tolist()))
 
     def begin(self) -> tf.Tensor:
-        """Return the position as one vector, that of the next epoch if this one is over; for `Cursor.of`."""
+        """Return the position as one vector for `Cursor.of`; at an epoch's end, that of the next epoch."""
 
         def find() -> np.ndarray[Any, Any]:
             try:
@@ -118,10 +119,10 @@ class ServedPosition(Position):
             return tf.identity(begun)
 
     def _of_this_rank(self) -> np.ndarray[Any, Any]:
-        """Find this rank's vector: in the variables, or in ``told`` if these are another rank's.
+        """Find this rank's vector: in the variables, or in ``told`` if they belong to another rank.
 
         Raises:
-          ConfigError: The position is that of other ranks.
+          ConfigError: The position belongs to other ranks.
         """
         here, told = collectives.world(), self.told.numpy()
         mine = int(self.rank) == here.rank
@@ -133,7 +134,7 @@ class ServedPosition(Position):
         return np.asarray(self._vector() if mine else told[here.rank])
 
     def count(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return the elements of a dataset, counting those that are taken.
+        """Return the elements of a dataset, counting consumed ones.
 
         Args:
           dataset: A dataset of (cursor, batch, batches, element): the element is batch ``batch`` of a block
@@ -170,14 +171,14 @@ class Cursor:
     """
 
     def __init__(self, vector: np.ndarray[Any, Any]) -> None:
-        """Take a vector of `ServedPosition.begin`."""
+        """Create a cursor from a vector of `ServedPosition.begin`."""
         pieces = (len(vector) - len(_SCALARS)) // 2
         self.epoch, self.turn = int(vector[0]), int(vector[1])
         self.taken = np.array(vector[len(_SCALARS) : len(_SCALARS) + pieces])
         self.ended = np.array(vector[len(_SCALARS) + pieces :])
 
     def vector(self) -> np.ndarray[Any, Any]:
-        """Return the vector that `ServedPosition.count` takes."""
+        """Return the vector that `ServedPosition.count` expects."""
         return np.concatenate([[self.epoch, self.turn, 0], self.taken, self.ended]).astype(np.int64)
 
 
@@ -191,12 +192,12 @@ class Lanes:
     Args:
       pool: The workers.
       function: The pickled function from a piece to a dataset.
-      lanes: For each lane the pieces that it reads, each from where it begins.
-      ahead: The most elements of a lane that wait here.
+      lanes: For each lane, the pieces that it reads, each with its first element.
+      ahead: The maximum number of buffered elements per lane.
       patience: Seconds after which a worker that sends nothing counts as lost.
 
     Attributes:
-      news: Is notified when a lane has something, or ends.
+      news: Notified when a lane has an element, or ends.
     """
 
     def __init__(
@@ -223,8 +224,8 @@ class Lanes:
         """Return the next element of a lane, if it has arrived; `news` must be held.
 
         Returns:
-          (piece, arrays of an element); (piece, None) at the piece's end; (-1, None) at the lane's end, which
-          stays; None: nothing yet.
+          (piece, arrays of an element); (piece, None) at the piece's end; (-1, None) at the lane's end, also
+          in later calls; None: no element yet.
 
         Raises:
           RuntimeError: No worker can be reached, or reading failed.
@@ -280,10 +281,10 @@ class Lanes:
                 self.news.notify_all()
 
     def _read(self, lane: int, address: str, left: deque[OneEpoch]) -> tuple[str | None, OSError | None]:
-        """Read pieces from one worker; ``left`` is what remains.
+        """Read pieces from one worker; ``left`` are the remaining ones.
 
         Returns:
-          The worker that continues, if another one should; and why this one was lost, if it was.
+          The worker that should continue, if any; and the reason why this one was lost, if it was.
         """
         reached = False
         try:
@@ -306,7 +307,7 @@ class Lanes:
             return None, lost if reached else ConnectionError(str(error))
 
     def _read_piece(self, lane: int, address: str, channel: Channel, left: deque[OneEpoch]) -> str | None:
-        """Read a piece to its end, or until the worker that is returned should continue."""
+        """Read a piece to its end, or return the worker that should continue."""
         while not self._ended.is_set():
             kind, *given = channel.receive(self._patience)
             if kind == "end":
@@ -335,7 +336,7 @@ class Lanes:
 
 
 class _LostError(OSError):
-    """A worker that was reached, and lost while it read."""
+    """A worker that was reached, but lost while reading."""
 
 
 def _place(piece: OneEpoch) -> str:

@@ -17,31 +17,31 @@ from gmeta.io.readers.read_options import OneEpoch, Waiting
 from gmeta.io.service.pieces import Cursor, Lanes, ServedPosition
 from gmeta.io.service.worker_pool import WorkerPool
 
-# Large batches of small ones: each row once, shuffled over a block of base batches.
+# Large batches made of small ones: each row once, shuffled over a block of base batches.
 
 
 def rebatch(
     dataset: tf.data.Dataset, batches: int, *, shuffle: int | None = None, seed: int = 0
 ) -> tf.data.Dataset:
-    """Make large batches of small ones, with each row exactly once.
+    """Make large batches from small ones, with each row exactly once.
 
-    Workers make small base batches, which need little memory and arrive early. Training takes larger ones.
-    The rows of ``shuffle`` base batches, a block, are permuted together and cut into batches of as many rows,
-    one for each ``batches`` base batches; their sizes differ by one row at most. The permutation is a pure
-    function of (``seed``, the block's number). With `gmeta.io.distribute` use its arguments of these names
-    instead, so that training resumes inside a block.
+    Workers make small base batches, which take little memory and arrive early. Training uses larger ones. The
+    rows of ``shuffle`` base batches, a block, are permuted together and cut into batches of equal size, up to
+    one row, one for each ``batches`` base batches. The permutation is a pure function of (``seed``, the
+    block's number). With `gmeta.io.distribute`, use its arguments of the same names instead, so that training
+    can resume inside a block.
 
     Args:
-      dataset: Batches of rows: a nested structure of dense or ragged tensors that all have the rows in their
-        first dimension, such as those of `gmeta.io.rows`, `gmeta.io.sequences` and `gmeta.io.late`. (Tasks of
+      dataset: Batches of rows: a nested structure of dense or ragged tensors whose first dimension is the
+        rows, such as those of `gmeta.io.rows`, `gmeta.io.sequences` and `gmeta.io.late`. (Tasks of
         `gmeta.io.tasks` address their rows by number, so they can't be joined.)
-      batches: How many base batches make one batch; the last batch of a block may have fewer.
-      shuffle: How many base batches are permuted together, and held in memory. None: nothing is permuted, and
-        rows keep their order.
+      batches: Number of base batches per batch; the last batch of a block may have fewer.
+      shuffle: Number of base batches that are permuted together and kept in memory. None: rows keep their
+        order.
       seed: The seed of the permutations.
 
     Returns:
-      A dataset of the same structure. It reads a block at its first batch, so put a ``prefetch`` behind it.
+      A dataset of the same structure. It reads a block at its first batch, so add a ``prefetch`` after it.
 
     Raises:
       ConfigError: A number is out of its range, or a part of an element has no rows.
@@ -63,8 +63,8 @@ def join_base_batches(
     """Make large batches of elements (salt, cursor, base batch).
 
     Args:
-      dataset: Elements of a number () int64 that the block's permutation depends on, a tensor that says where
-        reading is behind the base batch, and a base batch.
+      dataset: Elements of a number () int64 on which the block's permutation depends, a tensor with the
+        reading position after the base batch, and a base batch.
       batches: As for `rebatch`.
       shuffle: As for `rebatch`.
       seed: As for `rebatch`.
@@ -113,7 +113,7 @@ def join_base_batches(
 
 
 def _join(part: Any) -> Any:
-    """Join the rows of the base batches of a block; they are dense where all have as many."""
+    """Join the rows of the base batches of a block; parts are dense if all base batches have equally many."""
     if isinstance(part, tf.RaggedTensor):
         return part.merge_dims(0, 1)
     return tf.reshape(part, tf.concat([[-1], tf.shape(part)[2:]], axis=0))
@@ -144,44 +144,45 @@ def distribute(
     seed: int = 0,
     patience: float = 600.0,
 ) -> tf.data.Dataset:
-    """Let workers read a data set; training gets each element exactly once, even if workers fail.
+    """Read a data set on workers; training receives each element exactly once, even if workers fail.
 
     An epoch is cut into pieces, of which ``at_once`` are read at the same time, each by one worker. Training
-    takes their elements in turn. If a worker is lost, others read the rest of its pieces, from the first
+    receives their elements in turn. If a worker is lost, others read the rest of its pieces, from the first
     element that didn't arrive; workers that join take over pieces. Each iteration is the next epoch.
 
-    ``dataset`` is sent to the workers, which call it for each piece. There it may do anything that Python
-    does, such as joining features from a store that it opens (`gmeta.io.join_features`). A function of the
-    script that trains travels as it is; modules that it imports must be installed at the workers, or be in a
-    folder of their ``--path``, and paths must lead to the same data.
+    ``dataset`` is sent to the workers, which call it for each piece. There it may run any Python code, such
+    as joining features from a store that it opens (`gmeta.io.join_features`). A function defined in the
+    training script is sent by value; modules that it imports must be installed on the workers, or be in a
+    folder of their ``--path``, and paths must refer to the same data.
 
     Args:
-      dataset: A function of a start, which returns the data set of that piece of an epoch, the same whenever
-        and wherever it is called: pass the start to `gmeta.io.tasks`, `groups`, `sequences`, `rows` or
-        `late`. Of several ranks, each reads its own part.
+      dataset: A function of a start that returns the data set of that piece of an epoch, the same at any time
+        on any machine: pass the start to `gmeta.io.tasks`, `groups`, `sequences`, `rows` or `late`. With
+        several ranks, each reads its own part.
       workers: Addresses, ``["host:port", ...]``; a folder in which workers announce themselves
         (`gmeta workers FOLDER`); a `WorkerPool`; or a `ScaledPool`, which starts and stops workers.
-      position: Where reading begins, and its progress; a checkpoint can hold it. None: a new one, with
-        32 pieces.
-      at_once: How many pieces are read at the same time; no more workers than that have work.
-      ahead: Elements of each of them that wait here, besides what the connection holds.
+      position: Where reading starts, and its progress; a checkpoint can store it. None: a new one, with 32
+        pieces.
+      at_once: Number of pieces that are read at the same time, and thus the maximum number of busy workers.
+      ahead: Number of elements of each of them that are buffered here, in addition to the connection's
+      buffers.
       deterministic: True: the order is a pure function of the epoch, ``at_once`` and the number of pieces,
         independent of the workers. False: training takes elements as they arrive.
-      batches: How many base batches, elements of ``dataset``, are joined to one batch
+      batches: Number of base batches, elements of ``dataset``, that are joined to one batch
         (`rebatch`).
-      shuffle: How many base batches are permuted together. None: rows keep their order.
+      shuffle: Number of base batches that are permuted together. None: rows keep their order.
       seed: The seed of these permutations, which differ from epoch to epoch.
       patience: Seconds without an element after which a worker counts as lost.
 
     Returns:
-      A dataset of the elements of ``dataset``. The position counts an element when it is taken from this
-      dataset: a ``prefetch`` behind it would count what training hasn't seen. Its cardinality isn't known.
+      A dataset of the elements of ``dataset``. The position counts an element when this dataset returns it: a
+      later ``prefetch`` would count elements that training hasn't consumed. Its cardinality is unknown.
 
     Raises:
-      ConfigError: An argument is invalid; or the dataset can't be sent, doesn't begin at the piece it was
-        given, or never ends.
-      tf.errors.OpError: While iterating: no worker could be reached for the pool's ``timeout``, or reading
-        failed; `gmeta.io.reader_stats.data_errors` turns it into one line.
+      ConfigError: An argument is invalid; or the dataset can't be sent, doesn't start at the given piece, or
+        never ends.
+      tf.errors.OpError: While iterating: no worker could be reached within the pool's ``timeout``, or reading
+        failed; `gmeta.io.reader_stats.data_errors` reduces it to one line.
 
     Example:
       >>> def train(start):
@@ -210,7 +211,7 @@ def distribute(
         import cloudpickle
 
         function = cloudpickle.dumps(dataset)
-    except Exception as error:  # any error of its values
+    except Exception as error:  # the values may raise any error
         raise ConfigError(
             f"distribute: {dataset!r} can't be sent to workers: {error}; open stores and files in the "
             "function, and leave out counters of this process, such as ReaderStats"
@@ -261,7 +262,7 @@ def _number(value: int) -> tf.Tensor:
 def _merge(
     reading: Lanes, cursor: Cursor, lanes: int, deterministic: bool, pool: WorkerPool
 ) -> Iterator[tuple[int, Cursor, list[Any]]]:
-    """Yield the lanes' elements in turn, and set the cursor after each; report the waiting to the pool."""
+    """Yield the lanes' elements in turn, and set the cursor after each; report waiting times to the pool."""
     over = [False] * lanes
     began: float | None = None  # the first element isn't counted: datasets are built for it
     mark = time.monotonic()
@@ -304,7 +305,7 @@ def _merge(
 def _with_end(
     merged: Iterator[tuple[int, Cursor, list[Any]]],
 ) -> Iterator[tuple[np.int64, np.ndarray[Any, Any], list[Any]]]:
-    """Yield (salt, position, arrays) of each element, one behind: the last one's shows that all is read."""
+    """Yield (salt, position, arrays) of each element, one late: the last position shows that all is read."""
     held: tuple[np.int64, np.ndarray[Any, Any], list[Any]] | None = None
     for total, cursor, arrays in merged:
         if held is not None:
@@ -317,7 +318,7 @@ def _with_end(
 
 
 def _spec(dataset: Callable[[OneEpoch], tf.data.Dataset], start: OneEpoch) -> Any:
-    """Return the structure of the elements; the dataset is built here, and not read."""
+    """Return the structure of the elements; this builds the dataset without reading it."""
     if not callable(dataset):
         raise ConfigError(
             f"distribute: dataset={dataset!r} must be a function of a start, such as "
@@ -345,6 +346,6 @@ def _capture(dataset: tf.data.Dataset) -> Iterator[tf.Tensor]:
 
 
 def _is_variable(tensor: tf.Tensor) -> bool:
-    """Tell variables from other resources, such as lookup tables, which no reading changes."""
+    """Return whether a resource is a variable, unlike lookup tables and others that reading never changes."""
     handle = getattr(tensor, "_handle_data", None)
     return tensor.dtype == tf.resource and handle is not None and bool(handle.shape_and_type)

@@ -1,15 +1,15 @@
-"""A worker, which reads pieces of epochs on request, and its messages with the process that trains.
+"""A worker, which reads pieces of epochs on request, and its messages with the training process.
 
 The training process sends its function from a piece to a dataset, and names a piece. The worker builds the
-dataset and sends its elements, as far as the connection takes them; a slow reader thus stops it. It keeps
-nothing: if its connection breaks, another worker continues from the first element that didn't arrive.
+dataset and sends its elements while the connection accepts them, so a slow reader blocks it. It keeps no
+state: if its connection breaks, another worker continues from the first element that didn't arrive.
 
 Messages are small values and arrays, over TCP. Both sides prove that they know the same key, and sign each
 message (`gmeta.core.collectives.wire.SignedLink`). Reading a message runs no code
-(`gmeta.core.collectives.wire.pack`), with one exception: the function is a pickle, the only one that travels.
-It is read from a connection whose other side has proved to know the key, and signs what it sends. The kernel
-notices a machine that vanished: within 20 s a read fails. A process that was killed closes its connections
-at once.
+(`gmeta.core.collectives.wire.pack`), with one exception: the function is a pickle, the only one that is sent.
+It is read only from a connection whose other side has proved that it knows the key, and signs what it sends.
+If a machine vanishes, the kernel makes a read fail within 20 s. A killed process closes its connections
+immediately.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from gmeta.io.readers.read_options import OneEpoch
 
 _PURPOSE = b"gmeta workers"
 _GREETING_SECONDS = 10.0
-# Linux' names; other systems have keepalive with times of their own.
+# Linux' names; other systems have their own keepalive times.
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_NODELAY": 1}
 
 
 class Channel:
-    """One connection, of which the other side knows the key.
+    """A connection whose other side knows the key.
 
     Args:
       link: A connected socket; the channel closes it.
       key: The key.
-      server: Whether this side was called.
-      identity: Who this side is, 16 bytes, if it was called.
-      expected: Who may be called, if this side calls; empty: any worker that knows the key.
+      server: Whether this side accepted the connection.
+      identity: The identity of this side, 16 bytes, if it is the server.
+      expected: The allowed identities of the server, if this side is the client; empty: any worker that knows
+      the key.
 
     Raises:
       OSError: The other side can't be reached, doesn't answer, doesn't know the key, or is another worker.
@@ -89,7 +90,7 @@ class Channel:
         return cls(link, key, server=False, expected=expected)
 
     def send(self, message: Any) -> None:
-        """Send a message, of the kinds that `wire.pack` takes; waits while the other side doesn't read."""
+        """Send a message of values that `wire.pack` supports; wait while the other side doesn't read."""
         self._link.send(pack_parts(message))
 
     def receive(self, timeout: float | None = None) -> Any:
@@ -107,11 +108,11 @@ class Channel:
             raise ConnectionError(str(error)) from error
 
     def hang_up(self) -> None:
-        """End the connection, from any thread: the threads that wait for it get an error."""
+        """End the connection, from any thread: threads that wait for it raise an error."""
         self._link.hang_up()
 
     def close(self) -> None:
-        """Close it, from the thread that uses it."""
+        """Close the connection, from the thread that uses it."""
         self._link.close()
 
 
@@ -119,7 +120,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Return host and port of ``"host:port"``.
 
     Raises:
-      ConfigError: It is no such text.
+      ConfigError: The text has another form.
     """
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
@@ -141,12 +142,12 @@ _MAKE = 'make one with `python -c "import secrets; print(secrets.token_hex(32))"
 
 
 class Announcement(NamedTuple):
-    """Where a worker is.
+    """The announcement of a worker.
 
     Attributes:
       address: ``"host:port"``.
       identity: 16 bytes by which the worker proves that it is this one.
-      unusable: Why it can't be reached from here; "" if it may be.
+      unusable: Why it can't be reached from here; "" if it may be reachable.
     """
 
     address: str
@@ -155,7 +156,7 @@ class Announcement(NamedTuple):
 
 
 def announce(folder: Path, address: str, identity: bytes, *, loopback: bool) -> Path:
-    """Write down that a worker is at an address, ``"host:port"``; return the file, to remove at the end."""
+    """Announce a worker at an address, ``"host:port"``; return the file, to be removed at the end."""
     path = folder / f"{address.replace(':', '-')}-{identity.hex()[:8]}{_SUFFIX}"
     beside = path.with_suffix(".new")
     told = {"address": address, "identity": identity.hex(), "loopback": name_loopback() if loopback else []}
@@ -165,10 +166,10 @@ def announce(folder: Path, address: str, identity: bytes, *, loopback: bool) -> 
 
 
 def announced(folder: Path) -> list[Announcement]:
-    """Return the workers that were announced and not taken back, in order."""
+    """Return the announced workers, in order, without withdrawn announcements."""
     found, here = [], list(name_loopback())
     for path in sorted(folder.glob(f"*{_SUFFIX}")):
-        with contextlib.suppress(FileNotFoundError):  # just taken back
+        with contextlib.suppress(FileNotFoundError):  # just withdrawn
             content = path.read_text(errors="replace")
             try:
                 told = json.loads(content)
@@ -186,13 +187,13 @@ def announced(folder: Path) -> list[Announcement]:
 
 
 def key_of(folder: Path | None) -> bytes:
-    """Return the key: `KEY`'s if it is set, or else that of the folder, which is made if it has none.
+    """Return the key: that of `KEY` if it is set, otherwise that of the folder, created if missing.
 
-    Only the folder's owner can read a key that is made. Who knows it can run any program on workers.
+    Only the folder's owner can read a created key. Anyone who knows it can run any program on workers.
 
     Raises:
-      ConfigError: There is no folder, and the variable isn't set; or the key is too short, or others than its
-        owner and its group can read or replace it.
+      ConfigError: There is no folder, and the variable isn't set; or the key is too short, or users other
+        than its owner and its group can read or replace it.
     """
     given = os.environ.get(KEY)
     if given:
@@ -209,7 +210,7 @@ def key_of(folder: Path | None) -> bytes:
         beside = folder / f".{secrets.token_hex(8)}"
         beside.touch(mode=0o600)
         beside.write_text(secrets.token_hex(32))
-        with contextlib.suppress(FileExistsError):  # another one was first
+        with contextlib.suppress(FileExistsError):  # another process was first
             os.link(beside, path)
         beside.unlink()
     with path.open("rb") as file:
@@ -244,22 +245,22 @@ def _long_enough(key: bytes, where: str, advice: str) -> bytes:
 
 
 _ASKING_SECONDS = 60.0
-_MOST_CALLERS = 64  # that haven't proved yet to know the key
+_MOST_CALLERS = 64  # that haven't yet proved that they know the key
 
 
 class WorkerServer:
-    """A worker that listens.
+    """A listening worker.
 
     Args:
-      host: The address to listen at; ``"0.0.0.0"`` or ``"::"`` for all of this machine's.
-      port: The port; 0 for any that is free.
-      key: What those who ask must know (`key_of`).
-      folder: Where the worker announces itself while it listens, if it does.
+      host: The address to listen on; ``"0.0.0.0"`` or ``"::"`` for all addresses of this machine.
+      port: The port; 0 for any free port.
+      key: The key that callers must know (`key_of`).
+      folder: Where the worker announces itself while it listens; None: it doesn't.
 
     Attributes:
-      address: ``"host:port"``, for those who ask.
-      pieces: How many pieces were read, or begun.
-      elements: How many elements were sent.
+      address: ``"host:port"``, for callers.
+      pieces: Number of pieces that were read or started.
+      elements: Number of elements that were sent.
 
     Raises:
       OSError: The port is taken, or the host isn't this machine's.
@@ -312,7 +313,7 @@ class WorkerServer:
             thread.start()
 
     def close(self) -> None:
-        """Stop listening, and end running transfers; waits 5 s at most for datasets that are slow to end."""
+        """Stop listening, and end running transfers; wait at most 5 s for datasets that are slow to end."""
         self._withdraw()
         self._closed = True
         self._listener.close()
@@ -343,7 +344,7 @@ class WorkerServer:
                     self._channels.discard(channel)
                 channel.close()
         except (OSError, EOFError):
-            pass  # the caller is gone, or has no key; elements that didn't arrive are requested again
+            pass  # the caller is gone or lacks the key; missing elements are requested again
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
@@ -375,7 +376,7 @@ class WorkerServer:
                 if digest_of(sent) != digest:
                     raise ValueError("another function came than the one that was named")
                 self._functions[digest] = pickle.loads(sent)
-            except Exception as error:  # such as a module that isn't here
+            except Exception as error:  # such as a missing module
                 return error
         return self._functions[digest]
 
@@ -399,17 +400,17 @@ class WorkerServer:
 
 
 def encode(tensor: tf.Tensor) -> Any:
-    """Return a tensor as a message has it: an array of numbers, or for other types (type, TensorProto)."""
+    """Encode a tensor for a message: an array of numbers, or (type, TensorProto) for other types."""
     if np.dtype(tensor.dtype.as_numpy_dtype).kind in "biufc":
         return np.asarray(tensor.numpy())
     return tensor.dtype.name, tf.io.serialize_tensor(tensor).numpy()
 
 
 def decode(part: Any) -> Any:
-    """Return the array of a tensor that `encode` has encoded."""
+    """Return the array of a tensor that `encode` encoded."""
     return part if isinstance(part, np.ndarray) else tf.io.parse_tensor(part[1], part[0]).numpy()
 
 
 def digest_of(function: bytes) -> str:
-    """Return the name by which a worker knows a function that it was sent."""
+    """Return the name by which a worker identifies a function that it received."""
     return hashlib.sha256(function).hexdigest()

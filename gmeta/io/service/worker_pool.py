@@ -1,7 +1,7 @@
-"""The workers that one process reads from, and a pool that starts and stops them.
+"""The workers from which one process reads, and a pool that starts and stops them.
 
-A `WorkerPool` knows which workers there are, which are lost, and who reads the next piece. A `ScaledPool`
-starts and stops its workers by how long training waits for data.
+A `WorkerPool` tracks which workers exist, which are lost, and which reads the next piece. A `ScaledPool`
+starts and stops its workers depending on how long training waits for data.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ class _Worker:
     """One worker, as this process knows it."""
 
     order: float
-    identities: frozenset[bytes] = frozenset()  # of those announced at its address; none: it was given
+    identities: frozenset[bytes] = frozenset()  # of workers announced at its address; empty: the user gave it
     streams: int = 0
     answers: bool = False
     asking: bool = False
     reason: str = "it hasn't answered yet"
     pause: float = _PAUSE_SECONDS[0]
-    until: float = 0.0  # when it may be asked again
+    until: float = 0.0  # when it may be tried again
     leaves: bool = False
 
 
 class WorkerPool:
-    """Workers by their addresses, or as they announce themselves in a folder.
+    """Workers given by their addresses, or announced in a folder.
 
     Args:
       workers: Addresses, ``["host:port", ...]``; or a folder in which `gmeta workers FOLDER` announces
-        workers. Those that join later are used, and so are addresses at which a worker starts later.
-      timeout: Seconds that reading waits for a worker where none can be reached, before it raises.
+        workers. Workers that join later, or start later at one of the addresses, are used too.
+      timeout: Seconds to wait for a worker if none can be reached, before reading raises an error.
 
     Raises:
-      ConfigError: An address is none, no folder is named, or there is no key.
+      ConfigError: An address is invalid, no folder is named, or there is no key.
     """
 
     def __init__(self, workers: Sequence[str] | str | os.PathLike[str], *, timeout: float = 60.0) -> None:
@@ -74,13 +74,13 @@ class WorkerPool:
         self.key = key_of(self.folder)
         self._workers: dict[str, _Worker] = {}
         self._unusable: dict[str, str] = {}
-        self._draw = random.Random()  # processes that share workers begin with different ones
+        self._draw = random.Random()  # processes that share workers start with different ones
         self._lock = threading.RLock()
         self._looked = 0.0
         self._look()
 
     def take(self, ended: threading.Event) -> str:
-        """Return the worker that reads the fewest pieces, for one more; wait until there is one.
+        """Return the worker that reads the fewest pieces, for another piece; wait until there is one.
 
         Raises:
           RuntimeError: There was none for ``timeout`` seconds, or reading ended.
@@ -99,7 +99,7 @@ class WorkerPool:
         raise RuntimeError("gmeta: distribute: reading has ended")
 
     def give_back(self, address: str, lost: BaseException | None = None) -> None:
-        """Say that a piece is no longer read by a worker, and whether that is because it was lost."""
+        """Record that a worker no longer reads a piece, and whether that is because it was lost."""
         with self._lock:
             worker = self._workers[address]
             worker.streams -= 1
@@ -107,7 +107,7 @@ class WorkerPool:
                 self._lose(worker, lost)
 
     def move(self, address: str) -> str | None:
-        """Return a worker that continues in place of this one, which leaves or has more to do, or None."""
+        """Return a worker that replaces this one, which is leaving or has more work; None without one."""
         with self._lock:
             self._look()
             found, here = self._usable(), self._workers[address]
@@ -119,20 +119,20 @@ class WorkerPool:
             return fewest
 
     def note(self, waiting: Waiting, made: float, streams: int) -> None:
-        """Take note of how training waited, and of the seconds that workers made elements for it."""
+        """Record how long training waited, and how many seconds workers spent on its elements."""
 
     def ready(self) -> list[str]:
-        """Return the addresses of workers that aren't lost and don't leave; the least busy last."""
+        """Return the addresses of workers that are neither lost nor leaving, the least busy last."""
         with self._lock:
             self._look(now=True)
             found = self._usable()
             return sorted(found, key=lambda one: -found[one].streams)
 
     def send_away(self, address: str) -> None:
-        """Let a worker end once its pieces are read by others."""
+        """Dismiss a worker once others read its pieces."""
         with self._lock:
             self._workers[address].leaves = True
-        with contextlib.suppress(OSError, EOFError):  # it is gone already
+        with contextlib.suppress(OSError, EOFError):  # it is already gone
             channel = self.call(address)
             channel.send((__version__, "leave"))
             channel.close()
@@ -141,7 +141,7 @@ class WorkerPool:
         """Connect to a worker.
 
         Raises:
-          OSError: It can't be reached, or it isn't the worker that was announced there.
+          OSError: It can't be reached, or it isn't the worker announced there.
         """
         with self._lock:
             worker = self._workers.get(address)
@@ -156,7 +156,7 @@ class WorkerPool:
         worker.pause = min(2 * worker.pause, _PAUSE_SECONDS[1])
 
     def _look(self, now: bool = False) -> None:
-        """Look which workers there are, and ask those that don't answer."""
+        """Update the list of workers, and retry those that didn't answer."""
         if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
@@ -165,14 +165,14 @@ class WorkerPool:
         for address, identity, why in () if self.folder is None else announced(self.folder):
             if why:
                 self._unusable[address] = why
-            else:  # one that was killed may have left its announcement at the address of another
+            else:  # a killed worker may have left an announcement at the address of another
                 there[address] = there.get(address, frozenset()) | {identity}
         for address, identities in there.items():
             if address not in self._workers:
                 split_address(address)
                 self._workers[address] = _Worker(self._draw.random())
             self._workers[address].identities = identities
-        for address in set(self._workers) - set(there):  # it was taken back
+        for address in set(self._workers) - set(there):  # it was withdrawn
             self._workers[address].leaves = True
             if not self._workers[address].streams and not self._workers[address].asking:
                 del self._workers[address]
@@ -182,7 +182,7 @@ class WorkerPool:
                 threading.Thread(target=self._ask, args=(address, worker), daemon=True).start()
 
     def _ask(self, address: str, worker: _Worker) -> None:
-        """Find out whether a worker answers."""
+        """Check whether a worker answers."""
         failure: BaseException | None = None
         try:
             channel = Channel.to(address, self.key, worker.identities)
@@ -216,7 +216,7 @@ class WorkerPool:
         )
 
 
-# How many workers there should be: more while training waits for data, fewer while they idle.
+# The desired number of workers: more while training waits for data, fewer while they idle.
 
 WAITS = 0.05
 """The share of its time that training may wait for data before a worker is added."""
@@ -227,14 +227,14 @@ _BUSY = 0.75
 
 @dataclass(frozen=True)
 class Load:
-    """What was measured since the number of workers was last looked at.
+    """Measurements since the number of workers was last checked.
 
     Attributes:
-      waited: The share of time that training waited for data, 0 to 1.
-      busy: The share of time that workers made elements, and didn't wait for training to take them, 0 to 1;
-        their mean.
-      ready: Workers that read.
-      starting: Workers that were started and can't be reached yet.
+      waited: The fraction of time that training waited for data, 0 to 1.
+      busy: The fraction of time that workers made elements, rather than waiting for training to receive them,
+        0 to 1; the mean over workers.
+      ready: Number of reading workers.
+      starting: Number of workers that were started but can't be reached yet.
     """
 
     waited: float
@@ -244,11 +244,11 @@ class Load:
 
 
 def workers_to_add(load: Load, *, least: int, most: int) -> int:
-    """Return how many workers to start, or, below 0, to send away.
+    """Return how many workers to start or, if negative, to dismiss.
 
-    There are always ``least`` to ``most`` of them. Within these limits one is added if training waits more
-    than 5% of the time, unless one is starting. One is sent away if training waits less, and the others would
-    be busy no more than three quarters of the time without it.
+    Their number is always from ``least`` to ``most``. Within these limits, one is added if training waits
+    more than 5% of the time, unless one is starting. One is dismissed if training waits less, and without it
+    the others would be busy at most three quarters of the time.
 
     Example:
       >>> workers_to_add(Load(waited=0.2, busy=0.9, ready=2), least=1, most=4)
@@ -275,7 +275,7 @@ _IDLE_SECONDS = 300
 
 @dataclass(eq=False)
 class _Start:
-    """One run of the command; whether a worker has answered for it."""
+    """One run of the command, and whether its worker has answered."""
 
     process: subprocess.Popen[bytes]
     since: float
@@ -283,22 +283,21 @@ class _Start:
 
 
 class ScaledPool(WorkerPool):
-    """Workers that are added while training waits for data, and sent away while they idle.
+    """Workers that are added while training waits for data, and dismissed while they idle.
 
-    At least ``least`` workers read, and one that was lost is replaced. Every ``interval`` seconds of reading,
+    At least ``least`` workers read, and lost ones are replaced. Every ``interval`` seconds of reading,
     a worker is added if training waited for data more than 5% of the time, up to ``most``; one is dismissed
     if the others suffice (`workers_to_add`). Other workers continue the pieces that it reads.
 
-    Without ``command``, workers are processes of this machine, and end with this one, or when no process has
-    read for five minutes. With one, each start runs the command, which starts one worker that announces
-    itself in ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
+    Without ``command``, workers are processes on this machine that end with this process, or after five
+    minutes without a reader. With ``command``, each start runs it to start one worker that announces itself
+    in ``folder``, such as ``"srun -N1 gmeta workers {folder} --host 0.0.0.0"``.
 
     Args:
-      least: The fewest workers.
-      most: The most workers.
-      folder: Where workers announce themselves, on a disk that they share with this process. None: a
-        temporary folder.
-      command: What starts one worker; ``{folder}`` stands for the folder.
+      least: The minimum number of workers.
+      most: The maximum number of workers.
+      folder: Where workers announce themselves, on a disk shared with this process. None: a temporary folder.
+      command: The command that starts one worker; ``{folder}`` is replaced by the folder.
       interval: Seconds between decisions.
       timeout: As for `WorkerPool`.
 
@@ -350,7 +349,7 @@ class ScaledPool(WorkerPool):
         atexit.register(self.close)
 
     def note(self, waiting: Waiting, made: float, streams: int) -> None:
-        """Count how training waited and how busy workers were; now and then, start or send away one."""
+        """Measure how long training waited and how busy workers were; periodically start or dismiss one."""
         with self._lock:
             self._waiting += waiting
             self._made += made
@@ -366,7 +365,7 @@ class ScaledPool(WorkerPool):
         self._keep(load)
 
     def close(self) -> None:
-        """Send all workers away that answer, and end the processes that were started here."""
+        """Dismiss all workers that answer, and end the processes that were started here."""
         if self._closed:
             return
         self._closed = True
@@ -401,8 +400,8 @@ class ScaledPool(WorkerPool):
             ) from None
 
     def _count_starting(self, ready: Iterable[str]) -> int:
-        """Count the workers that were started and haven't answered yet; each new one is that of a start."""
-        # A command may end well at once, such as one that gives the work to a cluster.
+        """Count the started workers that haven't answered yet; each new worker is matched to a start."""
+        # A command may succeed immediately, such as one that submits to a cluster.
         ends, oldest = (None, 0) if self._submits else (None,), time.monotonic() - _START_SECONDS
         new = len(set(ready) - self._seen)
         self._seen.update(ready)
