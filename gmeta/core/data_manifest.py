@@ -1,4 +1,4 @@
-"""The manifest of a prepared data set; it is written last, so its presence shows that the data is whole."""
+"""The manifest of a prepared data set; it is written last, so its presence implies complete data."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Shard:
     """One TFRecord file.
 
     Attributes:
-      name: Its name inside the data set's folder; its index stands beside it (`gmeta.core.group_index`).
+      name: Its name inside the data set's folder; its index is beside it (`gmeta.core.group_index`).
       groups: Groups (task batches) in it.
-      rows: Rows in all of them.
+      rows: Rows in all its groups.
       bytes: Its size.
       index: The checksum of its index, `GroupIndex.checksum`. It covers the checksum of every group, so
         readers notice an index, or a shard with its index, from another data set.
@@ -82,7 +82,7 @@ class TextFile:
 
     Attributes:
       name: The path of the file inside the data set's folder.
-      texts: How many values it has texts of.
+      texts: Number of values with texts.
       bytes: Its size.
       sha256: Its digest.
     """
@@ -105,17 +105,17 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Manifest(SealedManifest):
-    """What a prepared data set holds and how it was made.
+    """The contents of a prepared data set, and how it was made.
 
     Attributes:
       schema: The columns of every row.
       splits: Split name -> shards.
-      config: The settings that made it, as JSON values.
-      dropped: Reason -> number of input records that were left out.
+      config: The settings of the preparation, as JSON values.
+      dropped: Reason -> number of dropped input records.
       layout: How rows are encoded: ``"columnar"``, one record per group, or ``"example"``, one
         ``tf.train.Example`` per row.
-      seed: The seed that the order of the groups was drawn from.
-      versions: Name -> version of a part that decides which bytes are written: ``plan`` and ``layout``.
+      seed: The seed of the order of the groups.
+      versions: Name -> version of a part that determines the written bytes: ``plan`` and ``layout``.
       texts: Column -> the file of its texts.
     """
 
@@ -151,15 +151,15 @@ class Manifest(SealedManifest):
 
     @property
     def roles(self) -> Roles:
-        """Roles of the columns: the task, the time, the label, and which are hashed text."""
+        """Roles of the columns: the task, the time, the label, and those with hashed text."""
         return Roles.of(self.schema, self.config)
 
     @classmethod
     def load(cls, folder: ReadablePath, *, check_shards: bool = True) -> Manifest:
-        """Read a manifest and check that the shards it names exist and have their sizes.
+        """Read a manifest, and check that its shards exist and have the stated sizes.
 
         Args:
-          folder: The folder of ``manifest.json``, a `pathlib.Path` or an object that reads like one.
+          folder: The folder of ``manifest.json``, a `pathlib.Path` or an object with its reading methods.
           check_shards: Whether to check the shards; a reader that may skip bad records checks them itself.
 
         Raises:

@@ -1,8 +1,8 @@
 """The errors that gmeta raises on purpose.
 
-Each message says what was received, where (file and line or offset, feature, rank), and what to do next.
-The command line prints such an error in one line and exits with ``exit_code``; any other error is a defect
-in gmeta and keeps its traceback.
+Each message states what was received, where (file and line or offset, feature, rank), and what to do next.
+The command line prints such an error in one line and exits with ``exit_code``; any other error is a bug in
+gmeta and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class GmetaError(Exception):
     """Base of every error that the user can fix."""
 
     exit_code = 2
-    # These let the error pass unchanged out of a traced graph or a layer's call. Otherwise AutoGraph would
-    # turn it into an error of another class, with twenty lines of framework code before the message, and
-    # Keras would add all tensors.
+    # These pass the error unchanged out of a traced graph or a layer's call. Otherwise, AutoGraph would
+    # convert it to another class, with twenty lines of framework code before the message, and Keras would
+    # append all tensors.
     ag_pass_through = True
     _keras_call_info_injected = True
 
@@ -42,7 +42,7 @@ class CollectiveError(GmetaError, RuntimeError):
 
 
 class RanksError(GmetaError, RuntimeError):
-    """A job of several ranks that didn't end well.
+    """A job of several ranks that failed.
 
     Args:
       message: What happened; it starts with the rank and the reason.
@@ -55,7 +55,7 @@ class RanksError(GmetaError, RuntimeError):
 
 
 class KerasError(GmetaError, ImportError):
-    """Keras 3, which gmeta can't train with: TensorFlow has chosen it, or an object of it was given."""
+    """Keras 3, with which gmeta can't train: TensorFlow selected it, or one of its objects was passed."""
 
 
 class StoreError(GmetaError, RuntimeError):
@@ -63,7 +63,7 @@ class StoreError(GmetaError, RuntimeError):
 
 
 class StoreUnavailableError(StoreError):
-    """A feature store that didn't answer: a retry may help, unlike after a refused request."""
+    """A feature store that didn't answer: unlike after a refused request, a retry may help."""
 
 
 class NotFiniteError(GmetaError, ArithmeticError):
@@ -82,7 +82,7 @@ class DataError(GmetaError, ValueError):
       path: The file that holds the record.
       line: The record's line, counted from 1, in a text file.
       offset: The record's byte offset in a binary file.
-      advice: What to do next, if fixing the file isn't the whole answer.
+      advice: What to do next, in addition to fixing the file.
 
     Example:
       >>> str(DataError("4 fields expected, got 3", path="u.data", line=7))
@@ -114,7 +114,7 @@ def is_framework(module: str) -> bool:
 
 
 def warn_caller(message: str) -> None:
-    """Warn of something in the line, outside of gmeta, Keras and TensorFlow, from which the call came."""
+    """Issue a warning at the calling line outside gmeta, Keras and TensorFlow."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and is_framework(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
@@ -126,11 +126,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-# Checks a caller's numbers; the error shows the value received.
+# Checks a caller's numbers; the error shows the received value.
 
 
 def whole_number(what: str, value: Any, least: int = 0) -> int:
-    """Return a whole number of at least ``least`` as an int; NumPy's integers count too.
+    """Return a whole number of at least ``least`` as an int; NumPy integers are accepted.
 
     Args:
       what: What to call it in the error.
@@ -150,7 +150,7 @@ def whole_number(what: str, value: Any, least: int = 0) -> int:
 
 
 def finite_number(what: str, value: Any) -> float:
-    """Return a number that is neither infinite nor NaN as a float; NumPy's numbers count too.
+    """Return a number that is neither infinite nor NaN as a float; NumPy numbers are accepted.
 
     Args:
       what: What to call it in the error.
@@ -174,6 +174,6 @@ def rows_not_finite(rows: npt.ArrayLike) -> npt.NDArray[np.int64]:
     import numpy as np
 
     given = np.asarray(rows)
-    with np.errstate(over="ignore", invalid="ignore"):  # one pass; rows of huge numbers are then read again
+    with np.errstate(over="ignore", invalid="ignore"):  # one pass; rows with huge numbers are then reread
         doubtful = np.flatnonzero(~np.isfinite(np.einsum("ij,ij->i", given, given)))
     return doubtful[~np.isfinite(given[doubtful]).all(axis=1)]

@@ -1,4 +1,4 @@
-"""Writes a file whole or not at all, and defines the interface of a readable path."""
+"""Writes files atomically, and defines the interface of a readable path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HasSize(Protocol):
 
 
 class ReadablePath(Protocol):
-    """The part of `pathlib.Path` that readers use where a file may be in another file system."""
+    """The part of `pathlib.Path` that readers use for files that may be in another file system."""
 
     def __truediv__(self, name: str, /) -> ReadablePath: ...
 
@@ -40,14 +40,14 @@ class ReadablePath(Protocol):
         """Return whether the file exists."""
 
     def stat(self) -> HasSize:
-        """Return an object that holds the file's size."""
+        """Return an object with the file's size."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
     """Write ``content`` so that ``path`` is only ever absent, unchanged or complete.
 
     The bytes go to a temporary name in the same folder, are flushed to the disk, and are then renamed over
-    ``path``. An interruption leaves the old file as it was.
+    ``path``. An interruption leaves the old file unchanged.
 
     Args:
       path: The file; its folder is created if it is missing.
@@ -61,7 +61,7 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     """
     data = content.encode() if isinstance(content, str) else content
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # two processes don't share a name
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # processes use distinct names
     try:
         with temporary.open("wb") as file:
             file.write(data)
@@ -81,8 +81,8 @@ def beside_data(folder: Path, name: str) -> Path:
     """Return the path of a file that describes the data files in its folder.
 
     Its name begins with ``_``: `pyarrow.dataset`, pandas, Spark and others that read a folder as one table
-    skip such files. Earlier versions of gmeta wrote ``name`` itself, whose path is returned if that is the
-    file that the folder has.
+    skip such files. Earlier versions of gmeta wrote ``name`` itself, whose path is returned if the folder
+    contains it.
 
     Example:
       >>> beside_data(Path("scores"), "manifest.json").name
@@ -101,7 +101,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# A folder that appears under its final name whole, or not at all.
+# A folder that appears under its final name complete or not at all.
 
 _LOCK = "lock"
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
@@ -109,7 +109,7 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of renameat2(2)
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into one line that names the path and the cause.
+    """Convert an ``OSError`` of the block to one line that names the path and the cause.
 
     Args:
       path: The path to name if the error itself names no file.
@@ -125,10 +125,10 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def stage_folder(final: Path) -> Iterator[Path]:
-    """Fill a hidden folder beside ``final`` and give it that name at the end.
+    """Fill a hidden folder beside ``final``, and rename it to ``final`` at the end.
 
-    An error or Ctrl-C inside the block removes the hidden folder and leaves ``final`` as it was. An existing
-    ``final`` is replaced; the caller decides first whether it may be.
+    An error or Ctrl-C inside the block removes the hidden folder and leaves ``final`` unchanged. An existing
+    ``final`` is replaced; the caller must check first whether that is allowed.
 
     Yields:
       The empty folder to fill, on the same file system as ``final``.
@@ -151,15 +151,15 @@ def stage_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
-    """Fill a folder as `stage_folder` does, but let a run continue the work of a killed run.
+    """Fill a folder like `stage_folder`, but allow a run to continue the work of a killed run.
 
-    The hidden folder has a fixed name, ``.<final>.partial``, and a lock: while one run fills it, any other is
+    The hidden folder has a fixed name, ``.<final>.partial``, and a lock: while one run fills it, others are
     refused.
 
     Args:
-      final: The name that the folder gets at the end.
-      resume: Keep an earlier run's work, and keep this run's work if it fails. Otherwise both are
-        removed, and only a killed process leaves something behind.
+      final: The final name of the folder.
+      resume: Keep an earlier run's work, and keep this run's work if it fails. Otherwise, both are removed,
+        and only a killed process leaves files behind.
 
     Yields:
       The folder to fill; empty unless ``resume``.
@@ -187,7 +187,7 @@ def resumable_folder(final: Path, *, resume: bool) -> Iterator[Path]:
 
 @contextmanager
 def lock_file(path: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it isn't there; a killed process holds none.
+    """Hold the lock of a file, which is created if missing; a killed process releases the lock.
 
     Raises:
       GmetaError: Another process holds it; the message is `refusal`.
@@ -210,11 +210,11 @@ def clear(folder: Path) -> None:
 
 
 def put_in_place(partial: Path, target: Path) -> None:
-    """Give a folder its final name; the folder that had the name is removed only afterwards.
+    """Rename a folder to its final name; a previous folder of that name is removed only afterwards.
 
-    Where the file system can exchange two names at once, a reader finds the old folder or the new one, even
-    if the process is killed. Elsewhere the old folder has another name for a moment; `restore` brings it back
-    if the process is killed then.
+    If the file system can exchange two names atomically, a reader always finds the old folder or the new one,
+    even if the process is killed. Otherwise, the old folder briefly has another name; `restore` renames it
+    back if the process is killed in between.
     """
     if not target.exists():
         partial.rename(target)
@@ -234,7 +234,7 @@ def put_in_place(partial: Path, target: Path) -> None:
 
 
 def restore(final: Path) -> None:
-    """Bring back a folder if a process was killed while replacing it."""
+    """Restore a folder if a process was killed while replacing it."""
     target = Path(os.path.realpath(final))
     if not target.exists() and _previous(target).exists():
         with contextlib.suppress(FileNotFoundError):  # another process restored it
@@ -246,7 +246,7 @@ def _previous(target: Path) -> Path:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once; return False where that isn't possible."""
+    """Exchange two names atomically; return False if that isn't possible."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

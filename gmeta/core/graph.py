@@ -22,12 +22,12 @@ def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize:
     Args:
       tensors: Any nested structure of tensors; it may contain None.
       holds: Booleans of any shape, all of which must be true.
-      told: Texts and tensors that the error message shows.
-      summarize: How many numbers of each of these tensors the message shows.
+      told: Strings and tensors that the error message shows.
+      summarize: Maximum number of values that the message shows per tensor.
 
     Returns:
-      The same tensors. If the condition doesn't hold, eager code fails here, and a graph fails where the
-      tensors are used.
+      The same tensors. If the condition is false, eager code fails here, and a graph fails where the tensors
+      are used.
 
     Raises:
       InvalidArgumentError: The condition doesn't hold.
@@ -41,7 +41,7 @@ def assert_first(tensors: Any, holds: tf.Tensor, told: Sequence[Any], summarize:
 
 
 def hold(tensors: Any, until: Sequence[Any]) -> Any:
-    """Return the same tensors, available in a graph only once ``until``, tensors and operations, have run.
+    """Return the same tensors, available in a graph only after the tensors and operations ``until`` have run.
 
     Args:
       tensors: Any nested structure of tensors; it may contain None.
@@ -56,7 +56,7 @@ def hold(tensors: Any, until: Sequence[Any]) -> Any:
 def refuse_unless(
     tensors: Any, holds: tf.Tensor, sentence: str | tf.Tensor, error: type[GmetaError] = ConfigError
 ) -> Any:
-    """Check a condition like `assert_first`, but raise an error that the user can fix.
+    """Check a condition like `assert_first`, but raise a `GmetaError`.
 
     Args:
       tensors: Any nested structure of tensors.
@@ -69,7 +69,7 @@ def refuse_unless(
 
     Raises:
       GmetaError: The condition doesn't hold. A graph raises an error of the class ``error`` only inside
-        `name_refusals`, and elsewhere TensorFlow's `InvalidArgumentError` with the same message.
+        `name_refusals`; elsewhere, it raises TensorFlow's `InvalidArgumentError` with the same message.
     """
     if tf.executing_eagerly() and not bool(tf.reduce_all(holds)):
         raise error(sentence if isinstance(sentence, str) else sentence.numpy().decode())
@@ -79,20 +79,20 @@ def refuse_unless(
 
 
 def refuse_numbers(numbers: tf.Tensor, good: tf.Tensor, wanted: str, advice: str = "") -> tf.Tensor:
-    """Refuse numbers that aren't in their domain.
+    """Refuse numbers outside their domain.
 
     Args:
       numbers: Numbers of any shape.
       good: bool of that shape, which numbers are in their domain.
-      wanted: What they must be, such as "labels must be at least 0".
+      wanted: The requirement, such as "labels must be at least 0".
       advice: What to do next.
 
     Returns:
       The same numbers.
 
     Raises:
-      ConfigError: Some aren't; the message shows the first of them. As in `refuse_unless`, a graph raises it
-        only inside `name_refusals`.
+      ConfigError: A number is outside its domain; the message shows the first. As in `refuse_unless`, a graph
+        raises it only inside `name_refusals`.
 
     Example:
       >>> refuse_numbers(tf.constant([1.0, 2.0]), tf.constant([True, True]), "rates must be above 0").numpy()
@@ -106,10 +106,10 @@ def refuse_numbers(numbers: tf.Tensor, good: tf.Tensor, wanted: str, advice: str
 
 @contextmanager
 def name_refusals() -> Iterator[None]:
-    """Turn the error of a graph that `refuse_unless` stopped into the error that it names.
+    """Convert the error of a graph that `refuse_unless` stopped to the error that it names.
 
     Raises:
-      GmetaError: The error, with the sentence alone.
+      GmetaError: The error, with only the sentence.
     """
     try:
         yield
@@ -121,25 +121,25 @@ def name_refusals() -> Iterator[None]:
         raise getattr(errors, found[1])(sentence) from None
 
 
-# Takes tensors of host memory out of a function and into its next call without a visit to the GPU.
+# Passes tensors in host memory out of a function and into its next call without a copy to the GPU.
 #
 # TensorFlow passes each result of a ``tf.function`` through an op, which it places on the GPU if there is
-# one. So a result that was computed in host memory is copied there, and back when the next call needs it in
-# host memory. Of tensors of int32 TensorFlow knows that they stay in host memory. A tensor therefore leaves
-# and enters as the int32 numbers that its bits are; a truth value as 0 or 1.
+# one. A result in host memory is therefore copied to the GPU, and back when the next call needs it in host
+# memory. TensorFlow keeps int32 tensors in host memory. A tensor is therefore bitcast to int32 when it leaves
+# and enters; a boolean becomes 0 or 1.
 #
 # Each result fixes its device, because TensorFlow recreates a function's ops for arguments on other devices.
-# Random numbers would then begin again: a step would repeat the dropout of the one before.
+# Random number generators would then restart: a step would repeat the dropout of the previous one.
 
 _CROSS_AS_INT32 = (tf.int64, tf.float32, tf.float64)
 
 
 def to_caller(tensor: tf.Tensor, *, on_gpu: bool = False) -> tf.Tensor:
-    """Return a result for a tensor that keeps the tensor on its device.
+    """Return a form of a tensor that a function can return without moving it to another device.
 
     Args:
       tensor: Any tensor.
-      on_gpu: Whether it is on the GPU; else it is in host memory.
+      on_gpu: Whether it is on the GPU; otherwise, it is in host memory.
 
     Example:
       >>> ids = tf.constant([3, 1 << 40], tf.int64)
@@ -158,7 +158,7 @@ def to_caller(tensor: tf.Tensor, *, on_gpu: bool = False) -> tf.Tensor:
 
 
 def from_caller(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the tensor of a dtype that `to_caller` was given."""
+    """Return the original tensor, of the given dtype, that was passed to `to_caller`."""
     if tensor.dtype == dtype:
         return tensor
     with tf.device("CPU:0"):
@@ -169,7 +169,7 @@ def _has_gpu() -> bool:
     return bool(tf.config.get_visible_devices("GPU"))
 
 
-# Keeps some ops of a step on the host although there is a GPU, and some out of the order of the trace.
+# Keeps some ops of a step on the host despite a GPU, and exempts some from the order of tracing.
 
 _SHAPE_OPS = frozenset({"DynamicStitch", "Fill", "FloorMod", "GatherV2", "Range"})
 
@@ -178,11 +178,11 @@ _SHAPE_OPS = frozenset({"DynamicStitch", "Fill", "FloorMod", "GatherV2", "Range"
 def shapes_on_host() -> Iterator[None]:
     """Keep the arithmetic of shapes off the GPU, for ops that are traced in a ``with`` block.
 
-    The gradient of a reduction needs the shape of the reduction's input. Where batches have no static size,
-    the step computes that shape. TensorFlow has GPU kernels for some of those ops, so a few numbers go to the
-    GPU and back, and each time the host waits until the GPU has finished all earlier work. In a loop of inner
-    steps this leaves the GPU idle for a tenth of the time. In eager mode, or without a GPU, this context
-    changes nothing.
+    The gradient of a reduction requires the shape of the reduction's input. If batches have no static size,
+    the step computes that shape. TensorFlow has GPU kernels for some of those ops, so a few numbers are
+    copied to the GPU and back, and each time the host waits until the GPU has finished all earlier work. In a
+    loop of inner steps, this leaves the GPU idle for a tenth of the time. In eager mode, or without a GPU,
+    this context changes nothing.
     """
     if tf.executing_eagerly():
         yield
@@ -191,8 +191,8 @@ def shapes_on_host() -> Iterator[None]:
         yield
     for op in made:
         if op.type in _SHAPE_OPS and _is_of_int32(op) and not op.device:
-            # TensorFlow places these ops beside the tensor whose shape they reduce. A device function can't
-            # see that, so the device is set afterwards.
+            # TensorFlow colocates these ops with the tensor whose shape they reduce. A device function can't
+            # override that, so the device is set afterwards.
             if "_class" in op.node_def.attr:
                 op._clear_attr("_class")
             op._set_device("/device:CPU:0")
@@ -202,7 +202,7 @@ def shapes_on_host() -> Iterator[None]:
 def collect_ops() -> Iterator[list[tf.Operation]]:
     """Collect the ops that are traced in a ``with`` block.
 
-    The list is filled when the block ends. It doesn't hold ops that run eagerly.
+    The list is filled when the block ends. It doesn't contain ops that run eagerly.
     """
     found: list[tf.Operation] = []
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -214,10 +214,10 @@ def collect_ops() -> Iterator[list[tf.Operation]]:
 
 @contextmanager
 def out_of_turn() -> Iterator[None]:
-    """Let ops that are traced in a ``with`` block run as soon as their inputs are computed.
+    """Make ops that are traced in a ``with`` block run as soon as their inputs are computed.
 
-    TensorFlow runs ops that have effects and no resource, such as one that reads the time, in the order of
-    the trace. So such an op would wait for all before it, and all after it would wait for that.
+    TensorFlow runs ops that have side effects but no resource, such as one that reads the time, in the order
+    of tracing. Such an op would wait for all earlier ones, and all later ones would wait for it.
     """
     with collect_ops() as made:
         yield
@@ -234,17 +234,17 @@ def _is_of_int32(op: tf.Operation) -> bool:
 # Creates variables in the middle of a function, without making TensorFlow trace it twice.
 #
 # When a function is first called, TensorFlow records each variable that the call creates. A variable might be
-# created under a condition only, so TensorFlow traces the whole function again, this time without creating
-# any. That doubles the time until the first train step, because Keras creates an optimizer's slots and the
-# metrics' sums in that step. `tf.init_scope` computes their values outside of the function, but TensorFlow
-# records the variables all the same.
+# created only under a condition, so TensorFlow traces the whole function again, this time without creating
+# variables. That doubles the time until the first train step, because Keras creates an optimizer's slots and
+# the metrics' sums in that step. `tf.init_scope` computes their values outside the function, but TensorFlow
+# still records the variables.
 
 
 @contextmanager
 def lift_variables() -> Iterator[None]:
     """Create variables in a ``with`` block as if no function were being traced.
 
-    The variables have their values when the block ends. In a graph of TensorFlow 1, and under a distribution
+    The variables have their values when the block ends. In a TensorFlow 1 graph, and under a distribution
     strategy, which must see each new variable, this is `tf.init_scope`.
 
     Example:

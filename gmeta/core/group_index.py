@@ -1,16 +1,16 @@
-"""The index beside a shard: the place of each of its groups, so that a reader can start at any group.
+"""The index of a shard: the place of each group, so that a reader can start at any group.
 
 ``<shard>.gidx`` holds, in little-endian numbers, a header of 32 bytes, a record of 48 bytes for each group,
-in the order of the shard, and 4 bytes with the CRC-32 (`zlib.crc32`) of everything before::
+in the order of the shard, and 4 bytes with the CRC-32 (`zlib.crc32`) of all preceding bytes::
 
     header   char[4] "GIDX" | uint32 version, 1 | uint32 layout (0 example, 1 columnar) | uint32 0
              uint64 groups | uint64 bytes of the shard
     record   int64 offset | int64 first_row | int64 rows | int64 task | int64 batch_id | uint32 crc | uint32 0
 
-``offset`` is the byte of the shard where the group's first record begins; the group reaches to the
-next group's offset, or to the shard's end. ``crc`` is the CRC-32C of the joined payloads of the group's
-records. If one record holds the group, as in the columnar layout, this is the checksum that the shard itself
-stores (masked) behind the payload.
+``offset`` is the byte of the shard where the group's first record begins; the group extends to the next
+group's offset, or to the shard's end. ``crc`` is the CRC-32C of the concatenated payloads of the group's
+records. If one record contains the group, as in the columnar layout, this is the checksum that the shard
+itself stores (masked) after the payload.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ADVICE = "write the shard again"
 
 
 def check_codec(codec: str | None, layout: str) -> None:
-    """Refuse an unknown codec, or one that the layout doesn't have.
+    """Refuse an unknown codec, or one that the layout doesn't support.
 
     Raises:
       ConfigError: The codec is refused; the message names it and the reason.
@@ -97,7 +97,7 @@ class GroupIndex:
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 in the last four bytes of the index file; the manifest holds it too."""
+        """The CRC-32 in the last four bytes of the index file, which the manifest also contains."""
         return checksum_of(self.to_bytes())
 
     def to_bytes(self) -> bytes:
@@ -116,11 +116,11 @@ class GroupIndex:
         Args:
           shard: The shard; its index is ``<shard>.gidx``.
           check_shard: Whether the shard must exist, with the size that the index states.
-          checksum: The checksum that the manifest has of the index; None: it isn't compared.
+          checksum: The checksum of the index in the manifest; None: it isn't compared.
 
         Raises:
           DataError: The index is missing, is damaged, is of a newer version, contradicts itself or the shard,
-            or isn't that of the manifest. The error names the file, and the offset if there is one.
+            or doesn't match the manifest. The error names the file, and the offset if there is one.
         """
         path = index_path(shard)
         try:
@@ -141,7 +141,7 @@ class GroupIndex:
 
     @classmethod
     def parse(cls, data: bytes, path: str | os.PathLike[str], checksum: int | None = None) -> GroupIndex:
-        """Read the content of an index file, whose path errors name.
+        """Read the content of an index file; errors name its path.
 
         Raises:
           DataError: As in `load`.
@@ -183,7 +183,7 @@ def checksum_of(data: bytes) -> int:
 
 
 def _contradiction(groups: NDArray[Any], shard_bytes: int) -> tuple[int, str] | None:
-    """Find the first group that can't be where the index says, and why; return None if all can."""
+    """Find the first group with an impossible place, and the reason; return None if all are possible."""
     if not len(groups):
         return (0, f"there is none, in a shard of {shard_bytes} bytes") if shard_bytes else None
     offsets, rows = groups["offset"], groups["rows"]

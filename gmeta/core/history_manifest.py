@@ -1,4 +1,4 @@
-"""The manifest of a generation of a store of histories, and where a store keeps its files.
+"""The manifest of a generation of a history store, and the layout of the store's files.
 
 ::
 
@@ -11,10 +11,10 @@
         shard-00003.index               the places of all stripes of the shard's users, in any generation
         manifest.json                   this
 
-A generation appears by a rename, and its files never change. It is committed when NEXT, which was written
-before, is renamed to CURRENT. So a generation after CURRENT that NEXT doesn't name was committed once, and
-CURRENT was set back: neither readers nor writers accept that. Older versions of gmeta wrote the number alone,
-and no NEXT.
+A generation appears by a rename, and its files never change. It is committed by renaming the previously
+written NEXT to CURRENT. If NEXT doesn't name a generation after CURRENT, that generation was once committed,
+and CURRENT was set back: readers and writers refuse this. Older versions of gmeta wrote only the number, and
+no NEXT.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class HistoryShard:
     """The users of a range of hashes.
 
     Attributes:
-      users: How many have events.
-      deleted: Of how many the events were deleted (`gmeta history scrub`), also if they came back since.
-      stripes: How many stripes they have, in all groups and generations.
-      events: How many events they have.
+      users: Number of users with events.
+      deleted: Number of users whose events were deleted (`gmeta history scrub`), including those who
+        returned.
+      stripes: Number of their stripes, in all groups and generations.
+      events: Number of their events.
       bytes: The size of the stripes that this generation wrote.
       sha256: The digest of these stripes.
       index_bytes: The size of the index.
@@ -105,16 +106,16 @@ class StripeColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class HistoryManifest(SealedManifest):
-    """What a generation holds.
+    """The contents of a generation.
 
     Attributes:
-      generation: Its number, from 1 on.
+      generation: Its number, counted from 1.
       groups: Group -> its columns. Each group's stripes begin with two more: the time and the birth.
       shards: The shards; a user is in shard `user_shards`.
-      watermark: A time; all events before it had arrived when this generation was written, as far as known.
-      start: The time before which a compaction has left out events; None: there was none.
-      inputs: The files that this generation was made of -> their SHA-256.
-      reads: The generations whose stripes the indexes name, ascending.
+      watermark: A time; all earlier events had arrived when this generation was written, as far as known.
+      start: The time before which compaction removed events; None: no compaction.
+      inputs: The input files of this generation -> their SHA-256.
+      reads: The generations whose stripes the indexes reference, ascending.
       spec: How events are read from tables, as JSON values (`gmeta.preprocess.HistorySpec`).
     """
 
@@ -150,7 +151,7 @@ class HistoryManifest(SealedManifest):
         The time and ``"born"`` are in every group.
 
         Raises:
-          ConfigError: A column isn't there, or they are of several groups.
+          ConfigError: A column is missing, or they belong to several groups.
         """
         both = [self.spec["time"], BIRTH]
         for number, own in enumerate(self.groups.values()):
@@ -181,7 +182,7 @@ class HistoryManifest(SealedManifest):
 
     @classmethod
     def load_folder(cls, folder: Any, generation: int) -> HistoryManifest:
-        """Read the manifest in the folder of a generation, which may have another name still; as `load`."""
+        """Read the manifest in a generation's folder, which may still have another name; raises as `load`."""
         path = folder / FILE_NAME
         advice = "restore the file, or take another generation"
         value = load_manifest_file(
@@ -210,7 +211,7 @@ class HistoryManifest(SealedManifest):
 
 
 class Pointer(NamedTuple):
-    """What CURRENT and NEXT hold.
+    """The content of CURRENT and NEXT.
 
     Attributes:
       generation: The number of a generation.
@@ -225,7 +226,7 @@ class Pointer(NamedTuple):
         """Read a pointer; return None if the file doesn't exist.
 
         Raises:
-          DataError: The file holds something else.
+          DataError: The file contains something else.
         """
         try:
             content = path.read_bytes().decode(errors="replace")
@@ -254,8 +255,8 @@ def current_generation(store: ReadablePath) -> int:
     """Return the number of the newest generation; 0 if there is none yet.
 
     Raises:
-      DataError: CURRENT holds something else, is missing beside generations, names an older generation than
-        the newest, or doesn't fit the generation's manifest.
+      DataError: CURRENT contains something else, is missing although generations exist, names an older
+        generation than the newest, or doesn't match the generation's manifest.
     """
     while True:
         current, pending = Pointer.load(store / CURRENT), Pointer.load(store / NEXT)
@@ -264,7 +265,7 @@ def current_generation(store: ReadablePath) -> int:
         is_pending = (
             pending is not None
             and later == [pending.generation] == [number + 1]
-            and _digest(store, number + 1) in (None, pending.digest)  # None: its removal was begun
+            and _digest(store, number + 1) in (None, pending.digest)  # None: its removal has started
         )
         if not later or is_pending:
             break
@@ -289,7 +290,7 @@ def newest_generation(store: ReadablePath) -> int:
     """Return the number of the newest generation.
 
     Raises:
-      DataError: There is no store here, or as for `current_generation`.
+      DataError: There is no store here; or as for `current_generation`.
     """
     found = current_generation(store)
     if not found:
@@ -303,7 +304,7 @@ def dropping(store: ReadablePath) -> frozenset[int]:
     """Return the numbers of the generations whose deletion has begun.
 
     Raises:
-      DataError: DROPPING holds something else.
+      DataError: DROPPING contains something else.
     """
     path = store / DROPPING
     try:
@@ -323,7 +324,7 @@ def dropping(store: ReadablePath) -> frozenset[int]:
 
 
 def begin_to_drop(store: Path, numbers: Collection[int]) -> None:
-    """Write down that the deletion of generations has begun; from now on they don't count."""
+    """Record that the deletion of generations has begun; from now on, they are ignored."""
     named = " ".join(map(str, sorted(numbers)))
     write_atomically(store / DROPPING, f"{named} {hashlib.sha256(named.encode()).hexdigest()}\n")
 
@@ -336,19 +337,19 @@ def folder_numbers(store: Path) -> list[int]:
 
 
 def is_generation_name(name: str) -> bool:
-    """Return whether a name in the folder of generations is that of a generation."""
+    """Return whether a name in the folder of generations belongs to a generation."""
     return _NAME.fullmatch(name) is not None and name == f"{int(name):08d}" and int(name) > 0
 
 
 def _later(store: ReadablePath, number: int) -> list[int]:
-    """Return the whole generations after one; in a remote store only the next one is looked for."""
+    """Return the complete generations after one; in a remote store, check only the next one."""
     if isinstance(store, Path):
         return [n for n in folder_numbers(store) if n > number]
     return [number + 1] if (generation_folder(store, number + 1) / FILE_NAME).exists() else []
 
 
 def _digest(store: ReadablePath, number: int) -> str | None:
-    """Return the digest that a manifest claims; None if it can't be read, for which `load` has the error."""
+    """Return the digest in a manifest; None if it can't be read, for which `load` raises the error."""
     try:
         value = json.loads((generation_folder(store, number) / FILE_NAME).read_text())
     except (OSError, ValueError, RecursionError):

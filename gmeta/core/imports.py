@@ -1,15 +1,14 @@
-"""What gmeta adds to imports: names loaded on first use, extras that are missing, modules that moved.
+"""gmeta's additions to imports: names loaded on first use, missing extras, moved modules.
 
-* `load_lazily` loads the names that a package exports when they are first used (PEP 562), and those that have
-  moved.
+* `load_lazily` loads the names that a package exports, and moved names, on first use (PEP 562).
 * `name_missing_extras` names the extra that installs a missing package. Training needs TensorFlow and a few
-  small packages. What preparation, reports and workers need comes with extras of ``pyproject.toml``:
-  ``pip install 'gmeta[prepare]'``. An import of it by gmeta's own code ends in one line that names the extra.
-  The finder is the last that Python asks for a module, so it sees only packages that aren't installed.
+  small packages. Packages for preparation, reports and workers come with extras of ``pyproject.toml``: ``pip
+  install 'gmeta[prepare]'``. If gmeta's own code imports a missing one, the error is one line that names the
+  extra. Python asks this finder last, so it sees only packages that aren't installed.
 * `find_old_modules` loads models that earlier versions saved. A ``.keras`` file names each class by its
-  module, which Keras imports when it loads the file, unless the class is registered and its module was
-  imported before. The finder answers for the modules that were merged into others: the module that it
-  returns has the names of the present one.
+  module, which Keras imports when it loads the file, unless the class is registered and its module already
+  imported. The finder handles modules that were merged into others: the module that it returns has the names
+  of the current one.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from gmeta.core.errors import GmetaError
 def load_lazily(
     package: str, where: Mapping[str, str], moved: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make a package's ``__getattr__`` and ``__dir__``.
+    """Return a package's ``__getattr__`` and ``__dir__``.
 
-    A name that has moved is found under its old name for one release, with a `DeprecationWarning` that names
+    A moved name stays available under its old name for one release, with a `DeprecationWarning` that names
     the new place and points at the line that uses the old name. ``__dir__`` doesn't list it.
 
     Args:
       package: The package's ``__name__``.
       where: Exported name -> the module that defines it.
-      moved: Old name -> the module that has it now, or ``"module:new name"`` where the name has changed.
+      moved: Old name -> the module that now defines it, or ``"module:new name"`` if the name has changed.
 
     Returns:
       The two functions.
@@ -55,7 +54,8 @@ def load_lazily(
         if name not in moved:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, _, new = moved[name].partition(":")
-        # `from package import name` looks twice: the import system, whether it is a submodule, then the line.
+        # `from package import name` looks twice: the import system checks for a submodule, then the line
+        # itself.
         if sys._getframe(1).f_globals.get("__name__") != "importlib._bootstrap":
             change = f"{package}.{name} has moved to {module}.{new or name}"
             warnings.warn(
@@ -83,11 +83,11 @@ EXTRAS = {
 
 
 class MissingExtraError(GmetaError, ModuleNotFoundError):
-    """A package isn't installed that comes with an extra."""
+    """A package of an extra isn't installed."""
 
 
 class _LastFinder:
-    """Refuses imports that gmeta's own modules make of missing packages in `EXTRAS`."""
+    """Refuses imports of missing packages in `EXTRAS` by gmeta's own modules."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -101,7 +101,7 @@ class _LastFinder:
 
 
 def _importer() -> str:
-    """Return the package whose code imports, behind the frames of the import system."""
+    """Return the package whose code imports, skipping the frames of the import system."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
         frame = frame.f_back
@@ -151,7 +151,7 @@ _FOLDERS = frozenset(
 
 
 class _OldModules:
-    """A finder, and a loader, of the modules in `OLD_MODULES` and the packages that they were in."""
+    """A finder and loader of the modules in `OLD_MODULES` and their former packages."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -161,10 +161,10 @@ class _OldModules:
         return None
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let Python make an empty module."""
+        """Make Python create an empty module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module the names of the present one."""
+        """Copy the names of the current module to the old one."""
         if (present := OLD_MODULES.get(module.__name__)) is not None:
             names = vars(importlib.import_module(present))
             vars(module).update({name: value for name, value in names.items() if name[:2] != "__"})

@@ -1,8 +1,8 @@
-"""Reads a JSON or TOML file from any source, and checks its values.
+"""Reads JSON or TOML files from untrusted sources, and checks their values.
 
-Each value must have its type and lie within its bounds; otherwise the error names it. A manifest names
-the files to open, and may come with a folder from elsewhere. So every value is checked before it is used, and
-a name in it never leads out of the folder.
+Each value must have its type and lie within its bounds; otherwise, an error names it. A manifest names the
+files to open, and may come with a folder from elsewhere. Every value is therefore checked before use, and no
+name in it can refer to a path outside the folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOO_DEEP = "its values are nested too deeply"
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Parse JSON, as ``json.loads`` does.
+    """Parse JSON like ``json.loads``.
 
     Raises:
       ValueError: It isn't JSON, isn't UTF-8, or is nested too deeply.
@@ -56,7 +56,7 @@ def parse_toml(content: str) -> dict[str, Any]:
 
 
 def _check_depth(value: Any, left: int = 64) -> None:
-    """Raise an error for values that are nested so deeply that other functions would fail at them."""
+    """Raise an error for values that are nested too deeply for other functions."""
     if not left:
         raise RecursionError
     inner = value.values() if type(value) is dict else value if type(value) is list else ()
@@ -75,7 +75,7 @@ def whole(value: Any, what: str, least: int = 0, most: int = MOST) -> int:
       most: The largest number allowed.
 
     Raises:
-      ValueError: The value is something else, such as a text, a fraction, true or NaN.
+      ValueError: The value is something else, such as a string, a fraction, true or NaN.
 
     Example:
       >>> whole(3, "rows")
@@ -101,7 +101,7 @@ def wholes(values: Any, what: str, most: int = MOST) -> list[int]:
 
 
 def text(value: Any, what: str) -> str:
-    """Check that a value is a text, and return it.
+    """Check that a value is a string, and return it.
 
     Raises:
       ValueError: The value is something else.
@@ -169,18 +169,18 @@ def folder_name(value: Any, what: str) -> str:
 
 
 def short(value: Any) -> str:
-    """Format a value in one line, as an error shows it."""
+    """Format a value in one line for errors."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:60]}…"
 
 
-# The file of a manifest: a JSON object whose digest covers all of it.
+# A manifest's file: a JSON object with a digest of its content.
 
 FILE_NAME = "manifest.json"
 
 
 class SealedManifest:
-    """A manifest that knows the digest of its content."""
+    """A manifest with a digest of its content."""
 
     @abstractmethod
     def _body(self) -> dict[str, Any]:
@@ -188,11 +188,11 @@ class SealedManifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over all attributes, and so over all files that it names with a checksum."""
+        """SHA-256 over all attributes, and thereby over all files that it names with a checksum."""
         return hashlib.sha256(json.dumps(self._body(), sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path, name: str = FILE_NAME) -> Path:
-        """Write the file ``name`` into ``folder``, whole or not at all."""
+        """Write the file ``name`` into ``folder`` atomically."""
         content = json.dumps({**self._body(), "digest": self.digest}, indent=1)
         return write_atomically(folder / name, content + "\n")
 
@@ -200,7 +200,7 @@ class SealedManifest:
 def load_manifest_file(
     path: ReadablePath, kind: str, version: int, *, advice: str, older: str
 ) -> dict[str, Any]:
-    """Read a manifest, and check that it is of a kind and a version.
+    """Read a manifest, and check its kind and version.
 
     Args:
       path: The file.

@@ -1,18 +1,18 @@
-"""Fits Keras and AutoGraph to gmeta: selects Keras 2 (tf-keras), refuses Keras 3, converts only calls.
+"""Adapts Keras and AutoGraph: selects Keras 2 (tf-keras), refuses Keras 3, converts only calls.
 
-Horovod 0.28 and custom train steps need Keras 2. TensorFlow reads ``TF_USE_LEGACY_KERAS`` once, during
-its import. If the variable isn't set by then, ``tensorflow.keras`` is Keras 3 for the rest of the process.
+Horovod 0.28 and custom train steps require Keras 2. TensorFlow reads ``TF_USE_LEGACY_KERAS`` once, during
+import. If the variable isn't set by then, ``tensorflow.keras`` is Keras 3 for the rest of the process.
 
-`convert_only_calls` lets a first ``fit`` take one second. AutoGraph converts a function so that Python's
-``if`` and ``while`` work on tensors, and each function that this one calls. TensorFlow exempts its own
-package and ``keras``, but in some versions not ``tf_keras``, which is the same under a newer name. There, the
+`convert_only_calls` reduces the first ``fit`` to one second. AutoGraph converts a function, and each function
+that it calls, so that Python's ``if`` and ``while`` work on tensors. TensorFlow exempts its own package and
+``keras``, but some versions don't exempt ``tf_keras``, the same package under a newer name. With these, the
 first train step of a process would convert a hundred functions of Keras and gmeta, 0.1 s each, although none
-of them has a tensor in an ``if``. Other versions have a rule that exempts ``tf_keras``, and with it what its
-functions call: a user's ``train_step`` or activation.
+of them has a tensor in an ``if``. Other versions exempt ``tf_keras`` and everything that its functions call:
+a user's ``train_step`` or activation.
 
-So these functions get a conversion of their own, which takes about a millisecond: ``f(x)`` becomes
-``converted_call(f, (x,))``, and the rest stays. A user's function that Keras calls is converted as a whole,
-and so is a function that is given to ``tf.function`` itself, such as Keras' loop over several steps.
+These functions therefore get a special conversion, which takes about a millisecond: ``f(x)`` becomes
+``converted_call(f, (x,))``, and the rest is unchanged. A user's function that Keras calls is fully converted,
+and so is a function that is passed to ``tf.function`` itself, such as Keras' loop over several steps.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _TRUE = ("1", "true", "True")  # the spellings that TensorFlow accepts
 
 
 def select_legacy_keras() -> None:
-    """Make ``tf.keras`` be ``tf_keras`` and keep TensorFlow's start-up messages quiet.
+    """Make ``tf.keras`` refer to ``tf_keras``, and silence TensorFlow's start-up messages.
 
     ``TF_CPP_MIN_LOG_LEVEL`` is set to 3 unless it is set already: the wheel prints three CUDA
     registration lines at level "error" on every machine. Set it to 0 to see everything.
 
     Raises:
-      KerasError: TensorFlow was imported first, without the variable, so Keras 3 is already chosen; or
-        tf-keras isn't installed.
+      KerasError: TensorFlow was already imported without the variable, which selected Keras 3; or tf-keras
+        isn't installed.
     """
     if importlib.util.find_spec("tf_keras") is None:
         raise KerasError(_lack_of_keras_2())
@@ -68,7 +68,7 @@ def select_legacy_keras() -> None:
 
 
 def _lack_of_keras_2() -> str:
-    """Return which tf-keras to install: each minor version is made for TensorFlow's of the same number."""
+    """Return which tf-keras to install: each minor version matches TensorFlow's of the same number."""
     found = find_tensorflow()
     if found is None:
         install = " ".join(f"'{line}'" for line in WANTED)
@@ -78,7 +78,7 @@ def _lack_of_keras_2() -> str:
     if misfit is not None:
         return misfit
     minor = ".".join(version.split(".")[:2])
-    # tf-keras asks for the distribution `tensorflow`, which would be laid over another one's files.
+    # tf-keras requires the distribution `tensorflow`, which would overwrite another distribution's files.
     alone = "" if name == "tensorflow" else "--no-deps "
     return (
         f"tf-keras isn't installed, and gmeta needs Keras 2, which it is: TensorFlow {version} goes with "
@@ -89,16 +89,15 @@ def _lack_of_keras_2() -> str:
 def refuse_keras_3(receiver: str, *given: Any) -> None:
     """Refuse objects of Keras 3, which TensorFlow installs beside Keras 2 as the package ``keras``.
 
-    Keras 2 would fail later, where it takes them for its own: "'Variable' object has no attribute
-    '_unique_id'".
+    Keras 2 would mistake them for its own and fail later: "'Variable' object has no attribute '_unique_id'".
 
     Args:
-      receiver: What they were given to, for the message.
+      receiver: What received them, for the message.
       *given: Anything; lists, tuples and mappings are searched.
 
     Raises:
       KerasError: An object's class, or the class that it derives from, is one of Keras 3; or such a class
-        itself was given. The message names its counterpart in ``tf.keras``.
+        itself was passed. The message names its counterpart in ``tf.keras``.
     """
     for value in _leaves(given):
         kind = value if isinstance(value, type) else type(value)
@@ -113,11 +112,11 @@ def refuse_keras_3(receiver: str, *given: Any) -> None:
 
 
 def submodules(module: Any) -> list[Any]:
-    """Find the modules in the attributes of a ``tf.Module``, and in theirs, each once.
+    """Find the modules in the attributes of a ``tf.Module``, recursively, each once.
 
-    They are those of ``module.submodules``, which fails with wrapt 1.16 to 2.1 on Python 3.12 or newer if a
-    layer has a tuple of layers: ``tf.nest`` asks whether a value has the methods of a protocol, and Python
-    looks for them in a ``__dict__`` that the wrapper around the tuple doesn't give.
+    The result equals ``module.submodules``, which fails with wrapt 1.16 to 2.1 on Python 3.12 or newer if a
+    layer has a tuple of layers: ``tf.nest`` checks whether a value has the methods of a protocol, and Python
+    looks for them in a ``__dict__`` that the wrapper around the tuple doesn't provide.
     """
     import tensorflow as tf
 
@@ -150,7 +149,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _names(cls: type) -> tuple[str, str]:
-    """Return the public name of a class of Keras 3, and that of its counterpart in Keras 2."""
+    """Return the public names of a Keras 3 class and of its counterpart in Keras 2."""
     import tf_keras
 
     if cls.__name__ == "KerasTensor":
@@ -174,18 +173,18 @@ _FRAMEWORKS = frozenset({"tf_keras", "gmeta", "contextlib"})
 _WITHOUT_USERS = ("gmeta.core", "gmeta.ops", "gmeta.layers.embedding", "gmeta.layers.exchange")
 """Modules whose functions call no function of a user, so that nothing below them needs a conversion."""
 _CALL = "gmeta_converted_call"  # the free variable that holds `converted_call`
-_MADE = "gmeta_made"  # the function's name while it is compiled; by its own, it would find itself
+_MADE = "gmeta_made"  # the function's name during compilation; under its own name, it would find itself
 _FUTURES = functools.reduce(
     lambda flags, name: flags | getattr(__future__, name).compiler_flag, __future__.all_feature_names, 0
 )
-_NATIVE = frozenset(dir(builtins))  # among them `super` and `locals`, which look at the frame that calls them
+_NATIVE = frozenset(dir(builtins))  # including `super` and `locals`, which inspect the calling frame
 
 
 def convert_only_calls() -> None:
     """Install the conversion, now or as soon as TensorFlow is imported. A second call does nothing.
 
-    Functions that have been converted before stay as they are. Where a function or a version of TensorFlow
-    doesn't fit, AutoGraph converts as it does without gmeta.
+    Already converted functions are unchanged. If a function or a version of TensorFlow isn't supported,
+    AutoGraph converts as without gmeta.
     """
     if _API in sys.modules:
         _install(sys.modules[_API])
@@ -194,7 +193,7 @@ def convert_only_calls() -> None:
 
 
 class _Finder:
-    """Finds AutoGraph's module as others do, and installs the conversion once it is loaded."""
+    """Finds AutoGraph's module like other finders, and installs the conversion once it is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _API:
@@ -228,7 +227,8 @@ def _install(api: Any) -> None:
         return convert_all(entity, context)
 
     api._convert_actual = convert
-    # TensorFlow's own has the same result, but first reads the source of every function on the stack.
+    # TensorFlow's own function has the same result, but first reads the source of every function on the
+    # stack.
     sys.modules[_INSPECT].currentframe = lambda: sys._getframe(1)  # type: ignore[attr-defined]
     # Newer versions exempt `tf_keras`.
     config: Any = sys.modules[_CONFIG]
@@ -237,41 +237,41 @@ def _install(api: Any) -> None:
 
 
 def _is_of_framework(entity: Any) -> bool:
-    """Return whether a function is Keras' or gmeta's, or what TensorFlow's decorators make of such a one."""
+    """Return whether a function belongs to Keras or gmeta, or is such a function decorated by TensorFlow."""
     names = getattr(entity, "__module__", None), getattr(entity, "__globals__", {}).get("__name__")
     wrapped, itself = ((name or "").partition(".")[0] for name in names)
     return wrapped in _FRAMEWORKS and itself in (*_FRAMEWORKS, "tensorflow")
 
 
 def _with_converted_calls(entity: Any, options: Any, api: Any) -> Callable[..., Any]:
-    """Return a function that does what ``entity`` does, but makes each call through ``converted_call``.
+    """Return a function that behaves like ``entity``, but makes each call through ``converted_call``.
 
     Raises:
       LookupError, SyntaxError: See `_compiled`.
     """
     code: CodeType = entity.__code__
     cells = dict(zip(code.co_freevars, entity.__closure__ or (), strict=True))
-    if _CALL not in cells:  # otherwise it was defined in a converted function, and is converted
+    if _CALL not in cells:  # otherwise, it was defined in a converted function, and is converted
         code, cells[_CALL] = _compiled(code), CellType(functools.partial(api.converted_call, options=options))
     closure = tuple(cells[name] for name in code.co_freevars)
     made: Any = FunctionType(code, entity.__globals__, code.co_name, entity.__defaults__, closure)
     made.__kwdefaults__ = entity.__kwdefaults__
-    made.ag_module, made.ag_source_map = None, {}  # what AutoGraph reads: its lines are those of the source
+    made.ag_module, made.ag_source_map = None, {}  # AutoGraph reads these: its lines are those of the source
     return made
 
 
 @functools.cache
 def _compiled(code: CodeType) -> CodeType:
-    """Compile a function's source again, with its calls converted.
+    """Recompile a function's source with its calls converted.
 
     Raises:
-      LookupError: There is no source, it isn't a ``def``, or it isn't that of the code.
-      SyntaxError: The source isn't whole.
+      LookupError: There is no source, it isn't a ``def``, or it doesn't match the code.
+      SyntaxError: The source is incomplete.
     """
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     try:
         tree = _parsed(lines[: _last_line(code) - code.co_firstlineno + 1], code.co_firstlineno)
-    except SyntaxError:  # a statement goes on after its last line that has code
+    except SyntaxError:  # a statement continues after its last line with code
         tree = _parsed(inspect.getblock(lines), code.co_firstlineno)
     if not tree.body:
         raise LookupError(f"no source: {code.co_filename}")
@@ -281,7 +281,7 @@ def _compiled(code: CodeType) -> CodeType:
     function.name, function.decorator_list = _MADE, []
     function.args.defaults = [ast.copy_location(ast.Constant(None), each) for each in function.args.defaults]
     _Calls().visit(function)
-    # To be compiled as free variables, they have to be local to a function around it.
+    # To be compiled as free variables, they must be local to an enclosing function.
     around = ast.parse(f"def around({', '.join((*code.co_freevars, _CALL))}): pass")
     outer: Any = around.body[0]
     outer.body = [function]
@@ -294,8 +294,8 @@ def _compiled(code: CodeType) -> CodeType:
 
 
 def _parsed(block: Sequence[str], first: int) -> ast.Module:
-    """Parse lines of which the first has the number ``first``."""
-    # A method's source is indented, and so needs a statement before it.
+    """Parse lines that are numbered from ``first``."""
+    # A method's source is indented, so it needs a preceding statement.
     before = ["\n"] * (first - 1)
     if block and block[0][:1].isspace():
         before[-1] = "if True:\n"
@@ -303,7 +303,7 @@ def _parsed(block: Sequence[str], first: int) -> ast.Module:
 
 
 def _last_line(code: CodeType) -> int:
-    """Return the last line that has code, of a function and of those within it."""
+    """Return the last line with code of a function, including nested functions."""
     if sys.version_info >= (3, 11):
         lines = [end for _, end, _, _ in code.co_positions() if end is not None]
     else:
@@ -331,6 +331,6 @@ class _Calls(ast.NodeTransformer):
         return at(ast.Call(at(ast.Name(_CALL, ast.Load())), arguments, []))
 
     def visit_With(self, node: ast.With) -> ast.AST:
-        """Leave context managers as they are, as AutoGraph does."""
+        """Leave context managers unchanged, like AutoGraph."""
         node.body = [self.visit(each) for each in node.body]
         return node

@@ -1,18 +1,19 @@
-"""Tables that share a physical table: how their ids become its keys, and where a named table's rows are.
+"""Tables that share a physical table: how their ids map to its keys, and where a named table's rows are.
 
 MTGenRec section 3.2: with ``k = ceil(log2(m + 1))`` for m tables, table i's id x becomes the key
 ``(i << (63 - k)) | x``, so the top bit stays 0 and x has ``63 - k`` bits (`MergedKeys`).
 
-Tables whose ids are hashed take any 64-bit number and fold it into an id. `fold_numbers` has both folds:
+Tables whose ids are hashed accept any 64-bit number and fold it into an id. `fold_numbers` implements both
+folds:
 
-* ``"mix"`` gives ids of `HASHED_BITS` bits, however many tables are merged, so a number's id is the same in
-  every collection.
-* ``"xor"`` is the fold of tables from before gmeta had "mix". It gives ids of as many bits as the merged
-  tables leave, and numbers that count in their upper and in their lower bits share ids.
+* ``"mix"`` returns ids of `HASHED_BITS` bits, regardless of the number of merged tables, so a number has the
+  same id in every collection.
+* ``"xor"`` is the fold of older tables, from before "mix". It returns ids of as many bits as the merged
+  tables leave, and numbers that count in both their upper and lower bits share ids.
 
-Which tables share a physical one, and the bits of a key that separate them there, depend on the set and order
-of a collection's features and on their policies. Names don't. So rows that were saved find their table by its
-name (`NamedTable`), and `NamedTable.keys_from` converts the keys.
+Which tables share a physical table, and the key bits that separate them, depend on the set and order of a
+collection's features and on their policies. Names don't. Saved rows are therefore matched to tables by name
+(`NamedTable`), and `NamedTable.keys_from` converts the keys.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MOST_HASHED = (1 << (63 - HASHED_BITS)) - 1
 def fold_numbers(numbers: Ints, bits: int, fold: Fold) -> Ints:
     """Fold 64-bit numbers x, taken as unsigned, into ids in [0, 2^bits).
 
-    * ``"mix"``: x if it is below 2^bits, else the low bits of `splitmix64` (x). Of n numbers, of any
+    * ``"mix"``: x if it is below 2^bits, otherwise the low bits of `splitmix64` (x). Among n numbers, of any
       structure, about n² / 2^(bits + 1) pairs share an id.
     * ``"xor"``: the low bits of ``x XOR (x >> bits)``.
 
@@ -66,8 +67,8 @@ class MergedKeys:
 
     Attributes:
       tables: The tables' names; a table's position is its number i.
-      hashed: The names of those whose ids are hashed.
-      fold: How these fold a number into an id.
+      hashed: The names of tables whose ids are hashed.
+      fold: How hashed tables fold a number into an id.
 
     Example:
       >>> keys = MergedKeys(("user", "item"))
@@ -93,7 +94,7 @@ class MergedKeys:
         return HASHED_BITS if self.fold == "mix" else self.id_bits
 
     def prefix_of(self, table: str) -> int:
-        """Return the bits of a table's keys that are or-ed into its ids."""
+        """Return the bits that are or-ed into a table's ids to form its keys."""
         return self.tables.index(table) << self.id_bits
 
     def ids_of(self, table: str, keys: Ints) -> tuple[npt.NDArray[np.bool_], Ints]:
@@ -104,18 +105,18 @@ class MergedKeys:
           keys: (n,) int64, keys of the physical table.
 
         Returns:
-          (n,) bool, which keys are the table's; and their ids, in the same order.
+          (n,) bool, which keys belong to the table; and their ids, in the same order.
         """
         own = (keys >> self.id_bits) == self.tables.index(table)
         return own, keys[own] & ((1 << self.id_bits) - 1)
 
     def id_of(self, key: int) -> tuple[str, int]:
-        """Return the table that a key of the physical table is of, and the id in it."""
+        """Return the table to which a key of the physical table belongs, and the id in it."""
         return self.tables[key >> self.id_bits], key & ((1 << self.id_bits) - 1)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values."""
-        fold = {"fold": self.fold} if self.fold != "xor" else {}  # which had no name
+        fold = {"fold": self.fold} if self.fold != "xor" else {}  # older versions didn't store the name "xor"
         return {"tables": list(self.tables), **({"hashed": list(self.hashed), **fold} if self.hashed else {})}
 
     @classmethod
@@ -133,10 +134,10 @@ class MergedKeys:
 
 
 def fold_of(value: Mapping[str, Any]) -> Fold:
-    """Return the fold of JSON values that describe hashed ids; those from before gmeta had "mix" name none.
+    """Return the fold in JSON values that describe hashed ids; values from before "mix" contain none.
 
     Raises:
-      ConfigError: They name a fold that this gmeta doesn't know.
+      ConfigError: They name a fold that this version of gmeta doesn't know.
     """
     return check_fold("what was saved", value.get("fold", "xor"))
 
@@ -165,7 +166,7 @@ class NamedTable:
     Attributes:
       name: Its name.
       physical: The name of the physical table that holds its rows.
-      merged: The tables that are merged there; None if the physical table has keys of its own.
+      merged: The tables that are merged there; None if the physical table isn't merged.
     """
 
     name: str
@@ -174,7 +175,7 @@ class NamedTable:
 
     @property
     def alone(self) -> bool:
-        """Whether the physical table has no other table's rows."""
+        """Whether the physical table contains only this table's rows."""
         return self.merged is None or len(self.merged.tables) == 1
 
     @property
@@ -196,20 +197,20 @@ class NamedTable:
 
     @property
     def prefix(self) -> int:
-        """The bits of a key that are or-ed into the id."""
+        """The bits that are or-ed into an id to form its key."""
         return 0 if self.merged is None else self.merged.prefix_of(self.name)
 
     def own(self, columns: Columns) -> dict[str, npt.NDArray[Any]]:
-        """Return the rows of this table among those of the physical one, by their ids."""
+        """Return this table's rows among those of the physical table, by id."""
         if self.merged is None:
             return dict(columns)
         own, ids = self.merged.ids_of(self.name, columns["keys"])
         return {name: ids if name == "keys" else values[own] for name, values in columns.items()}
 
     def why_not_from(self, saved: NamedTable) -> str:
-        """Explain why ids don't find the rows that were saved of a table; empty if they do.
+        """Explain why this table's ids don't match a table's saved rows; empty if they match.
 
-        Hashed ids do, once this table folds them as the saved one did.
+        Hashed ids match if this table folds them like the saved one.
         """
         if saved.hashed != self.hashed:
             return f"its features were saved with hash={saved.hashed}, and have hash={self.hashed} now"
@@ -231,17 +232,17 @@ class NamedTable:
         return ""
 
     def keys_from(self, saved: NamedTable, keys: Ints) -> tuple[npt.NDArray[np.bool_], Ints]:
-        """Find the keys that were saved of this table, and convert them to its keys now.
+        """Find this table's saved keys, and convert them to its current keys.
 
         Args:
           saved: The table as it was saved; `why_not_from` accepts it.
           keys: (n,) int64, the keys of its physical table.
 
         Returns:
-          (n,) bool, which keys are the table's; and their keys in this table's physical table.
+          (n,) bool, which keys belong to the table; and their keys in this table's physical table.
 
         Raises:
-          DataError: An id is above the limit of ids now.
+          DataError: An id exceeds the current limit of ids.
         """
         if saved.merged is None:
             own, ids = np.ones(len(keys), bool), keys
@@ -275,7 +276,7 @@ def find_table(name: str | None, tables: Physical, where: str) -> NamedTable:
     Args:
       name: The name; None: the only table.
       tables: The physical tables.
-      where: What has the tables, for messages.
+      where: The owner of the tables, for messages.
 
     Raises:
       ConfigError: There is no such table, or there are several.

@@ -1,8 +1,8 @@
 """Finds, checks and loads the compiled libraries.
 
-A library that was compiled against another TensorFlow fails, if it fails at all, with a mangled symbol. So
-this module first reads the library's build information from the file (``ops/common/build_info.cc`` put it
-there) and refuses a mismatch with an error that names both versions.
+A library that was compiled against another TensorFlow fails, if at all, with a mangled symbol. This module
+therefore first reads the library's build information from the file (written by ``ops/common/build_info.cc``),
+and refuses a mismatch with an error that names both versions.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ FunctionTypes: TypeAlias = Mapping[str, tuple[Any, Sequence[Any]]]
 
 
 def library_path(name: str) -> Path:
-    """Return the file of a compiled library, which exists and is whole.
+    """Return the file of a compiled library, after checking that it exists and is complete.
 
     Raises:
-      NativeLibraryError: The file was never built, or was cut short while it was written.
+      NativeLibraryError: The file isn't built, or is truncated.
     """
     path = LIBRARIES[name]
     if not path.exists():
@@ -56,15 +56,15 @@ def library_path(name: str) -> Path:
 
 
 def load_functions(name: str, prefix: str, types: FunctionTypes) -> ctypes.CDLL:
-    """Load a library that knows no TensorFlow, and state the types of some of its C functions.
+    """Load a library that doesn't use TensorFlow, and set the types of some of its C functions.
 
     Args:
       name: The library's name.
-      prefix: What the functions' names begin with.
-      types: Which functions there must be.
+      prefix: The prefix of the functions' names.
+      types: The required functions, with their types.
 
     Raises:
-      NativeLibraryError: The library was never built, or lacks a function.
+      NativeLibraryError: The library isn't built, or lacks a function.
     """
     path = library_path(name)
     library = ctypes.CDLL(str(path))
@@ -92,13 +92,13 @@ def _is_whole(path: Path) -> bool:
 
 
 def build_info(path: Path) -> dict[str, str]:
-    """Read the versions that an op library was compiled with, from its bytes and without loading it.
+    """Read the versions with which an op library was compiled from its bytes, without loading it.
 
     Returns:
       The keys ``tensorflow``, ``cxx11_abi``, ``compiler`` and ``cuda``.
 
     Raises:
-      NativeLibraryError: The file carries no build information.
+      NativeLibraryError: The file contains no build information.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
         start = image.find(_MARKER)
@@ -112,10 +112,11 @@ def build_info(path: Path) -> dict[str, str]:
 
 
 def check_build(path: Path) -> None:
-    """Refuse a library that was compiled against another TensorFlow than the one in use.
+    """Refuse a library that was compiled against a TensorFlow other than the one in use.
 
     Raises:
-      NativeLibraryError: The versions differ, and the message names both; or gmeta doesn't run on this one.
+      NativeLibraryError: The versions differ, and the message names both; or gmeta doesn't support this
+        TensorFlow.
     """
     import tensorflow as tf
 
@@ -136,7 +137,8 @@ def check_build(path: Path) -> None:
 
 
 def _how_to_rebuild() -> str:
-    """Return the command that compiles them against the installed TensorFlow, and installs no other."""
+    """Return the command that compiles the libraries against the installed TensorFlow, without replacing
+    it."""
     checkout = _PACKAGE.parent
     if (checkout / "setup.py").exists():
         return f"`{sys.executable} setup.py build_ext --inplace` in {checkout}"

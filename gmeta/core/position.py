@@ -1,4 +1,4 @@
-"""The position of training in its data, as variables that a checkpoint of the model can hold."""
+"""The position of training in its data, as variables that a checkpoint of the model can store."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Position", "int64_variable", "position_of", "uncounted"]
 
 
 class Position(tf.Module):
-    """The base class of what counts the elements that are taken from a dataset, in int64 variables.
+    """Base class of positions, which count the consumed elements of a dataset in int64 variables.
 
-    It counts where the dataset ends, so a reader ahead of training makes it count too much. A checkpoint of a
-    model that has a position as an attribute holds its variables; `state` returns the same as JSON values.
+    It counts at the end of the dataset, so a later prefetch makes it count too much. A checkpoint of a model
+    with a position as an attribute contains its variables; `state` returns the same as JSON values.
     """
 
     _in_state: ClassVar[tuple[str, ...]]
@@ -36,10 +36,10 @@ class Position(tf.Module):
         return {name: getattr(self, name).numpy().tolist() for name in self._in_state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the position to what `state` returned.
+        """Set the position to a value that `state` returned.
 
         Raises:
-          ConfigError: It is no such state, or doesn't fit the position.
+          ConfigError: The value isn't such a state, or doesn't fit the position.
         """
         kind = type(self).__name__
         variables = {name: getattr(self, name) for name in self._in_state}
@@ -71,12 +71,12 @@ class Position(tf.Module):
     def _count(
         self, dataset: tf.data.Dataset, take: Callable[..., tuple[Sequence[Any], Any]]
     ) -> tf.data.Dataset:
-        """Return a dataset that updates the position for each element that is taken from it.
+        """Return a dataset that updates the position for each consumed element.
 
         Args:
           dataset: A dataset.
-          take: A function of an element of it, which returns updates of the variables, and the element that
-            is returned after them.
+          take: A function of an element that returns updates of the variables, and the element to return
+            after them.
         """
 
         @tf.autograph.experimental.do_not_convert
@@ -86,7 +86,7 @@ class Position(tf.Module):
                 return tf.nest.map_structure(tf.identity, taken, expand_composites=True)
 
         options = tf.data.Options()
-        # It would put a buffer after the counting.
+        # It would add a buffer after the counting.
         options.experimental_optimization.inject_prefetch = False
         counted = dataset.map(count).with_options(options)
         counted._gmeta_position = self
@@ -100,14 +100,14 @@ def int64_variable(name: str, value: Any, shape: Any = None) -> tf.Variable:
 
 
 def position_of(dataset: tf.data.Dataset) -> Position | None:
-    """Return the position that counts a dataset, or one that it derives from."""
+    """Return the position that counts a dataset, or a dataset from which it derives."""
     found: Position | None = getattr(dataset, "_gmeta_position", None)
     return found or next(filter(None, map(position_of, dataset._inputs())), None)
 
 
 @contextmanager
 def uncounted(dataset: tf.data.Dataset) -> Iterator[None]:
-    """Keep the dataset's position unchanged, even if elements are taken from it inside the block."""
+    """Keep the dataset's position unchanged, even if elements are consumed inside the block."""
     position = position_of(dataset)
     variables = [] if position is None else position.variables
     before = [variable.numpy() for variable in variables]

@@ -14,7 +14,7 @@ from gmeta.core.errors import ConfigError, finite_number, whole_number
 
 
 class _Share(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule that gives each step a share of the highest rate."""
+    """A schedule that scales the highest rate for each step."""
 
     def __init__(self, learning_rate: float, steps: int) -> None:
         kind = type(self).__name__
@@ -39,20 +39,20 @@ class _Share(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class Warmup(_Share):
-    r"""A rate that rises to its full value in equal steps, and stays there.
+    r"""A rate that rises linearly to its full value, then stays constant.
 
     In step s, counted from 0, it is
 
     .. math:: \eta \left(a + (1 - a) \min\left(1, \frac{s}{steps}\right)\right)
 
-    N ranks of equal batches make a step with N times as many samples, for which a rate N times that of one
-    rank is usual, but too much for the first steps: it starts at the rate of one rank, ``start=1 / N`` (Goyal
-    et al., "Accurate, Large Minibatch SGD", section 2.2).
+    With N ranks of equal batches, a step has N times as many samples, for which N times the rate of one rank
+    is usual, but too high for the first steps: start at the rate of one rank, ``start=1 / N`` (Goyal et al.,
+    "Accurate, Large Minibatch SGD", section 2.2).
 
     Args:
       learning_rate: η.
-      steps: After how many steps the full rate is reached.
-      start: a, the share of the rate that the first step has, from 0 to 1.
+      steps: Number of steps until the full rate.
+      start: a, the fraction of the rate in the first step, from 0 to 1.
 
     Raises:
       ConfigError: A number is out of its range.
@@ -72,7 +72,7 @@ class Warmup(_Share):
         self.start = start
 
     def share(self, step: tf.Tensor) -> tf.Tensor:
-        """Compute the share of the full rate that a step has, () float64, step 0 being the first."""
+        """Compute the fraction of the full rate for a step, () float64; the first step is 0."""
         return self.start + (1 - self.start) * tf.minimum(step, float(self.steps)) / self.steps
 
     def get_config(self) -> dict[str, Any]:
@@ -82,9 +82,9 @@ class Warmup(_Share):
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class OneCycle(_Share):
-    r"""A rate that rises from 0 to its highest value, and falls to 0, over a whole training.
+    r"""A rate that rises from 0 to its highest value, then falls to 0, over an entire training.
 
-    In step s of S, counted from 0, with w the share of steps in which the rate rises:
+    In step s of S, counted from 0, with w the fraction of steps in which the rate rises:
 
     .. math:: \eta_s = \eta \min\left(\frac{s + 1}{w S},\
        \frac{1}{2} \left(1 + \cos \pi \frac{\max(s - w S,\ 0)}{S - w S}\right)\right)
@@ -93,7 +93,7 @@ class OneCycle(_Share):
 
     Args:
       learning_rate: η.
-      steps: S, all steps of the training; after them the rate is 0.
+      steps: S, all steps of the training; after them, the rate is 0.
       warm_up: w, above 0 and below 1.
 
     Raises:

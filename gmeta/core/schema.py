@@ -1,4 +1,4 @@
-"""The columns of a prepared data set: what preprocessing writes and what readers expect."""
+"""The columns of a prepared data set, which preprocessing writes and readers expect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Column:
     Attributes:
       name: Its name, also the feature's name in a ``tf.train.Example``.
       dtype: ``"int64"`` or ``"float32"``.
-      is_list: Whether a record holds any number of values (a ragged column) or exactly one.
+      is_list: Whether a record has any number of values (a ragged column) or exactly one.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Schema:
 
     Attributes:
       columns: All columns.
-      task: The column that holds the task's id; records of a task stand together.
+      task: The column of the task's id; records of a task are contiguous.
       batch: The column that numbers the batches of a task.
     """
 
@@ -83,7 +83,7 @@ class Schema:
         """Read a schema from what `to_json` returns.
 
         Raises:
-          ValueError: A value is of another type. KeyError and TypeError are possible too.
+          ValueError: A value has another type. KeyError and TypeError are possible too.
         """
         columns: Sequence[Mapping[str, Any]] = items(value["columns"], "columns")
         for column in columns:
@@ -93,7 +93,7 @@ class Schema:
         return cls(tuple(Column(**column) for column in columns), value["task"], value["batch"])
 
 
-# Roles of a prepared data set's columns: which is the label, which is the time, and which are hashed.
+# Roles of a prepared data set's columns: the label, the time, and the hashed columns.
 
 _USUAL_LABELS = ("label", "rating")
 _USUAL_TIME = "timestamp"
@@ -101,12 +101,12 @@ _USUAL_TIME = "timestamp"
 
 @dataclass(frozen=True)
 class Roles:
-    """Roles of a prepared data set's columns, as given to `gmeta prepare`.
+    """Roles of a prepared data set's columns, as passed to `gmeta prepare`.
 
     Attributes:
       task: The column of tasks.
       batch: The column that numbers the batches of a task.
-      time: The column that a task's rows are sorted by; None if there is none.
+      time: The column by which a task's rows are sorted; None if there is none.
       label: The column to predict; if none was named, ``label`` or ``rating``; None if there is neither.
       hashed: The columns of hashed text.
 
@@ -149,7 +149,7 @@ class Roles:
         return cls(schema.task, schema.batch, column("time"), column("label") or usual, hashed)
 
 
-# The rule for bad records, the same in every package.
+# The rule for bad records in all packages.
 
 OnBad = Literal["raise", "skip"]
 """The rule for bad records: ``"raise"`` ends the run at the first one, ``"skip"`` counts it and continues."""

@@ -1,4 +1,4 @@
-"""Semantic ids: a code for each item of a catalogue, whose first digits similar items share."""
+"""Semantic ids: a code for each item of a catalogue; similar items share their first digits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gmeta.core.shares import splitmix64
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Codebooks of residual quantization: from a vector to one code a level.
+# Codebooks of residual quantization: from a vector to one code per level.
 
 Vectors = NDArray[np.float32]
 _PIECE = 1 << 25  # distances computed at a time
@@ -28,10 +28,10 @@ _PIECE = 1 << 25  # distances computed at a time
 
 @dataclass(frozen=True)
 class Codebooks:
-    """Encodes a vector as codes, the first the coarsest: each level codes the residual of the levels before.
+    """Encodes a vector as codes, coarsest first: each level encodes the residual of the previous levels.
 
     With r_1 = f(x), level l has the code c_l = argmin_c |r_l - e_l(c)|² and leaves r_{l+1} = r_l - e_l(c_l),
-    so f(x) is about e_1(c_1) + … + e_L(c_L). The smallest of equally near codes is taken.
+    so f(x) is about e_1(c_1) + … + e_L(c_L). Ties are resolved by the smallest code.
 
     Args:
       levels: For each level e_l, float32 (codes, dim).
@@ -39,7 +39,7 @@ class Codebooks:
         ReLU. Without layers, f(x) = x.
 
     Raises:
-      ConfigError: There is no level, or shapes don't fit each other.
+      ConfigError: There is no level, or shapes don't match.
 
     Example:
       >>> books = Codebooks((np.float32([[0, 0], [4, 0]]), np.float32([[0, 1], [0, -1]])))
@@ -79,7 +79,7 @@ class Codebooks:
 
     @property
     def dim(self) -> int:
-        """The width of the vectors that `encode` takes."""
+        """The width of the vectors that `encode` expects."""
         return int(self.encoder[0][0].shape[0] if self.encoder else self.levels[0].shape[1])
 
     def encode(self, vectors: Vectors) -> NDArray[np.int32]:
@@ -112,7 +112,7 @@ class Codebooks:
 
 
 def apply_layers(layers: Sequence[tuple[Vectors, Vectors]], vectors: Vectors) -> Vectors:
-    """Return what dense layers make of vectors; all layers but the last are followed by ReLU."""
+    """Apply dense layers to vectors; all layers but the last are followed by ReLU."""
     for number, (kernel, bias) in enumerate(layers):
         vectors = vectors @ kernel + bias
         if number + 1 < len(layers):
@@ -128,7 +128,7 @@ def check_vectors(vectors: Vectors, dim: int | None = None) -> None:
       dim: Their width; None: any.
 
     Raises:
-      ConfigError: They aren't; the message names the row.
+      ConfigError: The check fails; the message names the row.
     """
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.dtype.kind not in "fiu":
         raise ConfigError(
@@ -149,7 +149,7 @@ def check_vectors(vectors: Vectors, dim: int | None = None) -> None:
 
 
 def nearest(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
-    """Return the number of each vector's nearest center, the smallest of equally near ones: int32 (n,)."""
+    """Return the index of each vector's nearest center, the smallest at ties: int32 (n,)."""
     found = np.empty(len(vectors), np.int32)
     for first, piece in _pieces(vectors, len(centers)):
         found[first : first + len(piece)] = np.argmin(squared_distances(piece, centers), axis=1)
@@ -157,7 +157,7 @@ def nearest(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
 
 
 def squared_distances(vectors: Vectors, centers: Vectors) -> NDArray[np.float32]:
-    """Return |v - c|² - |v|² of vectors v and centers c, float32 (n, centers): ordered as distances are."""
+    """Return |v - c|² - |v|² of vectors v and centers c, float32 (n, centers), ordered like distances."""
     return np.einsum("cd,cd->c", centers, centers) - 2 * (vectors @ centers.T)
 
 
@@ -169,7 +169,7 @@ def _pieces(vectors: Vectors, width: int) -> Iterator[tuple[int, Vectors]]:
 
 
 def places_in_groups(groups: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return each element's place within its group, from 0; the elements of a group stand together."""
+    """Return each element's place within its group, counted from 0; groups are contiguous."""
     places = np.arange(len(groups))
     starts = np.r_[True, groups[1:] != groups[:-1]][: len(groups)]
     return places - np.maximum.accumulate(np.where(starts, places, 0))
@@ -182,15 +182,15 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class SemanticIds:
-    """The semantic ids of a catalogue: the codes of each item's vector, and one digit more.
+    """The semantic ids of a catalogue: the codes of each item's vector, and one more digit.
 
     The last digit distinguishes items that share all codes: it numbers them from 0 in the order of a hash of
-    their ids. An item that is added later comes after the existing ones, so no digit ever changes.
+    their ids. Items that are added later are numbered after the existing ones, so no digit ever changes.
 
     Args:
       items: The items' ids, int64 (n,), each once.
       digits: int32 (n, levels + 1), distinct rows.
-      codebooks: The `Codebooks` by which vectors become codes.
+      codebooks: The `Codebooks` that encode vectors.
       method: How they were made, ``"kmeans"`` or ``"rq-vae"``.
 
     Raises:
@@ -231,7 +231,7 @@ class SemanticIds:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many values each digit has, the last too."""
+        """How many values each digit has, including the last."""
         return (*self.codebooks.sizes, int(self.digits[:, -1].max()) + 1)
 
     @cached_property
@@ -243,11 +243,11 @@ class SemanticIds:
         return digest.hexdigest()
 
     def add(self, items: NDArray[np.int64], vectors: Vectors) -> SemanticIds:
-        """Return these ids and those of new items, coded by the same codebooks.
+        """Return these ids and those of new items, encoded by the same codebooks.
 
         Args:
           items: Their ids, int64 (m,).
-          vectors: Their vectors, float (m, dim), made as those of the others were.
+          vectors: Their vectors, float (m, dim), made in the same way as the others.
 
         Raises:
           ConfigError: The vectors have another width or number, or aren't finite; or ids aren't whole
@@ -267,9 +267,9 @@ class SemanticIds:
         """Return how well the codes are used.
 
         Returns:
-          ``items``; ``levels``: for each level its codes, the share of them in use, the entropy of the codes
-          in bits, and ``perplexity``, 2 to the entropy; ``alike``: the share of items that share all
-          codes with another one; ``most_alike``: the most items that do.
+          ``items``; ``levels``: for each level, its codes, the fraction of them in use, the entropy of the
+          codes in bits, and ``perplexity``, 2 to the entropy; ``alike``: the fraction of items that share all
+          codes with another item; ``most_alike``: the maximum number of items that share all codes.
         """
         levels = []
         for number, size in enumerate(self.codebooks.sizes):
@@ -315,7 +315,7 @@ class SemanticIds:
         """Read what `write` wrote.
 
         Raises:
-          DataError: A file is absent, damaged or of something else, or the two don't belong together.
+          DataError: A file is missing, damaged or of another kind, or the two don't belong together.
         """
         ids, note = _read_table(folder / IDS)
         books, other = _read_table(folder / CODEBOOKS)
@@ -346,7 +346,7 @@ def item_numbers(items: Any) -> NDArray[np.int64]:
     """Return items' ids as int64.
 
     Raises:
-      ConfigError: They aren't whole numbers that fit int64, which a cast would change.
+      ConfigError: They aren't whole numbers that fit into int64; a cast would change them.
     """
     ids = np.asarray(items)
     if ids.size and (ids.dtype.kind not in "iu" or (ids > np.iinfo(np.int64).max).any()):
@@ -365,7 +365,7 @@ def number_alike(
     Args:
       codes: int32 (n, levels).
       items: int64 (n,).
-      given: The numbers that the first items have already, int32 (at most n,).
+      given: The existing numbers of the first items, int32 (at most n,).
 
     Returns:
       int32 (n,), which begins with ``given``.

@@ -35,7 +35,7 @@ for _type in (int, float, str, bool):
 
 
 def _make_list(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    """Cattrs would make a list of letters out of a text, and one of keys out of a mapping."""
+    """Cattrs would convert a string to a list of characters, and a mapping to a list of keys."""
     is_tuple = get_origin(kind) is tuple
     factory = cols.homogenous_tuple_structure_factory if is_tuple else cols.list_structure_factory
     make = factory(kind, converter)
@@ -56,7 +56,7 @@ def _has_former_names(kind: Any) -> bool:
 
 
 def _make_with_former_names(cls: Any) -> Any:
-    """Make a function that reads settings and accepts former names of their keys."""
+    """Return a function that reads settings and accepts former names of their keys."""
     make = make_dict_structure_fn(cls, _converter, _cattrs_forbid_extra_keys=True)
     return lambda value, kind: make({cls.FORMER_NAMES.get(name, name): value[name] for name in value}, kind)
 
@@ -65,15 +65,15 @@ _converter.register_structure_hook_factory(_has_former_names, _make_with_former_
 
 
 def _is_choice(kind: Any) -> bool:
-    """Return whether a type is a union of several types besides None, among which cattrs can't choose."""
+    """Return whether a type is a union of several types other than None, among which cattrs can't choose."""
     return get_origin(kind) in (Union, UnionType) and len(set(get_args(kind)) - {type(None)}) > 1
 
 
 def _choose(value: Any, union: Any) -> Any:
     """Choose a union's type by the value, and convert the value to it.
 
-    A text becomes a string or one of a ``Literal``'s words, a list a tuple, and a mapping a mapping or the
-    first dataclass that has all its keys, and whose ``Literal`` fields have its words. If there is none, the
+    A string becomes a string or one of a ``Literal``'s words, a list a tuple, and a mapping a mapping or the
+    first dataclass that has all its keys and whose ``Literal`` fields accept its words. If there is none, the
     errors are those of the first dataclass with these words.
     """
     kinds = [kind for kind in get_args(union) if kind is not type(None)]
@@ -106,7 +106,7 @@ def _choose(value: Any, union: Any) -> Any:
 
 
 def _words(kind: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Return the fields of a dataclass that hold one of a ``Literal``'s words, with these."""
+    """Return the ``Literal`` fields of a dataclass, with their words."""
     hints = get_type_hints(kind) if is_dataclass(kind) else {}
     return [
         (each, get_args(hints[each.name]))
@@ -116,7 +116,7 @@ def _words(kind: Any) -> list[tuple[Any, tuple[Any, ...]]]:
 
 
 def _has_word(value: Mapping[str, Any], field: Any, words: tuple[Any, ...]) -> bool:
-    """Return whether a mapping has one of the words for a field, or nothing and the field has a default."""
+    """Return whether a mapping has one of a field's words, or omits a field with a default."""
     if field.name in value:
         return value[field.name] in words
     return not (field.default is MISSING and field.default_factory is MISSING)
@@ -128,17 +128,17 @@ _converter.register_structure_hook_func(_is_choice, _choose)
 def from_mapping(
     cls: type[T], value: Mapping[str, Any], where: str = "config", converter: cattrs.Converter = _converter
 ) -> T:
-    """Make a dataclass from nested mappings.
+    """Create a dataclass from nested mappings.
 
     Args:
-      cls: The dataclass; its defaults apply where ``value`` has no key.
+      cls: The dataclass; its defaults apply to keys that ``value`` omits.
       value: Key -> value.
       where: What errors call the settings, such as the file's name.
-      converter: One of `copy_converter`, with hooks for types of its own.
+      converter: A result of `copy_converter`, with hooks for additional types.
 
     Raises:
-      ConfigError: An unknown key, a value of the wrong type, or one that the dataclass refuses; the
-        message names every fault and its place.
+      ConfigError: An unknown key, a value of the wrong type, or a value that the dataclass refuses; the
+        message names every error and its place.
     """
     try:
         return converter.structure(value, cls)
@@ -193,8 +193,8 @@ def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[st
 
     Args:
       settings: Key -> value.
-      assignments: Lines of TOML such as ``seeds=[0]`` or ``methods.maml.epochs=3``; of two that set the same
-        key, the later one counts.
+      assignments: Lines of TOML such as ``seeds=[0]`` or ``methods.maml.epochs=3``; if two set the same key,
+        the later one applies.
 
     Raises:
       ConfigError: A line isn't TOML, or sets nothing.
@@ -218,7 +218,7 @@ def override(settings: Mapping[str, Any], assignments: Sequence[str]) -> dict[st
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both tables as one; where both have a value, that of ``new``."""
+    """Merge both tables; values of ``new`` take precedence."""
     both = {
         key: _merge(old[key], value)
         for key, value in new.items()
@@ -227,11 +227,11 @@ def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {**old, **new, **both}
 
 
-# The way back: settings as a TOML file that states only what differs from the defaults.
+# The inverse: settings as a TOML file with only the values that differ from the defaults.
 
 
 def without_defaults(value: Any) -> dict[str, Any]:
-    """Convert a dataclass to nested mappings of those settings that differ from its class' defaults.
+    """Convert a dataclass to nested mappings of the settings that differ from its class' defaults.
 
     Example:
       >>> @dataclass
@@ -248,7 +248,7 @@ def without_defaults(value: Any) -> dict[str, Any]:
         if now is not None and (now != default or type(now) is not type(default)):
             found[each.name] = without_defaults(now) if is_dataclass(now) else to_mapping(now)
     whole = {key: each for key, each in to_mapping(value).items() if each is not None}
-    # Without all its keys, a value of several possible types may be taken for another type's.
+    # Without all its keys, a value of a union may be mistaken for another type.
     return found if from_mapping(type(value), found) == value else whole
 
 
@@ -256,8 +256,8 @@ def to_toml(settings: Mapping[str, Any], comments: Mapping[str, str] | None = No
     """Return settings as TOML.
 
     Args:
-      settings: Nested mappings of JSON values; None among them is left out.
-      comments: Name of a table, such as ``"methods.maml"`` -> a line above it.
+      settings: Nested mappings of JSON values; None values are omitted.
+      comments: Name of a table, such as ``"methods.maml"`` -> a comment line above it.
 
     Example:
       >>> print(to_toml({"seeds": [0], "methods": {"maml": {"epochs": 3, "inner": {"steps": 2}}}}), end="")
@@ -289,13 +289,13 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as it stands behind a key."""
+    """Format a value as TOML."""
     if isinstance(value, Mapping):
         inner = [f"{_key(key)} = {_toml(each)}" for key, each in value.items() if each is not None]
         return f"{{ {', '.join(inner)} }}" if inner else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):  # JSON's escapes are TOML's, but for one character
+    if isinstance(value, str):  # JSON's escapes equal TOML's, except for one character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
@@ -311,7 +311,7 @@ def parse_size(text: str, what: str, least: int = 0) -> int:
 
     Args:
       text: The size.
-      what: What errors call it.
+      what: Its name in errors.
       least: The smallest size allowed, in bytes.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Shares of the data: a step has the same number of them, however many ranks there are.
+"""Shares of the data: a step has the same number of shares for any number of ranks.
 
-A job divides the data of every step into V shares, where V is the number of ranks that it was started with.
-While the job has V ranks, each rank takes one share. When ranks are lost, the others take their shares as
-well: of W ranks, rank r takes the shares from r V // W up to (r + 1) V // W. So a step trains on the same
+A job divides the data of every step into V shares, where V is the number of ranks with which it was started.
+While the job has V ranks, each rank takes one share. When ranks are lost, the others take over their shares:
+of W ranks, rank r takes the shares from r V // W up to (r + 1) V // W. A step therefore trains on the same
 samples as before, in the same order of shares. Its gradient, that of the mean over the samples of all ranks,
-is the same too.
+is also the same.
 
 This module doesn't use TensorFlow; `gmeta.core.collectives.shared_data` takes the shares' part of a data set.
 """
@@ -31,8 +31,8 @@ class Shares:
 
     Attributes:
       first: The number of the rank's first share.
-      count: How many shares the rank has; they follow each other.
-      total: How many shares there are in all.
+      count: How many consecutive shares the rank has.
+      total: The total number of shares.
     """
 
     first: int
@@ -63,7 +63,7 @@ def total_shares(ranks: int) -> int:
     """Return how many shares a job of this many ranks divides the data of a step into.
 
     Raises:
-      ConfigError: The environment variable holds no number, or fewer shares than there are ranks.
+      ConfigError: The environment variable isn't a number, or is below the number of ranks.
     """
     text = os.environ.get(SHARES)
     if text is None:
@@ -83,7 +83,7 @@ def total_shares(ranks: int) -> int:
 # Logical shards: how the keys of a table are divided among ranks, and how a table is saved.
 #
 # A key's logical shard is the top ten bits of its MurmurHash3: the same in every process. Each rank owns a
-# run of neighboring shards. So any number of ranks can load what any other number has saved, and each rank
+# run of consecutive shards. Any number of ranks can therefore load what any other number saved, and each rank
 # reads only its own shards.
 
 LOGICAL_SHARDS = 1024
@@ -110,7 +110,7 @@ def owned_shards(rank: int, world_size: int) -> range:
     return range(*(-(-edge * LOGICAL_SHARDS // world_size) for edge in (rank, rank + 1)))
 
 
-# A hash of 64-bit numbers, and the equal ranges that it is divided into.
+# A hash of 64-bit numbers, and the equal ranges into which it is divided.
 
 ODD = 0x9E3779B97F4A7C15
 """The number that SplitMix64 adds before it mixes."""
@@ -141,5 +141,5 @@ def splitmix64_tensor(x: Any) -> Any:
 
 
 def range_of(key: NDArray[np.uint64], ranges: int) -> NDArray[np.int64]:
-    """Return which of so many equal, ascending ranges of the 64-bit numbers each key lies in."""
+    """Return in which of a number of equal, ascending ranges of 64-bit numbers each key lies."""
     return (((key >> np.uint64(32)) * np.uint64(ranges)) >> np.uint64(32)).astype(np.int64)

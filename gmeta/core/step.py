@@ -1,13 +1,12 @@
-"""What the code around a training step sets for the code inside it, and the marks that a clock measures.
+"""The context that code around a training step sets for code inside it, and the marks that a clock measures.
 
-A step's lookups happen deep inside a user's model, whose signatures gmeta can't change. So the code that
-makes the step passes what concerns them in a `StepContext`: `within_step` sets fields in a ``with`` block,
-and `step_context` returns the context of the caller's thread. Outside of a step, all fields have their
-defaults.
+A step's lookups happen deep inside a user's model, whose signatures gmeta can't change. The code that defines
+the step therefore passes their settings in a `StepContext`: `within_step` sets fields in a ``with`` block,
+and `step_context` returns the context of the caller's thread. Outside a step, all fields have their defaults.
 
-The code of a step marks two things. `mark_end`: a part of the step, such as its forward pass, ends when
-some tensors are computed. `begin_span`: an activity that may overlap with parts, such as an exchange between
-ranks, lasts from some tensors to others. `use_clock` activates a clock while the step is traced
+The code of a step sets two kinds of marks. `mark_end`: a part of the step, such as its forward pass, ends
+when some tensors are computed. `begin_span`: an activity that may overlap with parts, such as an exchange
+between ranks, lasts from some tensors to others. `use_clock` activates a clock while the step is traced
 (`gmeta.callbacks.step_clock`). Without a clock, the marks add nothing to the graph.
 """
 
@@ -23,7 +22,7 @@ import tensorflow as tf
 
 
 class StepNumber(NamedTuple):
-    """The number of a step that is predicted before the step.
+    """The number of a step, predicted before the step.
 
     Attributes:
       number: () int64.
@@ -39,15 +38,16 @@ class StepContext:
     """The context of a step.
 
     Attributes:
-      recording: The `RecordedLookups` of `gmeta.layers.exchange.recorded_lookups` that note each lookup.
+      recording: The `RecordedLookups` of `gmeta.layers.exchange.recorded_lookups` that record each lookup.
       samples: The `StepSamples` of the same module, which the first key exchange sends.
-      wanted: The list of `gmeta.layers.exchange.fetch.note_lookups`, which lookups join; nothing is read.
+      wanted: The list of `gmeta.layers.exchange.fetch.note_lookups`, to which lookups are added without
+        reading.
       fetched: The `LookupsAhead` of the same module, from which lookups take keys and rows.
-      number: The number of the step, where it is predicted (`gmeta.training.pipeline.step_number`).
+      number: The number of the step, if predicted (`gmeta.training.pipeline.step_number`).
       clock: The `Clock` that measures the step.
-      batches_ahead: How many steps later the batch is trained for which spans are begun.
-      beside: Whether spans are beside the step.
-      mapped: Whether the graph of one task is traced, to be turned into that of all tasks.
+      batches_ahead: How many steps later the batch of new spans is trained.
+      beside: Whether spans run concurrently with the step.
+      mapped: Whether one task's graph is traced, to be vectorized over all tasks.
     """
 
     recording: Any = None
@@ -97,9 +97,9 @@ class SpanKind:
       kind: ``"data"``, ``"lookup"`` or ``"exchange"``.
       name: The name of the collection, or of the collective.
       lane: The channel of an exchange: ``"tcp"`` and ``"nccl"`` carry one at a time.
-      ranks: The ranks that take part in an exchange; () stands for all.
+      ranks: The ranks that take part in an exchange; () means all.
       batches_ahead: How many steps later its batch is trained.
-      beside: Whether the step continues meanwhile, until it needs the span's result.
+      beside: Whether the step continues concurrently until it needs the span's result.
     """
 
     kind: str
@@ -121,12 +121,13 @@ class Clock(Protocol):
 
 
 def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
-    """Measure the steps that are traced in a ``with`` block by a clock; None measures nothing."""
+    """Measure the steps that are traced in a ``with`` block with a clock; None measures nothing."""
     return within_step(clock=clock)
 
 
 def beside_step(batches_ahead: int = 0) -> AbstractContextManager[None]:
-    """Say that spans of a ``with`` block are beside the step, for the batch of so many steps later."""
+    """Mark spans of a ``with`` block as concurrent with the step, for the batch of a number of steps
+    later."""
     return within_step(batches_ahead=batches_ahead, beside=True)
 
 
@@ -135,8 +136,8 @@ def mark_end(part: str, *tensors: Any) -> None:
 
     Args:
       part: One of `gmeta.callbacks.step_clock.PARTS`.
-      *tensors: Tensors, and nests of them; None counts for nothing. Without any, the part ends with the ops
-        that ``tf.control_dependencies`` around the call names.
+      *tensors: Tensors, and nests of them; None is ignored. Without tensors, the part ends with the ops that
+        an enclosing ``tf.control_dependencies`` names.
     """
     clock = step_context().clock
     if clock is not None:
@@ -144,11 +145,12 @@ def mark_end(part: str, *tensors: Any) -> None:
 
 
 def upstream_of(loss: tf.Tensor) -> tf.Tensor | None:
-    """Return the ``output_gradients`` that a tape gets, so that the gradients come after the loss.
+    """Return ``output_gradients`` for a tape that delay the gradients until after the loss.
 
-    An op runs when its inputs are there, and gradients seldom need the loss itself. So TensorFlow computes
-    most of them before it, and a mark at the loss would come at the end of both. Upstream ones that wait for
-    the loss separate the two. Without a clock this returns None, and the tape uses its own.
+    An op runs when its inputs are available, and gradients seldom require the loss itself. TensorFlow
+    therefore computes most of them before it, and a mark at the loss would come at the end of both. Output
+    gradients that wait for the loss separate the two. Without a clock, this returns None, and the tape uses
+    its own.
     """
     if step_context().clock is None:
         return None
@@ -164,7 +166,7 @@ def begin_span(
     Args:
       kind: As in `SpanKind`, like the other arguments.
       name: The name of the collection, or of the collective.
-      *tensors: As in `mark_end`; without any, it begins with the step's graph.
+      *tensors: As in `mark_end`; without tensors, it begins with the step's graph.
       lane: The channel.
       ranks: The ranks that take part.
 
@@ -183,14 +185,14 @@ def _end_nothing(*tensors: Any) -> None:
     """Do nothing."""
 
 
-# A base class for callbacks of steps that lets the next step begin while the GPU still computes the last.
+# A base class for step callbacks that lets the next step start while the GPU still computes the previous one.
 
 
 class StepCallback(tf.keras.callbacks.Callback):
     """The base class of callbacks that are called in each step and don't read the step's logs.
 
-    Keras copies the loss and the metrics from the GPU for a callback that has a method of batches, so each
-    step would wait for the end of the last. With this base class the logs of a step are tensors, and no step
+    Keras copies the loss and the metrics from the GPU for a callback with a batch method, so each step would
+    wait for the end of the previous one. With this base class, the logs of a step are tensors, and no step
     waits for them. An epoch's logs are numbers, as usual.
     """
 

@@ -1,4 +1,4 @@
-"""What commands show in a terminal: progress bars, and tables of methods."""
+"""Terminal output of commands: progress bars, and tables of methods."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Bars:
         )
 
     def __enter__(self: B) -> B:
-        if self.drawn:  # rich before 15 ends bars that it has not drawn with an empty line
+        if self.drawn:  # rich before 15 prints an empty line after bars that it has not drawn
             self.bars.start()
         return self
 
@@ -59,17 +59,18 @@ class Bars:
         self.console.print(text, highlight=False, soft_wrap=True)
 
 
-# Ctrl-C, remembered until the program has ended because of it.
+# Ctrl-C, recorded until the program ends because of it.
 #
-# Python raises KeyboardInterrupt wherever the main thread is just then. That may be Python code which C++ has
-# called, as TensorFlow does to look at a type or to leave a scope; such a caller may clear the error and go
-# on, or fail with another one. In a job of many short steps this happens once in some hundred times.
+# Python raises KeyboardInterrupt wherever the main thread currently is. That may be Python code called from
+# C++, for example when TensorFlow inspects a type or leaves a scope; such a caller may clear the error and
+# continue, or fail with another one. In a job of many short steps, this happens once in a few hundred
+# interrupts.
 
 __all__ = ["Interrupts", "remember_interrupts"]
 
 
 class Interrupts:
-    """What `remember_interrupts` has seen.
+    """The interrupts that `remember_interrupts` recorded.
 
     Attributes:
       came: Whether there was an interrupt.
@@ -79,7 +80,7 @@ class Interrupts:
         self.came = False
 
     def raise_again(self) -> None:
-        """Raise the interrupt that was held back.
+        """Raise a recorded interrupt.
 
         Raises:
           KeyboardInterrupt: There was an interrupt, and the program has continued.
@@ -90,10 +91,10 @@ class Interrupts:
 
 @contextmanager
 def remember_interrupts() -> Iterator[Interrupts]:
-    """Note each interrupt within a ``with`` block; it is raised as before, too.
+    """Record each interrupt within a ``with`` block; it is still raised as usual.
 
-    Only the main thread gets interrupts. In other threads, and where the process ignores interrupts, nothing
-    is noted.
+    Only the main thread receives interrupts. In other threads, and if the process ignores interrupts, nothing
+    is recorded.
 
     Example:
       ::
@@ -130,8 +131,8 @@ def method_table(title: str, header: Sequence[str], rows: Rows, kept: Sequence[s
     Args:
       title: The title.
       header: The titles of the cells' columns.
-      rows: The lines.
-      kept: Which of these columns the table has.
+      rows: The rows.
+      kept: Which of these columns to show.
     """
     found = Table(
         title=title,

@@ -1,6 +1,6 @@
-"""The texts of a prepared data set: what each number of a column stands for.
+"""The texts of a prepared data set: the meaning of each number of a column.
 
-`gmeta prepare` stores a text as a number, its hash, and an item often has a title. The folder ``texts/`` of a
+`gmeta prepare` stores a text as its hash, a number, and items often have titles. The folder ``texts/`` of a
 data set has a Parquet file for each such column: ``value`` int64, ascending, each once; ``text``, what was
 hashed; and ``title``. A file may have only one of the last two. The manifest names the files, with their
 digests.
@@ -43,13 +43,13 @@ def file_name(column: str) -> str:
 
 
 class Texts:
-    """What the numbers of a data set's columns stand for: the text that was hashed, and a title.
+    """The meaning of the numbers in a data set's columns: the text that was hashed, and a title.
 
-    A column's file is read and compared with its digest when it is first needed.
+    A column's file is read and compared with its digest on first use.
 
     Args:
       data: The folder of the data set.
-      files: Column -> its file, as the manifest has it.
+      files: Column -> its file, as in the manifest.
 
     Example:
       >>> texts = Texts.of(Path("data/clicks"))  # doctest: +SKIP
@@ -65,7 +65,7 @@ class Texts:
 
     @classmethod
     def of(cls, data: ReadablePath) -> Texts:
-        """Open the texts of a data set; one that was prepared without texts has none for any column.
+        """Open the texts of a data set; they are empty if it was prepared without texts.
 
         Raises:
           DataError: The manifest is missing or was edited.
@@ -73,7 +73,7 @@ class Texts:
         return cls(data, Manifest.load(data, check_shards=False).texts)
 
     def kinds(self, column: str) -> list[Kind]:
-        """Return what is kept of a column: its texts, titles, both or nothing.
+        """Return what is stored for a column: its texts, titles, both or nothing.
 
         Raises:
           DataError: The column's file is damaged.
@@ -88,7 +88,7 @@ class Texts:
         """Return a column's file as a ``pyarrow.Table``.
 
         Raises:
-          KeyError: Nothing of the column is kept.
+          KeyError: Nothing is stored for the column.
           DataError: The file is damaged.
         """
         if column not in self._tables:
@@ -109,7 +109,7 @@ class Texts:
         return parquet.read_table(pa.BufferReader(content)).combine_chunks()
 
     def find(self, column: str, values: Sequence[int] | NDArray[np.int64], kind: Kind) -> list[str | None]:
-        """Return the text or the title of each value (N,); None where there is none.
+        """Return the text or the title of each value (N,); None for missing ones.
 
         Raises:
           DataError: The column's file is damaged.
@@ -124,7 +124,7 @@ class Texts:
         return [text if own else None for text, own in zip(found, known[place] == asked, strict=True)]
 
     def name(self, column: str, values: Sequence[int] | NDArray[np.int64]) -> list[str]:
-        """Return what a person reads in place of each value (N,): its title, else its text, else its digits.
+        """Return a readable name for each value (N,): its title, or else its text, or else its digits.
 
         Raises:
           DataError: The column's file is damaged.

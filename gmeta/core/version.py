@@ -1,4 +1,4 @@
-"""The version of gmeta, and the versions of TensorFlow and Python that it runs on.
+"""The version of gmeta, and the versions of TensorFlow and Python that it supports.
 
 setup.py runs this file by its path, before gmeta is installed: it imports nothing of gmeta.
 """
@@ -28,10 +28,10 @@ DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tensorflow-
 
 
 def check_python() -> None:
-    """Refuse a Python that TensorFlow isn't published for, before its syntax errors do.
+    """Refuse a Python version for which TensorFlow isn't published, before a syntax error occurs.
 
     Raises:
-      ImportError: This process runs such a Python.
+      ImportError: This process runs such a version.
     """
     first, last = PYTHONS
     if not first <= sys.version_info[:2] <= last:
@@ -46,10 +46,10 @@ def find_tensorflow(folders: Iterable[str] | None = None) -> tuple[str, str, str
     """Find the installed TensorFlow without importing it.
 
     Args:
-      folders: Where to look for it; None: where Python looks for modules.
+      folders: Where to look for it; None: Python's module search path.
 
     Returns:
-      The name of its distribution, its version and the folder that holds the package, or None.
+      The name of its distribution, its version and the folder that contains the package, or None.
     """
     from importlib import metadata
 
@@ -61,7 +61,7 @@ def find_tensorflow(folders: Iterable[str] | None = None) -> tuple[str, str, str
 
 
 def describe_misfit(version: str) -> str | None:
-    """Return why gmeta doesn't run on a TensorFlow and what to do about it, or None if it runs.
+    """Return why gmeta doesn't support a version of TensorFlow and what to do, or None if it does.
 
     Args:
       version: TensorFlow's version, such as ``"2.21.0"`` or ``"2.22.0-rc1"``.

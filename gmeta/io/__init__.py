@@ -9,7 +9,7 @@
 - `HistoryStore` rebuilds users' histories as of a given time, and `late` returns the batches of `sequences`
   with histories from such a store.
 - `write_predictions` writes predictions for all rows of a split to Arrow files; any number of ranks can
-resume it.
+  resume it.
 - `distribute` makes workers read (`gmeta workers`), and `ScaledPool` starts as many as training needs.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 

@@ -1,15 +1,15 @@
-"""Collectives over the ranks of a job, and the one place that imports Horovod.
+"""Collectives over the ranks of a job; the only package that imports Horovod.
 
 A job of N ranks is N processes of the same program. `init` makes this process one of them. If no launcher
 started the process, the world is one rank, every collective is the identity, and Horovod isn't imported.
 
-- `entry` and `place`: `init`, the `world` that it enters, and whether Horovod connects it.
+- `entry` and `place`: `init`, the `world` that it joins, and whether Horovod connects it.
 - `tensors`, inside a step and in a ``tf.function``: `alltoall` and `allreduce_sum`.
 - `objects`, between steps: `allgather_objects`, `broadcast_object`, `barrier`, `check_agreement` and others.
 - `lane`: gmeta's own channels for steps, with or without Horovod.
-- `peers`: the two ways in which ranks find each other and send objects, Horovod's and gmeta's.
+- `peers`: how ranks find each other and send objects, by Horovod or by gmeta.
 - `rendezvous` and `wire`: how processes find and trust each other, and their messages.
-- `elastic`: the messages of ranks to the driver of a job whose number of ranks changes, and their restart.
+- `elastic`: the messages of an elastic job's ranks to its driver, and their restart.
 - `monitoring` and `shared_data`: counts and explanations of errors, and a rank's part of the data.
 
 Importing this package imports neither TensorFlow nor Horovod: the names below are loaded on first use.

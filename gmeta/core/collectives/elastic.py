@@ -1,21 +1,21 @@
 """Ranks of an elastic job: their messages to its driver, and their restart in a new world.
 
-The number of ranks of such a job changes. A rank's embedding rows are in its memory alone, so on each change
-all ranks start again from the last checkpoint, which any number of ranks can load (`launch_elastic`). The
-driver must know whether a start has saved a checkpoint. All ranks must learn at the same step that others
-could join them: the first rank asks after each save, and the answer decides for all. Two drivers start such
-jobs, ours and Horovod's; a rank talks to both in the same way (`Driver`).
+The number of ranks of such a job changes. A rank's embedding rows are only in its memory, so on each change
+all ranks restart from the last checkpoint, which any number of ranks can load (`launch_elastic`). The driver
+must know whether a start saved a checkpoint. All ranks must learn at the same step that others could join:
+the first rank asks after each save, and sends the answer to all. Two drivers start such jobs, gmeta's and
+Horovod's; ranks use both through the same interface (`Driver`).
 
-Ours starts the ranks anew. Horovod's runs a job over several machines:
+gmeta's driver starts new ranks. Horovod's runs a job over several machines:
 ``horovodrun --min-np 2 --max-np 8 --host-discovery-script S`` keeps a process for every slot of its hosts.
-When a process fails, or hosts come, the driver gives a place in a new world to each process that asks.
-Horovod itself asks inside the process, by `hvd.init` after `hvd.shutdown`. In gmeta everything starts
-again from the last checkpoint, and TensorFlow's graphs depend on the number of ranks. So a rank restarts
-in its own process: it runs its command line again (``execv``; the driver sees the same process), requests its
-place as Horovod would, and becomes the rank of that place.
+When a process fails, or hosts join, the driver assigns a place in a new world to each process that asks.
+Horovod itself asks inside the process, by `hvd.init` after `hvd.shutdown`. In gmeta, everything restarts from
+the last checkpoint, and TensorFlow's graphs depend on the number of ranks. A rank therefore restarts within
+its process: it runs its command line again (``execv``; the driver sees the same process), requests its place
+like Horovod, and becomes the rank of that place.
 
-The restart happens when the process would end: because its peers failed, or because hosts have come or gone
-and a checkpoint has been saved. The program's exit functions still run.
+The restart happens when the process would end: because its peers failed, or because hosts joined or left and
+a checkpoint was saved. The program's exit functions still run.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ AGAIN = 85  # Linux's ERESTART
 
 
 class Driver(Protocol):
-    """The program that starts the ranks of an elastic job, as a rank sees it."""
+    """A rank's interface to the program that starts the ranks of an elastic job."""
 
     def job(self) -> str:
-        """Return the job's name, which is the same in all its starts."""
+        """Return the job's name, which is the same for all its starts."""
 
     def note_checkpoint(self) -> None:
         """Record that a checkpoint was saved since this start."""
 
     def is_change_wanted(self) -> bool:
-        """Return whether other places are wanted for ranks; rank 0 knows."""
+        """Return whether ranks should have other places; call it on rank 0."""
 
 
 class StoreDriver:
@@ -74,15 +74,15 @@ class StoreDriver:
         self._told = told
 
     def job(self) -> str:
-        """Return a name made of the store's address and secret."""
+        """Return a name derived from the store's address and secret."""
         return hashlib.sha256(self._told.encode()).hexdigest()[:16]
 
     def note_checkpoint(self) -> None:
-        """Leave the message in the store."""
+        """Write the message to the store."""
         self._store().put(SCOPE, SAVED, True)
 
     def is_change_wanted(self) -> bool:
-        """Return whether the launcher has left its message."""
+        """Return whether the launcher wrote its message."""
         return CHANGE in self._store().values(SCOPE)
 
     def _store(self) -> Store:
@@ -101,24 +101,24 @@ class HorovodDriver:
         note_checkpoint()
 
     def is_change_wanted(self) -> bool:
-        """Return whether hosts have come or gone."""
+        """Return whether hosts joined or left."""
         return have_hosts_changed()
 
 
 def find_driver() -> Driver | None:
-    """Find the driver of this process's job; return None outside of an elastic job."""
+    """Find the driver of this process's job; return None outside an elastic job."""
     if is_driven():
         return HorovodDriver()
     return StoreDriver(os.environ[ELASTIC]) if ELASTIC in os.environ else None
 
 
 def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
-    """Notify the driver of a checkpoint, and exit if another number of ranks is wanted.
+    """Notify the driver of a checkpoint, and exit if the job should continue with another number of ranks.
 
-    All ranks call this when a checkpoint is complete. Outside of an elastic job it does nothing.
+    All ranks call this when a checkpoint is complete. Outside an elastic job, it does nothing.
 
     Args:
-      from_first: Gives every rank what the first rank's function returns.
+      from_first: Returns the result of the first rank's function on every rank.
 
     Raises:
       SystemExit: On all ranks, with the code `AGAIN`: the job resumes from this checkpoint.
@@ -134,7 +134,7 @@ def after_save(from_first: Callable[[Callable[[], bool]], bool]) -> None:
 
 
 def job() -> str:
-    """Return the elastic job's name, the same in all its starts; empty outside of an elastic job."""
+    """Return the elastic job's name, the same for all its starts; empty outside an elastic job."""
     driver = find_driver()
     return "" if driver is None else driver.job()
 
@@ -142,7 +142,7 @@ def job() -> str:
 FRUITLESS = 3
 """The job ends after so many starts in a row that fail before a checkpoint, here and in `launch_elastic`."""
 
-_AGAIN = "GMETA_STARTED_AGAIN"  # how many restarts since the last checkpoint
+_AGAIN = "GMETA_STARTED_AGAIN"  # number of restarts since the last checkpoint
 _NAMES = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")  # in the driver's order
 
 WORKER_ADDRESSES = "worker_addresses"  # where the driver learns how to reach a process
@@ -158,30 +158,30 @@ def is_driven() -> bool:
 
 
 def find_place() -> None:
-    """Take the place that the driver has for a restarted process, before Horovod starts.
+    """Take the place that the driver assigns to a restarted process, before Horovod starts.
 
     Raises:
       ConfigError: The number of shares of a step's data isn't set.
       CollectiveError: The driver can't be reached.
-      SystemExit: There is no place for this process any more.
+      SystemExit: There is no longer a place for this process.
     """
     if SHARES not in os.environ:
         raise ConfigError(
             f"horovodrun varies the number of ranks: set {SHARES} to its --max-np, so that a step has the "
             "same samples on however many there are"
         )
-    atexit.register(start_again)  # registered before Horovod's exit function, so it runs after that
+    atexit.register(start_again)  # registered before Horovod's exit function, so it runs after it
     if _AGAIN in os.environ:
         place = _place()
         if place[0] < 0:
-            raise SystemExit(0)  # the driver ends processes that have no place
+            raise SystemExit(0)  # the driver ends processes without a place
         os.environ.update({f"HOROVOD_{name}": str(value) for name, value in zip(_NAMES, place, strict=True)})
 
 
 def watch_hosts() -> None:
-    """Watch for hosts that come or go; the driver notifies rank 0 of them.
+    """Watch for hosts that join or leave; the driver notifies rank 0.
 
-    Horovod's own service would unpickle its messages, and it sends its key to the driver readable by all.
+    Horovod's own service would unpickle its messages, and sends its key to the driver unencrypted.
     """
     from horovod.runner.common.util import codec, secret
     from horovod.runner.elastic.worker import WorkerNotificationService
@@ -209,12 +209,12 @@ def worker_key(secret: str, name: str) -> bytes:
 
 
 def safe_wire(key: bytes) -> Any:
-    """Make a Horovod wire for objects that unpickles nothing: the name of a signed message suffices."""
+    """Make a Horovod wire for objects without unpickling: the name of a signed message suffices."""
     from horovod.runner.common.util import network, secret
     from horovod.runner.elastic.worker import HostsUpdatedRequest, WorkerNotificationService
 
     class Ping(network.PingRequest):
-        service_name = WorkerNotificationService.NAME  # the name that it has in an answer
+        service_name = WorkerNotificationService.NAME  # its name in an answer
 
     class Wire(network.Wire):
         def read(self, rfile: Any) -> Any:
@@ -229,17 +229,17 @@ def safe_wire(key: bytes) -> Any:
 
 
 def have_hosts_changed() -> bool:
-    """Return whether hosts have come or gone since this process began."""
+    """Return whether hosts joined or left since this process started."""
     return _hosts_changed.is_set()
 
 
 def note_checkpoint() -> None:
-    """Note that this start has saved a checkpoint."""
+    """Record that this start saved a checkpoint."""
     os.environ.pop(_AGAIN, None)
 
 
 def start_again_at_exit() -> None:
-    """Let this process restart when it ends, if Horovod's elastic driver runs it."""
+    """Make this process restart when it ends, if Horovod's elastic driver runs it."""
     if is_driven():
         _again.set()
 
@@ -265,7 +265,7 @@ class _Listener:
 
 
 def _place() -> list[int]:
-    """Get the place that the driver answers with when all processes have asked or failed."""
+    """Return the place that the driver sends once all processes have asked or failed."""
     slot = f"{os.environ['HOROVOD_HOSTNAME']}:{os.environ['HOROVOD_LOCAL_RANK']}"
     try:
         status, answer = ask("GET", f"/rank_and_size/{slot}")

@@ -38,9 +38,9 @@ DEFAULTS = {
     # Milliseconds between two checks for data to send. A small collective takes 2.1 ms at Horovod's own
     # default of 1 ms, and 0.8 ms at 0.1.
     "HOROVOD_CYCLE_TIME": "0.1",
-    # How long a rank may keep the others waiting in a collective (`stalls`); 0, Horovod's default: no limit.
+    # How long a rank may make the others wait in a collective (`stalls`); 0, Horovod's default: no limit.
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",
-    # How long a rank waits for a machine that has gone silent, and for the slowest import at the start.
+    # How long a rank waits for a silent machine, and for the slowest import at the start.
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "50",
 }
 """Environment variables of Horovod that `init` sets unless the user has set them."""
@@ -49,35 +49,35 @@ _ALONE = "train a model of its own"
 
 
 def init(groups: int | None = None) -> World:
-    """Become a rank of the job that the launcher started; a user's script calls it as ``gmeta.init()``.
+    """Become a rank of the job that the launcher started; scripts call it as ``gmeta.init()``.
 
     Call it once, before TensorFlow has touched a GPU. Under ``gmeta launch``, ``gmeta train --np N``,
-    ``horovodrun`` or ``mpirun`` it reaches the other ranks, through Horovod or, if gmeta's launcher started
-    them without it, by lanes alone. It takes the GPU of its local rank, and checks that all ranks run the
-    same versions. Without a launcher it does nothing, so a script runs unchanged on one rank. A second call
-    returns the same world. A process that another launcher has started with others is refused, unless
-    ``GMETA_RANKS=one`` declares that each is a job of its own.
+    ``horovodrun`` or ``mpirun``, it connects to the other ranks, through Horovod or, if gmeta's launcher
+    started them without it, only by lanes. It selects the GPU of its local rank, and checks that all ranks
+    run the same versions. Without a launcher, it does nothing, so a script runs unchanged on one rank. A
+    second call returns the same world. A process that another launcher started with others is refused, unless
+    ``GMETA_RANKS=one`` declares each a separate job.
 
-    In G groups, N ranks keep the rows of tables G times: the N / G ranks of a group divide the rows, request
-    them only from each other, and the groups train on different data. The owners of the same rows exchange
-    the keys that their groups have looked up, and add up their groups' gradients. All copies
-    of a row stay equal to the last bit, and a step equals that of one group up to the rounding of sums.
-    Ranks 0 to N / G - 1 are the first group, so a machine can be a group. More groups take G times the
-    memory, and send rows only within a group.
+    With G groups, N ranks store the rows of tables G times: the N / G ranks of a group divide the rows and
+    request them only from each other, and the groups train on different data. The owners of the same rows
+    exchange the keys that their groups looked up, and sum their groups' gradients. All copies of a row stay
+    bitwise equal, and a step equals that of one group up to the rounding of sums. Ranks 0 to N / G - 1 are
+    the first group, so a machine can be a group. G groups take G times the memory, and send rows only within
+    a group.
 
     Args:
-      groups: G. None: the environment variable ``GMETA_GROUPS``, or 1. One rank can't form several
-        groups, so a script that runs on one rank too leaves this to the launcher's environment.
+      groups: G. None: the environment variable ``GMETA_GROUPS``, or 1. One rank can't form several groups, so
+        a script that also runs on one rank leaves this to the launcher's environment.
 
     Returns:
-      The world, which `world` returns from now on.
+      The world, which `world` returns from then on.
 
     Raises:
       ConfigError: Horovod is missing or broken, ranks differ in a version, or there is no GPU for this rank;
         the process is one of several of a launcher whose ranks gmeta can't join (mpirun with a Horovod
         without MPI, srun, torchrun, TF_CONFIG);
-        ``GMETA_LANE`` names no lane (`lane`); the number of ranks is no multiple of ``groups``, ranks
-        differ in it, or another call has set another number.
+        ``GMETA_LANE`` isn't a lane (`lane`); the number of ranks isn't a multiple of ``groups``, ranks differ
+        in it, or another call set another number.
       CollectiveError: The other ranks can't be reached.
 
     Example:
@@ -98,7 +98,7 @@ def init(groups: int | None = None) -> World:
         elastic.find_place()
     total_shares(launched_size())  # refuses too many ranks
     groups = choose_groups(groups, launched_size())
-    # Under Horovod's driver even a single rank must hear of new hosts.
+    # Under Horovod's driver, even a single rank must be notified of new hosts.
     if launched_size() == 1 and not driven:
         check_alone(_ALONE)
         return world()
@@ -107,7 +107,7 @@ def init(groups: int | None = None) -> World:
     peers = _find_peers()
     place = peers.start()
     if place.size == 1:
-        check_alone(_ALONE)  # a Horovod that isn't built with MPI sees one rank of mpirun's
+        check_alone(_ALONE)  # a Horovod that isn't built with MPI sees one rank under mpirun
     here = World(place.rank, place.size, place.local_rank, groups)
     enter(here)
     # These import TensorFlow.
@@ -128,16 +128,16 @@ def init(groups: int | None = None) -> World:
 
 
 def init_apart() -> RankPlace:
-    """Become one of the processes that a launcher started to divide work among them, without exchange.
+    """Become one of the processes among which a launcher divides work, without communication.
 
-    The process is a world of one rank, `world`, so it holds whole tables and waits for no other. It takes the
-    GPU of its place, and ends with its launcher.
+    The process is a world of one rank, `world`, so it stores whole tables and waits for no other. It selects
+    the GPU of its place, and ends with its launcher.
 
     Returns:
-      Its place among the processes; one of one without a launcher.
+      Its place among the processes; without a launcher, the only one.
 
     Raises:
-      ConfigError: The launcher states no place, or it isn't gmeta's or horovodrun.
+      ConfigError: The launcher assigns no place, or it is neither gmeta's nor horovodrun.
     """
     place = launched_place()
     if place.size == 1:
@@ -150,7 +150,7 @@ def init_apart() -> RankPlace:
 
 
 def _find_peers() -> Peers:
-    """Return the connection of this job's ranks, which its launcher chooses."""
+    """Return the connection of this job's ranks, as chosen by its launcher."""
     check_launcher(own=told_place() is not None)
     if horovod_version() is None:
         check_alone(_ALONE)
@@ -165,7 +165,7 @@ def _find_peers() -> Peers:
 
 
 def versions(more: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the versions that all ranks must share: of Python, gmeta and the packages that compute.
+    """Return the versions that must be equal on all ranks: of Python, gmeta and the packages that compute.
 
     The minor version of Python counts, because packages are built for it.
 
@@ -186,7 +186,7 @@ def _take_gpu(local_rank: int, local_size: int) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return
-    # One visible GPU is the one that the launcher or CUDA_VISIBLE_DEVICES gave to this rank.
+    # A single visible GPU is the one that the launcher or CUDA_VISIBLE_DEVICES assigned to this rank.
     if 1 < len(gpus) < local_size:
         raise ConfigError(
             f"{local_size} ranks on {platform.node()} but {len(gpus)} GPUs; start at most {len(gpus)} ranks "
@@ -205,7 +205,7 @@ def _take_gpu(local_rank: int, local_size: int) -> None:
 
 @functools.cache  # one watching thread
 def _end_with_launcher() -> None:
-    """End this process when the launcher is gone, for any reason; nothing else would end it."""
+    """End this process when the launcher is gone for any reason; nothing else would end it."""
     launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return

@@ -1,28 +1,28 @@
-"""The lanes: ordered channels of gmeta's own for the collectives of a step, beside Horovod or without it.
+"""Lanes: gmeta's own ordered channels for the collectives of a step, with or without Horovod.
 
-A lane carries tensors between ranks: those in host memory over TCP, those on GPUs by NCCL (``ops/lane``).
-Horovod's ranks first agree which tensor each of them has ready, and a small exchange takes it a millisecond.
-A lane agrees on nothing: all ranks run the same program, so they make the same collectives in the same order.
-The ops take the lane as a resource, so TensorFlow runs them one after another, in the order in which they
-were traced, and neither merges nor drops one. Each lane keeps its own order; ``ops/lane/nccl_lane.h`` says
-why two can't wait for each other.
+A lane sends tensors between ranks: from host memory over TCP, from GPUs by NCCL (``ops/lane``). Horovod's
+ranks first agree on which tensors are ready, so a small exchange takes a millisecond. A lane needs no
+agreement: all ranks run the same program, so they run the same collectives in the same order. The ops take
+the lane as a resource, so TensorFlow runs them one after another, in the order of tracing, and neither merges
+nor drops any. Each lane keeps its own order; ``ops/lane/nccl_lane.h`` explains why two can't wait for each
+other.
 
-Only the thread that called `gmeta.init` has a place in this order. What another thread exchanges, such as the
-next batch or the outcome of a save, goes through Horovod, which matches collectives by name. Without Horovod
-each name that such a thread uses is a lane of its own, opened at its first use. The invariant: *collectives
-of one lane come in the same order on all ranks*. It holds because collectives of one name may not run at the
-same time, and those of different names need no order between them. So threads may come in any order, and one
-that waits keeps none but those of its own name waiting. The number of names is bounded (`MOST_NAMES`).
+Only the thread that called `gmeta.init` takes part in this order. Exchanges of other threads, such as of the
+next batch or the outcome of a save, go through Horovod, which matches collectives by name. Without Horovod,
+each name that such a thread uses is a separate lane, opened at its first use. The invariant: *collectives of
+one lane run in the same order on all ranks*. It holds because collectives of the same name may not run at the
+same time, and those of different names need no order. Threads may therefore run in any order, and a waiting
+thread blocks only those that use the same name. The number of names is bounded (`MOST_NAMES`).
 
-`open_lanes` opens the lanes of a job as the environment chooses. ``GMETA_LANE`` is one of
+`open_lanes` opens the lanes of a job as the environment configures them. ``GMETA_LANE`` is one of
 
-* ``auto``, the default: tensors in host memory go over TCP. Those on GPUs go by NCCL, if each rank has a GPU
-  of its own and finds NCCL, else through Horovod.
-* ``tcp``: as ``auto``, but all tensors on GPUs go through Horovod.
+* ``auto``, the default: tensors in host memory go over TCP. Those on GPUs go by NCCL if each rank has its own
+  GPU and finds NCCL, otherwise through Horovod.
+* ``tcp``: like ``auto``, but all tensors on GPUs go through Horovod.
 * ``horovod``: everything goes through Horovod.
 
-If only some ranks see a GPU, tensors on GPUs go over TCP too: all ranks must take one way. Without Horovod
-(`LanePeers`), TCP carries what Horovod would.
+If only some ranks see a GPU, tensors on GPUs go over TCP too: all ranks must use the same transport. Without
+Horovod (`LanePeers`), TCP replaces it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Lane:
     Attributes:
       handle: The resource.
       place: Where its tensors are.
-      way: How they travel, for people.
+      way: A description of the transport for users.
     """
 
     handle: tf.Tensor
@@ -89,12 +89,12 @@ _open: Callable[[str], Lane] | None = None
 
 
 def use_lanes(lanes: dict[LaneDevice, Lane], open_named: Callable[[str], Lane] | None = None) -> None:
-    """Let the calling thread's collectives use these lanes, by the place of their tensors.
+    """Make the calling thread's collectives use these lanes, by the place of their tensors.
 
     Args:
       lanes: The lanes.
-      open_named: Opens, with all ranks, a lane for what other threads exchange under a name. None: that goes
-        through Horovod, or is what an earlier call says.
+      open_named: Opens, with all ranks, a lane for exchanges of other threads under a name. None: these go
+        through Horovod, or as set by an earlier call.
     """
     global _thread, _open
     _thread = threading.get_ident()
@@ -105,7 +105,7 @@ def use_lanes(lanes: dict[LaneDevice, Lane], open_named: Callable[[str], Lane] |
 
 
 def lane_kind(place: LaneDevice = "cpu") -> str:
-    """Return which lane the steps' collectives of tensors in a place use: tcp, nccl or horovod."""
+    """Return which lane collectives of steps use for tensors in a place: tcp, nccl or horovod."""
     return kind_of(_lanes.get(place))
 
 
@@ -115,7 +115,7 @@ def kind_of(lane: Lane | None) -> str:
 
 
 def describe_way(place: LaneDevice) -> str:
-    """Describe how tensors in a place travel between ranks."""
+    """Describe how tensors in a place are sent between ranks."""
     return _lanes[place].way if place in _lanes else "Horovod"
 
 
@@ -123,12 +123,12 @@ def find_lane(place: LaneDevice, name: str) -> Lane | None:
     """Return the lane of a collective; None if it goes through Horovod.
 
     Args:
-      place: Where its tensors are. What other threads than the main one exchange travels in host memory.
+      place: Where its tensors are. Threads other than the main one exchange tensors in host memory.
       name: Its name.
 
     Raises:
       ConfigError: Other threads use too many names.
-      CollectiveError: It is the first use of the name by another thread, and a rank doesn't come to it.
+      CollectiveError: On another thread's first use of the name, a rank didn't join.
     """
     if _thread == threading.get_ident():
         return _lanes.get(place)
@@ -141,15 +141,15 @@ def find_lane(place: LaneDevice, name: str) -> Lane | None:
                     f"{name!r} is the name of a collective outside of the main thread, and such have "
                     f"{MOST_NAMES} names already: use the same names again; each has its connections"
                 )
-            with tf.init_scope():  # it isn't a part of the function that is traced
+            with tf.init_scope():  # it isn't part of the traced function
                 _named[name] = _open(name)
         return _named[name]
 
 
 def beside_lanes() -> Any:
-    """Return the device scope for Horovod's collectives: host memory, if a lane of GPUs is open.
+    """Return the device scope for Horovod's collectives: host memory if a GPU lane is open.
 
-    Two communicators of NCCL at work on one GPU may hang.
+    Two active NCCL communicators on one GPU may hang.
     """
     return tf.device("CPU:0") if lane_kind("gpu") == "nccl" else contextlib.nullcontext()
 
@@ -164,7 +164,7 @@ def exchange(
 ) -> tuple[Any, Any]:
     """Exchange rows through a lane; arguments and results are those of `tensors.alltoall`.
 
-    Splits are for all ranks even if only some ``ranks`` take part.
+    Splits cover all ranks even if only some ``ranks`` take part.
     """
     expected = [] if expected is None else expected
     return _exchange(lane.handle, lane.place, rows, splits, expected, name, ranks)
@@ -250,10 +250,10 @@ class Gpu:
 
     Attributes:
       seen: Whether TensorFlow sees one.
-      address: Where it is on the machine's bus.
+      address: Its address on the machine's bus.
       version: NCCL's version, as a number.
       id: The communicator's id, made by rank 0.
-      why: What keeps this rank from using NCCL; "" if nothing does.
+      why: Why this rank can't use NCCL; "" if it can.
     """
 
     seen: bool
@@ -264,10 +264,10 @@ class Gpu:
 
 
 def choose_lane() -> str:
-    """Return the lane that this process's environment chooses.
+    """Return the lane that this process's environment selects.
 
     Raises:
-      ConfigError: It names no lane.
+      ConfigError: It isn't a lane.
     """
     name = os.environ.get(_LANE, _WAYS[0])
     if name not in _WAYS:
@@ -276,7 +276,7 @@ def choose_lane() -> str:
 
 
 def open_lanes(here: World) -> None:
-    """Connect this rank with the others, as chosen; all ranks call it, in `gmeta.init`.
+    """Connect this rank to the others as configured; all ranks call it, in `gmeta.init`.
 
     Raises:
       ConfigError: The ranks choose differently, or ``HOROVOD_GLOO_IFACE`` has no address.
@@ -286,7 +286,7 @@ def open_lanes(here: World) -> None:
     check_agreement({_LANE: name}, advice="set it alike on every rank")
     if name == "horovod" or here.size == 1:
         return
-    opened = find_lane("cpu", "gmeta.init")  # open already if there is no Horovod
+    opened = find_lane("cpu", "gmeta.init")  # already open without Horovod
     gpu = _find_gpu(make_id=here.rank == 0) if name == "auto" else Gpu(_sees_gpu(), why=f"{_LANE}={name}")
     ranks = allgather_objects((name_machine(), asdict(gpu), name_loopback()))
     machines, gpus = [rank[0] for rank in ranks], [Gpu(**rank[1]) for rank in ranks]
@@ -306,7 +306,7 @@ def open_lanes(here: World) -> None:
 
 
 def can_use_nccl(machines: Sequence[tuple[str, str]], gpus: Sequence[Gpu]) -> bool:
-    """Return whether every rank has NCCL, of one version, and a GPU of its own."""
+    """Return whether every rank has its own GPU, and the same version of NCCL."""
     own = {(machine, gpu.address) for machine, gpu in zip(machines, gpus, strict=True)}
     return (
         all(gpu.seen and not gpu.why for gpu in gpus)
@@ -324,15 +324,15 @@ def open_lane(
     first: Gpu | None = None,
     start: int | None = None,
 ) -> Lane:
-    """Open a lane, with all ranks.
+    """Open a lane; all ranks call it.
 
     Args:
       place: Where its tensors are.
       here: This rank.
       local: Whether all ranks have the same loopback address.
-      gather: Gives every rank the objects of all.
-      first: The GPU of rank 0, if it is a lane of GPUs.
-      start: How many seconds the others have to come; None: as long as ranks have at the start of a job.
+      gather: Returns the objects of all ranks on every rank.
+      first: The GPU of rank 0, for a GPU lane.
+      start: How many seconds to wait for the others; None: as at the start of a job.
 
     Raises:
       ConfigError: ``HOROVOD_GLOO_IFACE`` has no address.
@@ -361,10 +361,11 @@ def open_lane(
 
 
 def lane_key(lane: str) -> bytes:
-    """Derive the key by which the ranks of a lane prove that they belong to the job (``ops/lane/mesh.h``).
+    """Derive the key with which the ranks of a lane prove that they belong to the job (``ops/lane/mesh.h``).
 
-    It is made of the job's secret, which a launcher gives its ranks and no lane sends, and of the lane's
-    name. Plain ``horovodrun`` gives none: then the name is all, which Horovod carries between the ranks.
+    It is derived from the job's secret, which the launcher passes to its ranks and no lane sends, and from
+    the lane's name. Plain ``horovodrun`` passes no secret: the key then depends only on the name, which
+    Horovod sends to the ranks.
     """
     return sign(os.environ.get(SECRET, "").encode(), b"lane", lane.encode())
 
@@ -396,7 +397,7 @@ def _find_gpu(make_id: bool) -> Gpu:
 
 
 def _nccl_files() -> list[str]:
-    """List where NCCL may be: where the linker looks, then in its Python package."""
+    """List the possible locations of NCCL: where the linker looks, then its Python package."""
     try:
         package = importlib.util.find_spec("nvidia.nccl")
     except ModuleNotFoundError:

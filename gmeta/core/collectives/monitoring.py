@@ -1,13 +1,13 @@
-"""What a rank knows of its collectives: how many it has made, whether it waits in one, and why one failed.
+"""A rank's view of its collectives: how many it ran, whether it waits in one, and why one failed.
 
-A collective costs about a millisecond before a byte has moved, so their number determines a step's speed.
+A collective takes about a millisecond before it sends a byte, so their number determines a step's speed.
 They are counted when they run in the graph, not when they are traced. A counter is a variable on the CPU, to
 which each executed collective adds; nothing waits for it. A second variable counts the collectives that have
-started: if the two differ, this rank is in a collective (`watch_for_stalls`). The lane counts its own
-natively (`add_counts`), because ten ops of counting would take longer than a small exchange. It counts
-objects as all-to-alls, and `count_as` says what they were.
+started: if the two differ, this rank is in a collective (`watch_for_stalls`). The lane counts its collectives
+natively (`add_counts`), because ten counting ops would take longer than a small exchange. It counts objects
+as all-to-alls; `count_as` corrects their kind.
 
-`name_failures` and `explain` say of an error from a collective which rank reports it, and what to do.
+For an error from a collective, `name_failures` and `explain` state which rank reports it, and what to do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CollectiveCounts:
 
     Attributes:
       calls: Executed collectives by kind: ``alltoall``, ``allreduce`` (a group is one), ``allgather``,
-        ``broadcast``, ``barrier``. Kinds that didn't run are left out.
+        ``broadcast``, ``barrier``. Kinds that didn't run are omitted.
       bytes: By kind, the bytes of this rank's input; for an alltoall, only the bytes for other ranks.
     """
 
@@ -53,7 +53,7 @@ class CollectiveCounts:
 
     @property
     def total(self) -> int:
-        """Number of all executed collectives."""
+        """Total number of executed collectives."""
         return sum(self.calls.values())
 
 
@@ -95,7 +95,7 @@ def starts(kind: str) -> tf.Variable:
 
 
 def _variable(name: str, first: int | list[int]) -> tf.Variable:
-    with _making:  # one for all threads: some of them count, and another compares the counts
+    with _making:  # shared by all threads: some of them count, and another compares the counts
         if name not in _variables:
             with lift_variables(), tf.device("CPU:0"):
                 _variables[name] = tf.Variable(first, dtype=tf.int64, trainable=False, name=name)
@@ -109,7 +109,7 @@ _making = threading.Lock()
 def count_start(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Count the start of a collective, then return its inputs.
 
-    In a graph the inputs pass through placeholders with a default, whose value the graph optimizer can't
+    In a graph, the inputs pass through placeholders with a default, whose value the graph optimizer can't
     know.
     """
     with tf.device("CPU:0"), tf.control_dependencies(inputs):
@@ -121,7 +121,7 @@ def count_start(kind: str, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def waiting() -> dict[str, int]:
-    """Count, by kind, the collectives that this rank has started and not yet ended; leave out zero counts."""
+    """Count, by kind, the collectives that this rank has started but not ended; omit zero counts."""
     lane = _more_counts()
     open_ = {
         kind: int(starts(kind).numpy()) - int(counter(kind).numpy()[0]) + lane[kind].under_way
@@ -131,24 +131,24 @@ def waiting() -> dict[str, int]:
 
 
 def forget_starts() -> None:
-    """Forget the unfinished collectives: after a failure none is under way."""
+    """Reset the unfinished collectives: after a failure, none is running."""
     for kind in KINDS:
         starts(kind).assign(counter(kind)[0])
 
 
 def count_finished() -> int:
-    """Count all collectives that this rank has ended since the start."""
+    """Count all collectives that this rank has completed since the start."""
     return sum(int(_ended_well(kind)[0]) for kind in KINDS)
 
 
 @dataclass(frozen=True)
 class LaneCounts:
-    """Collectives of one kind that the lane has counted.
+    """Collectives of one kind that the lane counted.
 
     Attributes:
-      under_way: How many have begun and not ended.
-      calls: How many have ended well.
-      bytes: Of this rank's input to these.
+      under_way: Number of started but unfinished ones.
+      calls: Number of successful ones.
+      bytes: Bytes of this rank's input to these.
     """
 
     under_way: int = 0
@@ -157,7 +157,7 @@ class LaneCounts:
 
 
 def add_counts(read: Callable[[], Mapping[str, LaneCounts]]) -> None:
-    """Count what ``read`` returns too, by kind, from now on."""
+    """Include the counts that ``read`` returns, by kind, from now on."""
     global _read
     _read = read
 
@@ -175,12 +175,12 @@ _renaming = threading.Lock()
 
 
 def count_as(kind: str, size: int, away: int) -> None:
-    """Count an all-to-all of a lane, which has ended and gave ``away`` bytes to others, as another kind.
+    """Count a finished all-to-all of a lane, which sent ``away`` bytes to others, as another kind.
 
     Args:
-      kind: What it was for: ``allgather``, ``broadcast`` or ``barrier``.
-      size: The bytes of this rank's input to that.
-      away: The bytes that the lane has counted.
+      kind: Its purpose: ``allgather``, ``broadcast`` or ``barrier``.
+      size: The bytes of this rank's input to it.
+      away: The bytes that the lane counted.
     """
     with _renaming:
         for name, change in ((kind, [1, size]), ("alltoall", [-1, -away])):
@@ -195,7 +195,7 @@ def _ended_well(kind: str) -> npt.NDArray[np.int64]:
 
 
 def leave_out_alltoall() -> None:
-    """Leave an all-to-all of a lane, which has ended and sent nothing, out of the counts."""
+    """Remove from the counts a finished all-to-all of a lane that sent nothing."""
     with _renaming:
         _renamed["alltoall"] = _renamed.get("alltoall", np.zeros(2, np.int64)) - [1, 0]
 
@@ -214,7 +214,7 @@ _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")
 # op which runs by itself.
 _AROUND = re.compile(r"^\s*\(\d+\) [A-Z_]+:\s*|^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\].*$")
 _COLLECTIVE = re.compile(r"horovod|gloo|nccl|gmeta lane", re.IGNORECASE)
-# Horovod's, Gloo's and the lane's words for a lost peer, as opposed to a peer that called another collective.
+# Messages of Horovod, Gloo and the lane for a lost peer, as opposed to a peer that ran another collective.
 _PEER_IS_GONE = re.compile(
     r"has been shut ?down|connection (closed|reset)|timed out|broken pipe|stalled", re.IGNORECASE
 )
@@ -237,13 +237,13 @@ def name_failures(doing: str = "a collective") -> Iterator[None]:
     """Turn Horovod's and the lane's errors inside a ``with`` block into `CollectiveError`.
 
     A collective in a ``tf.function`` fails when the function is called, with TensorFlow's error for one of
-    its nodes. So put this around the calls of steps, not around their definitions. Other errors pass through.
+    its nodes. Therefore wrap the calls of steps, not their definitions. Other errors pass through.
 
     Args:
       doing: What the block does, for the message.
 
     Raises:
-      CollectiveError: A collective failed; the message names this rank and what to look at.
+      CollectiveError: A collective failed; the message names this rank and what to check.
     """
     try:
         yield
@@ -256,14 +256,14 @@ def name_failures(doing: str = "a collective") -> Iterator[None]:
 
 
 def explain(error: tf.errors.OpError, doing: str = "a collective") -> CollectiveError | None:
-    """Make a `CollectiveError` that explains `error`; return None if it came from no collective."""
+    """Return a `CollectiveError` that explains `error`, or None if no collective raised it."""
     message = str(error.message)
     if not _COLLECTIVE.search(message):
         return None
     node = _NODE.search(message)
     what = f"{doing}, in {node[1]}" if node else doing
     here = world()
-    # A function's error starts with the places that define its nodes, and ends with the reason.
+    # A function's error starts with the places that define its nodes and ends with the reason.
     last = message.split("[[", 1)[0].strip().splitlines()[-1]
     reason = _AROUND.sub("", last).split(". ", 1)[0]
     rank = f"rank {here.rank} of {here.size}"
@@ -293,11 +293,11 @@ def _note(error: tf.errors.OpError) -> None:
 
 
 def print_errors_first(rank: int, size: int) -> None:
-    """Print an error of gmeta or of a collective that ends this process in one line, before all else.
+    """Print an error of gmeta or of a collective that ends this process in one line, before other output.
 
-    A traceback of several errors, of which the last one counts, is hard to read among the output of several
-    ranks. An error of a collective is printed without one, unless the program has a ``sys.excepthook`` of its
-    own: the line has the place in the program, and the cause is often another rank.
+    A traceback of several chained errors, of which the last one matters, is hard to read in the output of
+    several ranks. An error of a collective is printed without a traceback, unless the program sets its own
+    ``sys.excepthook``: the line names the place in the program, and the cause is often another rank.
 
     Args:
       rank: This rank.
@@ -307,7 +307,7 @@ def print_errors_first(rank: int, size: int) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         said: BaseException | None = error
-        if isinstance(error, tf.errors.OpError):  # in a loop of the user's own, without `name_failures`
+        if isinstance(error, tf.errors.OpError):  # in the user's own loop, without `name_failures`
             said = explain(error, "a step")
             if said is not None:
                 _note(error)
@@ -327,7 +327,7 @@ def user_place(at: TracebackType | FrameType | None) -> str:
     """Return the innermost line of the user's program, such as ``"; at train.py:41"``; "" if there is none.
 
     Args:
-      at: The traceback of an error, or the frame that a thread is in.
+      at: The traceback of an error, or a thread's current frame.
     """
     places: list[tuple[str, int]] = []
     while isinstance(at, TracebackType):
@@ -347,10 +347,10 @@ def user_place(at: TracebackType | FrameType | None) -> str:
 # Ends a rank that waits too long in a collective for another rank.
 #
 # A rank that loops, sleeps or does something else keeps its connection alive, so the network never fails and
-# the others would wait forever. Horovod has a check for this, but with 0.28.1 on Gloo it did not act,
-# with any of its settings. So each rank watches itself. A rank is in a collective when it has started more
-# collectives than it has ended, and it stalls when none has ended for the time allowed. A rank that hangs
-# outside of collectives doesn't end itself, so the launcher knows which rank it was.
+# the others would wait forever. Horovod has a check for this, but version 0.28.1 on Gloo never acted, with
+# any setting. Each rank therefore watches itself. A rank is in a collective if it has started more
+# collectives than it has completed, and it stalls if none completes within the time limit. A rank that hangs
+# outside collectives doesn't end itself, so the launcher can identify it.
 
 STALLED_EXIT = 75  # the shell's EX_TEMPFAIL: nothing is wrong with this rank, try again
 
@@ -366,7 +366,7 @@ def watch_for_stalls(world: World, limit: str) -> None:
         HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; "0" means no limit.
 
     Raises:
-      ConfigError: `limit` is no whole number of seconds.
+      ConfigError: `limit` isn't a whole number of seconds.
     """
     if not limit.isdecimal():
         raise ConfigError(
@@ -395,5 +395,5 @@ def _watch(world: World, limit: int) -> None:
             )
             leave_note(LOST_PEERS)
             start_again_at_exit()
-            start_again()  # only under Horovod's driver, which would otherwise give up the waiting ranks
+            start_again()  # only under Horovod's driver, which would otherwise abandon the waiting ranks
             os._exit(STALLED_EXIT)  # the main thread is inside TensorFlow and can't be interrupted

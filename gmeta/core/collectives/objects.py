@@ -1,10 +1,10 @@
 """Collectives between steps: they exchange Python objects, or wait for all ranks.
 
-All ranks call these functions eagerly and in the same order. Objects travel as bytes, so the functions work
-between ranks with different versions, and such a difference can be found.
+All ranks call these functions eagerly and in the same order. Objects are sent as bytes, so the functions work
+between ranks with different versions, and can detect the difference.
 
-They travel by the connection of the ranks: Horovod, or without it gmeta's own lanes
-(`peers`). `gmeta.init` sets it, by `use_peers`.
+They are sent by the connection of the ranks: Horovod or, without it, gmeta's own lanes (`peers`).
+`gmeta.init` sets the connection by `use_peers`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class Peers(Protocol):
-    """The connection of a job's ranks; its errors are for `name_failures`.
+    """The connection of a job's ranks; `name_failures` translates its errors.
 
     Attributes:
-      packages: Packages besides gmeta's own requirements whose versions the ranks must share.
+      packages: Packages, in addition to gmeta's requirements, whose versions must be equal on all ranks.
     """
 
     packages: tuple[str, ...]
@@ -39,16 +39,16 @@ class Peers(Protocol):
         """Find this rank's place."""
 
     def connect(self, here: World) -> None:
-        """Reach the other ranks; called once, when this rank has taken its GPU."""
+        """Connect to the other ranks; called once, after this rank has selected its GPU."""
 
     def come(self, name: str) -> None:
-        """Wait until all ranks are about to exchange objects, unless they are known to do the same."""
+        """Wait until all ranks are about to exchange objects, unless their order is already checked."""
 
     def allgather(self, data: bytes) -> list[bytes]:
-        """Give every rank the bytes of all."""
+        """Return the bytes of all ranks on every rank."""
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """Give every rank the bytes of one; the others' are of any length."""
+        """Return the bytes of one rank on every rank; the others' may have any length."""
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -58,7 +58,7 @@ _peers: Peers | None = None
 
 
 def use_peers(peers: Peers) -> None:
-    """Send objects by this connection from now on."""
+    """Use this connection for objects from now on."""
     global _peers
     _peers = peers
 
@@ -70,7 +70,7 @@ def _through() -> Peers:
 
 
 def allgather_objects(obj: T) -> list[T]:
-    """Give every rank the objects of all ranks.
+    """Return the objects of all ranks on every rank.
 
     Args:
       obj: Numbers, texts, bytes, arrays, and lists, tuples and dicts of them
@@ -91,7 +91,7 @@ def allgather_objects(obj: T) -> list[T]:
 
 
 def broadcast_object(obj: T, root: int = 0) -> T:
-    """Give every rank the object of rank `root`.
+    """Return the object of rank `root` on every rank.
 
     Args:
       obj: The object, as for `allgather_objects`; it is ignored on ranks other than `root`.
@@ -113,7 +113,7 @@ def broadcast_object(obj: T, root: int = 0) -> T:
 
 
 def broadcast_bytes(data: bytes, root: int, *, doing: str) -> bytes:
-    """Give every rank the bytes of rank `root`; ``doing`` is for messages. There are several ranks.
+    """Return the bytes of rank `root` on every rank of several; ``doing`` is for messages.
 
     Raises:
       CollectiveError: A rank has ended, or called something else.
@@ -123,7 +123,7 @@ def broadcast_bytes(data: bytes, root: int, *, doing: str) -> bytes:
 
 
 def barrier() -> None:
-    """Wait until every rank is here.
+    """Wait until all ranks call this.
 
     Raises:
       CollectiveError: A rank has ended, or called something else.
@@ -136,10 +136,10 @@ def barrier() -> None:
 
 @contextmanager
 def _in_order(doing: str) -> Iterator[None]:
-    """Exchange objects in a ``with`` block, when all ranks have come to it.
+    """Exchange objects in a ``with`` block once all ranks have reached it.
 
-    Horovod waits for a rank that is in a collective of a lane instead, while that rank waits there for this
-    one. So this rank first comes to the lane, where both find out.
+    Otherwise, Horovod would wait for a rank that is in a collective of a lane, while that rank waits there
+    for this one. This rank therefore first joins the lane, where both detect the mismatch.
     """
     with name_failures(doing):
         _through().come(doing)
@@ -147,16 +147,16 @@ def _in_order(doing: str) -> Iterator[None]:
 
 
 def check_root(root: int) -> None:
-    """Refuse a root that is no rank of the job."""
+    """Refuse a root that isn't a rank of the job."""
     if not 0 <= root < world().size:
         raise ConfigError(f"root is rank {root}, but the ranks are 0 to {world().size - 1}")
 
 
-# Raises an error if ranks differ in values that must be the same, and names the ranks that differ.
+# Raises an error if ranks differ in values that must be equal, and names these ranks.
 
 
 def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank the same settings") -> None:
-    """Check that all ranks have the same values, such as package versions or a digest of the settings.
+    """Check that all ranks have equal values, such as package versions or a digest of the settings.
 
     All ranks must call it. A single rank always agrees.
 
@@ -165,8 +165,8 @@ def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank t
       advice: What to do about a difference; the message ends with it.
 
     Raises:
-      ConfigError: Any two ranks differ; every rank raises it. The message names the first few things that
-        differ, and each of their values with the ranks that have it.
+      ConfigError: Any two ranks differ; every rank raises it. The message names the first few differing
+        names, and each of their values with its ranks.
       CollectiveError: A rank has ended, or called something else.
     """
     differences = disagreements(allgather_objects(dict(what)))
@@ -177,7 +177,7 @@ def check_agreement(what: Mapping[str, str], *, advice: str = "give every rank t
 
 
 def disagreements(by_rank: Sequence[Mapping[str, str]]) -> list[str]:
-    """List where the ranks' mappings differ, one phrase for each name; the list is empty if they agree.
+    """List where the ranks' mappings differ, one phrase per name; the list is empty if they agree.
 
     Example:
       >>> disagreements([{"numpy": "1.26.4"}, {"numpy": "1.26.4"}, {"numpy": "1.25.0"}])
@@ -198,19 +198,19 @@ def _ranks(values: Sequence[str], value: str) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
 
 
-# Gives every rank the initial weights of one, and every rank's own state to all before one saves it.
+# Sends one rank's initial weights to all ranks, and all ranks' states to each before one rank saves them.
 
 _PIECE = 64 << 20  # bytes of weights in one broadcast
 
 
 def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None:
-    """Give every rank's variables the values that they have on rank `root`.
+    """Set every rank's variables to their values on rank `root`.
 
-    Variables are matched by their position in the sequence, because their names may depend on what a rank has
-    created before. They travel as bytes, 64 MB per collective.
+    Variables are matched by their position in the sequence, because their names may depend on what a rank
+    created before. They are sent as bytes, 64 MB per collective.
 
     Args:
-      variables: Numeric or boolean, the same shapes and types on all ranks.
+      variables: Numeric or boolean, with the same shapes and types on all ranks.
       root: The rank whose values are sent.
 
     Raises:
@@ -241,16 +241,16 @@ def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None
 
 @runtime_checkable
 class RankState(Protocol):
-    """A part of a model that one rank can save for all, after the ranks have exchanged their states."""
+    """A part of a model that one rank can save for all after the ranks exchange their states."""
 
     def gather_ranks(self) -> None:
         """Send the state of each rank to all ranks; all must call this together, between two steps."""
 
 
 def gather_states(model: tf.Module) -> None:
-    """Gather the model, if it is such a part, and all such parts of it.
+    """Gather all such parts of the model, including the model itself.
 
-    Call this before one rank's variables are saved, or sent to the others.
+    Call this before saving one rank's variables, or sending them to the others.
     """
     for part in (model, *submodules(model)):
         if isinstance(part, RankState):

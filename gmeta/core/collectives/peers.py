@@ -1,9 +1,9 @@
-"""The ranks of a job, which Horovod connects or gmeta's own lanes, and the objects that they send.
+"""The ranks of a job, connected by Horovod or by gmeta's own lanes, and the objects that they send.
 
-Without Horovod, the launcher's store introduces the ranks, and lanes carry objects between steps. The ranks
-open the first lane by exchanging addresses in the store; from then on they need the store only for the lanes
+Without Horovod, ranks find each other by the launcher's store, and send objects between steps by lanes. They
+open the first lane by exchanging addresses in the store; from then on, they need the store only for the lanes
 of other threads (`lane`). On a lane an object is an all-to-all: an allgather sends the same bytes to all
-ranks, and in a broadcast all but one rank send nothing.
+ranks, and in a broadcast, only one rank sends bytes.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class LanePeers:
     packages: tuple[str, ...] = ()
 
     def start(self) -> RankPlace:
-        """Return the place that the launcher has assigned to this rank.
+        """Return the place that the launcher assigned to this rank.
 
         Raises:
-          ConfigError: It assigned none, or ``GMETA_LANE`` chooses Horovod.
+          ConfigError: It assigned none, or ``GMETA_LANE`` selects Horovod.
         """
         place = told_place()
         if place is None:
@@ -68,7 +68,7 @@ class LanePeers:
         return place
 
     def connect(self, here: World) -> None:
-        """Open the lane of tensors in host memory.
+        """Open the lane for tensors in host memory.
 
         Raises:
           ConfigError: ``HOROVOD_GLOO_IFACE`` has no address.
@@ -92,7 +92,7 @@ class LanePeers:
         use_lanes({"cpu": first}, open_named)
 
     def come(self, name: str) -> None:
-        """Do nothing: objects go by the lanes, which compare what the ranks do."""
+        """Do nothing: objects are sent by lanes, which compare what the ranks do."""
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Give every rank the bytes of all."""
@@ -116,10 +116,10 @@ class LanePeers:
 
 
 def _send_to_all(kind: str, data: bytes) -> list[bytes]:
-    """Send bytes to all ranks; return what came from each. The kind is the name that messages show."""
+    """Send bytes to all ranks; return those received from each. Messages show the kind as the name."""
     size = world().size
     lane = find_lane("cpu", kind)
-    assert lane is not None  # `connect` has opened it, or opens those of other threads
+    assert lane is not None  # `connect` opened it, or opens those of other threads
     with tf.device("CPU:0"):
         rows, splits = tf.io.decode_raw(data * size, tf.uint8), tf.fill([size], len(data))
         rows, came = exchange(lane, rows, splits, None, kind)
@@ -129,12 +129,12 @@ def _send_to_all(kind: str, data: bytes) -> list[bytes]:
 
 
 class HorovodPeers:
-    """The ranks of a job of Horovod's; see `gmeta.core.collectives.objects.Peers`."""
+    """The ranks of a Horovod job; see `gmeta.core.collectives.objects.Peers`."""
 
     packages: tuple[str, ...] = ("horovod",)
 
     def start(self) -> RankPlace:
-        """Start Horovod, which introduces the ranks.
+        """Start Horovod, which connects the ranks.
 
         Raises:
           ConfigError: Horovod is missing or broken.
@@ -144,7 +144,7 @@ class HorovodPeers:
         rendezvous.through_proxy()
         try:
             hvd.init()
-        except Exception as error:  # any error of the network and the rendezvous
+        except Exception as error:  # any error of the network or the rendezvous
             leave_note(LOST_PEERS)
             elastic.start_again_at_exit()
             raise CollectiveError(
@@ -157,10 +157,10 @@ class HorovodPeers:
         return RankPlace(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
 
     def connect(self, here: World) -> None:
-        """Do nothing: Horovod has connected the ranks."""
+        """Do nothing: Horovod already connected the ranks."""
 
     def come(self, name: str) -> None:
-        """Wait for all ranks to come to this collective, in the order of the lane's, if there is a lane."""
+        """Wait for all ranks to reach this collective, in the lane's order if there is a lane."""
         lane = find_lane("cpu", name)
         if lane is None:
             return
@@ -190,8 +190,8 @@ class HorovodPeers:
         _barrier()(tf.constant([1]))
 
 
-# An eager collective has the name of its op. Inside a function it has a name of its own, which Horovod
-# reports when a rank is missing. The input signatures leave the length open, so no function is traced twice.
+# An eager collective has the name of its op. Inside a function, it has a separate name, which Horovod reports
+# if a rank is missing. The input signatures leave the length unspecified, so no function is traced twice.
 
 
 def _function(dtype: tf.DType, run: Callable[[tf.Tensor], tf.Tensor], kind: str) -> Any:

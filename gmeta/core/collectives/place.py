@@ -1,11 +1,11 @@
-"""The ranks of this job, which of them this process is, and whether Horovod connects them.
+"""The ranks of this job, the rank of this process, and whether Horovod connects them.
 
 Horovod is optional: gmeta's launcher connects ranks without it. ``GMETA_RANKS`` is one of
 
-* ``auto``, the default: Horovod if it is installed, else gmeta's own store and lanes;
+* ``auto``, the default: Horovod if it is installed, otherwise gmeta's own store and lanes;
 * ``horovod``: Horovod;
-* ``gmeta``: gmeta's own, whether or not Horovod is installed;
-* ``one``: each process is a job of one rank, even if a launcher has started several.
+* ``gmeta``: gmeta's own store and lanes, even if Horovod is installed;
+* ``one``: each process is a job of one rank, even if a launcher started several.
 
 The launcher and its ranks read it. This module imports Horovod only when a function needs it.
 """
@@ -65,8 +65,8 @@ class RankPlace(NamedTuple):
     Attributes:
       rank: The number of this process's rank.
       size: How many ranks there are.
-      local_rank: Its number among those on this machine.
-      local_size: How many these are.
+      local_rank: Its number among the ranks on this machine.
+      local_size: Number of ranks on this machine.
     """
 
     rank: int
@@ -75,7 +75,7 @@ class RankPlace(NamedTuple):
     local_size: int
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables that state it."""
+        """Return the environment variables that describe the place."""
         return {f"{OWN}{name}": str(value) for name, value in zip(PLACE, self, strict=True)}
 
 
@@ -87,8 +87,8 @@ class World:
       rank: The number of this process's rank, from 0.
       size: How many ranks there are.
       local_rank: The number of this rank among those on this machine, which is the number of its GPU.
-      groups: How many groups the ranks form. The ranks of a group are consecutive. They divide the rows of
-        tables among them, and each group has all rows.
+      groups: How many groups the ranks form. The ranks of a group are consecutive and divide the rows of
+        tables; each group has all rows.
     """
 
     rank: int
@@ -118,7 +118,7 @@ class World:
 
     @property
     def replicas(self) -> range:
-        """The ranks that own the same rows as this one, itself among them: one of each group, in order."""
+        """The ranks that own the same rows as this one, including itself: one of each group, in order."""
         return range(self.group_rank, self.size, self.group_size)
 
     @property
@@ -138,7 +138,7 @@ _world = _ALONE
 
 
 def world() -> World:
-    """Return the ranks of this job: one rank until `init` has found more."""
+    """Return the ranks of this job: one rank until `init` finds more."""
     return _world
 
 
@@ -149,17 +149,17 @@ def enter(here: World) -> None:
 
 
 def has_entered() -> bool:
-    """Return whether this process is one of several ranks, or the only one that an elastic driver started."""
+    """Return whether this process is one of several ranks, or the only rank of an elastic driver."""
     return _world is not _ALONE
 
 
 def under_launcher() -> bool:
-    """Return whether a launcher whose ranks gmeta joins started this process, perhaps as the only rank."""
+    """Return whether a launcher that gmeta supports started this process, possibly as the only rank."""
     return any(variable in os.environ for variable in (*_MEET, *_joined_mpi()))
 
 
 def told_place() -> RankPlace | None:
-    """Return the place that gmeta's launcher has assigned without Horovod; None under other launchers.
+    """Return the place that gmeta's launcher assigned without Horovod; None under other launchers.
 
     Raises:
       ConfigError: A variable is missing, or no number.
@@ -168,10 +168,10 @@ def told_place() -> RankPlace | None:
 
 
 def launched_place() -> RankPlace:
-    """Return the place that gmeta's launcher or horovodrun has assigned; one rank without a launcher.
+    """Return the place that gmeta's launcher or horovodrun assigned; one rank without a launcher.
 
     Raises:
-      ConfigError: A variable is missing, or no number; or the launcher is one of MPI.
+      ConfigError: A variable is missing, or no number; or the launcher uses MPI.
     """
     if not under_launcher():
         return RankPlace(0, 1, 0, 1)
@@ -198,10 +198,10 @@ def launched_rank() -> str:
 
 
 def launched_size() -> int:
-    """Return how many ranks the launcher of this process states; 1 without one whose ranks gmeta joins.
+    """Return the launcher's number of ranks; 1 without a launcher that gmeta supports.
 
     Raises:
-      ConfigError: The launcher's environment holds no number.
+      ConfigError: The launcher's environment has no number.
     """
     return next((_number(name) for name in (*_MEET, *_joined_mpi()) if name in os.environ), 1)
 
@@ -218,7 +218,7 @@ def _number(variable: str) -> int:
 
 
 def started_with() -> str:
-    """Describe how a launcher has started this process with others that gmeta doesn't join.
+    """Describe how an unsupported launcher started this process with others.
 
     Returns:
       A phrase such as ``one of 2 by srun (SLURM_STEP_NUM_TASKS=2, SLURM_PROCID=1)``; "" if the process is
@@ -233,7 +233,7 @@ def started_with() -> str:
         if size in os.environ and rank in os.environ and _number(size) > 1:
             variables = f"{size}={os.environ[size]}, {rank}={os.environ[rank]}"
             return f"one of {os.environ[size]} by {launcher} ({variables})"
-    if os.environ.get("PMIX_RANK", "0") != "0":  # PMIx states no number
+    if os.environ.get("PMIX_RANK", "0") != "0":  # PMIx doesn't provide the number of processes
         return f"one of several by a launcher of PMIx (PMIX_RANK={os.environ['PMIX_RANK']})"
     tasks = _tasks_of_cluster()
     return f"one of {tasks} tasks of a cluster (TF_CONFIG)" if tasks > 1 else ""
@@ -250,13 +250,13 @@ def _tasks_of_cluster() -> int:
 
 
 def check_alone(what: str) -> None:
-    """Refuse to be a job of one rank in a process that was started with others.
+    """Refuse to run as a job of one rank in a process that was started with others.
 
     Args:
-      what: What would be done by each of them, such as "train a model of its own".
+      what: What each of them would do, such as "train a model of its own".
 
     Raises:
-      ConfigError: `started_with` names others. The message has the variables that it has seen.
+      ConfigError: `started_with` names others. The message lists the variables that it found.
     """
     found = started_with()
     if found:
@@ -273,11 +273,11 @@ def choose_groups(given: int | None, size: int) -> int:
     """Return how many groups the ranks form.
 
     Args:
-      given: What the caller of `init` says; None: what the environment variable ``GMETA_GROUPS`` says.
+      given: The argument of `init`; None: the environment variable ``GMETA_GROUPS``.
       size: How many ranks there are.
 
     Raises:
-      ConfigError: It is no number of groups, they differ, or the ranks can't be divided into so many.
+      ConfigError: The number is invalid, the two differ, or the ranks can't be divided into that many groups.
     """
     text = os.environ.get(GROUPS)
     if text is not None and (not text.isdecimal() or int(text) < 1):
@@ -297,10 +297,10 @@ def choose_groups(given: int | None, size: int) -> int:
 
 
 def check_init() -> None:
-    """Refuse to train alone in a process that a launcher has started as one of several ranks.
+    """Refuse to train alone in a process that a launcher started as one of several ranks.
 
     Raises:
-      ConfigError: `init` wasn't called, or gmeta can't join the ranks of this launcher.
+      ConfigError: `init` wasn't called, or gmeta doesn't support this launcher.
     """
     if has_entered():
         return
@@ -325,7 +325,7 @@ _BACKENDS = ("gloo", "mpi", "nccl", "cuda")
 
 
 def horovod_advice() -> str:
-    """Explain how to build Horovod against the installed TensorFlow, or list those that it supports."""
+    """Explain how to build Horovod for the installed TensorFlow, or list the supported versions."""
     found = find_tensorflow()
     if found is not None and tuple(map(int, found[1].split(".")[:2])) > LAST_TENSORFLOW:
         last = ".".join(map(str, LAST_TENSORFLOW))
@@ -347,13 +347,13 @@ def horovod_version() -> str | None:
 
 
 def uses_horovod(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a launcher should connect ranks by Horovod, as ``GMETA_RANKS`` chooses.
+    """Return whether a launcher should connect ranks by Horovod, according to ``GMETA_RANKS``.
 
     Args:
-      environment: That of the ranks.
+      environment: The environment of the ranks.
 
     Raises:
-      ConfigError: It is none of the choices, or chooses Horovod, which isn't installed.
+      ConfigError: The value is unknown, or selects Horovod, which isn't installed.
     """
     name = choice(environment)
     if name == ONE:
@@ -364,13 +364,13 @@ def uses_horovod(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def check_launcher(*, own: bool) -> None:
-    """Refuse to be a rank of another launcher than ``GMETA_RANKS`` chooses.
+    """Refuse to be a rank of a launcher other than the one that ``GMETA_RANKS`` selects.
 
     Args:
       own: Whether gmeta's launcher started this rank without Horovod.
 
     Raises:
-      ConfigError: The choice doesn't fit, or is none.
+      ConfigError: The selection doesn't match, or is unknown.
     """
     name = choice()
     if name in (ONE, "horovod" if own else "gmeta"):
@@ -422,10 +422,10 @@ def built_backends() -> dict[str, bool]:
 
 
 def node_name(name: str) -> str:
-    """Return the name of a collective's op, which errors show.
+    """Return the name of a collective's op, which appears in errors.
 
-    Horovod matches the ranks' ops by what follows the last slash of their names, so the name has none: with
-    one, the exchanges of two collections would be taken for the same.
+    Horovod matches the ranks' ops by the part of their names after the last slash, so the name contains none:
+    otherwise, Horovod would confuse the exchanges of two collections.
 
     Example:
       >>> node_name("items/keys")

@@ -1,23 +1,25 @@
-"""How the ranks of a job reach its launcher: guarded key-value servers, their clients, and notes.
+"""How the ranks of a job reach its launcher: protected key-value servers, their clients, and notes.
 
-Ranks meet at a key-value server over HTTP, which Horovod 0.28.1 opens on all addresses to everybody. Here the
-server, Horovod's or gmeta's own, requires the job's secret (`guard`):
+Ranks meet at a key-value server over HTTP, which Horovod 0.28.1 opens on all addresses without protection.
+Here the server, Horovod's or gmeta's own, requires the job's secret (`guard`):
 
 * If all ranks are on the launcher's machine (`launch`), the secret is the first part of the path: Gloo's
-  client is C++, and accepts a path with a server's address. The server listens on the loopback address alone.
+  client is C++, and accepts a path with a server's address. The server listens only on the loopback address.
 * If there are other machines (`horovodrun`), or no Horovod (`Store`), a request carries a signature:
-  HMAC-SHA256 of the method, the path, the body and a number that is used once. Only signed answers are
-  accepted, so the secret doesn't travel. A rank's own proxy (`through_proxy`) does so for Gloo's client.
+  HMAC-SHA256 of the method, the path, the body and a nonce. Only signed answers are accepted, so the secret
+  isn't sent. A rank's own proxy (`through_proxy`) does so for Gloo's client.
 
 Both treat a value as bytes and unpickle nothing.
 
 Without Horovod, ranks find each other by the values of the launcher's `Store`, which exists as long as the
-job runs (`gmeta.core.launcher.meeting`). A value is a message of `wire`, so nothing from the network is run.
-Ranks use the store when they open a lane, and what starts a rank on another machine reports its end there. An
-elastic job has a second store, which outlives its starts (`elastic`). Tensors and objects travel by lanes.
+job runs (`gmeta.core.launcher.meeting`). A value is a message of `wire`, so no code from the network runs.
+Ranks use the store when they open a lane, and the helper that starts a rank on another machine reports the
+rank's end to it. An elastic job has a second store, which outlives its starts (`elastic`). Tensors and
+objects are sent by lanes.
 
-A rank also leaves notes for its launcher (`leave_note`): files in a folder that the launcher has made. A rank
-that has lost its peers leaves one at once, however long it then needs to exit; its traceback comes last.
+A rank also leaves notes for its launcher (`leave_note`): files in a folder that the launcher created. A rank
+that has lost its peers leaves a note immediately, even if it takes long to exit and prints its traceback
+last.
 """
 
 from __future__ import annotations
@@ -54,22 +56,22 @@ def leave_note(what: str) -> None:
 
 
 def notes_at(path: str) -> frozenset[str]:
-    """Return the notes that a rank has left, whose `NOTES` was ``path``."""
+    """Return the notes left by a rank whose `NOTES` was ``path``."""
     return frozenset(what for what in (LOST_PEERS, LEAVES) if Path(f"{path}.{what}").exists())
 
 
 SECRET = "GMETA_SECRET"
 """Environment variable: the secret of a job over several machines."""
 
-_SERVER = "GMETA_RENDEZVOUS"  # where the server is, if the variables below name this rank's proxy
+_SERVER = "GMETA_RENDEZVOUS"  # the server's address, if the variables below name this rank's proxy
 _ADDRESS, _PORT = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"
 _NUMBER, _SIGNATURE = "X-Gmeta-Number", "X-Gmeta-Signature"
-_AGE = 300  # seconds by which two machines' clocks may differ
+_AGE = 300  # maximum difference of two machines' clocks, in seconds
 _LARGEST = 1 << 20  # bytes of a value; ranks' addresses are far smaller
 
 
 def new_secret() -> str:
-    """Make a secret that can't be guessed."""
+    """Return a secret that can't be guessed."""
     return secrets.token_hex(32)
 
 
@@ -85,7 +87,7 @@ def guard(base: type[Any], secret: str, *, signed: bool) -> type[Any]:
       base: Horovod's ``RendezvousHandler``, a class derived from it, or one with its methods to get and put
         a value.
       secret: The job's secret.
-      signed: Whether requests are signed; otherwise their paths begin with the secret.
+      signed: Whether requests are signed; otherwise, their paths begin with the secret.
     """
     used: dict[str, float] = {}
     lock = threading.Lock()
@@ -174,7 +176,7 @@ def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     Args:
       method: The HTTP method.
       path: The path, such as ``"/rank_and_size/host:0"``.
-      body: The value to put there.
+      body: The value to store there.
 
     Returns:
       The status and the answer.
@@ -188,7 +190,7 @@ def ask(method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     server, secret = f"{address}:{os.environ[_PORT]}", None
     if _SERVER in os.environ:
         server, secret = os.environ[_SERVER], os.environ[SECRET]
-    elif inner:  # Gloo's client puts the port behind the path
+    elif inner:  # Gloo's client appends the port to the path
         server, path = address, f"/{inner}:{os.environ[_PORT]}{path}"
     return ask_server(server, secret, method, path, body)
 
@@ -205,7 +207,7 @@ def through_proxy() -> None:
     if secret is None or address is None or ("/" in address and _SERVER not in os.environ):
         return
     server = os.environ.setdefault(_SERVER, f"{address}:{os.environ[_PORT]}")
-    own = new_secret()  # other users of this machine reach the proxy too
+    own = new_secret()  # other users of this machine can reach the proxy too
 
     class Proxy(BaseHTTPRequestHandler):
         def _forward(self) -> None:
@@ -237,9 +239,9 @@ def through_proxy() -> None:
 def ask_server(
     server: str, secret: str | None, method: str, path: str, body: bytes = b"", timeout: float | None = None
 ) -> tuple[int, bytes]:
-    """Send a request to a server, signed if there is a secret; raises as `ask`.
+    """Send a request to a server, signed if there is a secret; raise the same errors as `ask`.
 
-    Without a ``timeout`` in seconds it waits as long as the server takes.
+    Without a ``timeout`` in seconds, wait as long as the server takes.
     """
     number = f"{int(time.time())}.{secrets.token_hex(16)}"
     headers = {"Content-Length": str(len(body))}
@@ -275,20 +277,20 @@ STORE = "GMETA_STORE"
 ALL = "all"
 """The key that requests all values of a scope; the answer has a part for each key."""
 
-_SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two questions
-_SILENCE = 60.0  # seconds without a word from the store
+_SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two requests
+_SILENCE = 60.0  # seconds without an answer from the store
 _FOR_EVER = 10 * 365 * 24 * 3600
 
 
 class Store:
-    """A store of this process's job.
+    """A client of the store of this process's job.
 
     Args:
-      server: Its address and port. None: the environment names them, and the secret.
-      secret: The secret that signs what is said.
+      server: Its address and port. None: the environment contains them, and the secret.
+      secret: The secret that signs requests and answers.
 
     Raises:
-      ConfigError: The environment names none.
+      ConfigError: The environment doesn't contain them.
     """
 
     def __init__(self, server: str | None = None, secret: str = "") -> None:
@@ -299,7 +301,7 @@ class Store:
         self._server, self._secret = server, secret
 
     def put(self, scope: str, key: str, value: Any) -> None:
-        """Keep a value, of the kinds that `wire.pack` takes.
+        """Store a value that `wire.pack` supports.
 
         Raises:
           CollectiveError: The store can't be reached, or refuses it.
@@ -307,7 +309,7 @@ class Store:
         self._ask("PUT", scope, key, pack(value))
 
     def values(self, scope: str) -> dict[str, Any]:
-        """Return what is kept in a scope, by key.
+        """Return the values of a scope, by key.
 
         Raises:
           CollectiveError: The store can't be reached.
@@ -318,7 +320,7 @@ class Store:
         """Give every rank the values of all ranks.
 
         Args:
-          scope: What it is about; every rank uses it once.
+          scope: Identifies the exchange; every rank uses it once.
           rank: This rank.
           size: How many ranks there are.
           value: This rank's value.
@@ -328,7 +330,7 @@ class Store:
           The values by rank.
 
         Raises:
-          CollectiveError: A rank didn't come, or the store can't be reached.
+          CollectiveError: A rank didn't join, or the store can't be reached.
         """
         self.put(scope, str(rank), value)
         deadline, pause = time.monotonic() + (seconds or _FOR_EVER), _SHORTEST

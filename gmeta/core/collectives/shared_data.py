@@ -1,11 +1,11 @@
 """A rank's part of a data set: the elements of its shares, joined into one element for each step.
 
 Element i belongs to step i // V and, within that step, to share i mod V (`gmeta.core.shares`). A rank with k
-shares joins its k elements of a step into one, as if the data had come in larger batches. It keeps their
-order, so only the last step can have fewer elements, just as it has fewer shares if each share has a rank.
+shares joins its k elements of a step into one, as if batches were larger. It keeps their order, so only the
+last step can have fewer elements, just as with one share per rank.
 
 The elements are joined as flat values. The code concatenates a part's values, row by row, and the lengths of
-its ragged rows. So rows follow rows, for parts of any rank. This takes one `ragged_batch` of vectors.
+its ragged rows, so that rows follow rows for parts of any rank. This takes one `ragged_batch` of vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gmeta.core.shares import Shares
 
 @tf.autograph.experimental.do_not_convert
 def part_of(dataset: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
-    """Select the elements of a data set that belong to some shares, joined into one for each step.
+    """Select the elements of a data set that belong to some shares, joined into one element per step.
 
     Args:
       dataset: A data set. The parts of its elements are dense, ragged or sparse tensors with samples in the
@@ -28,9 +28,9 @@ def part_of(dataset: tf.data.Dataset, shares: Shares) -> tf.data.Dataset:
       shares: The shares whose elements are selected.
 
     Returns:
-      A data set with elements of the same structure. The samples of a step's elements follow each other in
-      the elements' order; scalars must be equal in all of them. In eager mode the cardinality is known if
-      that of `dataset` is.
+      A data set with elements of the same structure. The samples of a step's elements are concatenated in
+      order; scalars must be equal in all elements. In eager mode, the cardinality is known if that of
+      `dataset` is known.
 
     Raises:
       ConfigError: There are several elements to join, and one of their parts can't be joined.

@@ -1,15 +1,16 @@
-"""The collectives of a step: they send rows and keys to their owners and sum over all ranks.
+"""The collectives of a step, which send rows and keys to their owners and sum over all ranks.
 
 Horovod matches the ranks' calls by name. TensorFlow's names may differ between ranks, because they depend on
-what was traced before, and in which scope. So a collective has the name that its caller gives, in any scope.
-A second use of a name in one function gets ``_1``, in the order of tracing, which is the program's order.
+what was traced before, and in which scope. A collective therefore has the name that its caller passes, in any
+scope. A second use of a name in one function gets ``_1``, in the order of tracing, which is the program's
+order.
 
-Horovod declares its ops free of side effects. So TensorFlow's graph optimizer merges two ops with the same
-input, drops one whose result isn't used, and may run one by itself if its input is a constant. Each input
-therefore goes through a placeholder with a default, which the optimizer leaves alone. The result is counted
-(`monitoring`), and counting is a side effect.
+Horovod declares its ops free of side effects, so TensorFlow's graph optimizer merges two ops with the same
+input, drops an op whose result isn't used, and may evaluate an op whose input is constant. Each input
+therefore passes through a placeholder with a default, which the optimizer doesn't change. The result is
+counted (`monitoring`), and counting is a side effect.
 
-If there is a lane (`lane`) for the collective, it takes Horovod's place here; without Horovod there is.
+A lane (`lane`) for the collective, if open, replaces Horovod here; without Horovod, a lane is always open.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gmeta.core.collectives.monitoring import count, count_start, name_failures
 from gmeta.core.collectives.place import import_horovod, node_name, world
 from gmeta.core.step import begin_span
 
-_WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of the same width; Horovod lacks this one
+_WIRE = {tf.bfloat16: tf.uint16}  # sent as another type of equal width; Horovod doesn't support this one
 _SUMMED_AS = {tf.bfloat16: tf.float32}  # summed as a wider type
 
 
@@ -37,23 +38,23 @@ def alltoall(
     received_splits: tf.Tensor | None = None,
     ranks: Sequence[int] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Give every rank its part of a tensor's rows, and receive a part from every rank.
+    """Send each rank its part of a tensor's rows, and receive a part from every rank.
 
-    Rank r receives, from each rank s in order, the ``splits[r]`` rows of s that follow those for the ranks
-    before r. With one rank this is the identity. It is a single collective, in which the ranks also agree on
-    the sizes; on a lane of GPUs they need another one for that, unless ``received_splits`` gives them.
+    Rank r receives, from each rank s in order, the ``splits[r]`` rows of s that follow those for ranks below
+    r. With one rank, this is the identity. A single collective also exchanges the sizes; on a GPU lane, the
+    sizes take another collective unless ``received_splits`` is passed.
 
     Args:
       tensor: (rows, ...) of any numeric type or bool; the other dimensions are the same on all ranks.
-      splits: int32 (world size,): how many rows each rank gets; they sum to `rows`. Zeros are fine.
-      name: Identifies the collective. It is the same on all ranks, and no other collective that may run at
-        the same time has it.
-      place: Where the rows are, and will be: ``"cpu"`` or ``"gpu"``; the same on all ranks. TensorFlow copies
-        rows that are elsewhere. The splits are always in host memory.
-      received_splits: int32 (world size,): how many rows come from each rank, if that is known: rank s must
-        give as many to this rank. The lane of host memory checks it, and that of GPUs hangs if it is wrong.
-      ranks: The ranks that take part, in ascending order, this rank among them; all of them pass the same,
-        and the other ranks call it with their own. Splits then have an element for each of these. A lane
+      splits: int32 (world size,): how many rows to send to each rank; they sum to `rows` and may be 0.
+      name: Identifies the collective. It is the same on all ranks, and unique among collectives that may run
+        at the same time.
+      place: Where the input and output rows are: ``"cpu"`` or ``"gpu"``; the same on all ranks. TensorFlow
+        copies rows from elsewhere. The splits are always in host memory.
+      received_splits: int32 (world size,): how many rows to receive from each rank, if known: rank s must
+        send that many to this rank. The lane of host memory checks it; the GPU lane hangs if it is wrong.
+      ranks: The ranks that take part, in ascending order, including this rank; all of them pass the same
+        ranks, and the other ranks pass their own. Splits then have one element per rank in ``ranks``. A lane
         sends nothing to others. None: all ranks.
 
     Returns:
@@ -61,8 +62,8 @@ def alltoall(
 
     Raises:
       CollectiveError: A rank has ended, or the ranks' types or row shapes differ. This applies to eager
-        calls: a ``tf.function`` raises TensorFlow's error when it is called, and `name_failures` translates
-        that.
+        calls: a ``tf.function`` raises TensorFlow's error when it is called, which `name_failures`
+        translates.
 
     Example:
       >>> rows, received = alltoall(tf.constant([[1.0], [2.0]]), tf.constant([2]), name="rows")
@@ -89,7 +90,7 @@ def alltoall(
 
 
 def _of_world(splits: Any, ranks: Sequence[int]) -> tf.Tensor:
-    """Return the splits of some ranks as those of all; the others have none."""
+    """Expand the splits of some ranks to all ranks; the others' are 0."""
     with tf.device("CPU:0"):
         splits = tf.convert_to_tensor(splits, tf.int32)
         return tf.scatter_nd([[rank] for rank in ranks], splits, [world().size])
@@ -103,7 +104,7 @@ def _alltoall(
     own: lane.Lane | None,
     ranks: Sequence[int],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Make an `alltoall` with splits for all ranks; on a lane only ``ranks``, if there are any, take part."""
+    """Run an `alltoall` with splits for all ranks; on a lane, only ``ranks``, if not None, take part."""
     here = world()
     kind = lane.kind_of(own)
     end_exchange = begin_span("exchange", name, tensor, splits, lane=kind, ranks=ranks)
@@ -135,14 +136,14 @@ def allreduce_sum(
 ) -> list[tf.Tensor]:
     """Sum tensors over all ranks, in one grouped collective.
 
-    There is one collective for each dtype, so give tensors of one dtype. bfloat16 is summed in float32 and
-    rounded once; on a lane so is float16, and other integers are summed in int32 or int64. With one rank this
-    is the identity.
+    There is one collective per dtype, so pass tensors of one dtype. bfloat16 is summed in float32 and rounded
+    once; on a lane, so is float16, and other integers are summed in int32 or int64. With one rank, this is
+    the identity.
 
     Args:
       tensors: Any shapes, the same on all ranks; integer or floating.
       name: As in `alltoall`.
-      place: Where the tensors are, and the sums will be, as in `alltoall`.
+      place: Where the tensors and the sums are, as in `alltoall`.
 
     Returns:
       The sums, in the order and the types of `tensors`.
@@ -197,7 +198,7 @@ def _sum_group(tensors: list[tf.Tensor], name: str, through: lane.Lane | None) -
 
 
 def _unique(name: str) -> str:
-    """Return `name`, with a number if the function that is being traced has used it already."""
+    """Return `name`, with a number if the function being traced has already used it."""
     if tf.executing_eagerly():
         return name
     graph = tf.compat.v1.get_default_graph()
@@ -214,7 +215,7 @@ def _bytes(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _bytes_away(tensor: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-    """Compute the bytes of the rows that go to other ranks."""
+    """Compute the bytes of the rows sent to other ranks."""
     size = tensor.shape[1:].num_elements()
     if size is None:
         size = tf.reduce_prod(tf.shape(tensor, tf.int64)[1:])

@@ -1,9 +1,9 @@
-"""Messages between processes: values as bytes, and links between processes that know the same secret.
+"""Messages between processes: values encoded as bytes, and links between processes that know the same secret.
 
 `pack` encodes a value as JSON followed by the bytes of arrays. Reading a message runs no code. A message is
-eight bytes with the length of the JSON, the JSON, and the arrays' bytes one after another, each at a multiple
-of eight. A value that JSON can't express is an object with the key ``!``: a tuple, a mapping whose keys
-aren't texts, bytes, an array, and a class of `gmeta.core.errors`.
+eight bytes with the length of the JSON, the JSON, and the arrays' bytes, each starting at a multiple of
+eight. A value that JSON can't represent is an object with the key ``!``: a tuple, a mapping whose keys aren't
+strings, bytes, an array, or a class of `gmeta.core.errors`.
 
 A `SignedLink` begins with a greeting, in which two processes prove to each other that they know a secret::
 
@@ -12,9 +12,9 @@ A `SignedLink` begins with a greeting, in which two processes prove to each othe
     caller -> called    HMAC-SHA256 of "caller", the purpose and both hellos under the secret
     called -> caller    HMAC-SHA256 of "called", the purpose and both hellos
 
-The secret doesn't travel. The nonces are new in each greeting, so a captured one is worth nothing later. The
-proofs differ in their roles, so none can be sent back to where it came from. They differ in their purposes
-too, so a secret may serve several. The called side proves nothing before the caller has.
+The secret isn't sent. The nonces are new in each greeting, so a captured greeting can't be replayed. Proofs
+contain the role, so none can be sent back to its sender. They also contain the purpose, so a secret may serve
+several purposes. The called side proves nothing before the caller does.
 
 Both sides derive a key for each direction from the secret and the whole greeting. A message is
 
@@ -23,8 +23,8 @@ Both sides derive a key for each direction from the secret and the whole greetin
 so a process that forwards the connection can't insert, change, repeat, omit or reorder messages, and a
 forged size reserves no memory. Messages aren't encrypted. A link interprets nothing that it receives.
 
-Lanes greet alike (``ops/lane/mesh.h``), but their messages aren't signed. Requests to the launcher's store
-are signed one by one (`gmeta.core.collectives.rendezvous`).
+Lanes use the same greeting (``ops/lane/mesh.h``), but don't sign their messages. Requests to the launcher's
+store are signed individually (`gmeta.core.collectives.rendezvous`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gmeta.core.errors import CollectiveError, ConfigError, GmetaError
 
 _TAG = "!"
 _ALIGNED = 8
-_FEW = 1 << 12  # bytes of an array that are rather copied
+_FEW = 1 << 12  # bytes of an array up to which it is copied
 
 
 def pack(value: Any) -> bytes:
@@ -73,7 +73,7 @@ def pack(value: Any) -> bytes:
 
 
 def pack_parts(value: Any) -> list[bytes | memoryview]:
-    """Encode a value as `pack` does, but don't copy large arrays: return the parts of the bytes."""
+    """Encode a value like `pack`, but without copying large arrays: return the parts of the bytes."""
     blobs = _Blobs()
     text = json.dumps(_plain(value, blobs)).encode()
     text += b" " * (-len(text) % _ALIGNED)
@@ -81,10 +81,10 @@ def pack_parts(value: Any) -> list[bytes | memoryview]:
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Decode what `pack` has encoded. Arrays lie in the given memory if it can be written to.
+    """Decode the result of `pack`. Arrays share the given memory if it is writable.
 
     Raises:
-      CollectiveError: The bytes are no such message.
+      CollectiveError: The bytes aren't such a message.
     """
     try:
         end = 8 + int.from_bytes(data[:8], "little")
@@ -99,7 +99,7 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 class _Blobs:
-    """The bytes of arrays, one after another."""
+    """The concatenated bytes of arrays."""
 
     def __init__(self) -> None:
         self.parts: list[bytes | memoryview] = []
@@ -174,7 +174,7 @@ def _part(plain: dict[str, Any], data: memoryview) -> memoryview:
     return part
 
 
-# The address at which a rank listens for the others, and that at which they reach it.
+# The address on which a rank listens for the others, and the address at which they reach it.
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
@@ -183,17 +183,17 @@ _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR
 
 
 def name_machine() -> tuple[str, str]:
-    """Name this machine: two processes with equal names share it."""
+    """Return a name of this machine: two processes with equal names share it."""
     return platform.node(), _BOOT.read_text().strip() if _BOOT.exists() else ""
 
 
 def name_loopback() -> tuple[str, ...]:
-    """Name the owner of this process's loopback address: a machine, or one of the containers on it."""
+    """Return a name of the owner of this process's loopback address: a machine, or a container on it."""
     return (*name_machine(), str(_NETWORK.readlink()) if _NETWORK.exists() else "")
 
 
 def choose_addresses(local: bool) -> tuple[str, str]:
-    """Choose the address to listen at, and the one to announce.
+    """Choose the address to listen on, and the one to announce.
 
     Args:
       local: Whether all ranks have the same loopback address.
@@ -229,7 +229,7 @@ def _ipv6(interface: str) -> str | None:
     """Return an address of an interface that other machines can use without naming their own interface."""
     for line in _IPV6.read_text().splitlines() if _IPV6.exists() else []:
         digits, _, _, scope, _, name = line.split()
-        if name == interface and scope != "20":  # 20: of the link alone
+        if name == interface and scope != "20":  # 20: link-local
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     return None
 
@@ -252,19 +252,20 @@ def sign(key: bytes, *parts: bytes) -> bytes:
 
 
 class SignedLink:
-    """A connection whose other side has proved to know the secret.
+    """A connection whose other side has proved that it knows the secret.
 
     Args:
       link: A connected socket. It is closed if the greeting fails.
       secret: The secret.
-      purpose: What the connection is for; both sides state the same.
-      called: Whether this side was called.
-      name: This side's name, 16 bytes, if it was called.
-      expected: The name of the side to call, if this side calls; empty: any that knows the secret.
-      seconds: The time that the whole greeting may take.
+      purpose: The purpose of the connection, equal on both sides.
+      called: Whether this side accepted the connection.
+      name: This side's name, 16 bytes, if it accepted the connection.
+      expected: The expected name of the called side, if this side is the caller; empty: any that knows the
+        secret.
+      seconds: The time limit of the whole greeting.
 
     Raises:
-      ConnectionError: The other side doesn't greet, or doesn't know the secret, or isn't who was called.
+      ConnectionError: The other side doesn't greet, doesn't know the secret, or isn't the expected one.
       OSError: The connection failed.
     """
 
@@ -290,7 +291,7 @@ class SignedLink:
         self._own, self._other = keys[::-1] if called else keys
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send a message, which is made of parts; waits while the other side doesn't read.
+        """Send a message made of parts; wait while the other side doesn't read.
 
         Raises:
           OSError: The other side is gone.
@@ -307,15 +308,15 @@ class SignedLink:
             self._link.sendall(part)
 
     def receive(self, timeout: float | None = None) -> memoryview:
-        """Return the next message, in memory of its own.
+        """Return the next message, in newly allocated memory.
 
         Args:
           timeout: The longest silence, in seconds; None: no limit.
 
         Raises:
-          TimeoutError: Nothing came for so long.
+          TimeoutError: Nothing arrived within ``timeout``.
           EOFError: The other side has ended the connection.
-          ConnectionError: What came isn't the next message of the other side.
+          ConnectionError: The received bytes aren't the other side's next message.
           OSError: The connection failed.
         """
         self._link.settimeout(timeout)
@@ -335,12 +336,12 @@ class SignedLink:
         return message[:size]
 
     def hang_up(self) -> None:
-        """End the connection, from any thread: the threads that wait for it get an error."""
-        with suppress(OSError):  # it has ended already
+        """End the connection, from any thread: threads that wait for it raise an error."""
+        with suppress(OSError):  # it has already ended
             self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close it, from the thread that uses it."""
+        """Close the connection, from the thread that uses it."""
         self.hang_up()
         self._link.close()
 
@@ -401,7 +402,7 @@ class SignedLink:
             raise ConnectionError(_STRANGER) from error
 
     def _fill(self, into: memoryview, *, deadline: float | None = None, may_end: bool = False) -> None:
-        """Receive as many bytes as there is room for; until the deadline, if there is one."""
+        """Fill the buffer with received bytes, until the deadline if there is one."""
         done = 0
         while done < len(into):
             if deadline is not None:
@@ -417,12 +418,12 @@ class SignedLink:
 
 
 class Callers:
-    """The connections that haven't proved anything yet, at most so many; a new one ends the oldest.
+    """The connections that haven't yet proved anything, up to a maximum; another one ends the oldest.
 
-    A process that knows the secret proves it in a moment, so those that stay are strangers.
+    A process that knows the secret proves it quickly, so connections that remain belong to strangers.
 
     Args:
-      most: The most connections.
+      most: The maximum number of connections.
     """
 
     def __init__(self, most: int) -> None:
@@ -440,12 +441,12 @@ class Callers:
             self._links[link] = None
 
     def leave(self, link: socket.socket) -> None:
-        """Count a connection no more."""
+        """Stop counting a connection."""
         with self._lock:
             self._links.pop(link, None)
 
 
-_SMALL = 1 << 16  # bytes of a message that is copied together, to be sent at once
+_SMALL = 1 << 16  # bytes up to which a message is copied into one buffer and sent at once
 _STRANGER = "it doesn't greet like a process of this gmeta"
 _SILENT = "it doesn't greet: something else listens there, or it hangs"
 _OTHER_SECRET = "it has another key"

@@ -1,16 +1,15 @@
-"""Starts a job whose number of ranks changes: it survives lost ranks and takes in new ones.
+"""Starts a job whose number of ranks changes: it survives lost ranks and accepts new ones.
 
-A job is a sequence of starts (`launch`), each with as many ranks as there is room for. A lost rank takes its
-embedding rows with it, so the remaining ranks can't just continue: all restart from the last checkpoint.
-Every start divides the data of a step into the same number of shares (`shares`), so the steps are those of a
-job that was never interrupted.
+A job is a sequence of starts (`launch`), each with as many ranks as there are slots. A lost rank's embedding
+rows are lost too, so the remaining ranks can't just continue: all restart from the last checkpoint. Every
+start divides the data of a step into the same number of shares (`shares`), so the steps equal those of an
+uninterrupted job.
 
-* If ranks fail or hang, the next start has that many ranks fewer. A failure that would happen again ends the
-  job: all ranks failed alike, or `FRUITLESS` starts in a row have saved nothing.
-* If the room for ranks changes, or a machine with ranks has no more room, the launcher notifies the ranks
-  (`gmeta.core.collectives.elastic`), and they leave together after their next save.
-
-The messages go through a store that outlives the starts.
+* If ranks fail or hang, the next start has that many fewer ranks. A failure that would recur ends the job:
+  all ranks failed in the same way, or `FRUITLESS` consecutive starts saved nothing.
+* If the number of slots changes, or a machine with ranks has no more slots, the launcher notifies the ranks
+  (`gmeta.core.collectives.elastic`), and they leave together after their next save. The messages go through a
+  store that outlives the starts.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from gmeta.core.launcher.meeting import HERE, Host, Values, host_of_each, is_her
 from gmeta.core.launcher.rank_processes import SSH
 from gmeta.core.shares import SHARES
 
-# The places for the ranks of an elastic job, while machines come and go.
+# The places for the ranks of an elastic job while machines join and leave.
 #
-# A host discovery script lists machines and how many ranks each has room for, or the list is fixed. A place
-# whose rank was lost counts as free again at once if its start had saved a checkpoint; otherwise only when
-# the script prints another number for its machine. So a rank that the system has killed comes back at the
-# next save, and a broken GPU doesn't end every other start. A machine whose connection was lost counts again
-# when the script has left it out once, or prints another number for it.
+# A host discovery script lists machines and their numbers of slots, or the list is fixed. The place of a lost
+# rank is free again immediately if its start saved a checkpoint; otherwise, only when the script prints
+# another number for its machine. A rank that the system killed therefore returns at the next save, and a
+# broken GPU doesn't end every other start. A machine whose connection was lost is used again once the script
+# omits it, or prints another number for it.
 
 EVERY = 1.0
 """Seconds between two looks at the places, the same as Horovod's."""
@@ -47,14 +46,14 @@ _SCRIPT_TIME = 60.0  # seconds that the script may take
 
 
 class Room:
-    """The places for ranks now, and the messages that notify ranks of changes.
+    """The current places for ranks, and the messages that notify ranks of changes.
 
     Args:
-      most: The most ranks that the job ever has.
-      least: The least.
-      hosts: The machines; None: this one alone.
-      script: As in `ask_script`; None: the machines stay.
-      values: Of the store of messages (`gmeta.core.collectives.elastic`).
+      most: The maximum number of ranks of the job.
+      least: The minimum number of ranks.
+      hosts: The machines; None: only this one.
+      script: As in `ask_script`; None: the machines don't change.
+      values: The values of the message store (`gmeta.core.collectives.elastic`).
 
     Raises:
       ConfigError: As in `ask_script`.
@@ -68,7 +67,7 @@ class Room:
         self._hosts = [Host(HERE, most)] if hosts is None else list(hosts)
         if script is not None:
             self._hosts = ask_script(script, elsewhere=self._elsewhere)
-        self._bad: Counter[Host] = Counter()  # how many places of such a host are bad
+        self._bad: Counter[Host] = Counter()  # number of bad places of such a host
         self._gone: set[Host] = set()
         self._lock = threading.Lock()
 
@@ -78,19 +77,19 @@ class Room:
         return SAVED in self._values.of(SCOPE)
 
     def wanted(self) -> list[str]:
-        """Return by rank the machine that it should run on."""
+        """Return the machine on which each rank should run, by rank."""
         with self._lock:
             names = [name for name, slots in self._slots().items() for _ in range(slots)]
         return names[: self._most]
 
     def without(self, running: Sequence[str], lost: Sequence[str]) -> list[str]:
-        """Return the places where ranks continue: where they run, without lost ranks and removed places."""
+        """Return the places where ranks continue: the current ones, without lost ranks and removed places."""
         left, places = Counter(running) - Counter(lost), Counter(self.wanted())
         kept = [name for name in left for _ in range(min(left[name], places[name]))]
         return kept if len(kept) >= self._least else list(left.elements())[: self._least]
 
     def lose(self, lost: Sequence[str], gone: Sequence[str], saved: bool) -> None:
-        """Note the machines of lost ranks, those that were lost themselves, and whether ranks had saved."""
+        """Record the machines of lost ranks, lost machines, and whether ranks saved a checkpoint."""
         with self._lock:
             if saved:
                 self._bad.clear()
@@ -102,7 +101,7 @@ class Room:
 
     @contextmanager
     def watch(self, running: Sequence[str]) -> Iterator[None]:
-        """Forget the previous start, and notify the running ranks when other places are wanted."""
+        """Reset the state of the previous start, and notify the running ranks when places change."""
         for message in (SAVED, CHANGE):
             self._values.drop(SCOPE, message)
         over = threading.Event()
@@ -119,10 +118,10 @@ class Room:
         while True:
             hosts = self._hosts
             if self._script is not None:
-                with suppress(ConfigError):  # it may work again
+                with suppress(ConfigError):  # it may succeed later
                     hosts = ask_script(self._script, elsewhere=self._elsewhere)
             with self._lock:
-                if over.is_set():  # the script may have taken long: another start owns places and messages
+                if over.is_set():  # the script may have been slow: another start owns places and messages
                     return
                 self._hosts = hosts
                 self._gone &= set(hosts)
@@ -140,14 +139,14 @@ class Room:
 
 
 def ask_script(script: str, *, elsewhere: bool) -> list[Host]:
-    """Run a host discovery script and return the machines that have room.
+    """Run a host discovery script, and return the machines with slots.
 
     Args:
       script: A shell command that prints lines ``host:slots``, as for ``horovodrun --host-discovery-script``.
-      elsewhere: Whether it may name other machines.
+      elsewhere: Whether the script may name other machines.
 
     Raises:
-      ConfigError: The script fails, prints something else, or names another machine if it may not.
+      ConfigError: The script fails, prints something else, or names a disallowed machine.
     """
     try:
         done = subprocess.run(
@@ -177,7 +176,7 @@ def ask_script(script: str, *, elsewhere: bool) -> list[Host]:
 
 
 def hosts_for(names: Sequence[str]) -> list[Host]:
-    """Return machines with exactly the room for ranks on these.
+    """Return the machines, each with as many slots as it has ranks.
 
     Example:
       >>> hosts_for(["a", "b", "a"])
@@ -198,23 +197,22 @@ def launch_elastic(
     hosts: Sequence[Host] | None = None,
     ssh: Sequence[str] = SSH,
 ) -> None:
-    """Run a command as the ranks of an elastic job, and return when those of its last start have succeeded.
+    """Run a command as the ranks of an elastic job, and return when the last start's ranks succeed.
 
     The command must save checkpoints with `gmeta.checkpoint.store.CheckpointStore` or code that uses it,
-    and restore the last one when it begins.
+    and restore the last one when it starts.
 
     Args:
       command: The program and its arguments.
-      size: The number of ranks that the job begins with, the most that it ever has, and the number of shares
-        of the data.
-      min_size: The least number of ranks; with fewer the job ends.
-      script: A shell command that prints how many ranks there is room for, in lines ``host:slots``; it runs
-        every second. None: there is always room for `size`.
-      environment: Variables to set besides this process's environment.
+      size: The initial and maximum number of ranks, and the number of shares of the data.
+      min_size: The minimum number of ranks; with fewer, the job ends.
+      script: A shell command that prints the numbers of slots in lines ``host:slots``; it runs every second.
+        None: there are always `size` slots.
+      environment: Variables to set in addition to this process's environment.
       write: As in `launch`.
-      say: Receives a line when the number of ranks changes; by default the line goes to stderr.
-      hosts: The machines that the job begins with, unless there is a script; it may then name others too.
-        None: this machine, which is the only one that a script may name.
+      say: Receives a line when the number of ranks changes; by default, the line is written to stderr.
+      hosts: The initial machines without a script; a script may then name others too. None: this machine, the
+        only one that a script may name.
       ssh: As in `launch`.
 
     Raises:
@@ -274,7 +272,7 @@ def _goes_on(ranks: int, size: int) -> str:
 
 
 def _judge(error: RanksError) -> Verdict:
-    """Find the cause of a failed start; ranks that left to let others join have neither failed nor hung."""
+    """Find the cause of a failed start; ranks that left so that others can join neither failed nor hung."""
     leaving = frozenset([LEAVES])
     return verdict(
         [replace(end, told=end.told | leaving) if end.code == AGAIN else end for end in error.ends]

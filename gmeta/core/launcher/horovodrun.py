@@ -1,9 +1,9 @@
 """Horovod's launcher for ranks with a secret: ``python -m gmeta.core.launcher.horovodrun``.
 
-It takes ``horovodrun``'s arguments and does the same. But its rendezvous server answers the ranks of this job
-alone (`rendezvous`), and it unpickles no data from the network. Each job has a new secret, which reaches the
-ranks in the environment that Horovod passes on. Without ``gmeta.init()`` a rank can't sign its requests, and
-the server refuses it.
+It takes ``horovodrun``'s arguments and does the same, but its rendezvous server answers only the ranks of
+this job (`rendezvous`), and it unpickles no data from the network. Each job has a new secret, which Horovod
+passes to the ranks in their environment. Without ``gmeta.init()``, a rank can't sign its requests, and the
+server refuses it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Starts the ranks of a job, and ends all of them when one fails.
 
-Horovod's rendezvous server introduces the ranks to each other, or gmeta's own store (`meeting`), and
-environment variables give each rank its place. Two things differ from ``horovodrun``. The launcher sees the
-signal that ended a rank: no shell or helper process stands between them on this machine, and on another one
-the helper reports it (`rank_processes`). And when a rank has failed, the others get a moment to report what
-they saw before the launcher ends them, so the report can separate the cause from its consequences.
+Ranks find each other by Horovod's rendezvous server or gmeta's own store (`meeting`), and environment
+variables assign each rank its place. There are two differences from ``horovodrun``. The launcher sees the
+signal that ended a rank: no shell or helper process is between them on this machine, and on another one the
+helper reports it (`rank_processes`). After a rank fails, the others have a moment to report what they saw
+before the launcher ends them, so the report can separate the cause from its consequences.
 
 This module doesn't import TensorFlow.
 """
@@ -41,7 +41,7 @@ from gmeta.core.launcher.meeting import (
 )
 from gmeta.core.launcher.rank_processes import SSH, LocalProcess, RemoteProcess
 
-# Finds why a job of ranks ended: which rank was the cause, and which ended as a consequence.
+# Finds why a job ended: which rank was the cause, and which ranks ended as a consequence.
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RankEnd:
       ended_here: Whether the launcher ended it.
       tail: The last lines of its stderr.
       told: The notes that it left for the launcher (`gmeta.core.collectives.monitoring`).
-      lost_host: The machine that was lost with it; "" if its end is known.
+      lost_host: The machine that was lost with it; "" if the rank's end is known.
     """
 
     rank: int
@@ -68,12 +68,12 @@ class RankEnd:
 
     @property
     def leaves(self) -> bool:
-        """Whether it ended, or was about to end, to start again with another number of ranks."""
+        """Whether it ended, or was about to end, to restart with another number of ranks."""
         return rendezvous.LEAVES in self.told
 
     @property
     def blames_others(self) -> bool:
-        """Whether it has reported that others are gone or didn't come, so the others don't wait for it.
+        """Whether it reported that others are gone or didn't join, so the others don't wait for it.
 
         Gloo's thread reports a lost connection even in a rank that hangs.
         """
@@ -82,7 +82,8 @@ class RankEnd:
 
     @property
     def how(self) -> str:
-        """Phrase such as ``was killed by SIGKILL``, ``ended with exit code 1`` or ``was lost with host1``."""
+        """A phrase such as ``was killed by SIGKILL``, ``ended with exit code 1`` or ``was lost with
+        host1``."""
         if self.lost_host:
             return f"was lost with {self.lost_host}, whose connection ended with exit code {self.code}"
         if self.code < 0:
@@ -97,8 +98,9 @@ class Verdict:
     Attributes:
       reason: The rank that caused it, and what happened to that rank.
       culprit: How that rank ended.
-      lost: All ranks that failed by themselves, or hung; the others could have continued without them.
-      hopeless: Whether the failure would happen again: all ranks failed alike, or the program ended too soon.
+      lost: All ranks that failed on their own, or hung; the others could have continued without them.
+      hopeless: Whether the failure would recur: all ranks failed in the same way, or the program ended too
+        soon.
     """
 
     reason: str
@@ -113,7 +115,7 @@ def verdict(ends: Sequence[RankEnd], timeout: float | None = None) -> Verdict:
     failed = [end for end in ends if end.code and not end.ended_here and not end.leaves]
     causes = [end for end in failed if not end.blames_others]
     silent = [end for end in ends if end.ended_here]
-    # A rank that has reported lost peers, or leaves so that others can join, may exit slowly but isn't hung.
+    # A rank that reported lost peers, or leaves so that others can join, may exit slowly but isn't hung.
     hung = [end for end in silent if not end.blames_others and not end.leaves]
     left = [end for end in ends if not end.code]
     if len(causes) == size > 1 and len({_reason(end) for end in causes}) == 1:  # such as a wrong setting
@@ -172,7 +174,7 @@ _LOST = re.compile(rf"{_SAID.pattern}|Horovod has been shut down|[Cc]onnection (
 
 
 def _reason(end: RankEnd) -> str:
-    """Return the last line of a rank's stderr, if it could write any."""
+    """Return the last line of a rank's stderr, if it wrote any."""
     return f": {end.tail[-1].strip()}" if end.code > 0 and end.tail else ""
 
 
@@ -197,24 +199,25 @@ def launch(
 ) -> None:
     """Run a command as every rank of a job, and return when all have succeeded.
 
-    A rank that fails ends the job: the others have 5 s to end by themselves, then they get SIGTERM, and
-    SIGKILL 5 s later. An interrupt of the launcher ends the job too; the ranks get SIGINT first. If the
-    launcher is killed, the ranks exit by themselves.
+    A failing rank ends the job: the others have 5 s to end on their own, then they receive SIGTERM, and
+    SIGKILL 5 s later. An interrupt of the launcher also ends the job; the ranks receive SIGINT first. If the
+    launcher is killed, the ranks exit on their own.
 
     Args:
       command: The program and its arguments.
       size: The number of ranks.
       environment: Variables to set besides this process's environment.
-      write: Receives each line of output; by default lines go to stdout and stderr behind ``[rank] ``.
+      write: Receives each line of output; by default, lines are written to stdout and stderr, prefixed with
+        ``[rank] ``.
       timeout: Seconds after which the launcher ends the job.
-      hosts: Machines, which get as many ranks as they have room for, one machine after the other. The ranks
-        then don't use Horovod, whose launcher is ``horovodrun``. None: this machine.
+      hosts: Machines, whose slots are filled with ranks one machine after another. The ranks then don't use
+        Horovod, whose launcher is ``horovodrun``. None: this machine.
       ssh: The program that starts a command on another machine, and its options.
 
     Raises:
       RanksError: A rank failed, or time ran out. The message starts with the rank and the reason.
-      ConfigError: ``GMETA_RANKS`` chooses Horovod, and it isn't installed, or there are ``hosts``; Horovod
-        lacks a package; `size` is no number of ranks, or more than there is room for.
+      ConfigError: ``GMETA_RANKS`` selects Horovod, which isn't installed or can't use ``hosts``; Horovod
+        lacks a package; `size` is not a valid number of ranks, or exceeds the slots.
     """
     if size < 1:
         raise ConfigError(f"{size} is no number of ranks; start at least 1")
@@ -244,7 +247,7 @@ def launch(
 def _meet(
     size: int, environment: Mapping[str, str], hosts: Sequence[Host] | None
 ) -> Iterator[tuple[list[dict[str, str]], Values]]:
-    """Let ranks meet while the block runs; yield the variables of each, and what they leave in the store."""
+    """Run a meeting for ranks while the block runs; yield each rank's variables, and the store's values."""
     by_horovod = uses_horovod(environment)
     if hosts is None and by_horovod:
         with meet_by_horovod(size) as environments:
@@ -282,7 +285,7 @@ class _Job:
             raise
 
     def wait(self, timeout: float | None) -> list[RankEnd]:
-        """Wait for all, or for the first failure and then end the others; return them in order of ending."""
+        """Wait for all ranks, or until one fails, then end the others; return them in order of ending."""
         deadline = None if timeout is None else self._start + timeout
         order: list[int] = []
         while len(order) < len(self._ranks):
@@ -301,7 +304,7 @@ class _Job:
         return [self._end_of(rank) for rank in order]
 
     def end(self, first: signal.Signals) -> None:
-        """Send `first` to running ranks; after `GRACE` SIGTERM, then SIGKILL. Return when none runs."""
+        """Send `first` to running ranks; after `GRACE`, SIGTERM, then SIGKILL. Return when none runs."""
         running = [rank for rank, one in enumerate(self._ranks) if one.process.poll() is None]
         self._ending |= set(running)
         for number in dict.fromkeys((first, signal.SIGTERM, signal.SIGKILL)):
@@ -315,9 +318,9 @@ class _Job:
                     continue
             running = [rank for rank in running if self._ranks[rank].process.poll() is None]
         for rank in running:
-            self._ranks[rank].process.wait()  # nothing outlives SIGKILL; a busy machine may take its time
+            self._ranks[rank].process.wait()  # nothing outlives SIGKILL, but a busy machine may be slow
         for rank in range(len(self._ranks)):
-            self._ranks[rank].signal(signal.SIGKILL)  # processes that a rank has started and left behind
+            self._ranks[rank].signal(signal.SIGKILL)  # processes that a rank started and left running
 
     def _next(self, deadline: float | None) -> int | None:
         """Wait for the next rank to end; return None if none ends by the deadline."""
@@ -362,7 +365,7 @@ class _Job:
 
 
 def _lines(pipe: BinaryIO) -> Iterator[str]:
-    """Yield lines as they arrive; a progress bar's carriage return ends a line too."""
+    """Yield lines as they arrive; a progress bar's carriage return also ends a line."""
     rest = b""
     while chunk := os.read(pipe.fileno(), 1 << 16):
         *lines, rest = re.split(rb"\r\n|\n|\r(?!\n|$)", rest + chunk)

@@ -1,8 +1,8 @@
 """The meeting point of a job's ranks: Horovod's rendezvous server, or gmeta's own store of values.
 
-Both run in the launcher while the job runs, and answer processes that know the job's secret
-(`gmeta.core.collectives.rendezvous`). A meeting yields the environment variables that give each rank
-its place and the addresses of the others.
+Both run in the launcher while the job runs, and answer only processes that know the job's secret
+(`gmeta.core.collectives.rendezvous`). A meeting yields the environment variables that contain each rank's
+place and the addresses of the others.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gmeta.core.collectives.wire import Callers, pack
 from gmeta.core.errors import ConfigError
 
 _SHARED = {"PYTHONUNBUFFERED": "1"}
-_REQUEST_TIME = 30.0  # seconds in which a request must arrive
+_REQUEST_TIME = 30.0  # seconds within which a request must arrive
 _MOST_VALUES = 1 << 16
-_MOST_CALLERS = 1024  # at a time; a rank's request arrives in a moment, a stranger's may never arrive
+_MOST_CALLERS = 1024  # at a time; a rank's request arrives quickly, a stranger's may never arrive
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def meet_by_horovod(size: int) -> Iterator[list[dict[str, str]]]:
       By rank, the environment variables.
 
     Raises:
-      ConfigError: Horovod was installed without a package that its launcher needs.
+      ConfigError: Horovod was installed without a package that its launcher requires.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -80,7 +80,7 @@ class Values:
         self._lock = threading.Lock()
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """Keep a value, unless there are too many."""
+        """Store a value, unless there are too many."""
         with self._lock:
             if sum(map(len, self._values.values())) < _MOST_VALUES:
                 self._values.setdefault(scope, {})[key] = value
@@ -91,7 +91,7 @@ class Values:
             return dict(self._values.get(scope, {}))
 
     def drop(self, scope: str, key: str) -> None:
-        """Forget a value, if the store has it."""
+        """Delete a value if it exists."""
         with self._lock:
             self._values.get(scope, {}).pop(key, None)
 
@@ -100,15 +100,15 @@ class Values:
 def meet_by_store(
     places: Sequence[RankPlace], bound: str = "127.0.0.1", told: str = "127.0.0.1"
 ) -> Iterator[tuple[list[dict[str, str]], Values]]:
-    """Run a store while the block runs, by which ranks meet.
+    """Run a store by which ranks find each other while the block runs.
 
     Args:
-      places: Of the ranks.
+      places: The places of the ranks.
       bound: As in `run_store`.
       told: As in `run_store`.
 
     Yields:
-      By rank the environment variables, and the values of the store.
+      The environment variables of each rank, and the values of the store.
     """
     with run_store(bound, told) as (server, secret, values):
         shared = {**_SHARED, LAUNCHER: str(os.getpid()), STORE: server, SECRET: secret}
@@ -120,7 +120,7 @@ def run_store(bound: str = "127.0.0.1", told: str = "127.0.0.1") -> Iterator[tup
     """Run a store while the block runs.
 
     Args:
-      bound: The address to listen at.
+      bound: The address to listen on.
       told: The name or address at which ranks reach it.
 
     Yields:
@@ -144,7 +144,7 @@ def run_store(bound: str = "127.0.0.1", told: str = "127.0.0.1") -> Iterator[tup
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in bound else socket.AF_INET
         daemon_threads = True
-        request_queue_size = 1024  # all ranks begin at once
+        request_queue_size = 1024  # all ranks start at once
 
         def process_request(self, request: Any, client_address: Any) -> None:
             callers.admit(request)
@@ -155,7 +155,7 @@ def run_store(bound: str = "127.0.0.1", told: str = "127.0.0.1") -> Iterator[tup
             super().shutdown_request(request)
 
         def handle_error(self, *_: Any) -> None:
-            pass  # who asked is gone
+            pass  # the client is gone
 
     server = Server((bound, 0), guard(Handler, secret, signed=True))
     threading.Thread(target=server.serve_forever, name="gmeta-store", daemon=True).start()
@@ -177,7 +177,7 @@ class Host:
 
     Attributes:
       name: Its name or address.
-      slots: How many ranks it has room for.
+      slots: How many ranks it can run.
     """
 
     name: str
@@ -185,10 +185,10 @@ class Host:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Read a list of hosts, as ``horovodrun -H`` takes it.
+    """Parse a list of hosts in the format of ``horovodrun -H``.
 
     Raises:
-      ConfigError: It is no such list, or names a host twice.
+      ConfigError: The list is invalid, or names a host twice.
 
     Example:
       >>> parse_hosts("a:2,b:4")
@@ -207,10 +207,10 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def host_of_each(hosts: Sequence[Host] | None, size: int) -> list[str]:
-    """Return by rank the machine that it runs on; without hosts all are here.
+    """Return the machine of each rank, by rank; without hosts, all run on this machine.
 
     Raises:
-      ConfigError: There is not enough room.
+      ConfigError: There are not enough slots.
 
     Example:
       >>> host_of_each([Host("a", 2), Host("b", 4)], 3)
@@ -225,7 +225,7 @@ def host_of_each(hosts: Sequence[Host] | None, size: int) -> list[str]:
 
 
 def places_of(names: Sequence[str]) -> list[RankPlace]:
-    """Return by rank its place, given the names of the ranks' machines.
+    """Return the place of each rank, given the names of the ranks' machines.
 
     Example:
       >>> places_of(["a", "a", "b"])[1]

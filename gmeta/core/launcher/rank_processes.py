@@ -1,10 +1,10 @@
 """The process of a rank, on this machine or, by ssh, on another one.
 
-On another machine a helper starts the rank, ``python -m gmeta.core.launcher.rank_processes``. It gets what to
-start through ssh's stdin, so the environment and the job's secret are in no command line: the first line is
-the command, and each other line a signal for it. When stdin ends, the launcher or the connection is gone, and
-the helper ends the rank. It reports to the job's store how a rank ended by itself or by a signal that was
-passed. Where it reports nothing, the machine counts as lost.
+On another machine a helper starts the rank, ``python -m gmeta.core.launcher.rank_processes``. It receives the
+command through ssh's stdin, so the environment and the job's secret appear in no command line: the first line
+is the command, and each other line a signal for it. When stdin ends, the launcher or the connection is gone,
+and the helper ends the rank. It reports to the job's store how a rank ended on its own or by a forwarded
+signal. Without a report, the machine counts as lost.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ SSH = (
 ENDED = "ended"
 """The scope of the store in which helpers report how ranks ended."""
 
-_LAST_WAIT = 5.0  # seconds that a helper has to answer the last signal
-# What describes a machine or a session, and would be wrong on another one.
+_LAST_WAIT = 5.0  # seconds to wait for a helper's answer to the last signal
+# Variables that describe a machine or a session, and would be wrong on another one.
 _NOT_PASSED = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_", "LC_")
 _NOT_PASSED_NAMES = {"HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "TERM", "DISPLAY", "TMPDIR", "MAIL", NOTES}
 
@@ -80,7 +80,7 @@ class LocalProcess:
         self.process = self._start(self._command, subprocess.DEVNULL)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, with the processes that it has started, some of which may be left behind."""
+        """Send a signal to it and the processes that it started, some of which may outlive it."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -95,7 +95,7 @@ class LocalProcess:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # its own group, to end it with its child processes
+            start_new_session=True,  # a separate group, to end it with its child processes
         )
 
 
@@ -104,10 +104,10 @@ class RemoteProcess(LocalProcess):
 
     Args:
       command: As for `LocalProcess`; it runs in this process's folder.
-      environment: As for `LocalProcess`; what describes this machine isn't passed on.
+      environment: As for `LocalProcess`; variables that describe this machine aren't passed on.
       host: The machine.
       ssh: The program that starts commands there, and its options.
-      values: Of the job's store.
+      values: The values of the job's store.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RemoteProcess(LocalProcess):
         self._host, self._ssh, self._values = host, ssh, values
 
     def start(self) -> None:
-        """Start it, by its helper; ``PYTHONPATH`` is the rank's."""
+        """Start it by its helper, with the rank's ``PYTHONPATH``."""
         given = self._environment.get("PYTHONPATH", "").split(os.pathsep)
         helper = shlex.join(module_command(f"{__package__}.rank_processes", paths=[*filter(None, given)]))
         there = f"cd {shlex.quote(str(Path.cwd()))} && PYTHONPATH= exec {helper}"
@@ -139,9 +139,9 @@ class RemoteProcess(LocalProcess):
             end.start()
 
     def how_ended(self, rank: int) -> HowEnded:
-        """Return how it ended, as its helper says."""
+        """Return how it ended, as reported by its helper."""
         assert self.process.stdin is not None
-        with suppress(OSError):  # what is left unsaid
+        with suppress(OSError):  # unsent data
             self.process.stdin.close()
         told = self._values.of(ENDED).get(str(rank))
         if told is None:
@@ -151,21 +151,21 @@ class RemoteProcess(LocalProcess):
 
     def _say(self, line: str) -> None:
         assert self.process.stdin is not None
-        with suppress(OSError, ValueError):  # it has ended
+        with suppress(OSError, ValueError):  # it has already ended
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
 
 def module_command(module: str, *words: str, paths: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs a module of gmeta's, even if the current folder has one of that name.
+    """Return the command that runs a gmeta module, even if the current folder has a module of that name.
 
-    ``python -m`` searches the current folder first: a user's ``secrets.py`` or ``types.py`` there would take
-    the place of Python's own. ``-P`` prevents that, but only from Python 3.11 on.
+    ``python -m`` searches the current folder first: a user's ``secrets.py`` or ``types.py`` there would
+    replace Python's own. ``-P`` prevents that, but only from Python 3.11 on.
 
     Args:
       module: The module.
       *words: Its arguments.
-      paths: Where to look for modules besides, after Python's own and those installed.
+      paths: Additional folders of modules, searched after Python's own and installed ones.
     """
     root = str(Path(__file__).resolve().parents[3])
     return [sys.executable, "-c", _RUN_MODULE, os.pathsep.join([root, *paths]), module, *words]
@@ -186,7 +186,7 @@ _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
 def main() -> int:
     """Run the rank and report its end; return the exit code for ssh."""
-    # Unbuffered: a buffer's lock would be held by the thread that reads while this process ends.
+    # Unbuffered: the reading thread would hold a buffer's lock while this process ends.
     orders = io.FileIO(sys.stdin.fileno(), closefd=False)
     order = json.loads(orders.readline())
     os.environ.update(order["environment"])
@@ -197,10 +197,10 @@ def main() -> int:
         cut = threading.Event()
         threading.Thread(target=_pass_signals, args=[orders, rank, cut], daemon=True).start()
         code = rank.wait()
-        _signal(rank, signal.SIGKILL)  # processes that it has left behind
+        _signal(rank, signal.SIGKILL)  # processes that it left running
         told = sorted(notes_at(os.environ[NOTES]))
     del os.environ[NOTES]
-    if not cut.is_set():  # else the launcher has lost this machine, and reports that
+    if not cut.is_set():  # otherwise, the launcher has lost this machine, and reports that
         with suppress(CollectiveError):  # the launcher is gone
             Store().put(ENDED, os.environ[f"{OWN}RANK"], {"code": code, "told": told})
     return code if code >= 0 else 128 - code

@@ -185,8 +185,7 @@ Rows = Literal["latest", "random"]
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """A function from an element of `gmeta.io.groups` to an element of `gmeta.io.tasks`, which describes its
-    fields.
+    """A function from an element of `gmeta.io.groups` to an element of `gmeta.io.tasks`.
 
     Raises:
       ConfigError: ``rows`` has an unknown value, or contradicts ``query`` or ``resample``.

@@ -121,8 +121,7 @@ def _next_of(changes: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def _late_tails(times: tf.Tensor, tails: dict[str, tf.RaggedTensor], tail_time: str) -> tf.Tensor:
-    """Mark rows, from the second on, whose tail before the previous row's time differs from that row's
-    tail."""
+    """Mark rows, from the second on, whose tail before the previous row's time isn't that row's tail."""
     happened = tails[tail_time][1:]
     was_before = happened.with_values(happened.values < tf.gather(times, happened.value_rowids()))
     lengths = tails[tail_time].row_lengths()[:-1]

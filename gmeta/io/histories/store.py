@@ -87,8 +87,7 @@ class HistoryStore:
         self._manifest.find(columns)
 
     def deleted(self, users: Any, generation: Any = None) -> tf.Tensor:
-        """Return which users' events were deleted (`gmeta history scrub`), unlike those of users who had
-        none.
+        """Distinguish users whose events were deleted (`gmeta history scrub`) from users without events.
 
         Args:
           users: (R,) int64, in any order.

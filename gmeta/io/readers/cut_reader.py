@@ -204,7 +204,7 @@ def tasks(
 
         A task without a row for each side is too small to split.
       support: The maximum number of rows of a support set; the last rows are kept. None: all rows outside the
-      query set.
+        query set.
       rows: ``"latest"``: the query set is the task's last rows, the support set those before it.
         ``"random"``: both are drawn. None: ``"random"`` with ``resample``, ``"latest"`` without. With `After`
         and `Flag`, which name the rows themselves, support and query keep the task's order.

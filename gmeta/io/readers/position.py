@@ -91,8 +91,7 @@ def go_on(reached: Reached, whole: EpochPlan, shares: Shares) -> Reached:
 
 
 class GroupCount:
-    """The cursors of a `ReadingPosition`'s elements, from where reading starts to where elements are
-    consumed.
+    """The cursors of a `ReadingPosition`'s elements, from the start of reading to consumption.
 
     Args:
       position: The position, whose variables are read and set.

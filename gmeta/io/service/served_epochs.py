@@ -165,7 +165,7 @@ def distribute(
         pieces.
       at_once: Number of pieces that are read at the same time, and thus the maximum number of busy workers.
       ahead: Number of elements of each of them that are buffered here, in addition to the connection's
-      buffers.
+        buffers.
       deterministic: True: the order is a pure function of the epoch, ``at_once`` and the number of pieces,
         independent of the workers. False: training takes elements as they arrive.
       batches: Number of base batches, elements of ``dataset``, that are joined to one batch

@@ -54,7 +54,7 @@ class Channel:
       server: Whether this side accepted the connection.
       identity: The identity of this side, 16 bytes, if it is the server.
       expected: The allowed identities of the server, if this side is the client; empty: any worker that knows
-      the key.
+        the key.
 
     Raises:
       OSError: The other side can't be reached, doesn't answer, doesn't know the key, or is another worker.
