@@ -1,11 +1,11 @@
-"""TensorFlow ops, native where that pays, and the dynamic embedding table, `HashTable` (in `table`).
+"""TensorFlow ops, native where faster, and the dynamic embedding table, `HashTable` (in `table`).
 
 - `id_hash` and `distinct`: hashes of ids, and a batch's distinct ids with their owners.
-- `key_messages` and `row_buffers`: what an all-to-all carries, packed and unpacked.
-- `jagged`: sequences of different lengths, one after another, without padding.
+- `key_messages` and `row_buffers`: packing and unpacking of the contents of all-to-alls.
+- `jagged`: concatenated sequences of different lengths, without padding.
 - `attention_inputs`, `jagged_attention` and `hstu_layer`: masks and attention over them.
 - `trie` and `trie_draws`: beam search and draws in a trie of codes.
-- `device`: where a table's rows are, and whether an op computes by its kernel or in plain TensorFlow.
+- `device`: the device of a table's rows, and whether an op uses its kernel or plain TensorFlow.
 
 `support.reference` computes the same in NumPy, for tests.
 """

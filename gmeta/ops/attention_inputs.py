@@ -1,10 +1,10 @@
-"""Attention masks: which tokens of a sequence see which, in one description for every form of attention.
+"""Attention masks: which tokens of a sequence see which, described once for every form of attention.
 
-A sequence consists of contextual tokens, then its history in the order of time, then targets: ``[contexts |
+A sequence consists of contextual tokens, then its history in order of time, then targets: ``[contexts |
 history | targets]``. Any of the three may be absent. Under all the rules below, a token sees the first tokens
 of its sequence, one stretch of its history, and itself. A mask is therefore three numbers per token, never a
-matrix. From these numbers kernels find the blocks that they can skip and those that need no masking, so no
-kernel has to know the rules.
+matrix. From these numbers, kernels find the blocks that they can skip and those that need no masking, so
+kernels don't implement the rules.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ class AttentionMask:
     """Rules of a mask.
 
     All tokens of a sequence see its contextual tokens, such as a user's age. A token of the history sees the
-    tokens before it. A target, such as an item that was shown, sees the history and no other target. The
+    tokens before it. A target, such as a shown item, sees the history and no other target. The
     targets of a sequence are therefore scored in one pass, each as if it were alone.
 
     Attributes:
-      causal: Whether a token of the history sees only the history before it; otherwise it sees all of it.
+      causal: Whether a token of the history sees only the history before it; otherwise, it sees all of it.
       window: How far back a token sees in the history (HSTU's maximum attention length); without ``causal``,
-        how far ahead too. None: any distance.
-      full_tail: With ``window``: this many last tokens of the history, and the targets, see everything before
-        them.
+        also how far ahead. None: any distance.
+      full_tail: With ``window``: this many last tokens of the history, and the targets, see all earlier
+        tokens.
       contexts_see: ``"contexts"``: contextual tokens see each other. ``"history"``: they see the whole
         history too, as in Meta's production form. Don't use it for training on the next item, which these
         tokens would reveal.
       by_time: Whether "before" a token means an earlier time in the history, instead of an earlier position:
-        the dynamic mask of MTGR (Han et al., arXiv 2505.18654, 2025). Targets that were shown before the
-        history ended then don't see what came after them.
+        the dynamic mask of MTGR (Han et al., arXiv 2505.18654, 2025). Targets that were shown before the end
+        of the history then don't see later tokens.
 
     Example:
       >>> mask = AttentionMask()
@@ -74,7 +74,7 @@ class AttentionMask:
     def visible(
         self, offsets: Any, contexts: Any = None, targets: Any = None, times: Any = None
     ) -> tf.Tensor:
-        """Compute which tokens each token sees, besides itself.
+        """Compute which tokens each token sees, in addition to itself.
 
         Args:
           offsets: (batch + 1,) where sequences begin and end.
@@ -150,7 +150,7 @@ def _earlier(times: tf.Tensor, sequence: tf.Tensor, of_history: tf.Tensor) -> tf
 #
 # The heads share one table of positions and one of 129 logarithmic buckets of time (Zhai et al., "Actions
 # Speak Louder than Words", ICML 2024, section 3.2 and the published code). 0.301 makes each bucket 35% wider
-# than the one before. The last bucket that a time in seconds reaches is the 71st, that of 2^31.
+# than the previous one. The last bucket for times in seconds is the 71st, that of 2^31.
 
 BUCKETS = 129
 WIDTH = 0.301
@@ -165,7 +165,7 @@ class RelativeBias(NamedTuple):
       time_buckets: (129,) biases for the buckets of time; None: no such term.
       row_times: (total,) int64, the time τ_i of an attending token. In a model that predicts the next item,
         it is the time of that item. With ``time_buckets`` only.
-      column_times: (total,) int64, the time τ_j of an attended token: when it came.
+      column_times: (total,) int64, the time τ_j of an attended token.
     """
 
     positions: tf.Tensor | None = None
@@ -178,7 +178,7 @@ class RelativeBias(NamedTuple):
 def bucket_starts() -> npt.NDArray[np.int64]:
     """Compute the smallest time difference of each bucket from the first to the 128th, (128,) int64.
 
-    Comparing integers gives the same buckets on all machines; the last digit of a logarithm may differ.
+    Comparing integers gives equal buckets on all machines; the last digit of a logarithm may differ.
 
     Example:
       >>> bucket_starts()[:8].tolist()

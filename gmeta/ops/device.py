@@ -1,4 +1,4 @@
-"""Where ops compute: the device of a table, and the form of an op, native or in plain TensorFlow."""
+"""Where ops compute: the device of a table, and the form of an op, native or plain TensorFlow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEVICE_NAMES: dict[DeviceKind, str] = {"cpu": "CPU:0", "gpu": "GPU:0"}
 
 
 def asked_place(device: str, owner: str) -> DeviceKind:
-    """Return the device that is requested for a table, whether or not the machine has it.
+    """Return the requested device of a table, even if the machine doesn't have it.
 
     Args:
       device: The requested device.
@@ -45,10 +45,10 @@ def asked_place(device: str, owner: str) -> DeviceKind:
 
 
 def place_of(device: str, owner: str) -> DeviceKind:
-    """Choose the device on which to make a table.
+    """Choose the device on which to create a table.
 
     If a GPU is requested but there is none, or gmeta was built without CUDA, the table is kept in host
-    memory, with one warning for each reason. It holds and computes the same there.
+    memory, with one warning for each reason. Its contents and results are the same there.
 
     Args:
       device: The requested device.
@@ -66,7 +66,7 @@ def place_of(device: str, owner: str) -> DeviceKind:
 
 
 def compute_place() -> DeviceKind:
-    """Return where a process computes with the rows of a lookup: on the GPU if it sees one."""
+    """Return where a process computes with the rows of a lookup: on the GPU if visible."""
     return "gpu" if tf.config.get_visible_devices("GPU") else "cpu"
 
 
@@ -90,11 +90,11 @@ def warn_once(reason: str) -> None:
 
 
 def _is_inside(module: str) -> bool:
-    """Return whether a module isn't the user's own. The warning should point at the user's line."""
+    """Return whether a module isn't the user's own, so that the warning points at the user's line."""
     return module.split(".")[0] in ("gmeta", "tensorflow", "tf_keras")
 
 
-# Converts users' inputs of the ops to tensors, or raises clear errors.
+# Converts users' inputs of ops to tensors, or raises clear errors.
 
 
 def ids_tensor(ids: Any, owner: str, argument: str = "ids") -> tf.Tensor:
@@ -103,7 +103,7 @@ def ids_tensor(ids: Any, owner: str, argument: str = "ids") -> tf.Tensor:
     Raises:
       ConfigError: The ids are not integers.
     """
-    tensor = integers_of(ids)  # without a dtype hint, which would turn booleans into integers
+    tensor = integers_of(ids)  # without a dtype hint, which would convert booleans to integers
     no_ids = not tf.is_tensor(ids) and tensor.shape.num_elements() == 0  # [] is float32 to TensorFlow
     if not tensor.dtype.is_integer and not no_ids:
         raise ConfigError(f"{owner}: {argument} must be integers (int64), got dtype {tensor.dtype.name}")
@@ -111,13 +111,13 @@ def ids_tensor(ids: Any, owner: str, argument: str = "ids") -> tf.Tensor:
 
 
 def integers_of(ids: Any) -> tf.Tensor:
-    """Convert ``ids`` to a tensor as TensorFlow does, but uint64 to int64 of the same bits.
+    """Convert ``ids`` to a tensor like TensorFlow, but uint64 to int64 of the same bits.
 
-    Hashes of other systems are uint64. What is below 2^63 stays itself, so that a column of ids may come as
-    either.
+    Hashes of other systems are uint64. Values below 2^63 don't change, so a column of ids may have either
+    dtype.
 
     Raises:
-      ConfigError: The ids are Python integers from 2^63 on, which TensorFlow doesn't convert.
+      ConfigError: The ids include Python integers of at least 2^63, which TensorFlow doesn't convert.
     """
     try:
         ids = tf.convert_to_tensor(ids)
@@ -144,7 +144,7 @@ def keys_vector(keys: Any, owner: str) -> tf.Tensor:
 
 
 def float_matrix(values: Any, owner: str, argument: str, rows: tf.Tensor, width: int) -> tf.Tensor:
-    """Convert ``values`` to a float32 matrix with a row of ``width`` numbers for each of ``rows``.
+    """Convert ``values`` to a float32 matrix of ``rows`` rows and ``width`` columns.
 
     Raises:
       ConfigError: The values have another dtype or an incompatible shape.
@@ -186,7 +186,7 @@ def portable_forms(tables: FreezesTables | None = None) -> Iterator[None]:
     """Make ops compute in plain TensorFlow, in this thread and inside this block.
 
     Args:
-      tables: Source of the copies that lookups read; without it, nothing may be looked up.
+      tables: Source of the copies that lookups read; without it, lookups are refused.
     """
     token = ACTIVE.set(_NoTables() if tables is None else tables)
     try:
@@ -201,7 +201,7 @@ def is_portable() -> bool:
 
 
 def freeze(table: Any, insert: bool | tf.Tensor) -> Any:
-    """Return the copy to read instead of the table; None outside of `portable_ops`.
+    """Return the copy to read instead of the table; None outside `portable_ops`.
 
     Raises:
       ConfigError: The lookup would insert.
@@ -248,12 +248,12 @@ def has_row_kernels(x: tf.Tensor) -> bool:
 def is_native(width: int | None, values: int | None, dtype: tf.DType) -> bool:
     """Return whether this process has a native kernel for attention of these shapes.
 
-    If it computes on a GPU that has no kernel for the case, it warns once for each reason: plain TensorFlow
-    then builds every (length, length) matrix, on the GPU as long as they fit there.
+    If it computes on a GPU without a kernel for the case, it warns once for each reason: plain TensorFlow
+    then builds every (length, length) matrix, on the GPU if they fit.
 
     Args:
-      width: Numbers of a query and of a key; None: attention without queries and keys.
-      values: Numbers of a value.
+      width: Width of a query and of a key; None: attention without queries and keys.
+      values: Width of a value.
       dtype: The dtype of queries, keys and values.
     """
     if dtype == tf.float64:
@@ -277,7 +277,7 @@ def _why_unsupported(width: int | None, values: int | None, dtype: tf.DType) -> 
 
 @functools.cache
 def _why_no_kernels() -> str:
-    """Explain why this build or this GPU has no kernels; "" if it has them."""
+    """Explain why this build or this GPU has no kernels; "" if it has kernels."""
     if not built_with_cuda():
         return "this build has none: put nvcc on PATH and build again with GMETA_CUDA=ON"
     for gpu in tf.config.get_visible_devices("GPU"):

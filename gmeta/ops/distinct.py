@@ -34,7 +34,7 @@ def unique(ids: Any, *, device: DeviceKind = "cpu") -> Unique:
 
     Args:
       ids: Integers of any shape; any int64 is a valid id. uint64 are taken as the int64 of the same bits.
-      device: Where to compute and keep the result: ``"cpu"``, where ids mostly are, or ``"gpu"``, the first
+      device: Where to compute and keep the result: ``"cpu"``, where ids usually are, or ``"gpu"``, the first
         GPU that this process sees.
 
     Returns:
@@ -64,7 +64,7 @@ class UniqueByOwner(NamedTuple):
 
     Attributes:
       keys: (u,) int64, the keys that rank 0 owns, then those of rank 1, …. `unique_by_owner` returns distinct
-        ones, those of a rank in the order of their first appearance.
+        keys, those of a rank in the order of their first appearance.
       inverse: (n,) int32: ``tf.gather(keys, inverse)`` restores the ids.
       counts: (W,) int32, in host memory: how many keys each rank owns.
     """
@@ -78,7 +78,7 @@ def unique_by_owner(ids: Any, *, world_size: int, device: DeviceKind = "cpu") ->
     """Find the distinct ids of a vector, grouped by the rank that owns them.
 
     `gmeta.ops.key_messages.route_keys` defines the owner of a key. It does the same for several tables at
-    once in host memory, and makes messages of the keys.
+    once in host memory, and builds messages of the keys.
 
     Args:
       ids: (n,) integers; any int64 is a valid id.
@@ -128,17 +128,17 @@ def owned_by(keys: Any, rank: int, world_size: int) -> tf.Tensor:
 
 
 def order_by_owner(ids: Any, *, world_size: int, device: DeviceKind = "cpu") -> UniqueByOwner:
-    """Order the ids of a vector by the rank that owns them, and leave none out.
+    """Order the ids of a vector by the rank that owns them, without deduplication.
 
-    An id that occurs several times is kept as often, to measure what deduplication saves.
+    Repeated ids are kept, to measure what deduplication saves.
 
     Args:
-      ids: As in `unique_by_owner`; so are world_size and device.
+      ids: As in `unique_by_owner`, like world_size and device.
       world_size: The number of ranks.
       device: Where to compute.
 
     Returns:
-      A `UniqueByOwner` of all (n,) ids; those of a rank are in the order in which they came.
+      A `UniqueByOwner` of all (n,) ids; those of a rank keep their input order.
 
     Raises:
       ConfigError: As in `unique_by_owner`.
@@ -162,7 +162,7 @@ def _ids_of_ranks(ids: Any, world_size: int, owner: str) -> tf.Tensor:
     return keys_vector(ids, owner)
 
 
-# Divides the keys and the units of a step that computes one micro-batch after another.
+# Divides the keys and the units of a step that computes micro-batches one after another.
 
 for _name in ("GmetaKeyClasses", "GmetaMovePlaces", "GmetaCollectKeys", "GmetaClusterUnits"):
     tf.no_gradient(_name)
@@ -173,7 +173,7 @@ class ClassifiedKeys(NamedTuple):
 
     Attributes:
       by_class: For each class (u,) int64, its distinct keys, in the order of their first appearance.
-      places: For each micro-batch (n,) int32: the place of each of its keys among those of the open classes.
+      places: For each micro-batch, (n,) int32: the place of each of its keys among those of the open classes.
     """
 
     by_class: tuple[tf.Tensor, ...]
@@ -185,7 +185,7 @@ class CollectedKeys(NamedTuple):
 
     Attributes:
       distinct: (v,) int64, in the order of their first appearance.
-      places: For each vector (w,) int32, the places among ``distinct`` of the requested keys.
+      places: For each vector, (w,) int32, the places of the requested keys among ``distinct``.
     """
 
     distinct: tf.Tensor
@@ -195,9 +195,9 @@ class CollectedKeys(NamedTuple):
 def classify_keys(keys: Sequence[tf.Tensor]) -> ClassifiedKeys:
     """Divide the keys of a table into classes.
 
-    The class (f, l) has the keys that micro-batch f is the first to have, and l the last. With N
-    micro-batches there are N (N + 1) / 2 classes, in the order of f, then of l. A class is open in
-    micro-batch i if f <= i <= l. See ``ops/window/key_classes.h``.
+    The class (f, l) contains the keys that first occur in micro-batch f and last in l. With N micro-batches,
+    there are N (N + 1) / 2 classes, ordered by f, then by l. A class is open in micro-batch i if f <= i <= l.
+    See ``ops/window/key_classes.h``.
 
     Args:
       keys: For each of N = 1 to 8 micro-batches (n,) int64.
@@ -221,25 +221,25 @@ def move_places(within: Sequence[tf.Tensor], places: Sequence[tf.Tensor]) -> tup
     """Return the places of a `ClassifiedKeys` after the keys of each class were reordered.
 
     Args:
-      within: For each class (u,) int32, the new place in its class of each of its keys.
-      places: For each micro-batch the places before.
+      within: For each class, (u,) int32, the new place of each of its keys in the class.
+      places: For each micro-batch, the previous places.
 
     Raises:
-      tf.errors.InvalidArgumentError: A place isn't that of a key.
+      tf.errors.InvalidArgumentError: A place doesn't belong to a key.
     """
     with tf.device(DEVICE_NAMES["cpu"]):
         return tuple(_native.gmeta_move_places(within=within, places=places))
 
 
 def collect_keys(keys: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]) -> CollectedKeys:
-    """Find the distinct keys of several vectors, and where keys at some of their positions are among them.
+    """Find the distinct keys of several vectors, and the places of the keys at some positions among them.
 
     Args:
       keys: Vectors of int64.
-      positions: For each of them (w,) int32, positions in it.
+      positions: For each vector, (w,) int32, positions in it.
 
     Raises:
-      tf.errors.InvalidArgumentError: A position isn't that of a key.
+      tf.errors.InvalidArgumentError: A position is out of range.
     """
     with tf.device(DEVICE_NAMES["cpu"]):
         distinct, places = _native.gmeta_collect_keys(keys=keys, positions=positions)
@@ -247,22 +247,23 @@ def collect_keys(keys: Sequence[tf.Tensor], positions: Sequence[tf.Tensor]) -> C
 
 
 def cluster_units(keys: tf.Tensor, units: tf.Tensor, sizes: Any) -> tf.Tensor:
-    r"""Divide the units of a batch into micro-batches so that units which share keys come together.
+    r"""Divide the units of a batch into micro-batches, grouping units that share keys.
 
-    Units are taken in their order. Each goes to the micro-batch m with the highest score
+    Units are processed in order. Each is assigned to the micro-batch m with the highest score
 
     .. math:: s_m = (1 - n_m / c_m) \sum_{k \in m} 1 / f_k
 
-    over those of its keys k that m already has, where m has n of c units, and k occurs f times in the batch.
+    over its keys k that m already has, where m has n of c units, and k occurs f times in the batch.
     See ``ops/window/clusters.h``.
 
     Args:
       keys: (n,) int64.
-      units: (n,) int64, for each key the number of the unit that has it.
+      units: (n,) int64, for each key, the number of its unit.
       sizes: (N,) int64, the sizes of 1 to 8 micro-batches, whose sum is the number of units.
 
     Returns:
-      (units,) int64, the numbers of the units: those of the first micro-batch in ascending order, and so on.
+      (units,) int64, the numbers of the units: those of the first micro-batch in ascending order, then of the
+      next.
 
     Raises:
       tf.errors.InvalidArgumentError: A unit is out of range, or there are more than 8 micro-batches.

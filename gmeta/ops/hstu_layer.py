@@ -11,10 +11,10 @@ from gmeta.ops.attention_inputs import RelativeBias
 from gmeta.ops.device import has_row_kernels, is_native, is_portable, on_gpu, portable_forms
 from gmeta.ops.jagged_attention import batch_inputs, hstu_attention
 
-# Norms of single tokens, so that no token depends on another.
+# Norms of single tokens, so tokens are independent of each other.
 
 _native = load_op_library("ops")
-_WIDEST = 4096  # the greatest width that the GPU's kernels take
+_WIDEST = 4096  # the maximum width that the GPU kernels support
 
 
 def layer_norm(
@@ -22,7 +22,7 @@ def layer_norm(
 ) -> tf.Tensor:
     r"""Compute layer norm, :math:`\gamma (x - \bar{x}) / \sqrt{\mathrm{var}(x) + \epsilon} + \beta`.
 
-    Statistics are in float32 at least, whatever the dtype of x. On a GPU, matrices of bfloat16 and float16
+    Statistics are computed in at least float32 for any dtype of x. On a GPU, bfloat16 and float16 matrices
     take one pass over memory, and one for the gradient.
 
     Args:
@@ -42,7 +42,7 @@ def layer_norm(
 def norm_and_pass(
     x: tf.Tensor, scale: tf.Tensor | None = None, offset: tf.Tensor | None = None, eps: float = 1e-6
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute `layer_norm` of x, and pass x on for a second use, such as a residual connection.
+    """Compute `layer_norm` of x, and also return x for a second use, such as a residual connection.
 
     On a GPU, the pass that computes the norm's gradient also adds the gradient of the second use.
 
@@ -131,7 +131,7 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
 
 
 _SETTINGS = ("heads", "scale", "alpha", "epsilon", "production", "bucket_starts")
-# Indices into the gradient op's inputs: those that gradients flow to, and the last one.
+# Indices into the gradient op's inputs: those to which gradients flow, and the last one.
 _FLOATS, _OF_MIXED = (0, 4, 5, 6, 7), 16
 
 
@@ -160,11 +160,11 @@ def hstu_mix(
        \text{production:}\quad & [U', V, Q, K] = Z, \quad U = \mathrm{SiLU}(U'), \quad
           A = \mathrm{attend}(Q, K, V), \qquad Y = [U, A, U \odot \mathrm{LN}(A)]
 
-    The forms follow Zhai et al., ICML 2024, section 3, and the published code that ranks with it. On a GPU,
-    in bfloat16 or float16, this is one op. It reads U, V, Q and K where the product left them. Activation,
-    norm and gate take one pass over memory each, and so do their gradients. With ``kernel`` an op of gmeta's
-    computes the product of the research form. It writes the activated values beside Z, so that activation
-    takes no pass.
+    The forms follow Zhai et al., ICML 2024, section 3, and its published ranking code. On a GPU, in bfloat16
+    or float16, this is one op. It reads U, V, Q and K directly from the product. Activation, norm and gate
+    take one pass over memory each, and so do their gradients. With ``kernel``, a gmeta op computes the
+    product of the research form. It writes the activated values in addition to Z, so activation takes no
+    pass.
 
     Args:
       projected: Z, (total, 2 * heads * (value_dim + attention_dim)): u, v, q, k of all heads. With
@@ -180,7 +180,7 @@ def hstu_mix(
       norm_scale: LN's γ, (heads * value_dim,). None: 1.
       norm_offset: LN's β, (heads * value_dim,). None: 0.
       eps: LN's ε.
-      bias: The bias that is added to scores.
+      bias: The bias to add to scores.
       kernel: W, (dim, 2 * heads * (value_dim + attention_dim)), of :math:`Z = X W`; ``projected`` is then X,
         (total, dim). If dim isn't a multiple of 8, product and activation remain separate.
 
@@ -250,7 +250,7 @@ def hstu_mix(
 
 @tf.RegisterGradient("GmetaSiluProjection")
 def _gradient_of_projection(op: tf.Operation, of_z: tf.Tensor, _: tf.Tensor) -> list[tf.Tensor]:
-    """Differentiate by Z alone: `hstu_mix` already includes the activation in its gradient of Z."""
+    """Differentiate only with respect to Z: `hstu_mix` already includes the activation in this gradient."""
     x, kernel = op.inputs
     return [tf.matmul(of_z, kernel, transpose_b=True), tf.matmul(x, of_z, transpose_a=True)]
 
@@ -313,9 +313,9 @@ def _mix_second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tens
 def residual(x: tf.Tensor | None, change: tf.Tensor, offset: tf.Tensor | None = None) -> tf.Tensor:
     r"""Add a block's change to its input, :math:`y = x + (c + b)`.
 
-    On a GPU, matrices of bfloat16 and float16 are read once and the sum is rounded once. The gradient of b, a
+    On a GPU, bfloat16 and float16 matrices are read once, and the sum is rounded once. The gradient of b, a
     sum over rows for each column, is computed in float32 and then rounded. The order of summation is fixed,
-    so every run gives the same result.
+    so every run returns the same result.
 
     Args:
       x: (rows, d) float. None: 0.

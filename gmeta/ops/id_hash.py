@@ -18,9 +18,9 @@ from gmeta.ops.device import ids_tensor, integers_of, is_portable
 
 # Text hashing (``ops/hash_text/md5.h``) in plain TensorFlow ops, for graphs that run without gmeta.
 #
-# It computes the MD5 of many texts at once. Each of MD5's four words is a vector with one entry for each
-# text, so that a step is a handful of ops whatever the number of texts. Texts end in different blocks of 64
-# bytes; a text that has ended keeps its words while the others continue.
+# It computes the MD5 of many texts at once. Each of MD5's four words is a vector with one entry per text, so
+# a step takes a few ops for any number of texts. Texts end in different blocks of 64 bytes; a text that has
+# ended keeps its words while the others continue.
 
 _SINES = np.floor(2.0**32 * np.abs(np.sin(np.arange(1.0, 65.0)))).astype(np.uint32)
 _SHIFTS = ((7, 12, 17, 22), (5, 9, 14, 20), (4, 11, 16, 23), (6, 10, 15, 21))
@@ -43,7 +43,7 @@ def portable_hash_text(texts: Any) -> tf.Tensor:
     texts = tf.convert_to_tensor(texts)
     flat = tf.reshape(texts, [-1])
     sizes = tf.strings.length(flat)
-    last = (sizes + 8) // 64  # the block that a text ends in
+    last = (sizes + 8) // 64  # the last block of each text
     words = _blocks(flat, sizes, last)
 
     def body(block: tf.Tensor, state: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
@@ -58,7 +58,7 @@ def portable_hash_text(texts: Any) -> tf.Tensor:
 
 
 def _blocks(flat: tf.Tensor, sizes: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """Build (n, blocks, 16) uint32: text, a 1 bit, zeros, and the length in bits to end the last block."""
+    """Build (n, blocks, 16) uint32: text, a 1 bit, zeros, and the length in bits, ending the last block."""
     blocks = tf.reduce_max(tf.concat([last, [0]], axis=0)) + 1
     ended = tf.strings.join([flat, tf.constant(b"\x80")])
     words = tf.io.decode_raw(ended, tf.int32, little_endian=True, fixed_length=64 * blocks)
@@ -98,9 +98,9 @@ def hash_ids(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> Any:
     """Map text and any 64-bit numbers to ids in [0, 2^bits).
 
     The id is ``fold(hash(value))``. ``hash`` is the last 8 bytes of a text's MD5 as a signed number
-    (`hash_text`), which ``gmeta prepare`` stores; ``fold`` is `fold_ids`. A text and the number that
-    ``gmeta prepare`` stored for it therefore have the same id. Whole numbers from 0 to 2^bits − 1 are their
-    own ids. With the defaults, these are the ids of features with ``hash=True``.
+    (`hash_text`), which ``gmeta prepare`` stores; ``fold`` is `fold_ids`. A text and the number that ``gmeta
+    prepare`` stores for it therefore have the same id. Whole numbers from 0 to 2^bits − 1 are their own ids.
+    With the defaults, these are the ids of features with ``hash=True``.
 
     Among n distinct values, about n² / 2^(bits + 1) pairs share an id: with a million values and 56 bits, one
     in 144,000 data sets has such a pair. `count_collisions` counts collisions.
@@ -142,7 +142,7 @@ def hash_text(texts: Any) -> tf.Tensor:
       >>> int(hash_text("abc"))
       8250560606382298838
     """
-    with tf.device("CPU:0"):  # where strings are
+    with tf.device("CPU:0"):  # the device of strings
         return portable_hash_text(texts) if is_portable() else _native.gmeta_hash_text(texts=texts)
 
 
@@ -150,11 +150,11 @@ def fold_ids(numbers: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> tf.Te
     """Fold 64-bit numbers x into ids in [0, 2^bits): `gmeta.core.merged_tables.fold_numbers` of tensors.
 
     Args:
-      numbers: Integers of any shape; negative ones stand for their two's complement.
+      numbers: Integers of any shape; negative ones are taken as their two's complement.
       bits: 1 to 63.
-      fold: ``"mix"``: the low bits of SplitMix64(x), and x itself where it is in [0, 2^bits). ``"xor"``: the
-        low bits of ``x XOR (x >> bits)``, as gmeta folded ids before it had "mix". Numbers that count in
-        their upper and in their lower bits then share ids.
+      fold: ``"mix"``: x itself if it is in [0, 2^bits), otherwise the low bits of SplitMix64(x). ``"xor"``:
+        the low bits of ``x XOR (x >> bits)``, the fold of older versions. Numbers that count in both their
+        upper and lower bits then share ids.
 
     Returns:
       int64, of the same shape.
@@ -171,7 +171,7 @@ def fold_ids(numbers: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -> tf.Te
     if fold == "xor":
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(bits, tf.uint64)))
         return tf.bitcast(tf.bitwise.bitwise_and(x, most), tf.int64)
-    fits = tf.equal(tf.bitwise.right_shift(numbers, tf.constant(bits, tf.int64)), 0)  # no negative one does
+    fits = tf.equal(tf.bitwise.right_shift(numbers, tf.constant(bits, tf.int64)), 0)  # negative ones don't
     return tf.where(fits, numbers, tf.bitcast(tf.bitwise.bitwise_and(splitmix64_tensor(x), most), tf.int64))
 
 
@@ -184,7 +184,7 @@ def count_collisions(values: Any, bits: int = HASHED_BITS, fold: Fold = "mix") -
       fold: As in `hash_ids`.
 
     Example:
-      Numbers with a slot in their upper bits, in a collection of 30 tables before and now:
+      Numbers with a slot in their upper bits, in a collection of 30 tables, with the old and new folds:
 
       >>> import numpy as np
       >>> ids = (np.arange(64)[:, None] << 54 | np.arange(64)).reshape(-1)
@@ -210,23 +210,22 @@ def merge_keys(
     hashed: Sequence[bool] | None = None,
     mix: bool | tf.Tensor = True,
 ) -> tf.Tensor:
-    """Compute ``prefix | id`` for the ids of each feature, one feature after another, in one checked pass.
+    """Compute ``prefix | id`` for the concatenated ids of all features, in one checked pass.
 
     With ``prefix = i << id_bits`` for table number i, ids of different tables never collide (MTGenRec,
     section 3.2).
 
     Args:
-      ids: For each feature a vector of integers in [0, 2^id_bits); where ``hashed``, of any integers.
+      ids: For each feature, a vector of integers in [0, 2^id_bits), or of any integers if ``hashed``.
       features: Their names, for messages.
       prefixes: For each feature, the bits that are or-ed into its ids.
       id_bits: How many bits an id may have, 0 to 63.
-      hashed: For each feature, whether its numbers are folded into ids (`fold_ids`). None:
-        those of no feature are.
+      hashed: For each feature, whether its numbers are folded into ids (`fold_ids`). None: no feature's.
       mix: How they are folded: True by "mix" into `gmeta.core.merged_tables.HASHED_BITS` bits, False by
         "xor" into ``id_bits``. A tensor is read when the graph runs.
 
     Returns:
-      (n,) int64, n being the number of all ids.
+      (n,) int64, where n is the total number of ids.
 
     Raises:
       ConfigError: ``ids`` are not integers, or there are no features.
@@ -255,7 +254,7 @@ def merge_keys(
 
 
 def _vector(ids: Any, owner: str) -> tf.Tensor:
-    """Convert ids to a dtype that the kernel takes; int32 tensors stay as they are, without a copy."""
+    """Convert ids to a dtype that the kernel supports; int32 tensors are returned without a copy."""
     if tf.is_tensor(ids) and ids.dtype == tf.int32:
         return ids
     return ids_tensor(ids, owner)
@@ -269,7 +268,7 @@ def _portable(
     hashed: Sequence[bool],
     mix: bool | tf.Tensor,
 ) -> tf.Tensor:
-    """Merge in TensorFlow ops. The error gives the range of the ids instead of the first bad id."""
+    """Merge by TensorFlow ops. The error states the range of the ids instead of the first bad id."""
     keys = []
     for ids, feature, prefix, hashes in zip(vectors, features, prefixes, hashed, strict=True):
         wide = tf.cast(ids, tf.int64)
@@ -289,7 +288,7 @@ def _portable(
 
 
 class HoldsMergedKeys:
-    """A mixin of a table whose keys are made of the ids of a collection's tables."""
+    """A mixin for a table whose keys are made from the ids of a collection's tables."""
 
     _merged_keys: MergedKeys | None = None
     _mixes: tf.Variable | None = None
@@ -297,7 +296,7 @@ class HoldsMergedKeys:
 
     @property
     def merged_keys(self) -> MergedKeys | None:
-        """How the ids of a collection's tables become this table's keys; None: any int64 is a key."""
+        """How the ids of a collection's tables map to this table's keys; None: any int64 is a key."""
         return self._merged_keys
 
     @merged_keys.setter
@@ -307,14 +306,14 @@ class HoldsMergedKeys:
         with tf.init_scope(), tf.device("CPU:0"):
             if self._mixes is not None:
                 self._mixes.assign(mixes)
-            elif keys.hashed:  # a variable, because graphs that are already traced must follow
+            elif keys.hashed:  # a variable, so that already traced graphs follow changes
                 self._mixes = tf.Variable(mixes, trainable=False, name="mixes_ids")
 
     @property
     def mixes_ids(self) -> bool | tf.Variable:
-        """Whether hashed ids are folded by "mix", as `merge_keys` takes it.
+        """Whether hashed ids are folded by "mix", as an argument of `merge_keys`.
 
-        An exported graph keeps the fold that the table has when it is exported.
+        An exported graph keeps the fold that the table has at export.
         """
         if self._mixes is None or is_portable():
             return self.fold == "mix"
@@ -326,6 +325,6 @@ class HoldsMergedKeys:
         return "mix" if self._merged_keys is None else self._merged_keys.fold
 
     def follow_fold(self, fold: Fold) -> None:
-        """Fold hashed ids as those of the rows that are loaded, which no other fold finds."""
+        """Fold hashed ids like those of the loaded rows, which no other fold finds."""
         if self._merged_keys is not None:
             self.merged_keys = replace(self._merged_keys, fold=fold)

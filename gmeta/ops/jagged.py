@@ -1,10 +1,10 @@
-"""Sequences of different lengths, one after another, without padding.
+"""Concatenated sequences of different lengths, without padding.
 
 A batch of sequences is a tensor ``values`` of all tokens and a tensor ``offsets`` of where each sequence
-begins, as in a `tf.RaggedTensor` of one ragged dimension. But the values are a plain tensor, which dense
-layers accept directly. Each operation on sequences is one gather: `_stretches` computes which tokens to take,
-`take` takes them, and its gradient puts them back. No tensor here is as large as (batch, longest), except in
-`to_padded`.
+begins, like a `tf.RaggedTensor` of one ragged dimension, but the values are a plain tensor, which dense
+layers accept directly. Each operation on sequences is one gather: `_stretches` computes the indices of
+tokens, `take` gathers them, and its gradient scatters them back. No tensor is as large as (batch, longest),
+except in `to_padded`.
 
 Functions have short names: ``from gmeta.ops import jagged``, then use them as ``jagged.concat``.
 """
@@ -20,7 +20,7 @@ from gmeta.core.graph import assert_first
 
 
 class Jagged(NamedTuple):
-    """Sequences of different lengths, one after another.
+    """Concatenated sequences of different lengths.
 
     Attributes:
       values: (total, ...) of any dtype, the tokens of all sequences.
@@ -43,7 +43,7 @@ def lengths(sequences: Jagged) -> tf.Tensor:
 
 
 def row_ids(sequences: Jagged) -> tf.Tensor:
-    """Compute the number of each token's sequence, from 0: (total,) int64.
+    """Compute the number of each token's sequence, counted from 0: (total,) int64.
 
     Example:
       >>> jagged.row_ids(Jagged(tf.zeros([3]), tf.constant([0, 2, 2, 3], tf.int64))).numpy().tolist()
@@ -54,7 +54,7 @@ def row_ids(sequences: Jagged) -> tf.Tensor:
 
 
 def positions(sequences: Jagged) -> tf.Tensor:
-    """Compute each token's place in its own sequence, from 0: (total,) int64."""
+    """Compute each token's place in its own sequence, counted from 0: (total,) int64."""
     return tf.range(_total(sequences), dtype=tf.int64) - tf.gather(sequences.offsets, row_ids(sequences))
 
 
@@ -79,8 +79,8 @@ def as_jagged(column: Any) -> Jagged | None:
     """Convert sequences of either form to `Jagged`; return None for anything else.
 
     Args:
-      column: A `Jagged`, or a ragged tensor of one ragged dimension. Empty offsets, as an empty batch has
-        them, mean no sequences.
+      column: A `Jagged`, or a ragged tensor of one ragged dimension. Empty offsets, as in an empty batch,
+        mean no sequences.
     """
     if isinstance(column, tf.RaggedTensor):
         return from_ragged(column)
@@ -101,7 +101,7 @@ def from_padded(padded: tf.Tensor, lengths: tf.Tensor) -> Jagged:
 
     Args:
       padded: (batch, longest, ...).
-      lengths: (batch,) integers, how many tokens of each row aren't padding.
+      lengths: (batch,) integers, the number of tokens of each row without padding.
 
     Raises:
       ConfigError: ``padded`` has fewer than 2 dimensions.
@@ -128,20 +128,20 @@ def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: An
 
     Args:
       sequences: Jagged.
-      length: Length of the rows; None: that of the longest sequence.
+      length: Length of the rows; None: the length of the longest sequence.
       fill: The value of the padding after a sequence.
 
     Returns:
       (batch, length, ...).
 
     Raises:
-      InvalidArgumentError: A sequence is longer than ``length``. Use `slice_` first to cut sequences off.
+      InvalidArgumentError: A sequence is longer than ``length``. Truncate sequences first with `slice_`.
     """
     values, own = sequences.values, lengths(sequences)
     longest = tf.reduce_max(tf.concat([own, [0]], 0)) if length is None else tf.cast(length, tf.int64)
     own = _check(own, own <= longest, "to_padded: a sequence of", own, "tokens, for rows of", longest)
     places = tf.range(longest)
-    # Padding points at one additional token.
+    # Padding refers to one additional token.
     tokens = tf.where(
         places < own[:, tf.newaxis], sequences.offsets[:-1, tf.newaxis] + places, _total(sequences)
     )
@@ -184,7 +184,7 @@ def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
 
     Args:
       sequences: Jagged.
-      lengths: (batch,) integers, or one for all: how many tokens the head has.
+      lengths: (batch,) integers, or one for all: the number of tokens of the head.
 
     Returns:
       (heads, tails).
@@ -200,15 +200,15 @@ def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
 
 
 def slice_(sequences: Jagged, begin: int | tf.Tensor, size: int | tf.Tensor | None = None) -> Jagged:
-    """Take a stretch of each sequence, as `tf.slice` does.
+    """Slice each sequence, like `tf.slice`.
 
     Args:
       sequences: Jagged.
-      begin: (batch,) integers, or one for all: the first place of the stretch.
-      size: (batch,) integers, or one for all: how many tokens; None: up to the sequence's end.
+      begin: (batch,) integers, or one for all: the first place of the slice.
+      size: (batch,) integers, or one for all: the number of tokens; None: up to the sequence's end.
 
     Raises:
-      InvalidArgumentError: A stretch isn't within its sequence.
+      InvalidArgumentError: A slice isn't within its sequence.
 
     Example:
       >>> history = jagged.from_ragged(tf.ragged.constant([[1, 2, 3], [4]]))
@@ -232,30 +232,30 @@ def reverse(sequences: Jagged) -> Jagged:
 
 
 def last(sequences: Jagged) -> tf.Tensor:
-    """Take the last token of each sequence, (batch, ...); zeros for an empty sequence."""
+    """Return the last token of each sequence, (batch, ...); zeros for an empty sequence."""
     tokens = tf.where(lengths(sequences) > 0, sequences.offsets[1:] - 1, _total(sequences))
     return take(_and_one_more(sequences.values, 0), tokens)
 
 
 def sums(sequences: Jagged) -> tf.Tensor:
-    """Return the sum of each sequence's values, (batch, ...); 0 of an empty one."""
+    """Return the sum of each sequence's values, (batch, ...); 0 for an empty sequence."""
     return tf.math.unsorted_segment_sum(
         sequences.values, row_ids(sequences), tf.size(sequences.offsets, tf.int64) - 1
     )
 
 
 def mask(sequences: Jagged, chosen: tf.Tensor) -> Jagged:
-    """Keep some values of each sequence, those where (n,) bool is true."""
+    """Keep the values of each sequence where (n,) bool is true."""
     kept = sums(sequences._replace(values=tf.cast(chosen, tf.int64)))
     offsets = tf.concat([[tf.constant(0, tf.int64)], tf.cumsum(kept)], axis=0)
     return Jagged(tf.boolean_mask(sequences.values, chosen), offsets)
 
 
 def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
-    """Gather rows with a dense gradient; `tf.gather` gives slices, about which TensorFlow warns.
+    """Gather rows with a dense gradient; that of `tf.gather` is slices, about which TensorFlow warns.
 
-    The gradients of a row are summed in float32 at least. In bfloat16 a sum would stop growing at 256 times
-    its terms, and a GPU would add each term by a loop of compare-and-swap.
+    The gradients of a row are summed in at least float32. In bfloat16, a sum would stop growing at 256 times
+    its terms, and a GPU would add each term in a compare-and-swap loop.
 
     Args:
       values: (rows, ...).
@@ -299,7 +299,7 @@ def _part(sequences: Jagged, begin: int | tf.Tensor, sizes: tf.Tensor) -> Jagged
 
 
 def _stretches(starts: tf.Tensor, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Compute which tokens make up stretches of ``sizes[i]`` tokens starting at ``starts[i]``, in order.
+    """Compute the token indices of stretches of ``sizes[i]`` tokens that start at ``starts[i]``.
 
     Returns:
       The indices of the tokens, and the offsets of the stretches.
@@ -317,7 +317,7 @@ def _and_one_more(values: tf.Tensor, fill: Any) -> tf.Tensor:
 
 
 def _check(numbers: tf.Tensor, good: tf.Tensor, *told: Any) -> tf.Tensor:
-    """Return ``numbers`` if all are good; else fail with an error about the first bad sequence."""
+    """Return ``numbers`` if all are good; otherwise, raise an error about the first bad sequence."""
     bad = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # the batch size if no sequence is bad
     shown = [
         tf.gather(tf.concat([each, [0]], 0), bad) if tf.is_tensor(each) and each.shape.rank == 1 else each

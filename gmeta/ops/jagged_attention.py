@@ -4,10 +4,10 @@ r"""HSTU's attention over jagged sequences: SiLU in place of softmax, and no pad
 
 A token's weights aren't normalised over the tokens that it sees. The number of other tokens, in its sequence
 or in others of the batch, therefore doesn't change them (Zhai et al., "Actions Speak Louder than Words", ICML
-2024, section 3.2). For that the scale s must be a constant: 1/n for the longest history that is allowed,
-never for the longest in a batch.
+2024, section 3.2). This requires the scale s to be constant: 1/n for the longest allowed history, never for
+the longest in a batch.
 
-Where the native op isn't available, in exported graphs, in float64, and on devices without the op,
+If the native op isn't available (in exported graphs, in float64, and on devices without the op),
 `padded_attention` computes the same in plain TensorFlow. It builds every (length, length) matrix.
 """
 
@@ -22,7 +22,7 @@ from gmeta.core.native import load_op_library
 from gmeta.ops.attention_inputs import RelativeBias, bucket_starts, time_bucket
 from gmeta.ops.device import is_native, is_portable
 
-# The inputs of native attention besides its heads: a plan of the batch, and a bias.
+# The inputs of native attention other than its heads: a plan of the batch, and a bias.
 
 _native = load_op_library("ops")
 tf.no_gradient("GmetaHstuPlan")
@@ -30,10 +30,10 @@ tf.no_gradient("GmetaHstuTimeMap")
 
 
 def batch_inputs(offsets: tf.Tensor, visible: tf.Tensor, bias: RelativeBias | None) -> dict[str, Any]:
-    """Create the native ops' inputs and attribute for a batch; an absent term of a bias has no elements.
+    """Create the native ops' inputs and attribute for a batch; an absent bias term has no elements.
 
-    On a GPU a plan lists the scores to compute, and a map holds the bucket of every pair's times: one byte
-    for each pair that may see each other. All layers use the same ones; a graph computes them once.
+    On a GPU, a plan lists the scores to compute, and a map contains the bucket of every pair's times: one
+    byte for each pair that may see each other. All layers share them; a graph computes them once.
     """
     bias = bias or RelativeBias()
     plan = _native.gmeta_hstu_plan(offsets=offsets, visible=visible)
@@ -57,9 +57,9 @@ def batch_inputs(offsets: tf.Tensor, visible: tf.Tensor, bias: RelativeBias | No
     }
 
 
-_OF_OUT = 11  # index of the gradient op's input that is the gradient of the output
+_OF_OUT = 11  # index of the output's gradient among the gradient op's inputs
 _PORTABLE_PAIRS = 2**21  # pairs at once in an exported graph: its memory doesn't grow with long histories
-_MOST_PAIRS = 2**28  # padded scores at most: a gigabyte; the plain form keeps half a dozen such tensors
+_MOST_PAIRS = 2**28  # maximum of padded scores: a gigabyte; the plain form keeps half a dozen such tensors
 
 
 def hstu_attention(
@@ -76,23 +76,23 @@ def hstu_attention(
     """Attend within each sequence.
 
     Args:
-      q: (total, heads, d) float, the tokens of all sequences one after another.
+      q: (total, heads, d) float, the concatenated tokens of all sequences.
       k: (total, heads, d).
       v: (total, heads, dv).
       offsets: (batch + 1,) int64, where sequences begin and end.
       visible: (total, 3) int32, from `AttentionMask.visible`.
       scale: s, a constant such as 1/n.
       alpha: α, the factor of the scores; 1 in the research form, 1/√d in the production form.
-      bias: The bias that is added to the scores; None: no bias.
+      bias: The bias to add to the scores; None: no bias.
 
     Returns:
       (total, heads, dv) of v's dtype. A CPU computes it in float32. A GPU of compute capability 9.0 computes
       it in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256. In other cases on a
-      GPU, plain TensorFlow computes it, or the CPU if the GPU's memory might not suffice. For float64, plain
+      GPU, plain TensorFlow computes it, or the CPU if the GPU's memory might be too small. For float64, plain
       TensorFlow computes it everywhere.
 
     Raises:
-      InvalidArgumentError: Shapes don't fit together, or offsets don't rise from 0 to total.
+      InvalidArgumentError: Shapes don't match, or offsets don't increase from 0 to total.
 
     Example:
       >>> q = tf.ones([3, 1, 4])
@@ -106,7 +106,7 @@ def hstu_attention(
 def bias_attention(
     v: tf.Tensor, offsets: tf.Tensor, visible: tf.Tensor, *, scale: float, bias: RelativeBias
 ) -> tf.Tensor:
-    r"""Attend by the bias alone, :math:`o_i = s \sum_{j \in V(i)} \mathrm{rab}_{ij} v_j`.
+    r"""Attend with only the bias as weights, :math:`o_i = s \sum_{j \in V(i)} \mathrm{rab}_{ij} v_j`.
 
     These are the channels of position and of time in a FuXi-α block (Ye et al., WWW 2025, section 3.3).
 
@@ -118,7 +118,7 @@ def bias_attention(
       bias: The weights.
 
     Returns:
-      (total, heads, dv) of v's dtype. A GPU computes it as it does `hstu_attention`.
+      (total, heads, dv) of v's dtype. A GPU computes it like `hstu_attention`.
     """
     return _attention(None, None, v, offsets, visible, scale, 1.0, bias)
 
@@ -202,7 +202,7 @@ def _pad(
 @tf.RegisterGradient("GmetaHstuAttention")
 def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
     settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts")}
-    with tf.device(op.outputs[0].device):  # a GPU may not take what was computed on the CPU
+    with tf.device(op.outputs[0].device):  # a GPU may not use results of the CPU
         found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
     return [*found[:3], None, None, *found[3:], None, None, None, None]
 
@@ -242,7 +242,7 @@ def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
     )
 
 
-# HSTU's attention of tokens that are appended to sequences whose keys and values are kept.
+# HSTU's attention of tokens appended to sequences with cached keys and values.
 
 
 def appended_attention(
@@ -262,8 +262,8 @@ def appended_attention(
     .. math:: o = s \sum_j \mathrm{SiLU}(\alpha\, q \cdot k_j + a_j)\, v_j
 
     over the tokens of the sequence, whose keys and values all its continuations share, and over those that
-    were appended to the same continuation, including the new token. It is computed by TensorFlow ops, in
-    float32 at least, and takes memory for batch × heads × beams × longest numbers.
+    were appended to the same continuation, including the new token. TensorFlow ops compute it in at least
+    float32, and take memory for batch × heads × beams × longest numbers.
 
     Args:
       q: (batch, beams, heads, d).
@@ -271,7 +271,7 @@ def appended_attention(
       values: (batch, heads, longest, dv).
       own_keys: (batch, beams, heads, t, d), of appended tokens.
       own_values: (batch, beams, heads, t, dv).
-      added: (batch, longest) float32, added to scores; far below 0 where a token isn't seen.
+      added: (batch, longest) float32, added to scores; far below 0 for hidden tokens.
       own_added: (batch or 1, t) float32.
       scale: s.
       alpha: α.
@@ -293,7 +293,7 @@ def appended_attention(
 
 
 def dense_mask(visible: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
-    """Build the mask of attention over padded sequences, pair by pair.
+    """Build the pairwise attention mask of padded sequences.
 
     Args:
       visible: (total, 3) int32, from `AttentionMask.visible`.
@@ -327,8 +327,8 @@ def padded_attention(
 ) -> tf.Tensor:
     """Compute `gmeta.ops.hstu_attention`, or without q and k `bias_attention`, in plain TensorFlow.
 
-    It takes memory for batch x heads x longest² numbers, several times over. With ``pairs`` it takes memory
-    for heads x ``pairs`` numbers, because it then computes the outputs of one block of tokens after another.
+    It takes memory for batch x heads x longest² numbers, several times over. With ``pairs``, it takes memory
+    for heads x ``pairs`` numbers, because it computes the outputs block by block.
 
     Args:
       q: As in `gmeta.ops.hstu_attention`.
@@ -339,7 +339,7 @@ def padded_attention(
       scale: As in `gmeta.ops.hstu_attention`.
       alpha: As in `gmeta.ops.hstu_attention`.
       bias: As in `gmeta.ops.hstu_attention`.
-      pairs: How many pairs of tokens, over all sequences, are in memory at once. A block has at least one
+      pairs: Number of pairs of tokens, over all sequences, in memory at a time. A block has at least one
         token of each sequence, paired with all others. None: all pairs.
     """
     values = _padded(v, offsets)
@@ -349,7 +349,7 @@ def padded_attention(
     if bias is not None and bias.time_buckets is not None:
         times = bias.row_times, bias.column_times
     looked_at = None if times[1] is None else _padded(times[1], offsets)
-    # The inputs that have one entry per row, so that a block of rows is cut out of each in the same way.
+    # The inputs with one entry per row, each sliced in the same way for a block of rows.
     own = {"visible": visible, "q": q, "times": times[0]}
     of_rows = {name: _padded(each, offsets) for name, each in own.items() if each is not None}
 
@@ -376,7 +376,7 @@ def _by_blocks(
     values: tf.Tensor,
     pairs: int,
 ) -> tf.Tensor:
-    """Apply ``look`` to all rows, one block after another. The output has the shape of ``values``."""
+    """Apply ``look`` to all rows, block by block. The output has the shape of ``values``."""
     batch, size = tf.unstack(tf.shape(values)[:2])
     of_one = tf.maximum(tf.cast(batch, tf.int64) * tf.cast(size, tf.int64), 1)
     block = tf.cast(tf.clip_by_value(pairs // of_one, 1, tf.cast(tf.maximum(size, 1), tf.int64)), tf.int32)

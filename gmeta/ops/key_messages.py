@@ -1,6 +1,6 @@
-"""Packs keys into the messages of an all-to-all and unpacks them, for all tables of a step together.
+"""Packs keys into the messages of an all-to-all, and unpacks them, for all tables of a step together.
 
-``ops/exchange/key_exchange.h`` describes how it works and why it is fast. On a GPU, TensorFlow ops make the
+``ops/exchange/key_exchange.h`` describes how it works and why it is fast. On a GPU, TensorFlow ops build the
 same messages.
 """
 
@@ -17,20 +17,21 @@ from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.ops.device import DEVICE_NAMES, DeviceKind, keys_vector
 from gmeta.ops.distinct import order_by_owner, unique, unique_by_owner
 
-# Content of a step's all-to-alls: keys travel to their owners, rows back, gradients to the owners again.
+# Contents of a step's all-to-alls: keys are sent to their owners, rows are returned, gradients go to the
+# owners.
 
 
 class RoutedKeys(NamedTuple):
     """Keys that a rank requests from the others, for T tables and W ranks.
 
     Attributes:
-      message: int64, the messages to rank 0, 1, …, one after another, ready to be exchanged.
+      message: int64, the concatenated messages to rank 0, 1, …, ready to be exchanged.
       splits: (W,) int32, their lengths.
-      keys: For each table (u_t,) int64: its distinct keys, by owner. The keys of one owner are in the order
-        of their first appearance; if there are many, they are first divided into parts by their hash, and
-        are in that order within each part. This is the wire order, in which `unpack_rows` returns their rows.
+      keys: For each table, (u_t,) int64: its distinct keys, by owner. The keys of one owner are in the order
+        of their first appearance; many keys are first divided into parts by their hash, and have that order
+        within each part. This is the wire order, in which `unpack_rows` returns their rows.
       counts: (W, T) int32, how many of a table's keys a rank owns.
-      inverse: For each table (n_t,) int32: ``tf.gather(keys[t], inverse[t])`` are the keys that were passed.
+      inverse: For each table, (n_t,) int32: ``tf.gather(keys[t], inverse[t])`` restores the input keys.
     """
 
     message: tf.Tensor
@@ -41,15 +42,15 @@ class RoutedKeys(NamedTuple):
 
 
 class OwnedKeys(NamedTuple):
-    """Keys that the ranks request from this one, for T tables, W ranks and notes of m numbers.
+    """Keys that ranks request from this rank, for T tables, W ranks and notes of m numbers.
 
     Attributes:
-      keys: For each table (v_t,) int64: the distinct received keys, in an order that depends on them alone.
+      keys: For each table, (v_t,) int64: the distinct received keys, in an order that depends only on them.
       positions: For each table (w_t,) int32: ``tf.gather(keys[t], positions[t])`` are ``wire_keys[t]``.
-      counts: (W, T) int32, how many keys of a table a rank has sent.
+      counts: (W, T) int32, how many keys of a table a rank sent.
       notes: (W, m) int64, the note of each rank.
       wire_keys: For each table (w_t,) int64: the received keys, by sender, then in the order of sending. Rows
-        are sent back, and gradients arrive, in this wire order.
+        are returned, and gradients arrive, in this wire order.
     """
 
     keys: tuple[tf.Tensor, ...]
@@ -64,7 +65,7 @@ class PackedRows(NamedTuple):
 
     Attributes:
       buffer: The rows for rank 0, 1, …, in the wire's dtype; for each rank, the rows of table 0, 1, …
-      splits: (W,) int32, how many numbers each rank gets, scales included.
+      splits: (W,) int32, how many numbers each rank receives, including scales.
     """
 
     buffer: tf.Tensor
@@ -73,10 +74,10 @@ class PackedRows(NamedTuple):
 
 # Packs keys into an exchange's messages and unpacks them, for tables on a GPU.
 #
-# The native ops work in host memory, so they would copy keys from the GPU and results back to it. The
+# The native ops run in host memory, so they would copy keys from the GPU and results back to it. The
 # functions here deduplicate ids on the GPU, or only order them by owner, and build and split the messages
-# there. The messages are the same (``ops/exchange/key_exchange.h``). The host learns only how many keys each
-# rank owns, which it needs to split a message.
+# there. The messages are the same (``ops/exchange/key_exchange.h``). Only the number of keys that each rank
+# owns is copied to the host, which needs it to split a message.
 
 
 def route(
@@ -87,13 +88,13 @@ def route(
     dedup: bool = True,
     device: DeviceKind = "gpu",
 ) -> RoutedKeys:
-    """Route keys as `route_keys` does; an owner's keys are in the order of first appearance.
+    """Route keys like `route_keys`; an owner's keys are in the order of first appearance.
 
     Args:
       keys: For each table (n_t,) int64.
       note: (m,) int64, in host memory.
       world_size: The number of ranks.
-      dedup: Whether to deduplicate keys. If not, an owner's keys are in the order in which they came.
+      dedup: Whether to deduplicate keys. If not, an owner's keys keep their input order.
       device: Where to compute.
     """
     order = unique_by_owner if dedup else order_by_owner
@@ -120,14 +121,14 @@ def receive(
     dedup: bool = True,
     device: DeviceKind = "gpu",
 ) -> OwnedKeys:
-    """Receive keys as `receive_keys` does; distinct keys are in the order of first appearance.
+    """Receive keys like `receive_keys`; distinct keys are in the order of first appearance.
 
     Args:
       message: int64, the messages of rank 0, 1, …, one after another.
       splits: (W,) int32, their lengths.
       tables: T, the number of tables.
       note_size: m, the size of a note.
-      dedup: Whether to deduplicate keys. If not, all are returned, in wire order.
+      dedup: Whether to deduplicate keys. If not, all keys are returned in wire order.
       device: Where to compute.
 
     Raises:
@@ -163,7 +164,7 @@ def receive(
 
 def _all_places(keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return all keys, and each one's place."""
-    # tf.range of int64: the kernel for int32 works in host memory.
+    # tf.range of int64: the int32 kernel runs in host memory.
     return keys, tf.cast(tf.range(tf.size(keys, tf.int64)), tf.int32)
 
 
@@ -175,25 +176,25 @@ for _name in ("RouteKeys", "ReceiveKeys"):
 def route_keys(
     keys: Sequence[Any], *, note: Any = (), world_size: int, dedup: bool = True, device: DeviceKind = "cpu"
 ) -> RoutedKeys:
-    """Collect each table's distinct keys by owner, as one message to each rank: stage 1 of deduplication.
+    """Collect each table's distinct keys by owner, in one message per rank: stage 1 of deduplication.
 
     The owner of a key is the rank ``s * world_size // 1024`` of its logical shard s, the top ten bits of its
     MurmurHash3, as in `gmeta.core.shares.owned_shards`. The message to a rank is::
 
         note | how many keys of each table | keys of table 0 | keys of table 1 | ...
 
-    The result is deterministic: it depends on the arguments alone, whatever the number of threads. All tables
+    The result is deterministic: it depends only on the arguments, not on the number of threads. All tables
     and owners are processed in parallel. Pass the support and query of all tasks of a step in one call.
 
     Args:
-      keys: For each table a vector of integers, which may be empty; any int64 is a key. Every rank passes the
-        same tables in the same order. At most 2^31 - 1 keys in all.
+      keys: For each table, a vector of integers, which may be empty; any int64 is a key. Every rank passes
+        the same tables in the same order. At most 2^31 - 1 keys in total.
       note: (m,) integers about this rank that every rank receives, such as the number of samples in its
         batch.
       world_size: The number of ranks, from 1 to 1024.
       dedup: Whether to deduplicate keys. False only orders all ``n_t`` keys by owner, to measure what
         deduplication saves.
-      device: Where keys are deduplicated and messages built. Use ``"gpu"`` for keys and tables on a GPU; an
+      device: Where to deduplicate keys and build messages. Use ``"gpu"`` for keys and tables on a GPU; an
         owner's keys of a table are then in the order of their first appearance.
 
     Returns:
@@ -241,8 +242,8 @@ def receive_keys(
     """Collect the distinct keys that the ranks' messages request: stage 2 of deduplication.
 
     Different ranks request the same popular keys. Their owner reads each row once, and sends it once per
-    request: ``pack_rows(rows of keys, positions, counts)``. It is deterministic and parallel, as is
-    `route_keys`.
+    request: ``pack_rows(rows of keys, positions, counts)``. Like `route_keys`, it is deterministic and
+    parallel.
 
     Args:
       message: int64, the messages of rank 0, 1, …, one after another, each made by `route_keys`.
@@ -250,7 +251,7 @@ def receive_keys(
       tables: T, the number of tables.
       note_size: m, the size of a note.
       dedup: Whether to deduplicate keys. False returns all received keys, in wire order, for measurements.
-      device: As in `route_keys`; on a GPU the distinct keys are in the order of their first appearance.
+      device: As in `route_keys`; on a GPU, the distinct keys are in the order of their first appearance.
 
     Returns:
       An `OwnedKeys`.

@@ -1,6 +1,6 @@
-"""Packs rows into the buffers of an all-to-all and unpacks them, for all tables of a step together.
+"""Packs rows into the buffers of an all-to-all, and unpacks them, for all tables of a step together.
 
-``ops/exchange/row_exchange.h`` describes how it works and why it is fast. On a GPU, TensorFlow ops make the
+``ops/exchange/row_exchange.h`` describes how it works and why it is fast. On a GPU, TensorFlow ops build the
 same buffers.
 """
 
@@ -17,7 +17,7 @@ from gmeta.ops.device import DeviceKind
 from gmeta.ops.key_messages import PackedRows
 
 # Packs and unpacks the rows of an exchange on a GPU by TensorFlow ops, without the copies to the host and
-# back that the native ops would need. With one table there is nothing to split, and no byte moves.
+# back that the native ops would need. With one table, nothing is split or copied.
 
 DTYPES = (tf.float32, tf.bfloat16)
 """The dtypes in which rows can be exchanged here."""
@@ -30,7 +30,7 @@ def pack(
     *,
     wire_dtype: tf.DType = tf.float32,
 ) -> PackedRows:
-    """Pack rows as `pack_rows` does.
+    """Pack rows like `pack_rows`.
 
     Args:
       rows: For each table (v_t, dim_t) float32.
@@ -51,10 +51,10 @@ def pack(
 
 
 def unpack(buffer: tf.Tensor, counts: tf.Tensor, *, dims: Sequence[int]) -> tuple[tf.Tensor, ...]:
-    """Unpack rows as `unpack_rows` does.
+    """Unpack rows like `unpack_rows`.
 
     Args:
-      buffer: A vector of one of `DTYPES`: what rank 0, 1, … have packed for this rank.
+      buffer: A vector of one of `DTYPES`: the buffers that ranks 0, 1, … packed for this rank.
       counts: (W, T) int32, how many rows of a table came from a rank.
       dims: The widths of the T tables.
     """
@@ -71,7 +71,7 @@ def unpack(buffer: tf.Tensor, counts: tf.Tensor, *, dims: Sequence[int]) -> tupl
 
 
 def _numbers(counts: tf.Tensor, dims: Sequence[int]) -> tf.Tensor:
-    """Compute how many numbers the rows of each rank and table have, (W, T) int32."""
+    """Compute the number of values in the rows of each rank and table, (W, T) int32."""
     with tf.device("CPU:0"):  # the counts are in host memory, and `tf.split` needs them there
         return counts * tf.constant(dims, tf.int32)
 
@@ -92,30 +92,30 @@ def pack_rows(
     wire_dtype: tf.DType = tf.float32,
     device: DeviceKind = "cpu",
 ) -> PackedRows:
-    """Pack the rows of all tables, of whatever widths, into one buffer for one all-to-all.
+    """Pack the rows of all tables, of any widths, into one buffer for one all-to-all.
 
-    The buffer has for rank r, table by table, the rows ``rows[t][positions[t][i]]`` for r's places i in wire
-    order. A row has dim_t numbers, and one more in float16. An owner packs values with the ``positions`` and
-    ``counts`` of its `OwnedKeys`. A sender packs gradients, one for each of ``RoutedKeys.keys``, without
-    positions and with the ``counts`` of its `RoutedKeys`.
+    For each rank r, the buffer contains, table by table, the rows ``rows[t][positions[t][i]]`` for r's places
+    i in wire order. A row has dim_t numbers, plus one in float16. An owner packs values with the
+    ``positions`` and ``counts`` of its `OwnedKeys`. A sender packs gradients, one for each of
+    ``RoutedKeys.keys``, without positions and with the ``counts`` of its `RoutedKeys`.
 
     Args:
       rows: For each table (v_t, dim_t) float32.
-      positions: For each table (w_t,) int32, w_t being the sum of its counts; None if the rows are already in
-        wire order.
+      positions: For each table, (w_t,) int32, where w_t is the sum of its counts; None if the rows are
+        already in wire order.
       counts: (W, T) int32, how many rows of a table a rank gets.
-      wire_dtype: The dtype of the numbers in the buffer. In float16 each row begins with one more number, a
-        power of two that scales the row, so that rows of any magnitude keep their precision. A number then
-        has a relative error of at most 2^-11, or an absolute error of at most 2^-40 of the row's largest
-        number, whichever is more; numbers below 2^-126 become zero. A bfloat16 has a relative error of at
-        most 2^-8 at any magnitude. Infinities and NaNs are preserved.
-      device: Where the rows are. With ``"gpu"`` the GPU packs them, except as float16, which the host packs.
+      wire_dtype: The dtype of the numbers in the buffer. In float16, each row starts with an additional
+        number, a power of two that scales the row, so that rows of any magnitude keep their precision. A
+        number then has a relative error of at most 2^-11, or an absolute error of at most 2^-40 of the row's
+        largest number, whichever is larger; numbers below 2^-126 become zero. A bfloat16 has a relative error
+        of at most 2^-8 at any magnitude. Infinities and NaNs are preserved.
+      device: Where the rows are. With ``"gpu"``, the GPU packs them, except in float16, which the host packs.
 
     Returns:
       A `PackedRows`.
 
     Raises:
-      ConfigError: The numbers of arguments don't match, or a dtype isn't one of these.
+      ConfigError: The numbers of arguments don't match, or a dtype isn't supported.
       tf.errors.InvalidArgumentError: Counts, shapes or positions don't match, or there are more than 2^31 - 1
         numbers for one rank.
 
@@ -150,19 +150,19 @@ def unpack_rows(
 ) -> tuple[tf.Tensor, ...]:
     """Unpack the rows of each table from the received buffers, in wire order: the inverse of `pack_rows`.
 
-    Row number i of table t belongs to ``RoutedKeys.keys[t][i]`` if a sender has received values, and to
-    ``OwnedKeys.wire_keys[t][i]`` if an owner has received gradients.
+    Row i of table t belongs to ``RoutedKeys.keys[t][i]`` if a sender received values, and to
+    ``OwnedKeys.wire_keys[t][i]`` if an owner received gradients.
 
     Args:
-      buffer: A vector of float32, float16 or bfloat16: what rank 0, 1, … have packed for this rank. Its dtype
-        determines how it is read.
+      buffer: A vector of float32, float16 or bfloat16: the buffers that ranks 0, 1, … packed for this rank.
+        Its dtype determines its format.
       counts: (W, T) int32, how many rows of a table came from a rank: the counts of this rank's `RoutedKeys`
         for values, those of its `OwnedKeys` for gradients.
       dims: The widths of the T tables.
       device: Where the rows are unpacked, as in `pack_rows`.
 
     Returns:
-      For each table (w_t, dim_t) float32, w_t being the sum of its counts.
+      For each table, (w_t, dim_t) float32, where w_t is the sum of its counts.
 
     Raises:
       ConfigError: There are no tables, a width is below 1, or the buffer has another dtype.
@@ -190,12 +190,12 @@ def unpack_rows(
 
 
 def row_place(wire_dtype: tf.DType, device: DeviceKind) -> DeviceKind:
-    """Return where rows of a dtype are packed and unpacked if that is wanted on ``device``."""
+    """Return where rows of a dtype are packed and unpacked if ``device`` is requested."""
     return device if wire_dtype in DTYPES else "cpu"
 
 
 def count_numbers(counts: Any, dims: Sequence[int], wire_dtype: tf.DType) -> tf.Tensor:
-    """Compute how many numbers a buffer has from each rank, as `pack_rows` returns them for each rank.
+    """Compute how many numbers a buffer has from each rank, like the splits that `pack_rows` returns.
 
     Args:
       counts: (W, T) int32, as in `unpack_rows`.

@@ -13,13 +13,13 @@ from gmeta.core.native import load_op_library
 from gmeta.core.shares import splitmix64_tensor
 from gmeta.ops.device import is_portable
 
-# A level of a trie, as ops take it.
+# A level of a trie, as input of ops.
 
 _NO_MASK = np.zeros(0, np.bool_)
 
 
 class Level(NamedTuple):
-    """A level of a trie, as `gmeta.models.generative.code_tables.CodeTrie` has it.
+    """A level of a trie, as in `gmeta.models.generative.code_tables.CodeTrie`.
 
     Attributes:
       starts: int64 (nodes + 1,).
@@ -42,23 +42,23 @@ class Level(NamedTuple):
         )
 
     def inputs(self) -> dict[str, Any]:
-        """Return the inputs of a native op, in which an empty mask stands for no mask."""
+        """Return the inputs of a native op, in which an empty mask means no mask."""
         allowed = _NO_MASK if self.allowed is None else self.allowed
         return {"starts": self.starts, "digits": self.digits, "allowed": allowed}
 
 
-# The children of nodes and the logs of their probabilities, in TensorFlow ops.
+# The children of nodes and their log-probabilities, in TensorFlow ops.
 
 _FAR = -87.0
 """Logits this far below the greatest sibling's are ignored, as in the native form."""
 
 
 class Siblings(NamedTuple):
-    """The children of nodes, side by side; `most` is the greatest number that one of these nodes has.
+    """The children of nodes, side by side; `most` is the maximum number of children of a node.
 
     Attributes:
-      nodes: int64 (..., most), their numbers; -1 where a node has fewer.
-      log_probs: float32 (..., most), -inf there.
+      nodes: int64 (..., most), their numbers; -1 if a node has fewer.
+      log_probs: float32 (..., most), -inf for missing ones.
     """
 
     nodes: tf.Tensor
@@ -71,7 +71,7 @@ def siblings_of(name: str, level: Level, nodes: tf.Tensor, logits: tf.Tensor) ->
     Args:
       name: The op, for messages.
       level: The level of the nodes.
-      nodes: int64 (...); -1: there is none.
+      nodes: int64 (...); -1: no node.
       logits: float32 (..., codes).
 
     Returns:
@@ -83,7 +83,7 @@ def siblings_of(name: str, level: Level, nodes: tf.Tensor, logits: tf.Tensor) ->
     at = tf.maximum(nodes, 0)
     first = tf.gather(level.starts, at)
     counts = tf.where(nodes < 0, tf.zeros_like(nodes), tf.gather(level.starts, at + 1) - first)
-    most = tf.maximum(tf.reduce_max(counts), 0)  # of no counts at all the greatest is below 0
+    most = tf.maximum(tf.reduce_max(counts), 0)  # the maximum of no counts is below 0
     places = tf.range(most)
     is_child = places < counts[..., None]
     children = tf.where(is_child, first[..., None] + places, tf.zeros((), tf.int64))
@@ -114,7 +114,7 @@ def best_children(
     """Compute the same as `ops/trie/host/beam_step.h`, in the same order of ties.
 
     The children of all beams are placed side by side and sorted by their hashes, equal hashes in the order of
-    beams. `tf.math.top_k` takes the k best, and keeps the order of equal ones.
+    beams. `tf.math.top_k` selects the k best, and keeps the order of equal ones.
 
     Args:
       level: The level of the nodes.
@@ -133,7 +133,7 @@ def best_children(
     possible = tf.reduce_max(siblings.log_probs, axis=-1, keepdims=True) > float("-inf")
     is_child = (siblings.nodes >= 0) & possible
     beams = tf.broadcast_to(tf.range(tf.shape(nodes)[1])[:, None], tf.shape(is_child))
-    last = tf.constant(np.iinfo(np.int64).max)  # in the order: where there is no child
+    last = tf.constant(np.iinfo(np.int64).max)  # the order of missing children
     hashes = tf.where(is_child, _ordered_hash(siblings.nodes), last)
     every = [_in_a_row(hashes, last, k), _in_a_row(tf.where(is_child, reached, -np.inf), -np.inf, k)]
     every += [_in_a_row(tf.where(is_child, siblings.nodes, -1), -1, k)]
@@ -145,7 +145,7 @@ def best_children(
 
 
 def _in_a_row(of_beams: tf.Tensor, absent: float | tf.Tensor, k: int) -> tf.Tensor:
-    """Put a user's beams side by side, followed by k absent ones."""
+    """Concatenate a user's beams, followed by k absent ones."""
     users = tf.shape(of_beams)[0]
     flat = tf.reshape(of_beams, tf.stack([users, tf.reduce_prod(tf.shape(of_beams)[1:])]))
     return tf.pad(flat, [[0, 0], [0, k]], constant_values=tf.cast(absent, flat.dtype))
@@ -162,12 +162,12 @@ tf.no_gradient("GmetaTrieStep")
 
 
 class TrieStep(NamedTuple):
-    """The beams after a step, the best first; where there are fewer than k, -1 and a score of -inf.
+    """The beams after a step, best first, padded to k with -1 and a score of -inf.
 
     Attributes:
-      scores: Logs of probabilities, float32 (users, k).
+      scores: Log-probabilities, float32 (users, k).
       nodes: Nodes of the next level, int64 (users, k).
-      beams: Which beam each comes from, int32 (users, k).
+      beams: The source beam of each, int32 (users, k).
     """
 
     scores: tf.Tensor
@@ -180,24 +180,24 @@ def trie_step(
 ) -> TrieStep:
     """Extend each user's beams by one digit, and keep the k best.
 
-    A beam at node i with score s and logits z gives its child c the score::
+    For a beam at node i with score s and logits z, its child c has the score::
 
       s + z[digits[c]] - log Σ exp(z[digits[c']]),   c' over the allowed children of i
 
-    So the probabilities of a node's children sum to its own, and every code that is found belongs to an item.
-    Equal scores are ordered by SplitMix64 of the node, the smaller first, and those of one node by the beam.
-    There is no gradient.
+    The probabilities of a node's children therefore sum to its own, and every returned code belongs to an
+    item. Equal scores are ordered by SplitMix64 of the node, smaller first, and those of one node by the
+    beam. There is no gradient.
 
-    On a GPU the step doesn't synchronize, so it can't raise errors about its inputs: all next scores of the
-    user are NaN instead, and nodes and beams -1. A GPU takes and keeps at most 1,536 beams.
+    On a GPU, the step doesn't synchronize, so it can't raise errors about its inputs: instead, all next
+    scores of the user are NaN, and nodes and beams -1. A GPU accepts and keeps at most 1,536 beams.
 
     Args:
       logits: float32 (users, beams, codes), of the next digit.
       scores: float32 (users, beams).
-      nodes: int64 (users, beams), nodes of this level; -1: there is no beam.
+      nodes: int64 (users, beams), nodes of this level; -1: no beam.
       starts: int64 (nodes + 1,), as `gmeta.models.generative.code_tables.CodeTrie` has them for a level.
-      digits: int32 or int64 (children,), of the same. TensorFlow keeps int32 in the host's memory: give a GPU
-        int64, else it copies all digits in each step of a `tf.function`.
+      digits: int32 or int64 (children,), of the same level. TensorFlow keeps int32 in host memory: pass int64
+        on a GPU; otherwise, each step of a `tf.function` copies all digits.
       allowed: bool (children,), which children are allowed (`CodeTrie.allow`); None: all.
       k: The number of beams to keep, >= 1.
 
@@ -205,7 +205,7 @@ def trie_step(
       `TrieStep`.
 
     Raises:
-      ConfigError: ``k`` isn't such a number.
+      ConfigError: ``k`` is invalid.
       tf.errors.InvalidArgumentError: Shapes don't fit each other; or on the CPU, a node isn't of the level, a
         digit is out of range, a score is NaN, or logits hold NaN or infinity. The error names the user and
         the beam.
@@ -232,37 +232,37 @@ def trie_step(
     )
 
 
-# The log of a child's probability among its siblings in a trie, for training.
+# The log-probability of a child among its siblings in a trie, for training.
 
 
 def trie_log_probs(
     logits: Any, nodes: Any, children: Any, starts: Any, digits: Any, allowed: Any = None
 ) -> tf.Tensor:
-    """Compute the log of each child's probability, given its node.
+    """Compute each child's log-probability, given its node.
 
-    With the logits z of a row, whose node is i and whose child is c::
+    For a row with logits z, node i and child c::
 
       y = z[digits[c]] - log Σ exp(z[digits[c']]),   c' over the allowed children of i
 
-    So the sum over the levels of an item's code is the log of the item's probability, and the probabilities
-    of all items sum to one: the loss assigns no probability to codes that no item has. The gradient to the
-    logits is 1 at the child, less the probabilities of all allowed children, and 0 elsewhere. A child whose
-    logit is 87 or more below its greatest sibling's adds nothing to the sum.
+    The sum over the levels of an item's code is therefore the item's log-probability, and the probabilities
+    of all items sum to one: the loss assigns no probability to codes without an item. The gradient with
+    respect to the logits is 1 at the child, minus the probabilities of all allowed children, and 0 elsewhere.
+    A child whose logit is 87 or more below its largest sibling's adds nothing to the sum.
 
-    On a GPU the op doesn't synchronize, so it can't raise errors about a row: the row's result and gradient
-    are NaN instead.
+    On a GPU, the op doesn't synchronize, so it can't raise errors about a row: instead, the row's result and
+    gradient are NaN.
 
     Args:
-      logits: float32 (n, codes), of the digit that follows.
+      logits: float32 (n, codes), of the next digit.
       nodes: int64 (n,), nodes of this level.
-      children: int64 (n,), nodes of the next level, each a child of its node; -1: none, which gives 0 and no
-        gradient, whatever its node is.
+      children: int64 (n,), nodes of the next level, each a child of its node; -1: none, for which the result
+        is 0 without a gradient, for any node.
       starts: int64 (nodes + 1,), as `gmeta.models.generative.code_tables.CodeTrie` has them for a level.
-      digits: int32 or int64 (children,), of the same; int64 for a GPU, as in `trie_step`.
+      digits: int32 or int64 (children,), of the same level; int64 for a GPU, as in `trie_step`.
       allowed: bool (children,), which children are allowed (`CodeTrie.allow`); None: all.
 
     Returns:
-      float32 (n,), at most 0; -inf where the child's logit is -inf.
+      float32 (n,), at most 0; -inf if the child's logit is -inf.
 
     Raises:
       tf.errors.InvalidArgumentError: Shapes don't fit each other; or on the CPU, a node isn't of the level, a

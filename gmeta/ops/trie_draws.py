@@ -1,4 +1,4 @@
-"""Draws of items from a trie: with replacement, or without by the Gumbel-top-k trick."""
+"""Draws of items from a trie: with replacement, or without replacement by the Gumbel-top-k trick."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MOST_LEVELS = 1 << 15
 
 
 class TrieNoise(NamedTuple):
-    """The inputs of random numbers, which depend on no thread, rank, device or place in a batch.
+    """The inputs of random numbers, which don't depend on threads, ranks, devices or places in a batch.
 
     The words are those of Philox4x32-10. Its key is SplitMix64(seed) + step, modulo 2^64; the four words of
     its counter are index mod 2^32, kind · 2^31 + level · 2^16 + index // 2^32, and the lower and the upper
     half of the user's key. `trie_sample` has kind 0, and the number of the beam as index; `trie_gumbel_step`
-    has kind 1, and child // 4, of whose block it takes word child mod 4.
+    has kind 1, and index child // 4, and uses word child mod 4 of the block.
 
     Attributes:
       seed: An integer.
       step: An integer or () tensor that changes from one batch to the next, such as the training step.
       level: The level of the nodes, 0 to 32,767: each digit of a code needs its own noise.
-      keys: int64 (users,): a key of each user, or of each row if a user has several. Users of the same key
-        draw the same.
+      keys: int64 (users,): a key for each user, or for each row if a user has several. Users with the same
+        key draw the same items.
     """
 
     seed: Any
@@ -40,13 +40,13 @@ class TrieNoise(NamedTuple):
 
 
 class GumbelStep(NamedTuple):
-    """The beams after a step, the highest rank first; where there are fewer than k, -1 and -inf.
+    """The beams after a step, highest rank first, padded to k with -1 and -inf.
 
     Attributes:
-      scores: Logs of probabilities, float32 (users, k).
+      scores: Log-probabilities, float32 (users, k).
       nodes: Nodes of the next level, int64 (users, k).
-      beams: Which beam each comes from, int32 (users, k).
-      ranks: Logs of probabilities with noise, float32 (users, k).
+      beams: The source beam of each, int32 (users, k).
+      ranks: Log-probabilities with noise, float32 (users, k).
     """
 
     scores: tf.Tensor
@@ -58,16 +58,16 @@ class GumbelStep(NamedTuple):
 def trie_sample(
     logits: Any, scores: Any, nodes: Any, starts: Any, digits: Any, allowed: Any = None, *, noise: TrieNoise
 ) -> TrieStep:
-    """Draw a child of each beam by the probabilities of `trie_step`, whatever other beams draw.
+    """Draw a child of each beam by the probabilities of `trie_step`, independently of other beams.
 
-    Beams are draws: begin with as many beams at the root as items are wanted, and take a step for each digit.
-    The drawn items are independent, each with its probability, so the mean of any function of them is an
-    unbiased estimate of its expectation; an item's score is the log of its probability. There is no gradient:
+    Beams are draws: start with one beam at the root per item to draw, and take one step per digit. The drawn
+    items are independent, each with its probability, so the mean of any function of them is an unbiased
+    estimate of its expectation; an item's score is its log-probability. There is no gradient:
     `trie_log_probs` has one.
 
     The probabilities of a node's children are converted to integers, and a draw is an integer below their
-    sum, so from the same logits a GPU always draws the same as the CPU. A GPU takes any number of beams, and
-    doesn't synchronize: where a beam's input is invalid, its score is NaN, and node and beam are -1.
+    sum, so a GPU always draws the same as the CPU from the same logits. A GPU accepts any number of beams,
+    and doesn't synchronize: if a beam's input is invalid, its score is NaN, and node and beam are -1.
 
     Args:
       logits: As in `trie_step`.
@@ -79,8 +79,8 @@ def trie_sample(
       noise: What the draws are functions of.
 
     Returns:
-      `TrieStep` with as many beams as before, in their order. Where there is no beam, or no child that has a
-      chance, node and beam are -1 and the score is -inf.
+      `TrieStep` with as many beams as before, in their order. Without a beam, or a child of positive
+      probability, node and beam are -1 and the score is -inf.
 
     Raises:
       ConfigError: The level of the noise is out of range, its seed or step isn't an integer, or the graph is
@@ -117,27 +117,26 @@ def trie_gumbel_step(
 ) -> GumbelStep:
     """Take a step of stochastic beam search, which draws k items without replacement.
 
-    A child c of a beam of rank G has the score s(c) that `trie_step` gives it, and with noise g(c) of a
-    standard Gumbel distribution p(c) = s(c) + g(c). With Z, the greatest p of the beam's children, its rank
-    is::
+    A child c of a beam of rank G has the score s(c) of `trie_step` and, with noise g(c) from a standard
+    Gumbel distribution, p(c) = s(c) + g(c). With Z the largest p of the beam's children, its rank is::
 
       -log(exp(-G) - exp(-Z) + exp(-p(c)))
 
-    which is at most G. The k children of the highest ranks are kept; equal ranks are ordered as in
-    `trie_step`. After the last level the k items are a draw without replacement, each next one by the
-    probabilities of those that are left, in that order; scores are logs of their probabilities, without
-    noise. There is no gradient: `trie_log_probs` has one.
+    which is at most G. The k children with the highest ranks are kept; equal ranks are ordered as in
+    `trie_step`. After the last level, the k items are, in order, a draw without replacement, each by the
+    probabilities of the remaining items; scores are their log-probabilities, without noise. There is no
+    gradient: `trie_log_probs` has one.
 
-    A GPU gives from the same input the CPU's items and the CPU's floats, except that its logarithms may round
-    a rank to the next float, in fewer than one of 10^8; so items differ where two ranks are that close. Where
-    a user's input is wrong, it behaves as in `trie_step`.
+    From the same input, a GPU returns the CPU's items and floats, except that its logarithms may round a rank
+    to the next float, in fewer than one of 10^8; items may therefore differ if two ranks are that close. If a
+    user's input is invalid, it behaves as in `trie_step`.
 
     Args:
       logits: As in `trie_step`.
       scores: As in `trie_step`.
-      ranks: float32 (users, beams); 0 at the root. For estimates that weigh items by the rank of the k + 1st,
-        a Gumbel variable there.
-      nodes: As in `trie_step`; no two beams of a user may be at one node.
+      ranks: float32 (users, beams); 0 at the root. For estimates that weight items by the rank of the k +
+        1st, pass a Gumbel variable at the root.
+      nodes: As in `trie_step`; a user's beams must be at different nodes.
       starts: As in `trie_step`.
       digits: As in `trie_step`.
       allowed: As in `trie_step`.

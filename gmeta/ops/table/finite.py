@@ -1,8 +1,8 @@
-"""Finds numbers that aren't finite in gradients and in rows, and names what they belong to.
+"""Finds non-finite numbers in gradients and rows, and names their tables, ids or weights.
 
-A step checks its gradients before it changes anything, and the check must cost next to nothing. So it only
+A step checks its gradients before it changes anything, and the check must be cheap. It therefore only
 computes the sum of squares of each gradient: one op, and one pass over numbers that the step reads anyway. If
-all sums are finite, all numbers are. Otherwise, also where a square overflows, the numbers are searched.
+all sums are finite, all numbers are. Otherwise, including if a square overflows, the numbers are searched.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ ROWS_ADVICE = (
 )
 """What errors advise if a row isn't finite."""
 
-_NAMED = 5  # how many gradients or ids a message names
+_NAMED = 5  # maximum number of gradients or ids in a message
 _SHARDS_AT_A_TIME = 32
 
 
 class NamedGradient(NamedTuple):
-    """A gradient, and what it belongs to.
+    """A gradient, and the table or weight to which it belongs.
 
     Attributes:
       of: The `gmeta.ops.HashTable`, or the name of the dense weight.
-      values: (n, dim) the gradient of a table's rows, or of any shape that of a dense weight.
+      values: The gradient of a table's rows, (n, dim), or of a dense weight, of any shape.
       keys: A function that returns the rows' keys, (n,) int64; None for a dense weight.
     """
 
@@ -50,7 +50,7 @@ class NamedGradient(NamedTuple):
 
     @classmethod
     def of_weights(cls, gradients: Iterable[Any], variables: Iterable[tf.Variable]) -> list[NamedGradient]:
-        """Name the gradients of dense weights; those that are None are left out."""
+        """Name the gradients of dense weights; None gradients are skipped."""
         return [
             cls(variable.name, getattr(gradient, "values", gradient))
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -63,7 +63,7 @@ def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float 
 
     Args:
       gradients: The gradients, means over samples.
-      samples: The number of samples. The sum over them must be finite, and with no samples it is.
+      samples: The number of samples. The sum over them must be finite; with no samples, it is.
     """
     if not gradients:
         return tf.constant("")
@@ -108,7 +108,7 @@ def describe_bad_rows(table: Any) -> str:
 
 
 def refuse_bad_rows(table: Any, keys: npt.ArrayLike, rows: npt.ArrayLike) -> None:
-    """Refuse rows of a `gmeta.ops.HashTable` that hold NaN or infinity.
+    """Refuse rows of a `gmeta.ops.HashTable` that contain NaN or infinity.
 
     Raises:
       NotFiniteError: A row does; the message names its table and id.
@@ -119,7 +119,7 @@ def refuse_bad_rows(table: Any, keys: npt.ArrayLike, rows: npt.ArrayLike) -> Non
 
 
 def name_rows(table: Any, keys: Sequence[int]) -> str:
-    """Name rows of a `gmeta.ops.HashTable`, at most five of them; the result is empty if there are none."""
+    """Name at most five rows of a `gmeta.ops.HashTable`; the result is empty if there are none."""
     return _list([name_row(table, key) for key in keys[:_NAMED]], len(keys))
 
 
@@ -143,9 +143,9 @@ def _sum_of_squares(values: Any) -> tf.Tensor:
 
 
 def _search(gradients: Sequence[NamedGradient], samples: tf.Tensor | float) -> tf.Tensor:
-    with tf.device("CPU:0"):  # only a gradient that isn't finite comes here from a GPU
+    with tf.device("CPU:0"):  # only non-finite gradients are copied here from a GPU
         found = tf.stack([_first_bad(each, samples) for each in gradients])
-    # TensorFlow never frees `describe`, so it may not hold the tables.
+    # TensorFlow never frees `describe`, so it must not reference the tables.
     owners = [each.of if isinstance(each.of, str) else weakref.ref(each.of) for each in gradients]
 
     def describe(counts_and_keys: tf.Tensor) -> str:
@@ -161,7 +161,7 @@ def _search(gradients: Sequence[NamedGradient], samples: tf.Tensor | float) -> t
 
 
 def _first_bad(gradient: NamedGradient, samples: tf.Tensor | float) -> tf.Tensor:
-    """Return for how many keys a gradient isn't finite, and the first of them; for a dense one, 1 and 0."""
+    """Return the number of keys whose gradient isn't finite, and the first of them; 1 and 0 if dense."""
     values = tf.convert_to_tensor(gradient.values)
     bad = ~tf.math.is_finite(tf.math.multiply_no_nan(values, tf.cast(samples, values.dtype)))
     if gradient.keys is None:

@@ -1,9 +1,9 @@
-"""Lets a table follow the optimizer of the models that train it.
+"""Makes a table follow the optimizer of the models that train it.
 
 A row has one set of optimizer slots, and every update of a table follows one rule: a kind of optimizer and
-its hyperparameters. The learning rate isn't part of the rule, because each update is given its own. So
-several models can train a table at different rates, but only by one rule. A model that would change the rule
-of another one is refused.
+its hyperparameters. The learning rate isn't part of the rule, because each update passes its own. Several
+models can therefore train a table at different rates, but only by one rule. A model that would change another
+model's rule is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FollowsModels:
     """The part of a `HashTable` that follows the optimizers of models.
 
     Attributes:
-      follows: Whether the table follows them. If not, its optimizer is the one that it was made with.
+      follows: Whether the table follows them. If not, it keeps the optimizer with which it was created.
     """
 
     follows: bool
@@ -48,7 +48,7 @@ class FollowsModels:
 
     @property
     def trainable(self) -> bool:
-        """Whether updates change the rows: always. A layer with tables can be frozen, not one of its tables.
+        """Whether updates change the rows: always. A layer with tables can be frozen, but not a single table.
 
         Raises:
           ConfigError: It is set to False.
@@ -88,7 +88,7 @@ class FollowsModels:
     def check_rule(self, trainer: Any, optimizer: SparseOptimizer) -> None:
         """Refuse a new trainer whose optimizer has another rule than an existing trainer's.
 
-        A model that trains the table already may be compiled with another rule; `check_trainer` then refuses
+        A model that already trains the table may be compiled with another rule; `check_trainer` then refuses
         the other models' training.
 
         Args:
@@ -100,7 +100,7 @@ class FollowsModels:
         """
         if not self._others(trainer, optimizer):
             return
-        gc.collect()  # a Keras model that is no longer used lives until then
+        gc.collect()  # an unused Keras model stays alive until then
         others = self._others(trainer, optimizer)
         if others:
             raise ConfigError(
@@ -112,10 +112,10 @@ class FollowsModels:
             )
 
     def check_trainer(self, trainer: Any) -> None:
-        """Refuse to train by a rule that has changed since `follow` was called for the trainer.
+        """Refuse to train if the rule has changed since `follow` was called for the trainer.
 
         Raises:
-          ConfigError: Another trainer has changed the rule. The message names it.
+          ConfigError: Another trainer changed the rule. The message names it.
         """
         own = self._trainers[trainer]
         if _rule(own) == _rule(self._optimizer):
@@ -139,22 +139,22 @@ class FollowsModels:
             for each, by in self._trainers.items()
             if each is not trainer
             and _rule(by) == _rule(self._optimizer)
-            # A Keras model is checked whenever it trains, a loop of the user's only once.
+            # A Keras model is checked whenever it trains, but a user's loop only once.
             and not (known and isinstance(each, tf.keras.Model))
         ]
 
     def change_optimizer(self: Any, optimizer: SparseOptimizer) -> bool:
         """Change the optimizer that updates the rows, even in graphs that are already traced.
 
-        Rows, frequencies, steps and admission state stay. Slots stay if both optimizers have the same slots;
-        otherwise they restart as those of new rows. A table that has rows is copied once, and its snapshots
-        can no longer be restored.
+        Rows, frequencies, steps and admission state are kept. Slots are kept if both optimizers have the same
+        slots; otherwise, they are reset to those of new rows. A table with rows is copied once, and its
+        snapshots can no longer be restored.
 
         Args:
           optimizer: The new optimizer. Call this between two steps.
 
         Returns:
-          Whether previously updated rows have lost their slots.
+          Whether previously updated rows lost their slots.
         """
         before, self._optimizer = self._optimizer, optimizer
         if _rule(before) == _rule(optimizer):
@@ -172,7 +172,7 @@ class FollowsModels:
             return not keeps and bool(before.slots) and len(records.keys) > 0 and int(records.step) > 0
 
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
-        """Copy the table with its rows, as `copy.deepcopy` of a layer does; the copy has no trainers yet."""
+        """Copy the table with its rows, for `copy.deepcopy` of a layer; the copy has no trainers yet."""
         made = self._without_rows()
         made._is_chosen, made.divided = self._is_chosen, self.divided
         if self.merged_keys is not None:
@@ -200,8 +200,8 @@ class FollowsModels:
     def take_records_of(self, kind: str) -> Callable[[Records], Records]:
         """Prepare a table that follows models to load a checkpoint of another kind of optimizer.
 
-        If no model has chosen an optimizer for the table yet, the table takes the checkpoint's kind and
-        continues with its slots. Otherwise rows are loaded without their slots, and a warning says so.
+        If no model has set an optimizer for the table yet, the table adopts the checkpoint's kind and
+        continues with its slots. Otherwise, rows are loaded without their slots, with a warning.
 
         Args:
           kind: The name of the optimizer in the checkpoint.

@@ -62,15 +62,15 @@ class HashTable(
 ):
     """Dynamic embedding table: int64 key -> row of ``dim`` float32 numbers, with its optimizer.
 
-    The first lookup of a key creates its row. The initial row is a pure function of (seed, key), never of
-    order, step or rank. Weights, optimizer state, frequency and last step of a row are one record; they are
-    saved, restored and removed together.
+    The first lookup of a key creates its row. The initial row is a pure function of (seed, key), independent
+    of order, step and rank. Weights, optimizer state, frequency and last step of a row are one record; they
+    are saved, restored and removed together.
 
     The table is a ``Trackable``: as an attribute of a Keras layer, a model or a ``tf.Module``, or named in a
     ``tf.train.Checkpoint``, it is saved and restored with them (keys, whole records, and the step). Restoring
     replaces the table's content. It works in eager mode and in ``tf.function``, and may be read and updated
-    from several threads at once. Lookups have no gradient of their own: compute the gradient of ``rows`` and
-    pass it to `apply_gradients`, as in the example.
+    from several threads at once. Lookups aren't differentiable: compute the gradient of ``rows`` and pass it
+    to `apply_gradients`, as in the example.
 
     Args:
       dim: Width of a row, >= 1.
@@ -78,23 +78,23 @@ class HashTable(
       initializer: The initial numbers of a new row.
       admission: Which missing ids get a row: a class of `gmeta.policies.row_lifetimes`.
       eviction: Which rows are evicted, and the bound: `gmeta.policies.LRU`, `gmeta.policies.LFU`,
-        `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows stay until they are removed.
+        `gmeta.policies.TTL`, `gmeta.policies.MinNorm`. None: rows are kept until removed.
       precision: `gmeta.policies.TwoPrecisions` keeps rarely used rows in half precision. None: all rows are
         in float32.
-      tiers: `gmeta.policies.Tiers` bounds the rows in host memory, and the others are on a drive; or those in
-        a GPU's memory, and the others are in host memory. None: all rows are in one memory.
+      tiers: `gmeta.policies.Tiers` bounds the rows in host memory, with the others on a drive, or the rows in
+        a GPU's memory, with the others in host memory. None: all rows are in one memory.
       device: ``"cpu"`` keeps the table in host memory. ``"gpu"`` keeps it in the memory of the first GPU that
         the process sees. Rows, records and checkpoints mean the same on both devices, and can move between
         them. Without a GPU, or in a build without CUDA, a table is kept in host memory without tiers, with
         one warning. ``"auto"``: the value of the environment variable ``GMETA_TABLE_DEVICE``, else ``"cpu"``.
-      follows: Whether the table takes over the optimizer of the models that train it, as tables of a
-        `gmeta.layers.EmbeddingCollection` without an optimizer do. ``optimizer`` is used until then.
+      follows: Whether the table adopts the optimizer of the models that train it, like tables of a
+        `gmeta.layers.EmbeddingCollection` without an optimizer. ``optimizer`` is used until then.
       seed: Makes the initial rows of one table differ from another's; any int64.
-      name: The table's name, which is used only in messages, unless the table is an attribute of something.
+      name: The table's name, used only in messages, unless the table is an attribute of an object.
 
     Raises:
-      ConfigError: ``dim`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes holds no row; ``tiers``
-        are for a table on another device, or their folder can't be written to.
+      ConfigError: ``dim`` is below 1, ``seed`` doesn't fit int64, or a bound in bytes is smaller than a row;
+        ``tiers`` are for a table on another device, or their folder isn't writable.
 
     Example:
       >>> table = HashTable(4, optimizer=SGD(0.5), initializer=Zeros(), name="item")
@@ -146,7 +146,7 @@ class HashTable(
         self._precision = precision
         self._check_bound()
         with tf.init_scope():
-            _ = self.resource_handle  # made now, not inside the first tf.function that uses it
+            _ = self.resource_handle  # created now, not inside the first tf.function that uses it
 
     dim = property(lambda self: self._dim, doc="Width of a row.")
     optimizer = property(lambda self: self._optimizer, doc="The `SparseOptimizer` of the rows.")
@@ -241,7 +241,7 @@ class HashTable(
         Args:
           keys: (n,) integers. Each occurrence of a key counts as a use.
           insert: As in `lookup`.
-          distinct: Whether no key occurs twice for certain, which saves work on a GPU.
+          distinct: Whether the keys are known to be distinct, which saves work on a GPU.
 
         Returns:
           (n, dim) float32.
@@ -268,11 +268,11 @@ class HashTable(
     ) -> tf.Operation | None:
         """Make one optimizer step for the rows of ``keys``.
 
-        Gradients of equal keys are summed first. Keys that the table doesn't hold are skipped, and counted in
+        Gradients of equal keys are summed first. Missing keys are skipped, and counted in
         ``statistics().ignored``. The table's step increases by one.
 
         Args:
-          keys: (n,) integers, as `Lookup.keys` has them.
+          keys: (n,) integers, like `Lookup.keys`.
           grads: (n, dim) float32, the gradient of ``Lookup.rows``: a tensor, or the ``tf.IndexedSlices`` of a
             gather, in which case only the rows in the slices are updated.
           learning_rate: Replaces the optimizer's learning rate for this call; required if that is None.
@@ -321,7 +321,7 @@ class HashTable(
           keys: (n,) integers.
 
         Returns:
-          () int64, how many keys were removed.
+          () int64, the number of removed keys.
 
         Raises:
           ConfigError: ``keys`` is not a vector of integers.
@@ -331,16 +331,16 @@ class HashTable(
     def evict(self) -> tf.Tensor:
         """Evict expired rows now, and the rows of the lowest rank in shards above their bound.
 
-        Lookups and updates evict by themselves (`gmeta.policies.LRU` and others). Call this when there
-        are none, such as before a checkpoint. It does nothing in a table without eviction.
+        Lookups and updates evict automatically (`gmeta.policies.LRU` and others). Call this when there are
+        none, such as before a checkpoint. It does nothing in a table without eviction.
 
         Returns:
-          () int64, how many rows were evicted.
+          () int64, the number of evicted rows.
         """
         return _native.gmeta_hash_table_evict(self.resource_handle)
 
     def contains(self, keys: Any) -> tf.Tensor:
-        """Check which keys the table holds.
+        """Check which keys the table contains.
 
         Args:
           keys: (n,) integers.
@@ -354,12 +354,12 @@ class HashTable(
         return _native.gmeta_hash_table_contains(self.resource_handle, keys_vector(keys, self._owner))
 
     def reserve(self, rows: int) -> tf.Operation | None:
-        """Make room for ``rows`` rows in all, so that no insertion waits for memory or for growth.
+        """Reserve space for ``rows`` rows in total, so that no insertion waits for memory or growth.
 
-        The table also grows by itself; reserving saves the time in which the system supplies fresh memory.
+        The table also grows automatically; reserving saves the time for allocating new memory.
 
         Args:
-          rows: How many rows to make room for, including existing rows.
+          rows: The total number of rows, including existing ones.
 
         Returns:
           The operation, in a graph; None in eager mode.
@@ -385,7 +385,7 @@ class HashTable(
         return Statistics(size, capacity, size / capacity, *rest)
 
     def export(self, with_slots: bool = True) -> Records:
-        """Export a snapshot of all records; batches wait meanwhile.
+        """Export a snapshot of all records; batches wait until it is done.
 
         Args:
           with_slots: Whether to export the optimizer's slots; otherwise ``slots`` is (n, 0). Serving reads
@@ -396,20 +396,20 @@ class HashTable(
         )
 
     def export_shards(self, first: int, last: int, min_last_step: int = 0) -> ShardRecords:
-        """Export a snapshot of some logical shards, so that a save can go range by range in little memory.
+        """Export a snapshot of some logical shards, so that a save can process ranges in little memory.
 
-        Batches wait while a range is copied, and may run between two ranges. To save the whole table at one
-        moment, save between two steps. Otherwise each range is saved at its own moment; no record is torn.
+        Batches wait while a range is copied, and may run between two ranges. For a consistent state of the
+        table, save between two steps. Otherwise, each range is saved at its own time; no record is torn.
 
         The export reads the removed keys from the journal. The journal keeps them until `journal_saved`, so
-        that an export that fails on its way to the disk loses none.
+        that a failed save loses none.
 
         Args:
           first: The first of the 1024 logical shards.
-          last: One past the last; with ``first == last`` nothing is exported.
-          min_last_step: Leave out rows whose last step is below it. If it is the table's step at the start of
-            the previous save, the export has every row that an inserting lookup read or a gradient updated
-            since then (and those of that very step).
+          last: One past the last; with ``first == last``, nothing is exported.
+          min_last_step: Skip rows whose last step is below it. If it is the table's step at the start of the
+            previous save, the export contains every row that an inserting lookup read or a gradient updated
+            since then (and those of that step itself).
 
         Returns:
           `ShardRecords`.
@@ -427,16 +427,16 @@ class HashTable(
 
         Args:
           records: The records; their keys must be distinct.
-          replace: True: the table then holds only these records, takes their step, and forgets what admission
-            remembered. False: the records are added to its content, replacing records of the same keys, and
-            its step stays. In both cases the next lookup enforces a bound, not the import.
+          replace: True: the table then contains only these records, adopts their step, and clears its
+            admission state. False: the records are added to its content, replacing records of the same keys,
+            and its step is unchanged. In both cases, the next lookup enforces a bound, not the import.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
           ConfigError: Dtypes or shapes are wrong.
-          tf.errors.InvalidArgumentError: The records have another width or are of another optimizer.
+          tf.errors.InvalidArgumentError: The records have another width or belong to another optimizer.
         """
         keys = keys_vector(records.keys, self._owner)
         width = self._optimizer.slot_floats(self._dim)
@@ -453,11 +453,11 @@ class HashTable(
         )
 
     def export_admission(self) -> AdmissionState:
-        """Export what admission remembers of keys that have no row; batches wait meanwhile."""
+        """Export the admission state of keys without a row; batches wait until it is done."""
         return AdmissionState(*_native.gmeta_hash_table_export_admission(self.resource_handle))
 
     def export_filter(self, first: int, last: int) -> FilterShards:
-        """Export the filters of the table's own shards ``first`` up to ``last``; if these are equal, none.
+        """Export the filters of the table's own shards ``first`` up to ``last``; none if these are equal.
 
         Raises:
           tf.errors.InvalidArgumentError: The range isn't within the table's shards.
@@ -471,24 +471,24 @@ class HashTable(
         """Import admission state, as `export_admission` returned it.
 
         Exact counts can be imported into a filter, whose counts of these ids are then at least as high. A
-        filter has no ids, so it can't be converted to exact counts. A part of the state that this admission
-        can't use is skipped, and a part that is missing (empty) starts afresh.
+        filter has no ids, so it can't be converted to exact counts. Parts of the state that this admission
+        can't use are skipped, and missing (empty) parts are reset.
 
         Args:
           state: The state.
-          replace: True: admission then remembers only this state, and ``state.filter`` is the whole filter.
-            False: the state is added. Counts replace those of the same ids, and each filter counter takes the
-            larger of its old and new value. No id's count is then too low, and none is higher than if one
-            table had seen the ids of both.
+          replace: True: this state replaces the admission state, and ``state.filter`` is the whole filter.
+            False: the state is added. Counts replace those of the same ids, and each filter counter becomes
+            the larger of its old and new values. No id's count is then too low, and none is higher than if
+            one table had seen the ids of both.
           first_filter: If the state is added: the number of the first of the table's own shards whose filters
-            it holds.
+            it contains.
 
         Returns:
           The operation, in a graph; None in eager mode.
 
         Raises:
           ConfigError: ``state.keys`` is not a vector of integers.
-          tf.errors.InvalidArgumentError: The filter has another size, and so another capacity or error.
+          tf.errors.InvalidArgumentError: The filter has another size, hence another capacity or error.
         """
         return _native.gmeta_hash_table_import_admission(
             table=self.resource_handle,

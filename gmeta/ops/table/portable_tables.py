@@ -1,8 +1,8 @@
-"""Tracing without gmeta's ops, so that a saved graph runs wherever TensorFlow does.
+"""Tracing without gmeta's ops, so that a saved graph runs wherever TensorFlow runs.
 
-Inside `portable_ops`, each op that a prediction needs uses its form in plain TensorFlow, and each table is
-read from a `FrozenTable`, a copy of its current state. This applies to everything that is called inside,
-layers and models included. A model is therefore exported by tracing it again, without special export code.
+Inside `portable_ops`, each op of a prediction uses its form in plain TensorFlow, and each table is read from
+a `FrozenTable`, a copy of its current state. This applies to all code called inside, including layers and
+models. A model is therefore exported by retracing it, without special export code.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ABSENT = -1
 class RowNumbers(tf.saved_model.experimental.TrackableResource):
     """Static hash table from the values of a variable to their positions; -1 for other keys.
 
-    It isn't a ``tf.lookup.StaticHashTable``, because that one's initializers write the keys into the graph.
-    Nor is it found by a name while it serves in Python, as that one is: a table with a name stays in memory
-    until the process ends. Only the graph that TensorFlow Serving runs finds it by a name, because each
-    request runs the op that makes the table; a session's tables end with it.
+    It isn't a ``tf.lookup.StaticHashTable``, whose initializers write the keys into the graph. Unlike that
+    class, it has no shared name while it serves in Python: a named table stays in memory until the process
+    ends. Only the graph that TensorFlow Serving runs finds it by name, because each request runs the op that
+    creates the table; a session's tables end with it.
     """
 
     def __init__(self, keys: tf.Variable) -> None:
@@ -64,7 +64,7 @@ class RowNumbers(tf.saved_model.experimental.TrackableResource):
             self._shared_name = ""
 
     def _initialize(self) -> None:
-        """Fill the table. A SavedModel's loader calls it when the variables have been restored."""
+        """Fill the table. A SavedModel's loader calls it after restoring the variables."""
         keys = self._variable.read_value()
         values = tf.range(tf.size(keys, tf.int64), dtype=tf.int64)
         tf.raw_ops.LookupTableImportV2(table_handle=self.resource_handle, keys=keys, values=values)
@@ -87,7 +87,7 @@ class FrozenTable(tf.Module):
     Args:
       keys: (n,) int64, distinct.
       rows: (n, dim) float32.
-      unknown: Computes the rows of keys that the table doesn't hold; called with those keys alone.
+      unknown: Computes the rows of keys that the table doesn't contain; called with only those keys.
 
     Example:
       >>> table = FrozenTable(
@@ -105,7 +105,7 @@ class FrozenTable(tf.Module):
         self._unknown = unknown
         self._keys = tf.Variable(keys, trainable=False, name="keys")
         self._rows = tf.Variable(rows, trainable=False, name="rows")
-        # TensorFlow can't fill a static table with nothing.
+        # TensorFlow can't fill a static table without entries.
         self._index = RowNumbers(self._keys) if self._keys.shape[0] else _all_absent
 
     @property
@@ -128,13 +128,13 @@ class FrozenTable(tf.Module):
         return tf.ensure_shape(rows, [None, self.dim])
 
 
-# A copy whose rows a running server replaces, for exports that take deltas.
+# A copy whose rows a running server replaces, for exports that accept deltas.
 
 
 class LiveRows(tf.saved_model.experimental.TrackableResource):
     """Mutable hash table from int64 keys to rows, of TensorFlow's own ops; `RowNumbers` explains its names.
 
-    A checkpoint of it holds its content, so that a SavedModel needs no variable beside it.
+    A checkpoint of it stores its content, so a SavedModel needs no additional variable.
 
     Args:
       dim: The width of a row.
@@ -177,8 +177,8 @@ class LiveRows(tf.saved_model.experimental.TrackableResource):
 class LiveTable(tf.Module):
     """Rows by key that `upsert` and `remove` change, in plain TensorFlow ops.
 
-    It answers lookups as a `FrozenTable` of the same rows does. Rows are finite: NaN marks a missing key in
-    the hash table's answers.
+    Lookups return the same as a `FrozenTable` of the same rows. Rows must be finite: NaN marks a missing key
+    in the hash table's results.
 
     Args:
       keys: (n,) int64, distinct.
@@ -213,7 +213,7 @@ class LiveTable(tf.Module):
         return tf.raw_ops.LookupTableInsertV2(table_handle=self._rows.resource_handle, keys=keys, values=rows)
 
     def remove(self, keys: tf.Tensor) -> Any:
-        """Remove (n,) int64 keys; those that the table doesn't hold are skipped."""
+        """Remove (n,) int64 keys; missing keys are skipped."""
         return tf.raw_ops.LookupTableRemoveV2(table_handle=self._rows.resource_handle, keys=keys)
 
     def _find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -238,7 +238,7 @@ class LiveTable(tf.Module):
 
 
 class PortableTables:
-    """Tables that a portable graph reads, each copied when it is first read.
+    """Tables that a portable graph reads, each copied on first use.
 
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
@@ -261,7 +261,7 @@ class PortableTables:
           NotFiniteError: A row holds NaN or infinity; the message names its table and id.
         """
         if id(table) not in self._frozen:
-            with tf.init_scope():  # variables, not parts of the graph that is being traced
+            with tf.init_scope():  # variables, not parts of the graph being traced
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
                 refuse_bad_rows(table, records.keys, records.rows)
                 kind = LiveTable if self.live else FrozenTable
@@ -274,13 +274,13 @@ class PortableTables:
 
 
 def weights_change() -> bool:
-    """Return whether the graph that is traced is of a server that takes new weights (`LiveTable`)."""
+    """Return whether the graph being traced is for a server that accepts new weights (`LiveTable`)."""
     tables = ACTIVE.get()
     return isinstance(tables, PortableTables) and tables.live
 
 
 def initial_rows_of(table: HashTable) -> UnknownRows:
-    """Make the function that computes initial rows as the table does for keys that it doesn't hold."""
+    """Return the function that computes initial rows of missing keys like the table."""
 
     def rows(keys: tf.Tensor) -> tf.Tensor:
         initial = portable_initial_rows(table.initializer, table.seed, keys, table.dim)

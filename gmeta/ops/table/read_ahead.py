@@ -1,8 +1,8 @@
-"""Rows that are read ahead: while one batch computes, the rows of the next are fetched.
+"""Rows that are read ahead: while one batch computes, the rows of the next one are fetched.
 
-An inserting lookup reads rows and has effects: it evicts, admits, inserts, and counts uses. A peek reads
-without effects, at any time. A reread, in the batch's turn, has the effects of the lookup, and reads again
-only what has changed since. So results equal those of a run without peeks.
+An inserting lookup reads rows and has side effects: it evicts, admits, inserts, and counts uses. A peek reads
+without side effects, at any time. A reread, when the batch is trained, has the side effects of the lookup,
+and rereads only rows that have changed since. Results therefore equal those of a run without peeks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Peeked(NamedTuple):
     """Rows that were read ahead.
 
     Attributes:
-      rows: (n, dim) float32, the row of each key at some moment during the peek.
-      stamps: (n,) int64, from which `HashTable.reread` determines the changed rows. A stamp of 0 stands for a
-        row that wasn't peeked. ``ops/table/core/stamp.h`` explains the others.
+      rows: (n, dim) float32, the row of each key at some time during the peek.
+      stamps: (n,) int64, from which `HashTable.reread` determines the changed rows. A stamp of 0 means that
+        the row wasn't peeked. ``ops/table/core/stamp.h`` explains the others.
     """
 
     rows: tf.Tensor
@@ -38,7 +38,7 @@ class Reread(NamedTuple):
 
     Attributes:
       rows: (n, dim) float32, the row of each key, as `HashTable.lookup_keys` returns it.
-      changed: () int64, how many rows were read again because they may have changed since the peek.
+      changed: () int64, the number of rows that were reread because they may have changed since the peek.
     """
 
     rows: tf.Tensor
@@ -60,10 +60,10 @@ class ReadsAhead:
 
         Nothing is inserted or counted, not even in `statistics`; a missing key reads its initial row.
 
-        In a ``tf.function``, a peek waits for none of the table's other ops that are called there, and none
-        waits for it. It may therefore read rows before or after an update of the same step; `reread` accounts
-        for both. To make it wait, use ``tf.control_dependencies``. This holds within one function: a nested
-        ``tf.function`` that peeks is, as a whole, ordered by its calls.
+        In a ``tf.function``, a peek doesn't wait for the table's other ops, and they don't wait for it. It
+        may therefore read rows before or after an update of the same step; `reread` handles both. To make it
+        wait, use ``tf.control_dependencies``. This applies within one function: calls of a nested
+        ``tf.function`` that peeks are ordered as a whole.
 
         Args:
           keys: (n,) integers. A key may occur any number of times.
@@ -96,18 +96,18 @@ class ReadsAhead:
         return peeked
 
     def prefetch(self, keys: Any) -> tf.Operation | None:
-        """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`); results don't change.
+        """Move the rows of a later batch to the fast tier (`gmeta.policies.Tiers`); results don't change.
 
         From a drive to host memory: the call returns when the rows have arrived. Call it where batches are
-        made, such as in `tf.data.Dataset.map`, or in a thread. A lookup or a `peek` would bring them too, but
+        made, such as in `tf.data.Dataset.map`, or in a thread. A lookup or a `peek` would move them too, but
         its step would wait for them.
 
-        From host memory to a GPU's: the call returns at once, and copies run beside compute. Call it one or
-        two batches before the batch's step, and once for all keys of a batch: ``Tiers.lookahead`` counts
-        calls. Only prefetches move rows to the GPU. Rows for which it has no room stay in host memory.
+        From host memory to a GPU's: the call returns immediately, and copies overlap with compute. Call it
+        one or two batches before the batch's step, and once for all keys of a batch: ``Tiers.lookahead``
+        counts calls. Only prefetches move rows to the GPU. Rows that don't fit stay in host memory.
 
-        Without tiers, nothing happens. In a ``tf.function``, a prefetch waits for none of the table's other
-        ops that are called there, and none waits for it, as with `peek`.
+        Without tiers, nothing happens. In a ``tf.function``, a prefetch doesn't wait for the table's other
+        ops, and they don't wait for it, as with `peek`.
 
         Args:
           keys: (n,) integers. Keys without a row are skipped.
@@ -133,25 +133,25 @@ class ReadsAhead:
     def reread(
         self, keys: Any, peeked: Peeked, insert: bool | tf.Tensor = True, *, distinct: bool = False
     ) -> Reread:
-        """Look up keys whose rows were peeked, and read again only the rows that may have changed since.
+        """Look up keys whose rows were peeked, and reread only the rows that may have changed since.
 
-        The effects on the table and its statistics are those of `HashTable.lookup_keys`, and so are the rows,
-        bit for bit: whatever happened since the peek, in this thread or another, even if the optimizer was
-        replaced or a checkpoint restored.
+        The side effects on the table and its statistics equal those of `HashTable.lookup_keys`, and so do the
+        rows, bit for bit: regardless of what happened since the peek, in this thread or another, even if the
+        optimizer was replaced or a checkpoint restored.
 
         Args:
           keys: (n,) integers, the keys of the peek in the same order.
-          peeked: What `peek` returned for these keys, from this table. Rows with a stamp of 0 are read again
-            in any case, so zeros stand for "nothing was peeked".
+          peeked: The result of `peek` for these keys, from this table. Rows with a stamp of 0 are always
+            reread, so zeros mean "nothing was peeked".
           insert: As in `HashTable.lookup`.
           distinct: As in `HashTable.lookup_keys`.
 
         Returns:
-          `Reread`. Its rows may be in the memory of ``peeked.rows``, if nothing else uses that.
+          `Reread`. Its rows may reuse the memory of ``peeked.rows``, if nothing else uses it.
 
         Raises:
           ConfigError: Wrong dtypes or shapes, or the graph is to be exported (`portable_ops`).
-          tf.errors.InvalidArgumentError: There is another number of stamps than of keys.
+          tf.errors.InvalidArgumentError: The number of stamps differs from that of keys.
         """
         self._refuse_export()
         keys = keys_vector(keys, self._owner)
@@ -174,11 +174,11 @@ class ReadsAhead:
 
 
 def _free_of_order(made: tf.Tensor | tf.Operation | None) -> None:
-    """Take an op out of the order in which TensorFlow runs the ops of a function on one resource.
+    """Exempt an op from the order in which TensorFlow runs the ops of a function on one resource.
 
-    It is given by itself or by one of its outputs; None stands for an op in eager mode. The order is that of
-    the program: an op would wait for the one before. The op still runs in every call of the function, and
-    isn't computed in advance or merged with others, because it is stateful.
+    Pass the op or one of its outputs; None in eager mode. The order is that of the program: an op would wait
+    for the previous one. The op still runs in every call of the function, and isn't evaluated in advance or
+    merged with others, because it is stateful.
     """
     if made is None or tf.executing_eagerly():
         return

@@ -26,8 +26,8 @@ class Records(NamedTuple):
     Attributes:
       keys: (n,) int64, distinct.
       rows: (n, dim) float32, the weights.
-      slots: (n, slot_floats) float32, the state of the optimizer: its ``slots``, one after another.
-      frequency: (n,) int64, how many inserting lookups have read the row.
+      slots: (n, slot_floats) float32, the state of the optimizer: its concatenated ``slots``.
+      frequency: (n,) int64, the number of inserting lookups that read the row.
       last_step: (n,) int64, the table's step when the row was last updated or read by an inserting lookup.
       step: () int64, the table's step.
     """
@@ -43,7 +43,7 @@ class Records(NamedTuple):
 class ShardRecords(NamedTuple):
     """Records of a range of logical shards, sorted by logical shard and then by key.
 
-    A key's logical shard is the top ten bits of its MurmurHash3, so there are 1024, in any process.
+    A key's logical shard is the top ten bits of its MurmurHash3, so there are 1024 in any process.
 
     Attributes:
       keys: (n,) int64, distinct.
@@ -53,14 +53,14 @@ class ShardRecords(NamedTuple):
       last_step: (n,) int64, as in `Records`.
       row_splits: (shards + 1,) int64: shard number i of the range has records ``row_splits[i]`` up to
         ``row_splits[i + 1]``.
-      removed: (r,) int64, the keys that the journal has noted as removed from these shards, each once, sorted
-        in the same way. A key that has come back is in ``keys`` too: apply removals first.
+      removed: (r,) int64, the distinct keys that the journal recorded as removed from these shards, sorted in
+        the same way. A key that was inserted again is also in ``keys``: apply removals first.
       removed_splits: (shards + 1,) int64, as ``row_splits``.
-      live: (shards,) int64, how many rows each shard has, exported or not.
+      live: (shards,) int64, the number of rows of each shard, exported or not.
       step: () int64, the table's step.
-      journal_whole: () bool, whether ``removed`` has every removal since `HashTable.start_journal`.
-      waiting: (w,) int64, the keys that an exact `gmeta.policies.CountAdmission` has rejected, sorted in the
-        same way.
+      journal_whole: () bool, whether ``removed`` contains every removal since `HashTable.start_journal`.
+      waiting: (w,) int64, the keys that an exact `gmeta.policies.CountAdmission` rejected, sorted in the same
+        way.
       waiting_counts: (w,) int64, how often each was rejected.
       waiting_splits: (shards + 1,) int64, as ``row_splits``.
     """
@@ -96,10 +96,10 @@ class AdmissionState(NamedTuple):
 
 
 class FilterShards(NamedTuple):
-    """Bloom filters (`gmeta.policies.Bloom`) of some of a table's own shards, one for each shard's keys.
+    """Bloom filters (`gmeta.policies.Bloom`) of some of a table's own shards, one per shard.
 
-    A table has ``count`` shards of its own, a power of two up to 64 (`gmeta.policies.LRU`). Shard number i
-    holds the logical shards ``1024 // count * i`` up to ``1024 // count * (i + 1)``.
+    A table has ``count`` own shards, a power of two up to 64 (`gmeta.policies.LRU`). Shard i contains the
+    logical shards ``1024 // count * i`` up to ``1024 // count * (i + 1)``.
 
     Attributes:
       counters: (shards, m) uint8; m is 0 in a table without such a filter.
@@ -119,7 +119,7 @@ class Statistics(NamedTuple):
     Attributes:
       size: Keys in the table.
       capacity: Slots of the key index.
-      load_factor: ``size / capacity``; an index grows at 0.75, a shard at a time: by two fifths in host
+      load_factor: ``size / capacity``; an index grows at 0.75, one shard at a time: by two fifths in host
         memory, to twice its size on a GPU.
       bytes: Memory of the index, the records and the state of admission.
       hits: Keys that were looked up and found.
@@ -127,18 +127,18 @@ class Statistics(NamedTuple):
       inserts: Rows that lookups created.
       removes: Rows that `HashTable.remove` removed.
       updates: Rows that a gradient updated.
-      ignored: Gradients of absent keys, which had nothing to update.
+      ignored: Gradients of absent keys, which updated nothing.
       rejects: Misses of inserting lookups that admission rejected.
       evictions: Rows that eviction removed.
-      half_rows: Rows that are now in half precision (`gmeta.policies.TwoPrecisions`); the others are in
+      half_rows: Rows that are currently in half precision (`gmeta.policies.TwoPrecisions`); the others are in
         float32.
-      disk_rows: Rows that are now on a drive (`gmeta.policies.Tiers`).
+      disk_rows: Rows that are currently on a drive (`gmeta.policies.Tiers`).
       disk_bytes: Bytes of the files on the drive.
       brought: Rows that moved to the faster tier: from the drive to memory, or on a GPU from host memory to
         the GPU's.
       spilled: Rows that moved to the slower tier.
-      host_rows: Rows of a table on a GPU that are now in host memory.
-      crowded: Rows that a prefetch found no room for in the GPU's memory.
+      host_rows: Rows of a table on a GPU that are currently in host memory.
+      crowded: Rows for which a prefetch found no space in the GPU's memory.
     """
 
     size: tf.Tensor
@@ -166,13 +166,13 @@ class Statistics(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Result of one lookup. It is independent of other lookups: keep as many at a time as you like.
+    """Result of one lookup. Results are independent: you can keep any number of them.
 
     Attributes:
       rows: (u, dim) float32, the row of each key. It is a plain tensor: gather from it, watch it in a tape,
         and pass its gradient to `HashTable.apply_gradients` together with ``keys``.
       keys: (u,) int64, the distinct ids, in the order of their first appearance.
-      inverse: int32, in the shape of the ids: id number i has row ``rows[inverse[i]]``.
+      inverse: int32, in the shape of the ids: id i has row ``rows[inverse[i]]``.
     """
 
     rows: tf.Tensor
@@ -182,9 +182,9 @@ class Lookup(NamedTuple):
 
 # How TensorFlow's checkpoints and Keras' files save and restore a table.
 #
-# One process writes such a file. So on several ranks a table is saved there only if this rank has all its
-# rows: the tables of an `gmeta.layers.EmbeddingCollection` are divided among the ranks, and are refused. A
-# file that has all rows can be restored on any number of ranks; each keeps the rows that it owns.
+# One process writes such a file. With several ranks, a table is therefore saved there only if this rank has
+# all its rows: the tables of a `gmeta.layers.EmbeddingCollection` are divided among the ranks, and are
+# refused. A file with all rows can be restored on any number of ranks; each keeps the rows that it owns.
 
 _elsewhere: ContextVar[bool] = ContextVar("tables_are_saved_elsewhere", default=False)
 
@@ -204,8 +204,8 @@ _LAYOUT, _WHOLE = "-layout", "whole"
 def tables_saved_elsewhere() -> Iterator[None]:
     """Exclude the tables from what ``tf.train.Checkpoint`` and Keras save or restore inside the block.
 
-    It is for code that saves the tables itself, such as `gmeta.checkpoint.ShardedCheckpoint`. TensorFlow's
-    checkpoint then has the dense weights, the optimizer's state and the object graph.
+    Use it in code that saves the tables itself, such as `gmeta.checkpoint.ShardedCheckpoint`. TensorFlow's
+    checkpoint then contains the dense weights, the optimizer's state and the object graph.
 
     Example:
       ::
@@ -238,7 +238,7 @@ def refuse_asynchronous(owner: str) -> NoReturn:
 
 
 def refuse_part(owner: str, layout: Mapping[str, Any]) -> None:
-    """Refuse a table's layout from a file that may have the rows of one rank only.
+    """Refuse a table's layout from a file that may have only one rank's rows.
 
     Raises:
       ConfigError: The layout doesn't state that the file has all rows.
@@ -255,13 +255,13 @@ class SavedByTensorFlow:
     """The part of a `gmeta.ops.HashTable` that TensorFlow calls when it saves and restores.
 
     Attributes:
-      divided: Whether the ranks of a group divide the table's rows among them.
+      divided: Whether the ranks of a group divide the table's rows.
     """
 
     divided: bool = False
 
     def saved_tensors(self) -> dict[str, tf.Tensor]:
-        """Export the tensors that a file holds of the table, by name; none within `tables_saved_elsewhere`.
+        """Export the table's tensors for a file, by name; none within `tables_saved_elsewhere`.
 
         Raises:
           ConfigError: This rank has only a part of the rows.
@@ -291,7 +291,7 @@ class SavedByTensorFlow:
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if are_saved_elsewhere() or not tf.executing_eagerly():
             return self.saved_tensors()
-        # A restore calls this too, for names and types: only a save exports.
+        # A restore also calls this, for names and types; only a save exports.
         table: Any = self
         saved, device = functools.cache(self.saved_tensors), table.resource_handle.device
         late = {
@@ -332,7 +332,7 @@ class SavedByTensorFlow:
         counted = owned_by(admission.keys, here.group_rank, here.group_size)
         counters, nothing = admission.filter, table.export_filter(0, 0)
         filters, width = int(nothing.count), nothing.counters.shape[1]
-        if counters.shape[0] == filters * width:  # else the import refuses them
+        if counters.shape[0] == filters * width:  # otherwise, the import refuses them
             # Each filter has the counts of some neighbouring logical shards.
             shards, first = owned_shards(here.group_rank, here.group_size), tf.range(filters) * LOGICAL_SHARDS
             covers = (first < shards.stop * filters) & (first + LOGICAL_SHARDS > shards.start * filters)
@@ -350,7 +350,7 @@ class SavedByTensorFlow:
         refuse_asynchronous(table._owner)
 
 
-# The part of `gmeta.ops.HashTable` that notes removed keys for incremental saves.
+# The part of `gmeta.ops.HashTable` that records removed keys for incremental saves.
 
 _native = load_op_library("ops")
 for _name in ("StartJournal", "JournalSaved", "JournalWhole"):
@@ -358,22 +358,22 @@ for _name in ("StartJournal", "JournalSaved", "JournalWhole"):
 
 
 class RemovalReader(Protocol):
-    """Reads a table's journal besides the checkpoints, which empty it when they have saved it."""
+    """A reader of a table's journal in addition to checkpoints, which empty the journal after saving it."""
 
     limit: int
     """About how many removed keys the journal has to note."""
 
     def note_removals(self, table: Any, keys: Any) -> None:
-        """Take removed keys that the journal has returned, to whomever; keys may come again."""
+        """Receive removed keys that the journal returned to any reader; keys may repeat."""
         ...
 
     def journal_emptied(self, table: Any, *, lost: bool, by_checkpoint: bool) -> None:
-        """Learn that the journal won't return earlier keys again.
+        """Handle that the journal won't return earlier keys again.
 
         Args:
           table: The table.
-          lost: Whether removals are missing among those that were noted.
-          by_checkpoint: Whether a checkpoint uses the journal from now on, and empties it.
+          lost: Whether some removals weren't recorded.
+          by_checkpoint: Whether a checkpoint now uses the journal, and empties it.
         """
         ...
 
@@ -382,8 +382,8 @@ class NotesRemovals:
     """A table's journal of removed keys.
 
     Attributes:
-      journal_epoch: Changes when the journal is started, and when keys are dropped that no checkpoint has
-        saved: an increment needs the epoch of its base.
+      journal_epoch: Changes when the journal is started, and when unsaved keys are dropped: an increment
+        requires the epoch of its base.
     """
 
     export_shards: Any
@@ -392,14 +392,14 @@ class NotesRemovals:
 
     @functools.cached_property
     def removal_readers(self) -> weakref.WeakSet[RemovalReader]:
-        """Who reads the journal besides checkpoints."""
+        """The readers of the journal other than checkpoints."""
         return weakref.WeakSet()
 
     def start_journal(self, limit: int) -> tf.Operation | None:
-        """Note removed keys from now on, so that `export_shards` can give them to an incremental save.
+        """Record removed keys from now on, so that `export_shards` can return them to an incremental save.
 
         Args:
-          limit: About how many keys to note, 8 bytes each; 0 ends the journal. If more distinct keys are
+          limit: About how many keys to record, 8 bytes each; 0 ends the journal. If more distinct keys are
             removed between two saves, the journal overflows, and the next save must be a full one.
 
         Returns:
@@ -411,7 +411,7 @@ class NotesRemovals:
         readers = [*self.removal_readers]
         lost = bool(readers) and not bool(self.journal_whole())
         if readers and not lost:
-            self.export_shards(0, LOGICAL_SHARDS, 2**32 - 1)  # gives readers what the journal loses now
+            self.export_shards(0, LOGICAL_SHARDS, 2**32 - 1)  # passes to readers what the journal loses now
         most = max([limit, *(reader.limit for reader in readers)])
         started = _native.gmeta_hash_table_start_journal(self.resource_handle, tf.cast(most, tf.int64))
         self.journal_epoch += 1
@@ -420,22 +420,22 @@ class NotesRemovals:
         return started
 
     def journal_saved(self) -> tf.Operation | None:
-        """Drop the removed keys that `export_shards` has returned from the journal: they are saved."""
+        """Drop the removed keys that `export_shards` returned from the journal: they are saved."""
         for reader in [*self.removal_readers]:
             reader.journal_emptied(self, lost=False, by_checkpoint=True)
         return _native.gmeta_hash_table_journal_saved(self.resource_handle)
 
     def forget_removals(self) -> None:
-        """Drop these keys although no checkpoint has saved them; the next save is a full one."""
+        """Drop these keys although no checkpoint saved them; the next save is a full one."""
         self.journal_epoch += 1
         _native.gmeta_hash_table_journal_saved(self.resource_handle)
 
     def journal_whole(self) -> tf.Tensor:
-        """Return whether the journal has every removal since it was started, () bool; `import_` breaks it."""
+        """Return whether the journal contains every removal since its start, () bool; `import_` breaks it."""
         return tf.cast(_native.gmeta_hash_table_journal_whole(self.resource_handle), tf.bool)
 
     def _noted(self, records: ShardRecords) -> ShardRecords:
-        """Return exported records, whose removed keys the readers get too."""
+        """Return exported records, and pass their removed keys to the readers."""
         if tf.executing_eagerly():
             for reader in [*self.removal_readers]:
                 reader.note_removals(self, records.removed.numpy())

@@ -1,12 +1,12 @@
-"""Restores the rows of tables: those that were saved under the tables' names, or those of a snapshot.
+"""Restores the rows of tables, from those saved under the tables' names or from a snapshot.
 
-Tables may have been merged in another way when they were saved (`gmeta.core.merged_tables`). Their keys
-are then converted. A row's age, the number of steps since it was used, is preserved: if sources are at
-different steps, last steps are shifted by the difference. The counts of an admission filter aren't loaded
-then, because a filter has no ids.
+If tables were merged differently when they were saved (`gmeta.core.merged_tables`), their keys are converted.
+A row's age, the number of steps since its last use, is preserved: if sources are at different steps, last
+steps are shifted by the difference. The counts of an admission filter then aren't loaded, because a filter
+has no ids.
 
-A `TableSnapshot` restores a table's content at an earlier moment. In host memory, taking one copies no rows.
-The table copies a record before it first changes, so that a snapshot costs only the rows that are used while
+A `TableSnapshot` restores a table's content at an earlier time. In host memory, taking a snapshot copies no
+rows. The table copies a record before it first changes, so a snapshot costs only the rows that are used while
 it exists (``ops/table/host/undo_log.h``).
 """
 
@@ -38,12 +38,12 @@ class SavedTable:
     """A physical table as it was saved.
 
     Attributes:
-      merged: The tables that were merged in it; None if it had keys of its own, or if that wasn't noted.
+      merged: The tables that were merged in it; None if it wasn't merged, or if that wasn't recorded.
       dim: Width of a row.
       optimizer: The kind of its optimizer.
       step: Its step.
-      batches: Reads the records, some at a time, as arrays.
-      waiting: Reads the ids that waited for admission with exact counts, some at a time.
+      batches: Reads the records in batches, as arrays.
+      waiting: Reads the ids that waited for admission with exact counts, in batches.
     """
 
     merged: MergedKeys | None
@@ -56,16 +56,17 @@ class SavedTable:
 
 @dataclass(frozen=True)
 class Moves:
-    """A plan: which saved rows are loaded into which tables.
+    """A plan of which saved rows are loaded into which tables.
 
     Attributes:
       own: Full name -> table.
       saved: Full name -> saved table.
-      matched: Full name of a table -> what is loaded into it.
-      misfits: Tables that were saved and can't be loaded, with the reason.
-      without_slots: Tables whose rows come without slots, because their optimizer is of another kind now.
-      sources: Physical table -> the saved physical tables that have rows of its tables, and these.
-      folds: Physical table -> the fold of the hashed ids that are loaded into it, if there are any.
+      matched: Full name of a table -> the saved table that is loaded into it.
+      misfits: Saved tables that can't be loaded, with the reason.
+      without_slots: Tables whose rows are loaded without slots, because their optimizer is now of another
+        kind.
+      sources: Physical table -> the saved physical tables with rows of its tables, and these tables.
+      folds: Physical table -> the fold of the hashed ids that are loaded into it, if any.
     """
 
     own: Mapping[str, NamedTable]
@@ -78,18 +79,18 @@ class Moves:
 
     @property
     def fresh(self) -> dict[str, str]:
-        """The tables that get no rows, by their full names, each with the reason; misfits are among them."""
+        """The tables that receive no rows, by full name, each with the reason; includes misfits."""
         fresh = (full for full in self.own if full not in self.matched)
         return {full: self.misfits.get(full, "it was not saved") for full in fresh}
 
     @property
     def left(self) -> list[str]:
-        """The saved tables whose rows aren't loaded, by their full names; misfits are among them."""
+        """The saved tables whose rows aren't loaded, by full name; includes misfits."""
         taken = list(self.matched.values())
         return [full for full, each in self.saved.items() if each not in taken]
 
     def whole(self, name: str, table: HashTable, saved: Mapping[str, SavedTable]) -> str | None:
-        """Return the saved table that a table can be loaded from as it is; None: keys or slots change."""
+        """Return the saved table from which a table can be loaded unchanged; None: keys or slots change."""
         if len(self.sources[name]) != 1:
             return None
         ((origin, pairs),) = self.sources[name]
@@ -99,13 +100,13 @@ class Moves:
         return origin if same and every and keeps_slots(table, saved[origin].optimizer) else None
 
     def follow_folds(self, tables: Mapping[str, HashTable]) -> None:
-        """Let the tables fold hashed ids as those of the rows that they are to be filled with."""
+        """Make the tables fold hashed ids like those of the rows to be loaded."""
         for name, fold in self.folds.items():
             tables[name].follow_fold(fold)
 
     @property
     def omissions(self) -> list[str]:
-        """What isn't loaded, as clauses for a message."""
+        """Clauses for a message about what isn't loaded."""
         return [
             *(f"{full} is reinitialized: {why}" for full, why in self.fresh.items()),
             *(f"the rows of {full} are left out" for full in self.left if full not in self.misfits),
@@ -153,11 +154,11 @@ def plan_moves(tables: Mapping[str, HashTable], saved: Mapping[str, SavedTable])
 
 
 def _merged(name: str, saved: SavedTable, tables: Mapping[str, HashTable]) -> MergedKeys | None:
-    """Return the tables merged in a saved table; if they weren't noted, those of the table of its name."""
+    """Return the tables merged in a saved table; if not recorded, those of the table of that name."""
     if saved.merged is not None or name not in tables:
         return saved.merged
     own = tables[name].merged_keys
-    return own and replace(own, fold="xor")  # the fold of that time
+    return own and replace(own, fold="xor")  # the fold of older versions
 
 
 def _in_words(merged: MergedKeys | None) -> Mapping[str, object] | None:
@@ -165,12 +166,12 @@ def _in_words(merged: MergedKeys | None) -> Mapping[str, object] | None:
 
 
 def keeps_slots(table: HashTable, kind: str) -> bool:
-    """Return whether slots of a kind of optimizer fit a table, or the table takes over that kind."""
+    """Return whether slots of a kind of optimizer fit a table, or the table adopts that kind."""
     return kind == table.optimizer.kind or table.follows
 
 
 def fit_slots(table: HashTable, kind: str) -> Callable[[Records], Records]:
-    """Return a function that gives records saved with a kind of optimizer the slots of a table."""
+    """Return a function that adds a table's slots to records saved with a kind of optimizer."""
     if kind == table.optimizer.kind:
         return lambda records: records
     if table.follows:
@@ -185,14 +186,14 @@ def fill_table(
 
     Args:
       table: The table.
-      sources: Where its rows were, as `plan_moves` finds them; without any, the table is emptied.
+      sources: The sources of its rows, from `plan_moves`; without any, the table is emptied.
       keep: Which of the table's keys to import; None: all.
 
     Returns:
-      How many rows, and how many ids that wait for admission, were imported.
+      The numbers of imported rows, and of imported ids that wait for admission.
 
     Raises:
-      DataError: An id is above the limit of ids now; the table's content is then undefined.
+      DataError: An id exceeds the current limit of ids; the table's content is then undefined.
     """
     fits = [fit_slots(table, saved.optimizer) for saved, _ in sources]
     step = max((saved.step for saved, _ in sources), default=0)
@@ -217,7 +218,7 @@ def fill_table(
 
 
 def warn_of_filters(table: HashTable, names: Sequence[str]) -> None:
-    """Warn that a table's admission counts from 0 again, because the saved filters can't be loaded."""
+    """Warn that a table's admission restarts counting from 0, because the saved filters can't be loaded."""
     warn_caller(
         f"table {table.name!r}: ids without a row are counted from 0 again, because the filter of "
         f"{', '.join(map(repr, names))} has counted keys, which have changed"
@@ -235,7 +236,7 @@ def clear_table(table: HashTable, step: int) -> None:
 def _own(
     keys: npt.NDArray[np.int64], pairs: Sequence[Pair], keep: Keep | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Find the keys of some tables: return their places, and the keys that they become."""
+    """Find the keys of some tables; return their places, and the converted keys."""
     places, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for own, saved in pairs:
         there, moved = own.keys_from(saved, keys)
@@ -256,8 +257,8 @@ class TableSnapshot:
 
     Any number of snapshots of a table may exist at once; each is freed with its object. While a snapshot
     exists, the table keeps a copy, in float32, of each record that was used or removed since. If every row is
-    used, these copies grow to the size of the whole table. What admission remembers of ids without a row is
-    copied at once. A table on a GPU can't record changes: its snapshot is a full copy in host memory.
+    used, these copies grow to the size of the whole table. The admission state of ids without a row is copied
+    immediately. A table on a GPU can't record changes: its snapshot is a full copy in host memory.
 
     Args:
       table: The table. Make and restore snapshots between two steps, in eager mode.
@@ -313,9 +314,9 @@ class TableSnapshot:
             self.table.import_admission(self.admission)
 
     def records(self) -> Records:
-        """Return the records that the table had, for another table.
+        """Return the table's records at the time of the snapshot, for another table.
 
-        If the table has changed since, it is restored for the time of the copy: call this between two steps.
+        If the table has changed since, it is temporarily restored for the copy: call this between two steps.
 
         Raises:
           ConfigError: The table's optimizer has changed since.
@@ -341,7 +342,7 @@ class TableSnapshot:
 
 
 def _state(table: HashTable) -> tuple[int, ...]:
-    """Return numbers of which at least one changes whenever the table's records do."""
+    """Return numbers, at least one of which changes whenever the table's records change."""
     counts = table.statistics()
     used = (counts.hits, counts.misses, counts.updates, counts.removes, counts.evictions)
     return (table.imports, int(table.step()), int(counts.size), *map(int, used))
