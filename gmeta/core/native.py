@@ -137,8 +137,7 @@ def check_build(path: Path) -> None:
 
 
 def _how_to_rebuild() -> str:
-    """Return the command that compiles the libraries against the installed TensorFlow, without replacing
-    it."""
+    """Return the command that compiles the libraries for the installed TensorFlow without replacing it."""
     checkout = _PACKAGE.parent
     if (checkout / "setup.py").exists():
         return f"`{sys.executable} setup.py build_ext --inplace` in {checkout}"

@@ -126,8 +126,7 @@ def use_clock(clock: Clock | None) -> AbstractContextManager[None]:
 
 
 def beside_step(batches_ahead: int = 0) -> AbstractContextManager[None]:
-    """Mark spans of a ``with`` block as concurrent with the step, for the batch of a number of steps
-    later."""
+    """Mark spans of a ``with`` block as concurrent with the step, for the batch of a later step."""
     return within_step(batches_ahead=batches_ahead, beside=True)
 
 

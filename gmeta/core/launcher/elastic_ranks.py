@@ -8,8 +8,9 @@ uninterrupted job.
 * If ranks fail or hang, the next start has that many fewer ranks. A failure that would recur ends the job:
   all ranks failed in the same way, or `FRUITLESS` consecutive starts saved nothing.
 * If the number of slots changes, or a machine with ranks has no more slots, the launcher notifies the ranks
-  (`gmeta.core.collectives.elastic`), and they leave together after their next save. The messages go through a
-  store that outlives the starts.
+  (`gmeta.core.collectives.elastic`), and they leave together after their next save.
+
+The messages go through a store that outlives the starts.
 """
 
 from __future__ import annotations

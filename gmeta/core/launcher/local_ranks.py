@@ -82,8 +82,7 @@ class RankEnd:
 
     @property
     def how(self) -> str:
-        """A phrase such as ``was killed by SIGKILL``, ``ended with exit code 1`` or ``was lost with
-        host1``."""
+        """Phrase such as ``was killed by SIGKILL``, ``ended with exit code 1`` or ``was lost with host1``."""
         if self.lost_host:
             return f"was lost with {self.lost_host}, whose connection ended with exit code {self.code}"
         if self.code < 0:

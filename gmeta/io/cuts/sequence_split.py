@@ -97,7 +97,7 @@ class SequenceSplit:
 
     Raises:
       ConfigError: An argument is invalid, or names a column that doesn't exist (raised when the split is
-      called).
+        called).
 
     Example:
       >>> split = SequenceSplit(history=["item"], targets=["item"], labels=["click"], exposed=Flag("shown"))

@@ -277,7 +277,9 @@ class FeatureSource(abc.ABC):
           ConfigError: There is no such table or column, or an argument is of the wrong form.
           DataError: A value is missing, and ``policy.missing`` is ``"raise"``.
           StoreUnavailableError: The store didn't answer any of ``policy.attempts`` requests.
-          StoreError: The store refused. Example:
+          StoreError: The store refused.
+
+        Example:
           >>> source = ArrowSource({"item": pa.table({"key": [7, 9], "price": [10, 20]})})
           >>> source.multi_get("item", [9, 7, 9], ["price"])["price"].to_pylist()
           [20, 10, 20]

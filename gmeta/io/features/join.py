@@ -29,9 +29,11 @@ def join_features(
     """Add the features of the keys in a column to each element (9N-LLM's join while reading).
 
     Each element makes one call of `FeatureSource.multi_get`: its keys are fetched together, and equal keys
-once. The join runs in Python. The call holds Python's global lock except while it waits for the store, so
-``num_parallel_calls`` hides the store's latency, but uses no more than one core of this process. To use more
-cores, join in workers: open the source in the function that `gmeta.io.distribute` sends to them. The
+    once.
+
+    The join runs in Python. The call holds Python's global lock except while it waits for the store, so
+    ``num_parallel_calls`` hides the store's latency, but uses no more than one core of this process. To use
+    more cores, join in workers: open the source in the function that `gmeta.io.distribute` sends to them. The
     dataset refers to an object of this process, so its graph can't be saved.
 
     Args:
@@ -52,7 +54,9 @@ cores, join in workers: open the source in the function that `gmeta.io.distribut
 
     Raises:
       ConfigError: A column doesn't exist, exists already, or is of the wrong form.
-      tf.errors.OpError: While iterating; `gmeta.io.reader_stats.data_errors` reduces it to one line. Example:
+      tf.errors.OpError: While iterating; `gmeta.io.reader_stats.data_errors` reduces it to one line.
+
+    Example:
       >>> source = RocksDBSource("features", policy=FetchPolicy(missing="default"))  # doctest: +SKIP
       >>> warm = groups("data/warm", groups_per_element=32)
       >>> joined = join_features(warm, source, "item", key="item", columns=["price"], as_of="timestamp")

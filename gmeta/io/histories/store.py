@@ -140,8 +140,8 @@ class HistoryStore:
         Raises:
           ConfigError: A column is missing, columns belong to several groups, or an argument is out of range.
           tf.errors.DataLossError: A stripe is damaged or missing; `gmeta.io.reader_stats.as_data_error`
-          reduces it to one line with file, offset, user and generation. tf.errors.InvalidArgumentError: A
-          generation is later than this one.
+            reduces it to one line with file, offset, user and generation.
+          tf.errors.InvalidArgumentError: A generation is later than this one.
 
         References:
           Versioned Late Materialization, sections 3.3 and 4.1.

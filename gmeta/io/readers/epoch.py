@@ -215,7 +215,7 @@ class Epochs:
       whole: The plan of epoch 0.
       shares: The rank's shares.
       groups_per_step: Number of groups from each share in an element. None: enough to reach the target cost
-      (``balance``).
+        (``balance``).
       options: The `gmeta.io.ReadOptions`.
       read: Returns the elements of an iteration.
     """
