@@ -279,8 +279,8 @@ class ShardedCheckpoint(StepCallback):
     def stages_of_epoch(self) -> Stages:
         """Steps of the unfinished epoch: (ranks, steps), for each number of ranks in turn.
 
-        `gmeta.io.tasks` takes it as ``passed``. In an elastic job, ranks means those that the job was started
-        with.
+        `gmeta.io.tasks` takes it as ``passed``. In an elastic job, ranks are those with which the job was
+        started.
         """
         ranks, steps = collectives.world().shares.total, self._last_batch + 1
         before = self._before

@@ -74,7 +74,7 @@ class CheckpointInfo:
       kinds: Table -> ``"full"`` or ``"increment"``, for this rank; empty if it has saved nothing, as its rows
         are copies of those of another group.
       rows: Table -> how many records this rank wrote or read.
-      waiting: Table -> how many exact counts of ids that wait for admission this rank wrote or read.
+      waiting: Table -> how many ids, waiting for admission with exact counts, this rank wrote or read.
       bytes: Bytes of the records that this rank wrote or read.
       seconds: How long the save or load took.
       reasons: Table -> why it was saved in full although a base was given.

@@ -42,7 +42,7 @@ class Loaded:
 
     Attributes:
       rows: Number of rows that this rank read into it.
-      waiting: Number of exact counts of ids that wait for admission that it read.
+      waiting: Number of ids, waiting for admission with exact counts, that it read.
       forgotten: Why the state of admission couldn't be loaded; empty if it was.
       origin: The saved table from which it was loaded unchanged; None if keys or slots have changed.
     """

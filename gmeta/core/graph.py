@@ -192,7 +192,7 @@ def shapes_on_host() -> Iterator[None]:
     for op in made:
         if op.type in _SHAPE_OPS and _is_of_int32(op) and not op.device:
             # TensorFlow colocates these ops with the tensor whose shape they reduce. A device function can't
-            # override that, so the device is set afterwards.
+            # see that, so the device is set afterwards.
             if "_class" in op.node_def.attr:
                 op._clear_attr("_class")
             op._set_device("/device:CPU:0")

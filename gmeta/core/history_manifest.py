@@ -12,9 +12,9 @@
         manifest.json                   this
 
 A generation appears by a rename, and its files never change. It is committed by renaming the previously
-written NEXT to CURRENT. If NEXT doesn't name a generation after CURRENT, that generation was once committed,
-and CURRENT was set back: readers and writers refuse this. Older versions of gmeta wrote only the number, and
-no NEXT.
+written NEXT to CURRENT. A generation newer than CURRENT that NEXT doesn't name was therefore committed
+before, and CURRENT was set back: readers and writers refuse this. Older versions of gmeta wrote only the
+number, and no NEXT.
 """
 
 from __future__ import annotations

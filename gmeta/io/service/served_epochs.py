@@ -26,10 +26,10 @@ def rebatch(
     """Make large batches from small ones, with each row exactly once.
 
     Workers make small base batches, which take little memory and arrive early. Training uses larger ones. The
-    rows of ``shuffle`` base batches, a block, are permuted together and cut into batches of equal size, up to
-    one row, one for each ``batches`` base batches. The permutation is a pure function of (``seed``, the
-    block's number). With `gmeta.io.distribute`, use its arguments of the same names instead, so that training
-    can resume inside a block.
+    rows of ``shuffle`` base batches, a block, are permuted together and cut into one batch for each
+    ``batches`` base batches; their sizes differ by at most one row. The permutation is a pure function of
+    (``seed``, the block's number). With `gmeta.io.distribute`, use its arguments of the same names instead,
+    so that training can resume inside a block.
 
     Args:
       dataset: Batches of rows: a nested structure of dense or ragged tensors whose first dimension is the
