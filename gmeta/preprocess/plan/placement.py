@@ -269,7 +269,7 @@ def order_key(seed: int, task: Ints, batch_id: Ints) -> NDArray[np.uint64]:
 def shard_of(key: NDArray[np.uint64], shards: int) -> Ints:
     """Compute the shard of each batch: shards are equal ranges of `order_key`, in ascending order.
 
-    Shards therefore hold about the same number of batches, not exactly. In return, a worker that writes one
-    shard needs to know nothing about the others.
+    Shards therefore hold about, but not exactly, the same number of batches. In return, a worker that writes
+    one shard needs to know nothing about the others.
     """
     return range_of(key, shards)

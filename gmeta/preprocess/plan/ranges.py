@@ -5,9 +5,8 @@
     rows ──sample──> bounds of the ranges
       └──range_of──> range 0 | range 1 | ...
 
-The bounds of a range are rows, compared as in `plan.row_order`. So a task can be cut anywhere, also between
-rows with the same time. The cuts depend on the sampled rows; the final result doesn't
-(`number_rows`).
+The bounds of a range are rows, compared as in `plan.row_order`. So a task can be cut anywhere, even between
+rows with the same time. The cuts depend on the sampled rows; the final result doesn't (`number_rows`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Sampler:
       most: The largest number of rows to keep.
 
     Attributes:
-      stride: One row of so many is kept.
+      stride: One row of this many is kept.
     """
 
     def __init__(self, most: int = 1024) -> None:
@@ -117,7 +116,7 @@ class Cutter:
     Between calls it holds the rows of the incomplete batch, and the rows whose order isn't known yet because
     further rows may tie with them: the rows of one task and time or, if keys may not repeat in a task, all
     rows of the task. The task's size gives the length of a batch in advance, so the cutter waits until it has
-    enough rows, and doesn't process them twice in vain, however large a batch is.
+    enough rows, and doesn't process rows repeatedly, however large a batch is.
 
     Args:
       spec: The columns, as `TableSpec.resolve` decided them.
@@ -180,7 +179,7 @@ class Cutter:
         after = plan.batch_of(next_row, size[-1:], self._config.batch_rows)
         first = int(next_row[0]) if next_row[0] < size[-1] else 0
         wanted = 0
-        if first and after[0] == batch[-1]:  # more rows of the last batch will come
+        if first and after[0] == batch[-1]:  # more rows of the last batch will follow
             stop, first = int(starts[-1]), int(position[starts[-1]])
             starts = starts[:-1]
             wanted = -(-int(size[-1]) // int(plan.batch_count(size[-1:], self._config.batch_rows)[0]))
