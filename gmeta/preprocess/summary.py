@@ -83,7 +83,7 @@ class PrepareSummary:
       columns: The number of the table's columns; 0: not counted.
       columns_left_out: The table's columns that aren't stored.
       columns_hashed: The columns of the data set whose text is hashed.
-      notes: What the values have decided of the columns and may surprise (`TableSpec.notes`).
+      notes: Decisions about columns, made from the values, that may surprise (`TableSpec.notes`).
       seconds: Wall time, from reading to renaming; 0 if there was nothing to do.
       reused: Whether ``out`` existed already, made from the same input by the same plan.
     """
