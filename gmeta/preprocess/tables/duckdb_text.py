@@ -96,7 +96,7 @@ def explain_errors(path: Path, plain: PlainPath | None = None) -> Iterator[None]
 
 
 def arrow_batches(result: duckdb.DuckDBPyRelation, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a result in batches of at most ``rows`` rows; each is released after its turn.
+    """Yield a result in batches of at most ``rows`` rows; each is released after use.
 
     Raises:
       duckdb.Error: Any error of DuckDB. After the first rows, Arrow passes it on with its text alone, as an
