@@ -182,7 +182,8 @@ def fit_residual_kmeans(
     Args:
       vectors: float32 (n, dim).
       levels: The number of levels.
-      codes: Most codes of a level; if fewer distinct vectors are left, the level has one code for each.
+      codes: The largest number of codes of a level; if fewer distinct vectors are left, the level has one
+        code for each.
       balanced: Whether all codes of a level get the same number of vectors, up to one.
       seed: Seeds the first centers.
 
@@ -281,7 +282,7 @@ def fit_rq_vae(vectors: Vectors, levels: int, codes: int, settings: RqVae, seed:
     Args:
       vectors: float32 (n, dim).
       levels: The number of levels.
-      codes: Most codes of a level.
+      codes: The largest number of codes of a level.
       settings: The `RqVae`.
       seed: Seeds the first weights, the order of items and the moves of unused codes.
 

@@ -136,9 +136,9 @@ def arrow_type(column: Column) -> pa.DataType:
 
 # The handling of bad records: the first one ends the run, or each is counted.
 #
-# A function that parses a record knows its fault, but not its place; the engine that calls it
-# knows where, but not what. So the function raises a `BadRecord` without a place, and the engine passes it
-# with the place to a `BadRecords`, which alone knows the rule.
+# A function that parses a record knows its fault, but not its place, which the engine that calls it knows. So
+# the function raises a `BadRecord` without a place, and the engine passes it with the place to a
+# `BadRecords`, which applies the rule.
 
 
 class Reason(Enum):

@@ -78,8 +78,8 @@ class PrepareSummary:
       left_out: The rows and tasks that the selection leaves out.
       bad: Bad records that were skipped.
       task_sizes: Number of rows -> number of tasks with that many rows, before the selection.
-      min_rows: Fewest rows of a task that the selection keeps.
-      max_rows: Most rows of a task that the selection keeps; 0: any number.
+      min_rows: The smallest number of rows of a task that the selection keeps.
+      max_rows: The largest number of rows of a task that the selection keeps; 0: any number.
       columns: The number of the table's columns; 0: not counted.
       columns_left_out: The table's columns that aren't stored.
       columns_hashed: The columns of the data set whose text is hashed.

@@ -53,7 +53,7 @@ class ColumnSpec:
       max: The largest value that is in range; None: any.
       default: The value that is stored in place of null and NaN; None: such a row is bad. A null list becomes
         an empty list. In a hashed column, a text default (also the empty text) is hashed like any other text,
-        and a number is stored as it is.
+        and a number is stored unchanged.
       separator: The separator of the values of a list in text files (CSV).
       gaps: Whether null and NaN become a separate value: the hash of the empty text in a hashed column,
         `GAP` in one of whole numbers, NaN in one of floats. A ``default`` takes precedence.
@@ -159,7 +159,7 @@ class CsvForm:
       names: The columns' names, if ``header`` is false.
       escape: The character before a quote that stands for itself; None: a second quote.
       encoding: The files' encoding, by its name in Python.
-      null: Texts that stand for null, besides the empty one.
+      null: Texts that stand for null, in addition to the empty one.
     """
 
     delimiter: str | None = None
@@ -205,7 +205,7 @@ class TableSpec:
       unique: Columns whose values may not repeat in a task, such as the item; the first row is kept.
       batch: The name of the column that numbers a task's batches; the plan adds it.
       columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Columns named
-        above are stored in any case.
+        above are always stored.
       rest: Whether all other columns of numbers and text are stored too if ``columns`` isn't empty.
       format: The files' format (`FORMATS`). None: their content and endings decide.
       csv: The format of CSV files.
@@ -351,7 +351,7 @@ class TableSpec:
             used = {self.batch, *given, *(column.source for column in given.values())}
             kinds = {f.name: _element(f.type) for f in table if f.name not in used}
             given |= {name: ColumnSpec() for name, kind in kinds.items() if _numbers(kind) or _text(kind)}
-            # Columns come in the table's order, whether the spec names them or not.
+            # Columns are in the table's order, whether the spec names them or not.
             order = {name: place for place, name in enumerate(table.names)}
             given = dict(
                 sorted(given.items(), key=lambda one: order.get(one[1].source or one[0], len(order)))

@@ -153,7 +153,7 @@ class TextForm:
       delimiter: The character between fields.
       quote: The character that encloses a field with a delimiter.
       header: Whether a line of the file names the columns.
-      null: Texts that stand for null, besides the empty one.
+      null: Texts that stand for null, in addition to the empty one.
     """
 
     format: str

@@ -32,8 +32,8 @@ from gmeta.preprocess.tables.table_source import TableSource
 
 # The counts of bad records, kept by each worker and added up; the sum doesn't depend on who read what.
 #
-# A worker that reads a piece of a file doesn't know its position in the file. So examples show the records'
-# content, and the first ones in alphabetical order are kept.
+# A worker that reads a piece of a file can't determine its position in the file. So examples show the
+# records' content, and the first ones in alphabetical order are kept.
 
 _DESCRIBED = (
     1000  # bad records of a part that are described: enough that the cuts seldom affect the kept examples

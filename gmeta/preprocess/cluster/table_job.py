@@ -88,7 +88,7 @@ class TableJob(TableInput):
           spec: The description of the columns; the first file decides its open settings.
           config: The settings.
           on_bad: The rule for bad records.
-          ranges: How many ranges; None: one for each `RANGE_BYTES` of the files.
+          ranges: The number of ranges; None: one for each `RANGE_BYTES` of the files.
           overwrite: Whether to replace a data set that was prepared with other settings or input.
 
         Raises:

@@ -230,7 +230,7 @@ def finish_append(
     Args:
       plan: The plan.
       folder: The generation's folder.
-      shards: What was written of each shard, in order.
+      shards: The written part of each shard, in order.
       inputs: The files that were read -> their digests.
 
     Raises:

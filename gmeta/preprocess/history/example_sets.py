@@ -44,9 +44,9 @@ class ExampleSet(SealedManifest):
       name: The set's name in the store.
       folder: The prepared data set, an absolute path.
       manifest: The digest of its manifest.
-      rows: How many exposures it has.
+      rows: The number of its exposures.
       generations: The generations that its rows name, ascending.
-      longest: Most events of a history.
+      longest: The largest number of events of a history.
     """
 
     name: str

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Exposures as a source of `gmeta prepare`, with columns that point into a store of histories.
 
 GENERATION, LENGTH, CRC = "generation", "history_length", "history_crc"
-"""The columns that examples have besides those of their table."""
+"""The columns that examples have in addition to those of their table."""
 
 _VALUES = 1 << 22  # values of histories that are in memory at once, unless one history has more
 _FIRST = np.iinfo(np.int64).min
@@ -57,7 +57,7 @@ class Pointers:
     Attributes:
       store: The generation of the store that is read.
       generation: The table's column of generations; None: all rows read `store`.
-      longest: Most events of a history.
+      longest: The largest number of events of a history.
       length: Whether the number of a history's events is stored.
       crc_of: The columns whose checksum is also stored; none: no checksum.
     """
@@ -272,7 +272,7 @@ def history_examples(
         an example, of about 200 bytes.
       on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each and leaves it out. A
         row that names a missing generation ends the run under either rule.
-      longest: Most events of a history.
+      longest: The largest number of events of a history.
       check: ``"length"``, ``"crc"`` for the checksum too, or ``"none"`` for neither.
       columns: The columns of events that the checksum of ``"crc"`` covers, of one group or the time, in the
         order in which `gmeta.io.late` receives them.

@@ -128,7 +128,7 @@ def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
     written files are removed when the next process begins, if not before.
 
     Args:
-      store: The store's folder; it is made if it isn't there.
+      store: The store's folder; it is made if it doesn't exist.
       newest: The generation that the caller has read; 0 if there was none.
 
     Yields:

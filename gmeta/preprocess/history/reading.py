@@ -224,9 +224,9 @@ def read_histories(
       users: (R,) int64.
       columns: Names of columns of one group, the time, or ``"born"``.
       start: The earliest time of an event, one for all requests or (R,); None: no bound.
-      until: The time before which all events lie, likewise.
-      generation: The newest generation whose events count, likewise; None: the one that is read.
-      longest: Most events of a history.
+      until: The time before which all events lie, in the same form.
+      generation: The newest generation whose events count, in the same form; None: the one that is read.
+      longest: The largest number of events of a history.
 
     Raises:
       ConfigError: A column doesn't exist, or the columns are of several groups.

@@ -105,7 +105,7 @@ class OldShard:
 
     Attributes:
       deletions: The users whose events were ever deleted.
-      deleted: How many of `deleted` are in this shard.
+      deleted: The number of users of `deleted` in this shard.
     """
 
     def __init__(

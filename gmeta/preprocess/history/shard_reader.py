@@ -223,7 +223,7 @@ def history_crc_of_splits(row_splits: ArrayLike, columns: Sequence[ArrayLike]) -
     return crcs
 
 
-# The native part of histories (``io/history``), behind ctypes.
+# The native part of histories (``io/history``), called through ctypes.
 
 _POINTER, _NUMBER, _FAULT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES: FunctionTypes = {

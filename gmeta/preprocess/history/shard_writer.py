@@ -93,7 +93,7 @@ def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
     Args:
       index: The existing stripes.
       users: (N,) ascending: the user of each new event.
-      stripe_events: Most events of a stripe.
+      stripe_events: The largest number of events of a stripe.
     """
     places, owner = index.places, owners(index)
     kept = np.ones(len(places), np.bool_)
@@ -164,7 +164,7 @@ def _take(index: Index, owner: Ints, chosen: NDArray[np.bool_]) -> Index:
 
 
 class Kept(NamedTuple):
-    """What a shard has besides the stripes that are written.
+    """The contents of a shard other than the stripes that are written.
 
     Attributes:
       owner: (S,) int64: the user of each stripe.
@@ -206,7 +206,7 @@ def write_stripes(
       number: The shard's number.
       generation: The generation's number.
       tables: The columns of each group: user, time, birth and the group's own, ordered by the first three.
-      stripe_events: Most events of a stripe.
+      stripe_events: The largest number of events of a stripe.
       kept: The shard's other stripes, and its deletions.
 
     Raises:
@@ -276,7 +276,7 @@ _ALL = np.iinfo(np.int64)
 
 
 class Earlier(NamedTuple):
-    """What a shard has before an append.
+    """The contents of a shard before an append.
 
     Attributes:
       stripes: The shard's index.
@@ -314,7 +314,7 @@ def write_shard(
       generation: The generation's number, the birth of the new events.
       rows: (N, 2 + columns) int64: the new events, ordered by all their columns; user and time come first.
       groups: The numbers of each group's columns in `rows`.
-      stripe_events: Most events of a stripe.
+      stripe_events: The largest number of events of a stripe.
       earlier: The shard's contents before the append.
       rewrite: The stripes to rewrite together with the new events.
 

@@ -34,8 +34,8 @@ class HistorySpec:
       groups: Group -> names of its columns, which are kept; each column is in one group. A reader that needs
         one group doesn't read the others. Empty: one group, ``"events"``, of all columns.
       shards: The number of files of a generation; a shard's events of one append must fit in memory.
-      stripe_events: Most events of a stripe, 1 to 65,536. Longer stripes take fewer bytes per event, but cost
-        more bytes to read if only some events are wanted.
+      stripe_events: The largest number of events of a stripe, 1 to 65,536. Longer stripes take fewer bytes
+        per event, but cost more bytes to read if only some events are wanted.
       csv: The format of CSV files.
 
     Raises:

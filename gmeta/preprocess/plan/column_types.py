@@ -6,10 +6,10 @@ The types are
 
 =======  ===================================================================================================
 int64    whole numbers, also with a decimal point in text (``7.0``), and booleans
-float32  numbers of which some have a fraction; columns of a floating-point type, unless all values are whole
+float32  numbers, some with a fraction; columns of a floating-point type, unless all values are whole
          and some are ids that float32 would round
 times    dates and times, which become microseconds since 1970, UTC
-text     anything else: ids, which are hashed; also whole numbers of which some begin with a zero (``007``),
+text     anything else: ids, which are hashed; also whole numbers, some of which begin with a zero (``007``),
          or are so large that no int64 holds them
 none     no value at all, but words such as ``-`` and ``NULL`` (`column_values.MISSING`)
 =======  ===================================================================================================

@@ -63,8 +63,7 @@ def bounds_of(samples: Iterable[tuple[int, Columns]], order: Sequence[str], rang
 
     Args:
       samples: (stride, rows) of several `Sampler`.
-      order: The columns that rows are compared by: `TableSpec.order`, or the task alone if no task may be
-        cut.
+      order: The columns that rows are compared by: `TableSpec.order`, or only the task if no task may be cut.
       ranges: The number of ranges to make.
     """
     found = list(samples)
@@ -83,7 +82,7 @@ def range_of(rows: Columns, bounds: Columns | None, order: Sequence[str]) -> Int
     if bounds is None or not row_count(bounds):
         return np.zeros(count, np.int64)
     first = row_count(bounds)
-    # Bounds stand before rows, and sorting is stable: a row that equals a bound comes after it.
+    # Bounds are placed before rows, and sorting is stable: a row that equals a bound follows it.
     sorted_rows = plan.row_order(join_rows([{name: bounds[name] for name in rows}, rows]), order)
     is_row = sorted_rows >= first
     found = np.empty(count, np.int64)
@@ -121,7 +120,7 @@ class Cutter:
     Args:
       spec: The columns, as `TableSpec.resolve` decided them.
       config: The settings.
-      tasks: (T,) the tasks whose rows will come, ascending.
+      tasks: (T,) the tasks whose rows will be added, ascending.
       sizes: (T,) the number of rows of each task, without repeated ones.
       without_repeated: Takes whole tasks in order and returns their rows without repeated keys; used if
         ``spec.unique``. Tasks that the selection leaves out are dropped afterwards.

@@ -1,4 +1,4 @@
-"""The collection of the texts behind hashes, and of items' titles, while rows are read (`gmeta.core.texts`).
+"""The collection of hashed texts, and of items' titles, while rows are read (`gmeta.core.texts`).
 
 Every engine collects with a `TextCollector`, from the good records of its part of the input. Parts are joined
 as sets, so the files don't depend on the number or the order of parts, or on parts that are read twice.

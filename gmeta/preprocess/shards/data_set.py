@@ -218,8 +218,8 @@ class ColumnSummary:
       dtype: ``"int64"`` or ``"float32"``.
       is_list: Whether a row holds any number of values.
       roles: Its roles: the task, the batch, the time, the label, hashed text.
-      least: The smallest value of all rows, NaN left out; None: not read, or there is none.
-      most: The largest value, likewise.
+      least: The smallest value of all rows, NaN left out; None: not read, or without values.
+      most: The largest value, in the same way.
       texts: How many values have a text or a title; 0: none are kept.
       examples: Some of them: the value, its text and its title.
     """
@@ -259,7 +259,7 @@ def summarize_data(folder: Path, top: int = 5, *, verify: bool = False) -> DataS
     Args:
       folder: The data set.
       top: How many texts of each column to list; 0: read neither texts nor rows.
-      verify: Whether to read everything in any case, and compare the checksums.
+      verify: Whether to always read everything, and compare the checksums.
 
     Raises:
       DataError: The manifest doesn't fit the files, or a file is damaged.

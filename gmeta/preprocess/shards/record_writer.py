@@ -32,7 +32,7 @@ class SplitGroupError(ValueError):
 
 
 class GroupLog:
-    """A log that cuts rows into groups, each a run of one key, and refuses a key that comes again.
+    """A log that cuts rows into groups, each a run of one key, and refuses a key that occurs again.
 
     Args:
       may_continue: Whether the first rows of the next call may continue the last group.
@@ -216,7 +216,7 @@ class RecordWriter:
       layout: ``"example"`` or ``"columnar"``.
       codec: ``"zstd"`` compresses each record of the columnar layout that it makes smaller.
       index: Whether to write an index of the groups too (`gmeta.core.group_index`), as ``<path>.gidx``.
-        An earlier index at that path is removed in any case, because it belongs to another file.
+        An earlier index at that path is always removed, because it belongs to another file.
 
     Attributes:
       rows: The number of rows written so far.

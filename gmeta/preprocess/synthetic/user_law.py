@@ -129,7 +129,7 @@ class UserStates:
 
     Attributes:
       users: int64 (n,).
-      steps: int64 (n,): how many events and pages each has had.
+      steps: int64 (n,): the number of events and pages of each user so far.
       times: int64 (n,), seconds.
       interest: int64 (n,), the category of interest.
       taste: float64 (n, categories), the lasting taste, which sums to 1.

@@ -81,7 +81,7 @@ class UserHistories:
         }
 
 
-_KIND, _CATEGORY, _POPULAR, _PAGES = range(20, 24)  # purposes of draws, besides those of the law
+_KIND, _CATEGORY, _POPULAR, _PAGES = range(20, 24)  # purposes of draws, in addition to those of the law
 _BLOCK = 4_000_000  # probabilities in memory at once
 
 
@@ -179,7 +179,7 @@ class UserSimulator(UserLaw):
 
         Args:
           states: n users.
-          k: How many; equal probabilities are ordered by the items' places.
+          k: The number of items; equal probabilities are ordered by the items' places.
 
         Raises:
           ConfigError: The catalogue has fewer than ``k`` items.

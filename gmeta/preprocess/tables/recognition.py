@@ -413,7 +413,7 @@ def _rewrite_lines(path: Path, form: CsvForm, rewrite: Callable[[str], str]) -> 
 
 
 def _of_python(line: str) -> str:
-    """Return a dictionary in Python's notation as JSON; any other line as it is."""
+    """Return a dictionary in Python's notation as JSON; any other line unchanged."""
     try:
         return json.dumps(ast.literal_eval(line.strip()), ensure_ascii=False) if line.strip() else ""
     except (ValueError, SyntaxError, TypeError, RecursionError):

@@ -251,7 +251,7 @@ class Shaping:
         return text
 
     def _native(self, rows: _Rows, columns: Sequence[str]) -> None:
-        """Give columns of text the types that their values allow, if the rows have types of their own."""
+        """Give columns of text the types that their values allow, if the rows have types."""
         if any(form is None for form in rows.forms.values()):
             for column in columns:
                 rows.forms[column] = TEXT

@@ -38,7 +38,7 @@ class Probe:
 
     Attributes:
       source: Its name in the table.
-      role: What it is.
+      role: Its role.
       column: Its description in the spec.
       value: Its value in SQL; for a list in CSV, the whole field.
       form: Its type: `TEXT`, `JSON`, or a type of Arrow.
