@@ -28,7 +28,7 @@ class Explode:
     Attributes:
       column: The column; its name isn't kept.
       into: The columns that an element becomes: their names, joined by the separators of their values, such
-        as ``"item-click"`` for ``N1-0``. The last separators count.
+        as ``"item-click"`` for ``N1-0``. Elements are split at the last separators.
       separator: The separator of a text's elements; None: spaces.
     """
 

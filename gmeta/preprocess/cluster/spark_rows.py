@@ -221,7 +221,7 @@ def join_lines(batch: pa.RecordBatch) -> bytes:
 
 
 ROWS, SALT, PIECE = "rows", "salt", "piece"
-"""The columns of the parcel, of the number whose hash selects its partition, and of the shard's piece."""
+"""The columns that hold the parcel, the number whose hash selects its partition, and the shard's piece."""
 
 READ = "tally string, stride bigint, sample binary, rows binary"
 RANGED = "salt bigint, range bigint, rows binary"
@@ -379,7 +379,7 @@ def _unpack(batches: Batches) -> Iterator[Columns]:
 
 
 def gather(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """Yield the rows of many parts at once."""
+    """Join parts to larger ones of at least `_HELD_ROWS` rows, except the last, and yield them."""
     held: list[Columns] = []
     for rows in parts:
         held.append(rows)

@@ -51,7 +51,7 @@ class Survey:
     Attributes:
       headers: The different lists of columns that records have.
       found: Column -> the kinds of its values.
-      examples: Column -> a kind of value, or a region of times -> a value.
+      examples: Column -> kind of value or region of times -> a value.
     """
 
     headers: set[tuple[str, ...]] = field(default_factory=set)

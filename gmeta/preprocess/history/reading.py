@@ -340,7 +340,7 @@ def verify_history(store: Path, generation: int | None = None) -> Verification:
 
 
 def _check_files(opened: Generation, shard: int) -> Iterator[str]:
-    """Compare files of stripes that are sound by themselves with the manifests of their generations."""
+    """Compare the checksums of files of stripes with the manifests of their generations."""
     for number, path in opened.files(shard).items():
         try:
             manifest = HistoryManifest.load(opened.store, number)

@@ -26,7 +26,7 @@ from gmeta.preprocess.table_spec import ColumnSpec
 
 
 def change_spec(old: HistorySpec, new: HistorySpec) -> HistorySpec:
-    """Return a spec with every column and group named, to which the events of a store can be rewritten.
+    """Return a spec that names every column and group, and to which the events of a store can be rewritten.
 
     Args:
       old: The store's spec.

@@ -73,7 +73,7 @@ class Example(NamedTuple):
     Attributes:
       words: Their name.
       kinds: Their kinds.
-      region: The region of `TIME_EDGES` that they are in, in place of kinds.
+      region: The region of `TIME_EDGES` that they are in, instead of kinds.
       quoted: Whether they are text by their type.
       whole: Whether they are whole values, and not elements of lists.
     """

@@ -122,7 +122,7 @@ class UserSimulator(UserLaw):
     def histories(self, users: Any, events: int = 50, pages: int = 4) -> UserHistories:
         """Simulate users from their first event.
 
-        The pages come in the later half of the events. A mediocre policy, that of the log, chooses them:
+        The pages are shown in the later half of the events. A mediocre policy, that of the log, chooses them:
         fixed shares of items from the user's interest, from the category that follows, from the lasting taste
         and from any category, by their popularity in it.
 

@@ -70,8 +70,8 @@ class PreparedSource:
       spec: The columns, as for the table that the data set was prepared from.
 
     Raises:
-      ConfigError: The spec doesn't fit, a column is hashed in only one of them, there is no such split, or
-        data sets were prepared in different ways.
+      ConfigError: The spec doesn't fit, a column is hashed in only one of spec and data set, there is no such
+        split, or data sets were prepared in different ways.
       DataError: A manifest can't be read, or doesn't match its shards.
     """
 

@@ -92,7 +92,7 @@ class ShapedScan(ParquetScan):
         yield from super()._read({**values, **{name: name for name in PLACE}}, lists, skip=skip)
 
     def origins(self, records: Collection[int]) -> dict[int, tuple[Scan, int]]:
-        """Return where some records come from: number -> scan, and number there."""
+        """Return the origins of some records: number -> scan, and the record's number in it."""
         if not records:
             return {}
         wanted, table = ", ".join(map(str, sorted(records))), self._table({}, skip=False)
