@@ -42,6 +42,7 @@ from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import explain_write_errors, lock_file, write_atomically
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
+from gmeta.core.step import StepCallback
 from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables, tables_of
 from gmeta.export.model_deltas import (
     DELTAS,
@@ -83,7 +84,7 @@ class Published:
     seconds: float
 
 
-class Publisher(tf.keras.callbacks.Callback):
+class Publisher(StepCallback):
     """Keras callback that publishes what training changes, for running servers.
 
     It requires training in one process; it can't make deltas of tables that are divided among ranks.
