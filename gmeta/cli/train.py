@@ -89,10 +89,10 @@ def command(
     models predict the next item in a user's history: SASRec and HSTU beside sequential rules, item
     neighbours, EASE and implicit ALS, and a blend of all of them. With --for retrieval, they predict which
     items belong to a user, in any order: a two-tower model beside item neighbours, RP3beta, EASE and implicit
-    ALS, and a blend; this needs no times. For ranking, alone with --for ranking or without users, they
-    predict from the ids and numbers of a row: DCN-v2, DLRM and a factorisation machine beside linear models
-    and matrix factorisation, and a blend of all of them; if settings name it, also GRM, which reads users'
-    earlier rows.
+    ALS, and a blend; this needs no times. For ranking, they predict from the ids and numbers of a row:
+    DCN-v2, DLRM and a factorisation machine beside linear models and matrix factorisation, and a blend of
+    all of them; if settings name it, also GRM, which reads users' earlier rows. With --for ranking, or
+    without users, the command trains for ranking alone.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it continues automatically when a rank is lost.

@@ -152,7 +152,7 @@ def with_floor(scores: Scores) -> Scores:
 
 
 def scores_of_all(scorers: Mapping[Key, Scorer], histories: Histories) -> Iterator[tuple[Key, Scores]]:
-    """Yield the scores of each scorer; compute scores that several blends use only once."""
+    """Yield the scores of each scorer; compute only once the scores that several blends use."""
     known: dict[int, Scores] = {}
 
     def scores(scorer: Scorer) -> Scores:

@@ -69,7 +69,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Popularity:
-    """The log of an item's number of events, counted with a half-life.
+    """The log of an item's number of events, weighted with a half-life.
 
     Attributes:
       half_life: The share of the training time after which an event counts half; 0: no decay.

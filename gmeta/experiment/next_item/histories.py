@@ -6,7 +6,7 @@ A protocol cuts them: it decides which events are trained on and which items are
 * ``"time"``: the last tenth of all events are the targets in the test, the tenth before it in validation: all
   of a user's items there, given the earlier ones.
 * ``"users"``: a tenth of the users are in the test, with their last items as targets, and another tenth in
-  validation. None of these users' items are trained on.
+  validation. None of these users' events are trained on.
 * ``"random"``: a tenth of each user's items, drawn uniformly, are the targets in the test, given all others,
   and another tenth in validation, given those that are trained on. It needs no times. The numbers are
   RecBole's for the ratios 8:1:1 by user: each tenth is rounded down, but a user with fewer than ten items has
@@ -237,7 +237,7 @@ def time_column(manifest: Manifest) -> str | None:
 
 
 def first_of_each(events: Histories) -> Histories:
-    """Leave out repeated events of a user with the same item, so that a user's items are a set."""
+    """Keep only each user's first event with an item, so that a user's items are a set."""
     pairs = events.owner * (int(events.items.max(initial=0)) + 1) + events.items
     kept = np.zeros(len(pairs), bool)
     kept[np.unique(pairs, return_index=True)[1]] = True

@@ -86,7 +86,7 @@ def plan_catalogue(
 
     Raises:
       ConfigError: A key or a value is unknown, or no column looks like an item.
-      DataError: The data set can't be read, or none of it remains.
+      DataError: The data set can't be read, or no events remain.
     """
     manifest = Manifest.load(data)
     if (manifest.config.get("table") or {}).get("blocks"):
