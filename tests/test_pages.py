@@ -149,7 +149,7 @@ RUN = [
     for page in PAGES
     if any(block.kind == "python" or (block.kind == "sh" and not block.note) for block in blocks_of(page))
 ]
-QUICK = ("README.md", "docs/reinforcement.md")
+QUICK = ("docs/reinforcement.md",)
 SHOWN = pytest.mark.shown_by("test_what_a_page_names_exists")
 
 

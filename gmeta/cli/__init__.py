@@ -63,16 +63,16 @@ class CommandLine(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand.
 
-        Exit codes: 0 done; 1 the answer is no (`gmeta doctor`); 2 an error that the user can fix; 130
-        interrupted. Any other error is a defect, and keeps its traceback.
+        Exit codes: 0 success; 1 a check failed (`gmeta doctor`); 2 an error that the user can fix; 130
+        interrupted. Any other error is a bug, and keeps its traceback.
         """
         with remember_interrupts() as interrupts:
             try:
                 return super().invoke(ctx)
             except (click.exceptions.Exit, click.ClickException, BrokenPipeError):
-                raise  # click's own; the reader of the output may have stopped (`| head`)
+                raise  # click's own errors; the reader of the output may have stopped (`| head`)
             except (Exception, KeyboardInterrupt) as error:
-                ended = KeyboardInterrupt() if interrupts.came else error  # any error that C++ made of it
+                ended = KeyboardInterrupt() if interrupts.came else error  # C++ may have changed its type
                 if ctx.params["debug"] or not isinstance(ended, (GmetaError, OSError, KeyboardInterrupt)):
                     raise
                 return _leave(ctx, ended)

@@ -34,8 +34,8 @@ def command(folder: Path, urls: tuple[str, ...], follow: bool, every: str) -> No
     """Send servers the deltas that they lack.
 
     A server is the REST interface of TensorFlow Serving, started with `--model_base_path=FROM/model`. Its
-    version decides which deltas it gets, so new and restarted servers catch up, and the command keeps
-    nothing. Without --follow, a server that can't be reached is an error after all others were served.
+    version decides which deltas it gets, so new and restarted servers catch up, and the command stores
+    nothing. Without --follow, an unreachable server is an error, raised after all others were served.
     """
     from gmeta.export.delivery import deliver
 

@@ -16,7 +16,7 @@ from gmeta.cli.rank_options import ranks_option, start_ranks
 from gmeta.core.collectives.place import told_place, under_launcher
 from gmeta.core.errors import ConfigError
 
-# How NCCL connects this rank's GPU with others, read from its log, as it has no function for this.
+# How NCCL connects this rank's GPU with others, read from its log, because NCCL has no function for this.
 
 _CHANNEL = re.compile(r"Channel \d+(?:/\d+)? ?: \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via (\S+)")
 _NEAREST = re.compile(r"\btype (\w+)/")
@@ -24,7 +24,7 @@ _MEANING = {"LOC": "itself", "NVL": "NVLink", "NVB": "NVLink", "C2C": "NVLink C2
 
 
 def log_nccl() -> None:
-    """Let NCCL, before it is loaded, write its log into a file, unless the user has it write elsewhere."""
+    """Make NCCL write its log to a file, unless the user chose another; call this before NCCL is loaded."""
     if "NCCL_DEBUG" in os.environ or "NCCL_DEBUG_FILE" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="gmeta-nccl-")
@@ -92,13 +92,13 @@ def command(
     exit code is 1 if anything that gmeta needs is broken.
 
     With --checkpoint it also shows what each table of a model takes, and whether all fit in host memory, or
-    which gmeta.policies.Tiers would do with the drive of --ssd; and, where there is a GPU or with
-    --gpu-bytes, how many rows fit in the GPU's memory, and the others in host memory. If they fit nowhere,
-    that is BROKEN too.
+    which gmeta.policies.Tiers would fit with the drive of --ssd. With a GPU, or with --gpu-bytes, it also
+    shows how many rows fit in the GPU's memory if the others are in host memory. If they fit nowhere, that
+    is BROKEN too.
 
-    With --np the command then starts that many ranks; under a launcher it uses the launcher's ranks. There it
-    runs every collective that training uses, checks the results, and prints latency, bandwidth, each rank's
-    versions, what connects the ranks, and how tensors in host memory and on GPUs travel.
+    With --np the command then starts that many ranks; under a launcher it uses the launcher's ranks. On them
+    it runs every collective that training uses, checks the results, and prints latency, bandwidth, each
+    rank's versions, what connects the ranks, and how tensors in host memory and on GPUs are sent.
     """
     for option, value in (("--ssd", ssd), ("--gpu-bytes", gpu_bytes)):
         if value is not None and checkpoint is None:

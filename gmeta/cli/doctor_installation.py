@@ -1,6 +1,6 @@
 """Examines an installation: versions, Keras, native libraries, Horovod, GPUs.
 
-Every check turns its result into a `Finding` and never raises, so the first fault doesn't hide the second.
+Every check returns its result as a `Finding` and never raises, so one fault doesn't hide the next.
 Checks that need TensorFlow import it themselves, so this module does not.
 """
 
@@ -50,7 +50,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Run all checks, each after the checks that it builds on.
+    """Run all checks, each after the checks that it depends on.
 
     Returns:
       At least one finding per check; `Status.BROKEN` where gmeta can't work.
@@ -107,7 +107,7 @@ def _requirement(requirement: Requirement) -> Finding:
 
 
 def _version(name: str) -> str | None:
-    """Return the version of a package, of TensorFlow under any of its names."""
+    """Return the version of a package; for TensorFlow, of whichever distribution is installed."""
     if name == DISTRIBUTIONS[0]:
         found = find_tensorflow()
         return found[1] if found else None

@@ -55,14 +55,14 @@ def find_drive(folder: Path) -> Drive:
 
 
 def file_bytes(records: float, rows: float) -> int:
-    """Return the bytes that the files of some rows take at most, whose records have so many bytes."""
+    """Return the most bytes that files take for ``rows`` rows whose records have ``records`` bytes in all."""
     return math.ceil(FACTOR * (records + ROW_BYTES * rows))
 
 
 # The sizes of a checkpoint's tables, for ``gmeta doctor``.
 #
-# It loads no TensorFlow. Rows of `gmeta.policies.TwoPrecisions` are counted by their frequencies and last
-# steps, so the records of such a table are read; for other tables the manifest suffices.
+# It loads no TensorFlow. For a table with `gmeta.policies.TwoPrecisions` it reads the records, because the
+# frequencies and last steps decide which rows count as half; for other tables the manifest suffices.
 
 INDEX_BYTES = 28
 """Bytes of host memory, at most, for a row in the key index of a large table."""
@@ -78,9 +78,9 @@ class TableSize:
     Attributes:
       name: Its name in the checkpoint.
       rows: Number of rows.
-      floats: Weights and slots of a row.
+      floats: Number of weights and slots in a row.
       half_rows: How many rows are in half precision.
-      two_precisions: Whether rows may be (`gmeta.policies.TwoPrecisions`).
+      two_precisions: Whether rows may be in half precision (`gmeta.policies.TwoPrecisions`).
     """
 
     name: str
@@ -109,7 +109,7 @@ def read_sizes(folder: Path) -> list[TableSize]:
     """Read the sizes of a checkpoint's tables.
 
     Raises:
-      DataError: The checkpoint isn't whole.
+      DataError: The checkpoint isn't complete.
     """
     with CheckpointReader(folder) as reader:
         return [
@@ -137,11 +137,11 @@ def _half_rows(reader: CheckpointReader, name: str, entry: TableEntry) -> int:
 def are_half(
     frequency: NDArray[Any], last_step: NDArray[Any], step: int, settings: Mapping[str, Any]
 ) -> NDArray[np.bool_]:
-    """Say which rows of `gmeta.policies.TwoPrecisions` have 16 bits, or get them in the next sweep.
+    """Return which rows of `gmeta.policies.TwoPrecisions` are in 16 bits, now or after the next sweep.
 
     Args:
-      frequency: Uses of the rows, (n,).
-      last_step: Their last steps, (n,).
+      frequency: How often each row was used, (n,).
+      last_step: Each row's last step, (n,).
       step: The table's step.
       settings: ``half_below``, and ``half_life`` if rows cool down.
     """
@@ -149,7 +149,7 @@ def are_half(
     rare = frequency < threshold
     if half_life is None:
         return rare
-    # The rule of ops/table/core/half_rule.h, in the same whole numbers.
+    # The rule of ops/table/core/half_rule.h, in the same integers.
     idle = np.maximum(step - last_step.astype(np.int64), 0).astype(np.uint64)
     halvings, rest = np.divmod(idle, np.uint64(half_life))
     scaled = frequency.astype(np.uint64) * (np.uint64(2 * half_life) - rest)
@@ -170,19 +170,19 @@ def describe(table: TableSize) -> Finding:
 
 # Compares the tables of a checkpoint with the memory of a GPU and of its host, for ``gmeta doctor``.
 #
-# The index of all keys is in the GPU's memory, and so are ``hbm_rows`` rows of each table. The others are in
-# host memory (`gmeta.policies.Tiers`).
+# The GPU's memory holds the index of all keys and ``hbm_rows`` rows of each table. The other rows are in host
+# memory (`gmeta.policies.Tiers`).
 
 SLOT_BYTES = 16  # of the index
-LIST_BYTES = 8  # a row's mark of use, and its place among the free numbers: lists that grow by copies
+LIST_BYTES = 8  # a row's mark of use, and its entry in the list of free numbers; both lists grow by copying
 HEADER_BYTES = 8  # a row's frequency and last step, which stay on the GPU
 FEWEST_SLOTS = 1024
-PART_SLOTS = 1 << 20  # the index grows part by part, and a part has at most as many slots
-BLOCK_BYTES = 4 << 20  # rows are allocated in blocks of at most as many bytes, if 32 rows don't take more
+PART_SLOTS = 1 << 20  # the index grows part by part, and a part has at most this many slots
+BLOCK_BYTES = 4 << 20  # rows are allocated in blocks of at most this size, unless 32 rows take more
 
 
 def gpu_memory() -> int | None:
-    """Return the free bytes of the GPU that has the fewest, by nvidia-smi; None if there is no GPU."""
+    """Return the free bytes of the GPU with the least free memory, from nvidia-smi; None without a GPU."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -195,14 +195,14 @@ def gpu_memory() -> int | None:
 
 
 def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int, drive: Drive | None = None) -> Finding:
-    """Say whether tables fit on a GPU, alone or with rows in other tiers, and how many rows then do.
+    """Report whether tables fit on a GPU, alone or with rows in other tiers, and how many rows fit there.
 
-    The tables are taken for those of one collection, which have the same ``hbm_rows`` each.
+    The tables are assumed to be one collection's, with the same ``hbm_rows`` each.
 
     Args:
       tables: The tables.
       gpu: Available bytes of the GPU's memory; tables may take `TABLES_SHARE` of them.
-      memory: Available bytes of host memory; as much of them.
+      memory: Available bytes of host memory; tables may take the same share of them.
       drive: The drive that would hold rows, or None.
     """
     usable, index = int(gpu * TABLES_SHARE), sum(index_bytes(table.rows) for table in tables)
@@ -257,12 +257,12 @@ def judge_gpu(tables: Sequence[TableSize], gpu: int, memory: int, drive: Drive |
 
 
 def index_bytes(rows: int) -> int:
-    """Return the bytes of GPU memory beside the records of a table that has grown to many: 37 to 59 a row."""
+    """Return the GPU memory that a table of many rows takes besides its records: 37 to 59 bytes a row."""
     return _slots(rows) * SLOT_BYTES + rows * (LIST_BYTES + HEADER_BYTES)
 
 
 def growth_bytes(rows: int) -> int:
-    """Return the extra bytes of such a table while it grows: the part that it copies exists twice."""
+    """Return the extra bytes that a table takes while it grows: the part that it copies exists twice."""
     return min(_slots(rows) // 2, PART_SLOTS) * SLOT_BYTES + rows * LIST_BYTES
 
 
@@ -275,7 +275,7 @@ def _slots(rows: int) -> int:
 
 def _most_rows(tables: Sequence[TableSize], left: int) -> int:
     """Return the largest ``hbm_rows`` with which the rows on the GPU take at most ``left`` bytes."""
-    low, high = 1, 2 * max(table.rows for table in tables)  # of full rows, half as many may exist
+    low, high = 1, 2 * max(table.rows for table in tables)  # half of these may be full rows
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _bytes_on_gpu(tables, middle) <= left else (low, middle - 1)
@@ -293,13 +293,13 @@ def _bytes_on_gpu(tables: Sequence[TableSize], hbm_rows: int) -> int:
 
 
 def _bytes(table: TableSize, full: int, half: int) -> int:
-    """Return the bytes of full and half records, whose numbers are padded to a multiple of four."""
+    """Return the bytes of full and half records; both counts are rounded up to a multiple of four."""
     numbers = -(-table.floats // 4) * 4
     return full * 4 * numbers + half * 2 * numbers
 
 
-PLACE_BYTES = 16  # of memory, at most, for a row on the drive
-SEGMENT_BYTES = 32 << 20  # of memory, at most, for the segments of a table that fill
+PLACE_BYTES = 16  # of memory, at most, for each row on the drive
+SEGMENT_BYTES = 32 << 20  # of memory, at most, for the segments that a table is filling
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -311,12 +311,12 @@ def examine_tables(checkpoint: Path, ssd: Path | None, gpu_bytes: int | None = N
     Tables that fit in host memory or on a GPU aren't `Status.BROKEN` because they don't fit in the other.
 
     Args:
-      checkpoint: A checkpoint, or a folder of checkpoints, whose latest one is taken.
+      checkpoint: A checkpoint, or a folder of checkpoints, of which the latest is read.
       ssd: A folder on the drive that would hold rows; None: there is no such drive.
       gpu_bytes: The free memory of a GPU; None: that of this machine's GPUs, if it has any.
 
     Raises:
-      DataError: There is no checkpoint, or it isn't whole.
+      DataError: There is no checkpoint, or it isn't complete.
       ConfigError: `ssd` isn't a folder, or can't be written to.
     """
     drive = None if ssd is None else find_drive(ssd)
@@ -343,9 +343,9 @@ def examine_tables(checkpoint: Path, ssd: Path | None, gpu_bytes: int | None = N
 
 
 def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Finding:
-    """Say where tables fit: in memory; in `gmeta.policies.Tiers`, and in which; or nowhere, and what lacks.
+    """Report where tables fit: in memory, in `gmeta.policies.Tiers` (and which), or nowhere (and why).
 
-    The tables are taken for those of one collection, which divides ``host_bytes`` as `Tiers.divide` does.
+    The tables are assumed to be one collection's, which divides ``host_bytes`` as `Tiers.divide` does.
 
     Args:
       tables: The tables.
@@ -396,7 +396,7 @@ def judge(tables: Sequence[TableSize], memory: int, drive: Drive | None) -> Find
 
 
 def _divide(tables: Sequence[TableSize], host_bytes: int) -> tuple[int, int]:
-    """Return how many rows are in memory, and how many bytes the files of the others take at most."""
+    """Return how many rows are in memory, and the most bytes that files take for the other rows."""
     held, files = 0, 0
     shares = Tiers(host_bytes, "").divide([table.row_bytes for table in tables])
     for table, share in zip(tables, shares, strict=True):
@@ -408,12 +408,12 @@ def _divide(tables: Sequence[TableSize], host_bytes: int) -> tuple[int, int]:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that a new process can have, by the machine and by its container's limit."""
+    """Return the bytes of memory that a new process can use, within the limits of machine and container."""
     there = _numbers(_MEMINFO)["MemAvailable:"] << 10
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
-        cache = _numbers(_CGROUP / "memory.stat")["inactive_file"]  # the kernel drops it when it needs memory
+        cache = _numbers(_CGROUP / "memory.stat")["inactive_file"]  # the kernel frees it when it needs memory
     except (OSError, ValueError):  # no container, or "max"
         return there
     return min(there, max(limit - used + cache, 0))

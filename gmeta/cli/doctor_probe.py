@@ -28,7 +28,7 @@ class Measurement:
     Attributes:
       collective: Its name in `gmeta.core.collectives`.
       place: Where its tensors are.
-      bytes: How many bytes each rank gives to it.
+      bytes: How many bytes each rank passes to it.
       seconds: Median over 7 calls of the slowest rank's time.
     """
 
@@ -39,18 +39,18 @@ class Measurement:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second that each rank gives."""
+        """Bytes per second that each rank sends."""
         return self.bytes / self.seconds
 
 
 @dataclass(frozen=True)
 class Way:
-    """How small tensors in one place travel.
+    """How small tensors in one place are sent.
 
     Attributes:
       place: Where they are.
       lane: What carries them: ``tcp``, ``nccl`` or ``horovod``.
-      way: How this rank reaches the others, for people.
+      way: How this rank reaches the others, in words.
       seconds: Median of an alltoall and of an allreduce of a kilobyte, one of `SIZES`.
     """
 
@@ -61,7 +61,7 @@ class Way:
 
 
 def ways(found: list[Measurement]) -> list[Way]:
-    """Say for each measured place how its tensors travel."""
+    """Return for each measured place how its tensors are sent."""
     small = {(one.place, one.collective): one.seconds for one in found if one.bytes == SIZES[0]}
     return [
         Way(
@@ -76,7 +76,7 @@ def ways(found: list[Measurement]) -> list[Way]:
 
 
 def measure(sizes: tuple[int, ...] = SIZES) -> list[Measurement]:
-    """Time each collective at each size on all ranks; all ranks call this and get the same answer.
+    """Time each collective at each size; all ranks call this and get the same result.
 
     Raises:
       CollectiveError: A collective fails or returns wrong values; the message names it and this rank.

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 @on_bad_option
 @ranks_option
 def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, size: int | None) -> None:
-    """Measure what a run has learned, and write the report.
+    """Evaluate a run on its test data, and write the report.
 
-    Of a run for the next item or retrieval, the command ranks the whole catalogue for each user of the test,
-    with and without the items that the user has seen, beside baselines. Of a run for ranking, it measures the
-    rows of the test: log loss, AUC, GAUC and calibration, or errors of numbers.
+    For a run for the next item or retrieval, the command ranks the whole catalogue for each test user, with
+    and without the items that the user has seen, and compares with baselines. For a run for ranking, it
+    measures the test rows: log loss, AUC, GAUC and calibration, or errors of numbers.
 
-    Of a run for cold start, it measures the tasks of every test split before adaptation and after several
-    inner steps, over all seeds of the run, beside baselines that are tuned on warm tasks. The first sentence
-    of the report says whether a method beats the strongest of them. If the same command trained for ranking
-    too, both are measured, and the report shows both.
+    For a run for cold start, it measures the tasks of every test split before adaptation and after several
+    inner steps, over all seeds of the run, and compares with baselines that are tuned on warm tasks. The
+    first sentence of the report states whether a method beats the strongest baseline. If the same command
+    also trained for ranking, the report covers both.
     """
     if start_ranks(size):
         return
@@ -81,7 +81,7 @@ def command(run_paths: tuple[Path, ...], json_path: Path | None, on_bad: OnBad, 
 
 
 def _measure_ranking(run: RunFolder, on_bad: OnBad) -> Beside | None:
-    """Measure the run for ranking beside one for cold start; None if that can't be done."""
+    """Measure the run for ranking that accompanies one for cold start; None if that isn't possible."""
     from gmeta.core.collectives import world
     from gmeta.experiment.ranking.page import about, headline, table
     from gmeta.experiment.report.page import Beside

@@ -79,14 +79,14 @@ def command(
 ) -> None:
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
-    The SavedModel has TensorFlow's own ops only. Of a run for next-item or retrieval it has one signature,
+    The SavedModel has TensorFlow's own ops only. For a run for next-item or retrieval it has one signature,
     `recommend`: it takes histories, a matrix of ids padded with -1, or of the texts that gmeta prepare
-    hashed, and returns the likeliest items with their scores, texts and titles. Of a run for ranking it has
-    one, `predict`: it takes the columns of rows and returns their scores. Of a run for cold start it has
-    three: `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a new
-    task's samples with their labels and returns the adapted weights, as bytes to keep; `predict_with` takes
-    features and those bytes. Clients send a feature with several ids per sample as a matrix, its rows
-    padded with -1. OUT/VERSION appears whole or not at all.
+    hashed, and returns the likeliest items with their scores, texts and titles. For a run for ranking it
+    has one, `predict`: it takes the columns of rows and returns their scores. For a run for cold start it
+    has three: `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a
+    new task's samples with their labels and returns the adapted weights, as bytes to store; `predict_with`
+    takes features and those bytes. Clients send a feature with several ids per sample as a matrix whose
+    rows are padded with -1. OUT/VERSION appears whole or not at all.
     """
     from gmeta.experiment.runs.all_runs import export_run
     from gmeta.experiment.runs.run_folder import RunFolder

@@ -34,10 +34,10 @@ users_option = click.option(
 
 
 def find_users(store: Path, users: Sequence[str], users_file: TextIO | None) -> list[int]:
-    """Return the numbers by which a store knows the users that the two options name.
+    """Return the numbers by which a store identifies the users that the two options name.
 
     Raises:
-      ConfigError: Users are numbers, and one isn't.
+      ConfigError: The store's users are numbers, and a given user isn't.
       DataError: There is no store.
     """
     spec = HistorySpec.from_json(Generation(store).manifest.spec)
@@ -82,8 +82,8 @@ def append(
 ) -> None:
     """Add events to a store, as its next generation; the first append makes the store.
 
-    The first append needs --user and --time, or a --spec; later ones read columns as the first one did. The
-    rows of a prepared data set are events too, and it knows these two itself.
+    The first append needs --user and --time, or a --spec; later ones read columns as the first one did. A
+    prepared data set also works as events; its rows need neither option.
     """
     from gmeta.cli.prepare import PrepareProgress, parse_settings, refuse_foreign
     from gmeta.preprocess.history.append import append_history
@@ -123,7 +123,7 @@ def append(
 
 
 def _spec(data: Sequence[str], path: Path | None, **options: Any) -> HistorySpec | None:
-    """Make the spec of a new store from its file and the options, which override it; None: there is none."""
+    """Make a new store's spec from its file and the options, which override it; None without either."""
     from gmeta.preprocess.tables.prepared_source import is_prepared
 
     own = {name: value for name, value in options.items() if value is not None}
@@ -146,9 +146,9 @@ def _spec(data: Sequence[str], path: Path | None, **options: Any) -> HistorySpec
     help="TOML file: other columns, groups or shards.  [default: the store's]",
 )
 def compact(store: Path, start: int | None, spec_file: Path | None) -> None:
-    """Rewrite all events as the next generation, so that each history is one read.
+    """Rewrite all events as the next generation, so that one read returns a history.
 
-    No history changes, unless --start shortens it, and earlier generations stay; `drop` removes them.
+    Histories don't change, unless --start shortens them. Earlier generations stay until `drop` removes them.
     """
     from gmeta.cli.prepare import PrepareProgress
     from gmeta.preprocess import HistorySpec
@@ -190,7 +190,7 @@ def scrub(store: Path, users: tuple[str, ...], users_file: TextIO | None) -> Non
 @store_argument
 @click.argument("generations", type=int, nargs=-1, required=True)
 def drop(store: Path, generations: tuple[int, ...]) -> None:
-    """Remove generations that no other one reads."""
+    """Remove generations that no other generation reads."""
     from gmeta.preprocess.history.example_sets import drop_generations
 
     drop_generations(store, generations)
@@ -245,8 +245,8 @@ def examples(store: Path, data: tuple[str, ...], remove: str | None, **options: 
     """Make a set of examples that point into a store, or list the existing ones.
 
     With --data, exposures become a data set for `gmeta.io.late`. An example names the generation that it
-    reads, and the store keeps that generation until the set is unregistered with --remove. With neither, the
-    registered sets are listed.
+    reads, and the store keeps that generation until --remove unregisters the set. With neither option, the
+    command lists the registered sets.
     """
     if not data or remove is not None:
         given = {"on_bad": "raise", "overwrite": False}
@@ -359,9 +359,9 @@ def _generations(numbers: tuple[int, ...]) -> str:
 def verify(store: Path, generation: int | None) -> None:
     """Read all of a generation and compare it with its checksums; exit with 1 if it is damaged.
 
-    A deletion that a killed process has begun is finished first. What can't be removed is named, as is what
-    isn't of the store; it exits with 1 then too. The registered sets of examples are looked at too: whether
-    they exist unchanged, and the generations that they read.
+    The command first finishes a deletion that a killed process began. It names files that can't be removed
+    or don't belong to the store, and then exits with 1 too. It also checks that the registered sets of
+    examples, and the generations that they read, exist unchanged.
     """
     from gmeta.preprocess.history.example_sets import find_faults
     from gmeta.preprocess.history.reading import verify_history
@@ -396,9 +396,9 @@ def verify(store: Path, generation: int | None) -> None:
 def show(
     store: Path, user: str, until: int | None, longest: int, data: Path | None, generation: int | None
 ) -> None:
-    """Print a user's history, oldest event first, as a store or one of its generations has it.
+    """Print a user's history, oldest event first, as the store or one of its generations holds it.
 
-    A store keeps hashes of text, and no text; --texts takes texts from the data set of the same events.
+    A store keeps only hashes of text; --texts reads the texts from the data set of the same events.
     """
     from gmeta.core.history_manifest import BIRTH
     from gmeta.core.texts import Texts
@@ -445,8 +445,8 @@ def export_events(
 ) -> None:
     """Write events as Parquet into the folder OUT, which appears whole or not at all.
 
-    There is a file for each shard that has events, and a spec with which `append` reads the files. --user and
-    --users write only the events of these users.
+    OUT holds a file for each shard that has events, and a spec with which `append` reads the files. With
+    --user or --users, the command writes only the events of these users.
     """
     from gmeta.cli.prepare import PrepareProgress
     from gmeta.preprocess.history.reading import export_history
@@ -468,8 +468,8 @@ __all__ = ["command"]
 def command() -> None:
     """Keep users' histories in a store, and show them.
 
-    A store is a folder of generations. Each append makes one, and changes nothing of those before it, so a
-    history can be rebuilt as it was at any time.
+    A store is a folder of generations. Each append adds one and leaves those before it unchanged, so the
+    state of a history at any time can be rebuilt.
     """
 
 

@@ -1,4 +1,4 @@
-"""``gmeta inspect``: lists what a sharded checkpoint, or a prepared data set, holds."""
+"""``gmeta inspect``: lists the contents of a sharded checkpoint or a prepared data set."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 @click.option("--verify", is_flag=True, help="Read everything and compare the checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(folder: Path, top: int, verify: bool, as_json: bool) -> None:
-    """List what a checkpoint or a prepared data set holds.
+    """List the contents of a checkpoint or a prepared data set.
 
-    Of a checkpoint, or of the latest one in a folder of checkpoints, these are its tables: rows, sizes,
-    steps, optimizers, increments, admission, largest norms. Of a data set, these are its splits, and its
-    columns with their roles, ranges, texts and titles. With --top 0 and without --verify, the command reads
-    neither rows nor admission filters.
+    For a checkpoint, or the latest one in a folder of checkpoints, it lists the tables: rows, sizes, steps,
+    optimizers, increments, admission, largest norms. For a data set, it lists the splits, and the columns
+    with their roles, ranges, texts and titles. With --top 0 and without --verify, the command reads neither
+    rows nor admission filters.
     """
     if _is_data(folder):
         from gmeta.preprocess.shards.data_set import summarize_data
@@ -132,7 +132,7 @@ def _setting(value: Any) -> str:
 
 
 def _admission(table: TableSummary) -> list[str]:
-    """Describe a table's counts of keys that have no row."""
+    """Describe a table's counts of keys without a row."""
     if table.filter is not None:
         counters = table.filter.shards * table.filter.counters
         used = "" if table.filter_used is None else f", {table.filter_used:.1%} of them above zero"

@@ -47,8 +47,8 @@ def command(
     The program must call gmeta.init(). An elastic program trains with
     gmeta.checkpoint.ShardedCheckpoint(...).fit, which continues from the last checkpoint.
 
-    Ranks of this machine meet through Horovod if it is installed, unless GMETA_RANKS=gmeta. Those of --hosts
-    do without it.
+    Ranks of this machine communicate through Horovod if it is installed, unless GMETA_RANKS=gmeta. Ranks of
+    --hosts don't use Horovod.
     """
     check_alone("start a job of its own")
     if under_launcher():

@@ -54,7 +54,7 @@ def find_data(own: Path) -> Path:
     """Find the data set of a run: its own folder, or else the default one of `gmeta prepare`.
 
     Raises:
-      DataError: Neither is there.
+      DataError: Neither exists.
     """
     for folder in (own, DATA):
         if (folder / MANIFEST).exists():
@@ -70,12 +70,12 @@ def refuse_options(context: click.Context, of_family: Mapping[str, Sequence[str]
     """Refuse options that only runs of other families take.
 
     Args:
-      context: The command's.
-      of_family: Family of runs -> the parameters that it takes and not every family does.
+      context: The command's context.
+      of_family: Family of runs -> the parameters that only some families take, this one among them.
       family: The family of the run.
 
     Raises:
-      ConfigError: One of them is given.
+      ConfigError: Such an option is given.
     """
     own = of_family.get(family, ())
     for name in dict.fromkeys(name for names in of_family.values() for name in names if name not in own):

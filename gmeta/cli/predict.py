@@ -55,11 +55,11 @@ def command(
 ) -> None:
     """Score the rows of new files with a trained run.
 
-    A file is read as the run's data were prepared: the same columns, texts by the same hash; the label may be
-    absent. OUT gets a Parquet file for each --rows-per-part records, with the record's number in the
-    input, the task, the time and the item as the data set stores them, and the score: a probability, or a
-    value. After an interruption the same command writes the files that are missing. With --np, ranks divide
-    the files among them; each reads the whole input.
+    Files are read as the run's data were prepared: with the same columns, and texts by the same hash; the
+    label may be absent. OUT gets a Parquet file for each --rows-per-part records, with the record's number
+    in the input, the task, the time and the item as the data set stores them, and the score: a probability,
+    or a value. After an interruption the same command writes the missing files. With --np, ranks divide the
+    files among them; each reads the whole input.
     """
     place = start_apart(size)
     if place is None:

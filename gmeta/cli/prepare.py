@@ -97,10 +97,10 @@ def command(
 ) -> None:
     """Turn tables of events, or MovieLens files, into a data set that `gmeta train` reads.
 
-    The command brings the rows of one task, such as a user, together in time order and cuts them into
-    batches. It keeps tasks with --min-rows to --max-rows rows; --cold-modulus splits them by their ids into
-    warm tasks, to train on, and cold tasks, to evaluate on. OUT appears whole or not at all. If OUT was made
-    before from the same files with the same settings, it is used as it is.
+    The command groups the rows of each task, such as a user, in time order and cuts them into batches. It
+    keeps tasks with --min-rows to --max-rows rows; --cold-modulus splits them by their ids into warm tasks,
+    for training, and cold tasks, for evaluation. OUT appears whole or not at all. If OUT already exists,
+    made from the same files with the same settings, it is reused.
     """
     from gmeta.core.files import explain_write_errors
     from gmeta.preprocess import SyntheticConfig
@@ -181,7 +181,7 @@ _OF: dict[str, tuple[Engine, ...]] = {
 
 
 def refuse_foreign(engine: Engine, **given: Any) -> None:
-    """Refuse options that the engine has no use for.
+    """Refuse options that the engine doesn't use.
 
     Raises:
       ConfigError: Such an option is given.
@@ -202,7 +202,7 @@ def describe_jobs(
     folder: Path | None,
     ranges: int | None,
 ) -> str:
-    """Make the folder of a job, and return a text that describes the next step.
+    """Make the folder of a job, and return a description of the next step.
 
     Raises:
       ConfigError: The files, the task or the folder aren't given.
@@ -233,7 +233,7 @@ def run_on_spark(
     conf: Sequence[str],
     **options: Any,
 ) -> PrepareSummary:
-    """Prepare on Spark; ``conf`` holds settings ``name=value``, the rest is as for `prepare_on_spark`.
+    """Prepare on Spark with ``conf``, settings ``name=value``; the rest is as for `prepare_on_spark`.
 
     Raises:
       ConfigError: The data or the task aren't given, or a setting has no value.
@@ -250,7 +250,7 @@ def run_on_spark(
 
 
 def parse_settings(conf: Sequence[str]) -> dict[str, str]:
-    """Return Spark's settings of texts ``name=value``.
+    """Parse Spark's settings from texts ``name=value``.
 
     Raises:
       ConfigError: A setting has no value.
@@ -262,7 +262,7 @@ def parse_settings(conf: Sequence[str]) -> dict[str, str]:
 
 # Output of ``gmeta prepare``: progress bars while it works, and a table of the results.
 
-_COLUMNS = 8  # the most columns of a kind that the table names
+_COLUMNS = 8  # the table names at most this many columns of a kind
 
 
 class _Rate(ProgressColumn):
@@ -274,7 +274,7 @@ class _Rate(ProgressColumn):
 
 
 class _TimeLeft(ProgressColumn):
-    """Column with the time that the stage still needs, or, once it is over, has taken."""
+    """Column with the time that the stage still needs, or, once it is done, that it took."""
 
     def render(self, task: Task) -> Text:
         if task.finished:
@@ -300,7 +300,7 @@ class PrepareProgress(Bars):
         self._stages: dict[str, tuple[TaskID, float]] = {}
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """Move the stage's bar."""
+        """Update the stage's bar."""
         if stage not in self._stages:
             self._stages[stage] = self.bars.add_task(STAGES[stage], total=total), time.monotonic()
         bar, started = self._stages[stage]

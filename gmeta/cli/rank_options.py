@@ -91,8 +91,8 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
     """Run this process's own command line as `size` ranks, and wait for them.
 
     The ranks get the same arguments, including ``--np``. In a rank, and without ``--np``, this function only
-    becomes a rank (`gmeta.core.collectives.init`), which does nothing without a launcher. So a command calls
-    this function first, and is done if it was the launcher.
+    calls `gmeta.core.collectives.init`, which does nothing without a launcher. So a command calls this
+    function first, and returns if it was the launcher.
 
     Args:
       size: The value of ``--np``.
@@ -104,11 +104,11 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
 
     Raises:
       RanksError: A rank failed, and the job can't continue.
-      ConfigError: The launcher started another number of ranks than `size`; or as in `init`.
+      ConfigError: The launcher started a different number of ranks than `size`; or as in `init`.
     """
     if _run_as_ranks(size, elastic, write):
         return True
-    from gmeta.core.collectives import init  # TensorFlow only if there are other ranks
+    from gmeta.core.collectives import init  # imports TensorFlow only if there are other ranks
 
     init()
     return False
@@ -117,19 +117,19 @@ def start_ranks(size: int | None, *, elastic: Elastic | None = None, write: Writ
 def start_apart(size: int | None) -> RankPlace | None:
     """Run this process's own command line as `size` processes that divide its work, and wait for them.
 
-    As `start_ranks`, but the processes exchange nothing: each is a world of one rank, which has all rows of
-    its models' tables and works at its own pace. If one fails, the others are ended.
+    Like `start_ranks`, but the processes exchange nothing: each is a world of one rank, which holds all rows
+    of its models' tables and works at its own pace. If one fails, the others are stopped.
 
     Args:
       size: The value of ``--np``.
 
     Returns:
-      This process's place among those that divide the work; None if this call has started them, and all have
+      This process's place among those that divide the work; None if this call started them and all
       succeeded.
 
     Raises:
       RanksError: One of them failed.
-      ConfigError: The launcher started another number than `size`, or states no place.
+      ConfigError: The launcher started a different number than `size`, or doesn't state this process's place.
     """
     if _run_as_ranks(size):
         return None
@@ -139,9 +139,9 @@ def start_apart(size: int | None) -> RankPlace | None:
 
 
 def _run_as_ranks(size: int | None, elastic: Elastic | None = None, write: Write | None = None) -> bool:
-    """Run the command line as ranks unless this process is one of them, or ``--np`` asks for one alone."""
+    """Run the command line as ranks unless this process is one of them, or ``--np`` asks for only one."""
     if under_launcher():
-        launched = total_shares(launched_size())  # an elastic job has this many at most
+        launched = total_shares(launched_size())  # an elastic job has at most this many
         if size is not None and size != launched:
             raise ConfigError(f"--np {size}, but the launcher started {launched} ranks; leave --np out")
     elif size is not None and (size > 1 or elastic is not None):
@@ -159,14 +159,14 @@ def run_ranks(
     write: Write | None = None,
     **over: Any,
 ) -> None:
-    """Run a command as ranks, which end with this process, even if a scheduler ends it.
+    """Run a command as ranks, which end with this process, even if a scheduler stops it.
 
     Args:
       command: The program and its arguments.
       size: The number of ranks.
       elastic: Whether and how the number of ranks varies.
       write: As in `gmeta.core.launcher.local_ranks.launch`.
-      **over: ``hosts`` and ``ssh`` as there.
+      **over: ``hosts`` and ``ssh``, as for that function.
 
     Raises:
       RanksError: As in `start_ranks`.

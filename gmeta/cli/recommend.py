@@ -50,18 +50,18 @@ def command(
     users_per_part: int,
     size: int | None,
 ) -> None:
-    """Write the likeliest items of users, by all that the data set knows of them.
+    """Write the likeliest items of users, from all their rows in the data set.
 
-    The Parquet file has a row for each user: its id, under the data set's name of users; items, a list of
+    The Parquet file has a row for each user: its id, in a column named as in the data set; items, a list of
     ids, the likeliest first; and scores. If the data set keeps texts, the user's text and the items' texts
-    and titles follow. It appears whole or not at all. After an interruption the same command continues, with
-    the parts in OUT.parts. With --np, ranks divide the parts among them.
+    and titles follow. The file appears whole or not at all. After an interruption the same command
+    continues with the parts in OUT.parts. With --np, ranks divide the parts among them.
     """
     place = start_apart(size)
     from gmeta.experiment.next_item.recommendations import join_recommendations, write_recommendations
     from gmeta.experiment.runs.run_folder import RunFolder
 
-    if place is None:  # the ranks that this call has started are done
+    if place is None:  # the ranks that this call started are done
         click.echo(f"{join_recommendations(out):,} users: {out}")
         return
     run = RunFolder(run_path)

@@ -1,4 +1,4 @@
-"""``gmeta semantic-ids``: makes codes of items out of their vectors."""
+"""``gmeta semantic-ids``: makes codes of items from their vectors."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def command(
 
     VECTORS is a .npy file with a row for each of items 0, 1, …; a Parquet or Arrow file with a column of ids
     (numbers, or text, which is hashed as by `gmeta prepare`) and one of lists; or a folder of `gmeta tables
-    export`. Items that are alike share their first digits. OUT
-    also gets report.json and report.png, which show how well the codes are used.
+    export`. Similar items share their first digits. OUT also gets report.json and report.png, which show how
+    well the codes are used.
     """
     from gmeta.core.files import stage_folder
     from gmeta.core.semantic_ids import IDS, SemanticIds
@@ -133,7 +133,7 @@ def read_vectors(path: Path, keys: str, values: str) -> tuple[NDArray[np.int64],
       The ids, int64 (n,), and the vectors, (n, dim).
 
     Raises:
-      DataError: There is no such file or column, an id is null, no id or given twice, or vectors have
+      DataError: There is no such file or column; an id is null, invalid or repeated; or vectors have
         different widths.
     """
     from gmeta.checkpoint.column_files import open_source
@@ -142,7 +142,7 @@ def read_vectors(path: Path, keys: str, values: str) -> tuple[NDArray[np.int64],
         vectors = _load(path)
         return np.arange(len(vectors), dtype=np.int64), vectors
     parquet = path.suffix in (".parquet", ".pq")
-    # Of a file it only looks for the columns: it reads no text.
+    # In a file it only looks for the columns: it reads no text.
     source = None if parquet and path.is_file() else open_source(path, {"keys": keys, "values": values})
     if source is None or path.is_file():
         table = _read_table(path, parquet, keys, values)
@@ -179,7 +179,7 @@ def _read_table(path: Path, parquet: bool, keys: str, values: str) -> pa.Table:
 
 
 def _ids(keys: Any, name: str, path: Path) -> NDArray[np.int64]:
-    """Return ids as `gmeta prepare` stores them: whole numbers as they are, and text hashed."""
+    """Return ids as `gmeta prepare` stores them: integers unchanged, and text hashed."""
     import pyarrow as pa
 
     from gmeta.preprocess.plan.column_values import is_text, numbers

@@ -139,7 +139,7 @@ def form_options(command: F) -> F:
 
 
 def form_of(settings: dict[str, Any]) -> tuple[FormatName | None, CsvForm]:
-    """Return what the options of `form_options` say, which leave ``settings``: the format and the form.
+    """Remove the options of `form_options` from ``settings``; return the format and form that they give.
 
     Raises:
       ConfigError: Options contradict each other.
@@ -156,10 +156,10 @@ _NAMES = [each.name or "" for each in click.command("spec")(spec_options(lambda:
 
 
 def spec_of(settings: dict[str, Any]) -> TableSpec | None:
-    """Make a table's spec from its file and the options, which override it and leave ``settings``.
+    """Make a table's spec from its file and the options, which override it and are removed from ``settings``.
 
     Raises:
-      ConfigError: Options contradict each other, or have no sense.
+      ConfigError: Options contradict each other, or are invalid.
     """
     own = {name: settings.pop(name) for name in _NAMES}
     path = own.pop("spec_file")
@@ -216,7 +216,7 @@ def spec_of(settings: dict[str, Any]) -> TableSpec | None:
 
 
 def _titles(texts: Sequence[str]) -> dict[str, str]:
-    """Return column -> the column of its titles, of texts ``COLUMN=TITLE``."""
+    """Parse texts ``COLUMN=TITLE``: column -> the column of its titles."""
     found = {}
     for text in texts:
         name, equals, source = text.partition("=")
@@ -227,7 +227,7 @@ def _titles(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _merge(before: ColumnSpec, own: ColumnSpec) -> ColumnSpec:
-    """Return a column with the settings of another that aren't their defaults."""
+    """Return ``before`` with the settings of ``own`` that aren't the defaults."""
     plain = ColumnSpec()
     names = ("source", "dtype", "is_list", "separator", "default", "gaps", "values", "positive", "format")
     return replace(before, **{n: getattr(own, n) for n in names if getattr(own, n) != getattr(plain, n)})
@@ -254,7 +254,7 @@ _VALUES = re.compile(r"(?:([^:]+?)\s*:\s*)?([^:=]+=[^=]+)")
 
 
 def parse_label(text: str) -> tuple[str, ColumnSpec]:
-    """Return the column of a label, and its rule.
+    """Parse the column of a label and its rule.
 
     Example:
       >>> parse_label("rating >= 4")[1].positive
@@ -305,7 +305,7 @@ def parse_columns(text: str) -> tuple[str, ...]:
 
 
 def parse_defaults(texts: Sequence[str]) -> tuple[tuple[float | str, ...], dict[str, dict[str, Any]]]:
-    """Return what stands for gaps in all columns, and in some: name -> settings of its `ColumnSpec`."""
+    """Return the values for gaps in all columns, and in single ones: name -> settings of its `ColumnSpec`."""
     general: list[float | str] = []
     own: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -326,7 +326,7 @@ def _number(text: str) -> float | str:
 
 
 def _join(text: str, key: str) -> Join:
-    """Return a side table of ``FILE`` or, without a line of names, ``FILE:a,b,c``."""
+    """Parse a side table: ``FILE``, or ``FILE:a,b,c`` if the file has no line of names."""
     file, colon, names = text.rpartition(":")
     return Join(text, key) if not colon or Path(text).exists() else Join(file, key, parse_columns(names))
 

@@ -33,7 +33,7 @@ def export_columns(
 ) -> None:
     """Write the ids, rows and frequencies of a table into the folder OUT, which appears whole or not at all.
 
-    CHECKPOINT is a checkpoint, or a folder of checkpoints, whose latest one is read. No model is needed.
+    CHECKPOINT is a checkpoint, or a folder of checkpoints, of which the latest is read. This needs no model.
     `gmeta.checkpoint.import_table` reads OUT into a model.
     """
     from gmeta.checkpoint.contents import export_saved_table

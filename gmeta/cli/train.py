@@ -80,21 +80,22 @@ def command(
     min_np: int | None,
     script: str | None,
 ) -> None:
-    """Train on a prepared data set; resume where a run stopped.
+    """Train on a prepared data set, or resume a run that stopped.
 
-    On a data set of your own, it learns to predict the label that the data were prepared with, from all other
-    columns, and prints its choices; --config and --set override them. It does so twice: for new users, from a
-    few of their rows (cold start), and in RUN/ranking for the rows of all users (ranking). Settings of
-    methods are chosen by trials on training data. Without a label, or with --for next-item, it learns which
-    item comes next in a user's history: SASRec and HSTU beside sequential rules, item neighbours, EASE and
-    implicit ALS, and a blend of all of them. With --for retrieval, it learns which items belong to a user,
-    whatever their order: a two-tower model beside item neighbours, RP3beta, EASE and implicit ALS, and a
-    blend; it needs no times. For ranking, with --for ranking or without users alone, it learns from the ids
-    and numbers of a row: DCN-v2, DLRM and a factorisation machine beside linear models and matrix
-    factorisation, and a blend of all of them; if settings name it, also GRM, which reads users' earlier rows.
+    On your own data set, the models predict the label that the data were prepared with from all other
+    columns, and the command prints its choices; --config and --set override them. It trains twice: for new
+    users, from a few of their rows (cold start), and in RUN/ranking for the rows of all users (ranking).
+    Trials on training data choose the settings of methods. Without a label, or with --for next-item, the
+    models predict the next item in a user's history: SASRec and HSTU beside sequential rules, item
+    neighbours, EASE and implicit ALS, and a blend of all of them. With --for retrieval, they predict which
+    items belong to a user, in any order: a two-tower model beside item neighbours, RP3beta, EASE and implicit
+    ALS, and a blend; this needs no times. For ranking, they predict from the ids and numbers of a row:
+    DCN-v2, DLRM and a factorisation machine beside linear models and matrix factorisation, and a blend of
+    all of them; if settings name it, also GRM, which reads users' earlier rows. With --for ranking, or
+    without users, the command trains for ranking alone.
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
-    checkpoint, also with another --np. With --elastic it does so by itself when a rank is lost.
+    checkpoint, also with another --np. With --elastic it continues automatically when a rank is lost.
     """
     if start_ranks(size, elastic=elastic_of(size, elastic, min_np, script)):
         _finish_catalogue(run_path, on_bad)
@@ -167,7 +168,7 @@ def command(
 
 
 def _train_beside(settings: Mapping[str, Any], run: RunFolder, data: Path, where: str, on_bad: OnBad) -> None:
-    """Train for ranking after cold start, unless the data or what is in the folder don't allow it."""
+    """Train for ranking after cold start, unless the data or the folder's contents don't allow it."""
     from gmeta.experiment.ranking.plan import plan_ranking
 
     click.echo(f"learns to predict for all rows: ranking, in {run.path}", err=True)
@@ -186,7 +187,7 @@ def _train_catalogue(
     on_bad: OnBad,
     finish: bool,
 ) -> None:
-    """Train; ``finish`` says that the process that has started the ranks finishes the run."""
+    """Train; with ``finish``, the process that started the ranks finishes the run."""
     from rich.console import Console
 
     from gmeta.core.collectives import check_agreement, world
@@ -211,7 +212,7 @@ def _train_catalogue(
 
 
 def _finish_catalogue(run_path: Path, on_bad: OnBad) -> None:
-    """Do what one process does after the ranks that it has started: choose the baselines, fit the blend."""
+    """Choose the baselines and fit the blend, in the one process that started the ranks, after they end."""
     file = run_path / "config.json"
     if not file.exists() or parse_json(file.read_text()).get("for") not in ("next-item", "retrieval"):
         return
@@ -248,7 +249,7 @@ def _train_planned(planned: PlannedRanking, run: RunFolder, data: Path) -> None:
 
 
 def _choose(config: ExperimentConfig, data: Path, on_bad: OnBad, first: bool) -> ExperimentConfig:
-    """Choose the settings of methods and print them; without an extra's packages, take the usual ones."""
+    """Choose the settings of methods and print them; without the packages of an extra, use the defaults."""
     from gmeta.experiment.plan.experiment_config import budget_seconds
 
     def say(note: str) -> None:

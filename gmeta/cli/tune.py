@@ -65,9 +65,10 @@ def command(
 ) -> None:
     """Search for better settings of a run's methods, and write a settings file for `gmeta train`.
 
-    The first trial of a method has the present settings. Trials train on training data and are measured on
-    validation data, never on test data. They are kept in RUN/tune: the same command goes on from there, after
-    Ctrl-C too, and a second process with the same command joins in. Needs `pip install 'gmeta[tune,report]'`.
+    The first trial of a method uses the present settings. Trials train on training data and are measured on
+    validation data, never on test data. They are stored in RUN/tune: the same command resumes from there,
+    after Ctrl-C too, and a second process with the same command joins the search. Needs
+    `pip install 'gmeta[tune,report]'`.
     """
     # Imported here, so that `gmeta tune --help` doesn't wait for TensorFlow; first what names its own extra.
     from gmeta.experiment.search.study import search_settings
@@ -128,7 +129,7 @@ _DATA = ("item", "label", "protocol", "core", "user", "time", "negatives", "expo
 
 
 def _given(config: Any, planned: Any) -> dict[str, Any]:
-    """Return the settings of a run that aren't what would be decided without them."""
+    """Return the settings of a run that differ from those that would be chosen without them."""
     from gmeta.core.settings import to_mapping
 
     usual = to_mapping(planned)
@@ -184,6 +185,6 @@ def _outcome(tuned: Tuned) -> str:
 
 
 def _next_command(run: RunFolder, data: Path, out: Path, begun: bool) -> str:
-    """Return the command that trains with the settings; a run that was begun keeps its own."""
+    """Return the command that trains with the settings; a run that has started keeps its own."""
     path = run.path.with_name(f"{run.path.name}-tuned") if begun else run.path
     return shlex.join(["gmeta", "train", "--run", str(path), "--data", str(data), "--config", str(out)])

@@ -1,4 +1,4 @@
-"""``gmeta workers``: reads data for processes that train, here or on other machines."""
+"""``gmeta workers``: reads data for training processes, here or on other machines."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ from gmeta.core.errors import ConfigError
 def command(folder: Path | None, host: str, port: int, idle: float | None, paths: tuple[str, ...]) -> None:
     """Read data for processes that train with gmeta.io.distribute, until Ctrl-C.
 
-    The worker announces itself in FOLDER, which it shares with those who train: there they find the workers,
-    and the key that lets them in. Start as many as you like, on any machine, at any time. Without FOLDER, set
-    GMETA_WORKERS_KEY to the same long random text here and there, and name the printed address.
+    The worker announces itself in FOLDER, which it shares with the training processes: there they find the
+    workers and the key that admits them. Start as many workers as you like, on any machine, at any time.
+    Without FOLDER, set GMETA_WORKERS_KEY to the same long random text on both sides, and name the printed
+    address.
 
-    Whoever has the key can run programs here: keep it, and the folder, from others. Nobody else can, as both
-    sides prove that they know it, and sign what they send; but nothing is encrypted.
+    Whoever has the key can run programs here, so keep it and the folder secret. Nobody else can, because both
+    sides prove that they know the key and sign what they send; but nothing is encrypted.
     """
     import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 

@@ -3,10 +3,10 @@
 - `saved_model` writes the export, with default signatures, or those that `signature` describes.
 - `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
 - `sequence_models` has the signatures of models over histories.
-- `publisher` publishes a model while it trains: `model_deltas` are what has changed, `delta_signatures` take
-  them in a server, and `delivery` sends them there.
+- `publisher` publishes a model while it trains: `model_deltas` encodes what has changed, `delta_signatures`
+  applies it in a server, and `delivery` sends it there.
 
-Each name is loaded when it is first used.
+Each name is loaded at its first use.
 """
 
 from __future__ import annotations

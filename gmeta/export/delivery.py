@@ -1,10 +1,10 @@
-"""Sends published deltas to servers, and tells each where it is behind.
+"""Sends published deltas to servers until they are up to date.
 
-A server is TensorFlow Serving's REST interface, or anything that answers as it does. It has a version, which
-its signature ``delta_version`` returns; the deltas that continue it are sent one by one by ``apply_delta``,
-or, if a server is far behind, several combined to one (`gmeta.export.model_deltas.combine`). So nothing has
-to be kept about servers here: a delivery that is killed, a server that restarts and a new replica all
-continue by the version that the server has.
+A server is TensorFlow Serving's REST interface, or anything with the same interface. Its signature
+``delta_version`` returns its version; ``apply_delta`` receives the deltas after that version one by one, or,
+if the server lags far, several combined into one (`gmeta.export.model_deltas.combine`). So this module
+stores nothing about servers: a killed delivery, a restarted server and a new replica all resume from the
+version that the server has.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Server:
         """Return the version that the server has.
 
         Raises:
-          GmetaError: It doesn't answer, or not with a version.
+          GmetaError: The server doesn't answer, or its answer isn't a version.
         """
         return self._ask("delta_version", {})
 
@@ -52,7 +52,7 @@ class Server:
         """Send a delta, and return the version that the server then has.
 
         Raises:
-          GmetaError: As `version`; or the server refuses the delta.
+          GmetaError: As for `version`; or the server refuses the delta.
         """
         return self._ask("apply_delta", {"delta_bytes": {"b64": base64.b64encode(delta).decode()}})
 
@@ -78,15 +78,15 @@ def catch_up(folder: Path, server: Server, say: Say = print) -> int:
     Args:
       folder: The folder of a `gmeta.export.Publisher`.
       server: The server.
-      say: Takes a sentence on each delta that was sent.
+      say: Called with a sentence on each delta that was sent.
 
     Returns:
-      The version that the server has then.
+      The version that the server then has.
 
     Raises:
-      DataError: No delta continues the version of the server, which must first load a newer SavedModel; or a
-        delta is damaged.
-      GmetaError: As `Server.apply`.
+      DataError: No delta updates the server's version, so it must first load a newer SavedModel; or a delta
+        is damaged.
+      GmetaError: As for `Server.apply`.
     """
     layout = Layout.load(folder / STREAM)
     version = server.version()
@@ -102,14 +102,14 @@ def catch_up(folder: Path, server: Server, say: Say = print) -> int:
 
 
 def _next(folder: Path, layout: Layout, version: int) -> Delta | None:
-    """Return the delta that continues a version, combined with those after it; None if there is none."""
+    """Return the delta that updates a version, combined with those after it; None if there is none."""
     found: list[Delta] = []
     size = 0
     for path in (path for number, path in deltas_in(folder).items() if number > version):
         expected = found[-1].version if found else version
         try:
             delta = Delta.decode(path.read_bytes(), layout, path)
-        except (OSError, ValueError, TypeError) as error:  # as where the publisher deletes it meanwhile
+        except (OSError, ValueError, TypeError) as error:  # for example, the publisher deletes it meanwhile
             raise DataError(f"can't be read: {error}", path=path) from error
         if delta.after != expected:
             break
@@ -149,16 +149,16 @@ def deliver(
     Args:
       folder: The folder of a `gmeta.export.Publisher`.
       urls: The servers' models, such as ``"http://host:8501/v1/models/my_model"``.
-      follow: Whether to go on with the deltas to come, until Ctrl-C. A server that doesn't answer, or lacks a
-        SavedModel, is then asked again after growing pauses, up to half a minute.
-      every: Seconds between two looks into the folder.
-      say: Takes sentences on what was sent, and on what failed.
+      follow: Whether to keep sending new deltas until Ctrl-C. A server that doesn't answer, or lacks a
+        SavedModel, is then retried after growing pauses, up to half a minute.
+      every: Seconds between two checks of the folder.
+      say: Called with sentences on what was sent, and on what failed.
 
     Returns:
       Server -> its version.
 
     Raises:
-      DataError: As `catch_up`, without ``follow``; likewise GmetaError, after all servers were tried.
+      DataError: As for `catch_up`, without ``follow``; likewise GmetaError, after all servers were tried.
     """
     servers = [Server(url) for url in urls]
     versions: dict[str, int] = {}

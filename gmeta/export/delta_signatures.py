@@ -1,10 +1,10 @@
-"""The signatures by which a stock server takes deltas, in TensorFlow's own ops.
+"""The signatures through which a stock server takes deltas, in TensorFlow's own ops.
 
-The graph reads a delta (`gmeta.export.model_deltas`) and checks it before it changes anything: that it is
-whole, of this model, and continues the version that the server has. A delta that the server has already
-changes nothing. Otherwise removed ids are removed, rows set, weights assigned, and the version last. Each of
-these is atomic (rows, some at a time), all together are not: a request meanwhile may read some rows before
-and some after the delta.
+The graph reads a delta (`gmeta.export.model_deltas`). Before it changes anything, it checks that the delta is
+whole, of this model, and updates the version that the server has. A delta that the server already has
+changes nothing. Otherwise the graph deletes removed ids, sets rows, assigns weights, and sets the version
+last. Each of these steps is atomic (for rows, a few at a time), but not all together: a request meanwhile
+may read some rows from before and some from after the delta.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gmeta.ops.table.portable_tables import LiveTable, PortableTables
 
 
 class Updates:
-    """What makes an exported model take deltas.
+    """Adds to an exported model the signatures that take deltas.
 
     Args:
       layout: The stream's layout, of the same model.
-      version: The version of the exported model; the first delta that it takes continues this one.
+      version: The version of the exported model; the first delta that it takes updates this one.
     """
 
     def __init__(self, layout: Layout, version: int) -> None:
         self._layout, self._version = layout, version
-        self.resources: list[Any] = []  # which the exported object must keep
+        self.resources: list[Any] = []  # the exported object must keep these
 
     def signatures(
         self, model: tf.keras.Model, copies: PortableTables, read: Sequence[tf.Variable]
@@ -44,12 +44,12 @@ class Updates:
         Args:
           model: The model.
           copies: The copies of its tables that the exported graphs read.
-          read: The variables that they read.
+          read: The variables that the graphs read.
 
         Raises:
-          ConfigError: The graphs read something that deltas don't change: what was computed from the model
-            when it was exported, such as a catalogue's vectors, a table that isn't the model's, or a weight
-            that the layout lacks.
+          ConfigError: The graphs read something that deltas don't change: values computed from the model
+            at export, such as a catalogue's vectors, a table of another model, or a weight that the layout
+            lacks.
         """
         if layout_of(model, self._layout.stream) != self._layout:
             raise ConfigError(
@@ -87,7 +87,7 @@ class Updates:
 
 
 def _changes(variable: tf.Variable) -> bool:
-    """Return whether a variable that is no weight was computed from weights, as rows and vectors are."""
+    """Return whether a variable that isn't a weight was computed from weights, as rows and vectors are."""
     return bool(variable.dtype.is_floating)
 
 
@@ -110,7 +110,7 @@ def tables_of(model: tf.keras.Model) -> list[HashTable]:
 
 
 def named_tables(model: tf.keras.Model) -> dict[str, NamedTable]:
-    """Return the tables that users name, by their full names."""
+    """Return the tables that users named, by their full names."""
     return tables_by_full_name({table.name: table.merged_keys for table in tables_of(model)})
 
 
@@ -129,7 +129,7 @@ def layout_of(model: tf.keras.Model, stream: str) -> Layout:
     """Describe a model for a stream of deltas.
 
     Raises:
-      ConfigError: Rows of a table cool down to float16 without being touched, or a weight holds text.
+      ConfigError: Rows of a table cool down to float16 without being used, or a weight holds text.
     """
     for table in tables_of(model):
         if table.precision is not None and table.precision.half_life is not None:
@@ -152,7 +152,7 @@ def layout_of(model: tf.keras.Model, stream: str) -> Layout:
 
 
 class Lock(tf.saved_model.experimental.TrackableResource):
-    """A lock of TensorFlow's own; its owner is the tensor that `MutexLock` returns."""
+    """A TensorFlow mutex; its owner is the tensor that `MutexLock` returns."""
 
     def __init__(self) -> None:
         super().__init__(device="CPU")
@@ -169,8 +169,8 @@ class Apply:
     Args:
       layout: The stream's layout.
       version: The version of the exported model.
-      tables: Table of the layout -> where its rows are, and the copy that holds them; those that the model
-        reads. The deltas' rows of others are skipped.
+      tables: Table of the layout -> where its rows are, and the copy that holds them; only tables that the
+        model reads. Rows of other tables are skipped.
       dense: Dense weight of the layout -> the variable that the exported model reads.
     """
 
@@ -197,7 +197,7 @@ class Apply:
         }
 
     def _apply(self, delta: tf.Tensor) -> tf.Tensor:
-        """Apply a delta while no other one is applied, so that versions are checked and set together."""
+        """Apply a delta under a lock, so that the version is checked and set together."""
         held = tf.raw_ops.MutexLock(mutex=self.lock.resource_handle)
         with tf.control_dependencies([held]):
             version = self._check_and_change(tf.identity(delta))
@@ -277,7 +277,7 @@ class Apply:
 
 
 def _upsert(table: LiveTable, keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Set rows, some at a time: requests wait while the hash table inserts."""
+    """Set rows, a few at a time, because requests wait while the hash table inserts."""
     count = tf.size(keys)
 
     def some(begin: tf.Tensor) -> list[tf.Tensor]:

@@ -35,8 +35,8 @@ from gmeta.ops.table.portable_tables import weights_change
 #
 #     {"__metadata__":{"steps":"5"},"out/bias":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}
 #
-# A graph writes that header by joining strings. To read it, the graph finds entries by name with regular
-# expressions, so it accepts a header from any writer that, like the library, writes no spaces.
+# A graph writes that header by joining strings. It reads a header by finding entries with regular
+# expressions, so it accepts one from any writer that, like the library, writes no spaces.
 
 _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
 
@@ -46,7 +46,7 @@ def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str | tf.Ten
 
     Args:
       tensors: Name -> tensor of float32, float16 or int64.
-      metadata: The header's ``__metadata__``; a tensor holds text that needs no escapes.
+      metadata: The header's ``__metadata__``; a tensor must hold text that needs no escapes.
     """
     # The library's layout: tensors of wide numbers come first, so all are aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.size, name))
@@ -94,7 +94,7 @@ class Decoder:
         self._data = data
         self._start = 8 + tf.where(inside, length, 0)
         header = _slice(data, tf.constant(8, tf.int64), self._start)
-        # The header lists tensors in the file's order, so the last entry says where the file ends.
+        # The header lists tensors in the file's order, so the last entry gives the end of the file.
         last = r'(?s).*"data_offsets":\[\d+,(\d+)\]\}.*'
         some = tf.strings.regex_full_match(header, last)
         end = tf.strings.to_number(
@@ -114,8 +114,8 @@ class Decoder:
 
         Args:
           key: The entry.
-          value: The value that the entry must have; a tensor holds text that needs no escapes.
-          otherwise: The error's text if it has another value.
+          value: The value that the entry must have; a tensor must hold text that needs no escapes.
+          otherwise: The error's text if the entry has another value.
         """
         pattern: str | tf.Tensor
         if tf.is_tensor(value):
@@ -131,7 +131,7 @@ class Decoder:
 
         Args:
           name: Its name.
-          dtype: int64, or float32, which can be read from stored float16 too.
+          dtype: int64, or float32, which can also be read from stored float16.
           shape: Its shape; the first dimension may be None.
         """
         stored = "I64" if dtype == tf.int64 else "F32|F16"
@@ -169,7 +169,7 @@ def _slice(data: tf.Tensor, begin: tf.Tensor, end: tf.Tensor) -> tf.Tensor:
 
 
 def _json(value: object) -> str:
-    """Format a value as JSON as the library does."""
+    """Format a value as JSON in the library's style."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -224,7 +224,7 @@ class DeltaStrings:
 
     @property
     def _here(self) -> str | tf.Tensor:
-        """The fingerprint of the shared weights; of an export that takes deltas, computed in each request."""
+        """The fingerprint of the shared weights; an export that takes deltas computes it in each request."""
         return fingerprint(self._model.learner) if weights_change() else self._constant
 
     def encode(self, deltas: TaskDeltas, given: Mapping[str, tf.Tensor]) -> tf.Tensor:
@@ -232,7 +232,7 @@ class DeltaStrings:
 
         Args:
           deltas: The deltas.
-          given: The numbers that the task has adapted to, by name.
+          given: The numbers that the task adapted to, by name.
 
         Raises:
           InvalidArgumentError: The inner steps have diverged, or the dtype can't hold a delta.
@@ -255,7 +255,7 @@ class DeltaStrings:
     def decode(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         """Decode the deltas of weights, and the keys and deltas of rows.
 
-        It refuses deltas from other shared weights than these, unless ``stale`` is ``"apply"``.
+        It refuses deltas from other shared weights, unless ``stale`` is ``"apply"``.
         """
         model, here = self._model, self._here
         decoder = Decoder(data, WEIGHTS, _ADAPT_AGAIN)

@@ -50,24 +50,24 @@ def meta_signatures(
 
     ``rating``, or the name given as ``answer``, is (n,) float32, or (n, outputs) if the network has several.
     ``label`` is (samples,) float32, or (samples, outputs). ``weights_bytes`` is () string: exactly the bytes
-    of `gmeta.models.meta.fast_weights.FastWeights`, which a client keeps in a store and sends unchanged. So
+    of `gmeta.models.meta.fast_weights.FastWeights`, which a client stores and sends unchanged. So
     ``FastWeights.from_bytes`` reads the answer of ``adapt``, and ``predict_with`` takes
     ``FastWeights.to_bytes`` of either dtype.
 
     ``adapt`` runs the inner steps in the graph, like `MetaModel.adapt`, with the same values up to rounding.
-    If the steps diverge on the samples, it answers with an error that shows the range of the labels.
+    If the steps diverge on the samples, it returns an error that shows the range of the labels.
     ``predict`` uses the shared weights, from which adaptation starts. Only ``InnerLoop("ridge")`` and
-    training with ``steps=0`` teach them to predict without adaptation.
+    training with ``steps=0`` train them to predict without adaptation.
 
     Args:
       model: The model, compiled.
       steps: Number of inner steps of ``adapt``; None: ``inner.steps_in("serving")``.
-      dtype: The dtype of the deltas that ``adapt`` answers; ``"float16"`` takes half the bytes.
+      dtype: The dtype of the deltas that ``adapt`` returns; ``"float16"`` takes half the bytes.
       stale: What ``predict_with`` does with deltas from other shared weights, such as those of the version
         that was served before: ``"refuse"``, so that clients adapt again, or ``"apply"``, which adds them to
         the present weights.
       answer: The name of the prediction, such as the label's name.
-      of_logits: Whether the network's outputs are logits: then ``answer`` is their probability, and
+      of_logits: Whether the network's outputs are logits. If so, ``answer`` is their probability, and
         ``<answer>_logit`` is a second answer.
 
     Raises:
@@ -181,7 +181,7 @@ def meta_sequence_signatures(
     Args:
       model: The model, compiled.
       steps: Number of inner steps of ``adapt``; None: ``inner.steps_in("serving")``.
-      dtype: The dtype of the deltas that ``adapt`` answers.
+      dtype: The dtype of the deltas that ``adapt`` returns.
       stale: As for `meta_signatures`.
       text_ids: Whether clients send texts for features that hash.
 
@@ -218,7 +218,7 @@ def meta_sequence_signatures(
 
 
 def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str) -> dict[str, Any]:
-    """Make a task of one user, with all exposures in one part of it."""
+    """Make a task of one user, with all exposures in one part, support or query."""
     every = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
     parts = {"support": every[:, :0], "query": every[:, :0], part: every}
     return {

@@ -1,6 +1,6 @@
-"""What has changed in a model, as bytes, and the signatures by which a stock server takes them.
+"""Encodes what has changed in a model as bytes: deltas, which a stock server applies.
 
-A delta is a vector of little-endian int64 words, all of whose parts begin at a whole word::
+A delta is a vector of little-endian int64 words; every part begins at a word::
 
     magic  fingerprint  after  version  tables  dense  checksum  words
     for each table:  number of rows, number of removed ids
@@ -8,11 +8,11 @@ A delta is a vector of little-endian int64 words, all of whose parts begin at a 
     for each table:  removed ids, ids, rows (float32)
     for each dense weight that it has:  its values
 
-It turns a model of version ``after`` into one of ``version``. Ids are those of users' tables, without the
-bits that separate merged tables, so servers whose tables are merged otherwise can read them. The fingerprint
-is a hash of the stream's name and of the names and shapes of all tables and weights: a delta of another
-training is refused. The last word of the header is the number of all words, and the checksum is
-``sum_i (2 i + 1) w_i`` modulo 2^64 over all words but itself: any change of one word changes it.
+It updates a model from version ``after`` to ``version``. Ids are those of users' tables, without the bits
+that separate merged tables, so servers that merge tables differently can read them. The fingerprint is a
+hash of the stream's name and of the names and shapes of all tables and weights; it makes servers refuse the
+deltas of another training. The last word of the header is the number of all words, and the checksum is
+``sum_i (2 i + 1) w_i`` modulo 2^64 over all other words: any change of one word changes it.
 
 `gmeta.export.delta_signatures` reads a delta in the graph of a server.
 """
@@ -53,8 +53,8 @@ class TableChange:
 
     Attributes:
       ids: (n,) int64, distinct, without the bits of merged tables.
-      rows: (n, dim) float32, their rows now.
-      removed: (r,) int64, ids that have no row any more. They are removed before rows are set.
+      rows: (n, dim) float32, their present rows.
+      removed: (r,) int64, ids whose rows were deleted. They are removed before rows are set.
     """
 
     ids: Ints
@@ -64,10 +64,10 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a stream of deltas is about.
+    """The tables and weights that a stream of deltas updates.
 
     Attributes:
-      stream: The name of the stream; that of another training differs.
+      stream: The name of the stream; each training has a different one.
       tables: Name of a table -> the width of its rows.
       dense: Name of a dense weight -> its shape and dtype.
     """
@@ -78,13 +78,13 @@ class Layout:
 
     @property
     def fingerprint(self) -> int:
-        """A hash of all of it, int64."""
+        """A hash of the layout, int64."""
         value = [self.stream, [*self.tables.items()], [[name, *each] for name, each in self.dense.items()]]
         digest = hashlib.sha256(json.dumps(value).encode()).digest()
         return int.from_bytes(digest[:8], "little", signed=True)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON.
+        """Write the layout as JSON.
 
         Raises:
           GmetaError: The file can't be written.
@@ -95,10 +95,10 @@ class Layout:
 
     @classmethod
     def load(cls, path: Path) -> Layout:
-        """Read what `save` wrote.
+        """Read a layout that `save` wrote.
 
         Raises:
-          DataError: There is no such file, or it isn't what gmeta writes.
+          DataError: There is no such file, or gmeta didn't write it.
         """
         try:
             value = mapping(parse_json(path.read_text()), "the file")
@@ -130,10 +130,10 @@ class Delta:
     """The changes from one version of a model to a later one.
 
     Attributes:
-      after: The version that it continues.
-      version: The version that it makes.
+      after: The version that it updates.
+      version: The version after the update.
       tables: Table -> its changes; every table of the layout.
-      dense: Dense weight -> its values now; those that the delta has.
+      dense: Dense weight -> its present values; only those that the delta has.
     """
 
     after: int
@@ -142,7 +142,7 @@ class Delta:
     dense: Mapping[str, npt.NDArray[Any]]
 
     def encode(self, layout: Layout) -> bytes:
-        """Return the bytes."""
+        """Return the delta's bytes."""
         counts = [(len(change.ids), len(change.removed)) for change in self._of(layout)]
         has = [name in self.dense for name in layout.dense]
         parts = [
@@ -168,10 +168,10 @@ class Delta:
         Args:
           data: The bytes.
           layout: The stream's layout.
-          path: Where they are from, for errors.
+          path: The file that they were read from, for errors.
 
         Raises:
-          DataError: They are no delta, damaged, or not of this layout.
+          DataError: The bytes aren't a delta, are damaged, or are of another layout.
         """
         words = np.frombuffer(data[: len(data) // 8 * 8], "<i8").astype(np.int64)
         if len(data) % 8 or len(words) < HEAD or words[0] != MAGIC:
@@ -199,7 +199,7 @@ class Delta:
         dense = {}
         for (name, (shape, dtype)), there in zip(layout.dense.items(), has.tolist(), strict=True):
             if there:
-                kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)  # which NumPy doesn't have
+                kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)  # which NumPy lacks
                 size = int(np.prod(shape, dtype=np.int64))
                 values = take(-(-size * kind.itemsize // 8)).view(kind)[:size]
                 dense[name] = values.reshape(shape)
@@ -207,10 +207,10 @@ class Delta:
 
 
 def combine(deltas: Sequence[Delta]) -> Delta:
-    """Make one delta of several that follow one another: of each row the last state, of each weight too.
+    """Combine consecutive deltas into one, with the last state of each row and of each weight.
 
     Args:
-      deltas: At least one; each continues the version that the one before makes.
+      deltas: At least one; each updates the version that the one before produces.
     """
     first, *others = deltas
     for delta in others:
@@ -229,7 +229,7 @@ def _then(one: TableChange, other: TableChange) -> TableChange:
 
 
 def checksum(words: Ints) -> int:
-    """Compute the checksum of a delta's words, int64; the word that holds it doesn't count."""
+    """Compute the checksum of a delta's words, int64, without the word that holds it."""
     factors = 2 * np.arange(len(words), dtype=np.int64) + 1
     factors[CHECKSUM] = 0
     with np.errstate(over="ignore"):
@@ -237,7 +237,7 @@ def checksum(words: Ints) -> int:
 
 
 def _words(values: npt.NDArray[Any]) -> Ints:
-    """Return values as whole words, filled up by zeros."""
+    """Return values as whole words, padded with zeros."""
     data = np.ascontiguousarray(values).tobytes()
     return np.frombuffer(data + bytes(-len(data) % 8), np.int64)
 

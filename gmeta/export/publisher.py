@@ -3,19 +3,20 @@
 ::
 
     online/stream.json              the stream's name
-    online/model/1/                 a SavedModel, of version 1, as TensorFlow Serving's --model_base_path
+    online/model/1/                 a SavedModel, version 1 (the base path is online/model)
     online/deltas/000000000002.delta      what has changed from version 1 to 2 (`gmeta.export.model_deltas`)
     online/deltas/000000000003.delta
 
-Versions count what was published. A server that loads ``model/1`` has version 1, and takes delta 2 by its
-signature ``apply_delta``; `gmeta deliver` sends it. The answers are then those of an export at that moment,
-to the last bit, if the delta has dense weights. After ``base_every``, and where a delta can't be made, a new
-SavedModel is published; TensorFlow Serving loads it by itself.
+Each publication gets the next version. A server that loads ``model/1`` has version 1, and takes delta 2
+through its signature ``apply_delta``; `gmeta deliver` sends it. If the delta has dense weights, the server
+then answers exactly as an export made at that moment, to the last bit. After ``base_every``, and where a
+delta can't be made, a new SavedModel is published; TensorFlow Serving loads it automatically.
 
-The rows of a delta are those whose last step isn't below the table's step at the last publication: all that
-training has read or updated since then, and those of that very step. Removed ids come from the tables'
-journals, which checkpoints empty too, so each reads them before the other loses them. Files appear whole or
-not at all, deltas in the order of their versions, and what fails to be published is in the next delta.
+A delta holds the rows whose last step isn't below the table's step at the last publication: all that
+training has read or updated since then, and those of that same step. Removed ids come from the tables'
+journals. Checkpoints empty these too, so each side reads a journal before the other empties it. Files appear
+whole or not at all, and deltas in the order of their versions; the next delta includes what couldn't be
+published.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import explain_write_errors, lock_file, write_atomically
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
+from gmeta.core.step import StepCallback
 from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables, tables_of
 from gmeta.export.model_deltas import (
     DELTAS,
@@ -66,12 +68,12 @@ class Published:
     """What was published.
 
     Attributes:
-      version: The version that servers have after it.
+      version: The version that servers have after they load or apply it.
       path: The delta's file, or the SavedModel's folder.
       rows: The number of rows in it.
       removed: The number of removed ids in it.
-      bytes: The size of the delta's file; 0 of a SavedModel.
-      seconds: How long it took.
+      bytes: The size of the delta's file; 0 for a SavedModel.
+      seconds: How long the publication took.
     """
 
     version: int
@@ -82,27 +84,27 @@ class Published:
     seconds: float
 
 
-class Publisher(tf.keras.callbacks.Callback):
-    """Keras callback that publishes what training changes, for servers that run.
+class Publisher(StepCallback):
+    """Keras callback that publishes what training changes, for running servers.
 
-    Training in one process; deltas of tables that are divided among ranks aren't made yet.
+    It requires training in one process; it can't make deltas of tables that are divided among ranks.
 
     Args:
-      model: The model. Its graph may not hold what an export computes from it, as those for the next item do,
-        nor its tables cool down (`gmeta.policies.TwoPrecisions`).
-      folder: Where to publish. An existing folder of the same model is continued, by a new SavedModel, which
-        is made at the end of the first batch. One publisher at a time may use it; ``close()`` ends one.
-      every: How long between two deltas, such as ``"60s"``; they are made at the ends of batches.
-      dense_every: How long between two deltas with dense weights; at the end of `fit` they are sent as well.
-      base_every: How long between two SavedModels. The one before the last is deleted, with the deltas that
+      model: The model. Its exported graph may not hold values computed at export, as the graphs of next-item
+        models do, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
+      folder: Where to publish. An existing folder of the same model is continued with a new SavedModel,
+        written at the end of the first batch. One publisher at a time may use it; ``close()`` releases it.
+      every: The time between two deltas, such as ``"60s"``; they are made at the ends of batches.
+      dense_every: The time between two deltas with dense weights; the end of `fit` publishes them as well.
+      base_every: The time between two SavedModels. The one before the last is deleted, with the deltas that
         only it needs.
-      journal: About how many removed ids a table notes between two deltas, 8 bytes each. If there are more, a
-        SavedModel is published.
+      journal: About how many removed ids a table records between two deltas, 8 bytes each. If there are
+        more, a SavedModel is published.
       export: Arguments for `export_model`, such as ``label``.
 
     Raises:
-      ConfigError: A time isn't one; there are several ranks; the folder is of another model; or as
-        `export_model`.
+      ConfigError: A time is invalid; there are several ranks; the folder belongs to another model; or as
+        for `export_model`.
 
     Example:
       ::
@@ -132,11 +134,11 @@ class Publisher(tf.keras.callbacks.Callback):
         self._dense_every = parse_duration(dense_every, "dense_every")
         self._base_every = parse_duration(base_every, "base_every")
         self._export = dict(export or {})
-        self._has_base = False  # in this process, and no removal was missed since
+        self._has_base = False  # made in this process, and no removal was missed since
         self._since: dict[str, int] = {}  # table -> its step at the last publication
         self._removed: dict[str, list[Ints]] = {}  # keys that its journal has returned since then
-        self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers know of
-        self._own_journals: set[str] = set()  # tables whose journal no checkpoint has started
+        self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers already have
+        self._own_journals: set[str] = set()  # tables whose journal this publisher started, not a checkpoint
         self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
         with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +157,7 @@ class Publisher(tf.keras.callbacks.Callback):
 
     @cached_property
     def _layout(self) -> Layout:
-        """The stream's layout; by the first publication, the model is built."""
+        """The stream's layout; the model is built before the first publication."""
         file = self.folder / STREAM
         if not file.exists():
             layout = layout_of(self._published, uuid.uuid4().hex)
@@ -168,7 +170,7 @@ class Publisher(tf.keras.callbacks.Callback):
 
     @property
     def version(self) -> int:
-        """The version that was published last; 0: none."""
+        """The version that was published last; 0 if there is none."""
         return self._version
 
     def publish(self, *, dense: bool = True) -> Published | None:
@@ -182,7 +184,7 @@ class Publisher(tf.keras.callbacks.Callback):
 
         Raises:
           NotFiniteError: Rows or weights hold NaN or infinity. Nothing is published.
-          GmetaError: A file can't be written; the next call publishes what this one didn't.
+          GmetaError: A file can't be written; the next call includes these changes.
         """
         if not self._has_base or not all(bool(table.journal_whole()) for table in self._tables):
             return self.publish_base()
@@ -212,7 +214,7 @@ class Publisher(tf.keras.callbacks.Callback):
             for table in self._tables:
                 self._was_published(table, steps[table.name], found[table.name])
         except BaseException:
-            if path.exists():  # so that what it holds isn't known
+            if path.exists():  # whose contents are unknown
                 self._version, self._has_base = delta.version, False
             raise
         self._note("delta", *(["dense"] if dense else []))
@@ -222,8 +224,8 @@ class Publisher(tf.keras.callbacks.Callback):
         """Publish a SavedModel, which servers load as a new version.
 
         Raises:
-          NotFiniteError: As `publish`.
-          GmetaError: It can't be written.
+          NotFiniteError: As for `publish`.
+          GmetaError: The SavedModel can't be written.
         """
         start = time.perf_counter()
         version = self._version + 1
@@ -248,7 +250,7 @@ class Publisher(tf.keras.callbacks.Callback):
         self._times |= dict.fromkeys(kinds, time.monotonic())
 
     def _clean(self) -> None:
-        """Delete all SavedModels but the last two, and the deltas up to the first of these."""
+        """Delete all SavedModels but the last two, and the deltas up to the older of these."""
         bases = models_in(self.folder)
         for version in bases[:-2]:
             shutil.rmtree(self.folder / MODEL / str(version), ignore_errors=True)
@@ -260,22 +262,22 @@ class Publisher(tf.keras.callbacks.Callback):
     # The tables' changes.
 
     def _start(self, table: HashTable) -> None:
-        """Make a table's journal note removals, unless a checkpoint's does."""
+        """Make a table's journal record removals, unless a checkpoint already does."""
         table.removal_readers.add(self)
         if not bool(table.journal_whole()):
             table.start_journal(self.limit)
             self._own_journals.add(table.name)
 
     def note_removals(self, table: HashTable, keys: Ints) -> None:
-        """Take removed keys that a table's journal has returned, to a checkpoint or to this publisher."""
+        """Store removed keys that a table's journal has returned, to a checkpoint or to this publisher."""
         if len(keys) and table.name in self._removed:
             self._removed[table.name].append(keys)
 
     def journal_emptied(self, table: HashTable, *, lost: bool, by_checkpoint: bool) -> None:
-        """Learn that a table's journal won't return earlier keys again."""
+        """Note that a table's journal won't return earlier keys again."""
         if by_checkpoint:
             self._own_journals.discard(table.name)
-        if lost:  # as after a restore: the next publication is a SavedModel
+        if lost:  # for example by a restore: the next publication is a SavedModel
             self._has_base = False
         self._absent[table.name] = _NO_IDS
 
@@ -286,7 +288,7 @@ class Publisher(tf.keras.callbacks.Callback):
             part = table.export_shards(first, first + _SHARDS_AT_A_TIME, self._since[table.name])
             keys.append(np.asarray(part.keys))
             rows.append(np.asarray(part.rows))
-        removed = np.concatenate([_NO_IDS, *self._removed[table.name]])  # of these exports, and of others
+        removed = np.concatenate([_NO_IDS, *self._removed[table.name]])  # by these exports, and by others
         gone = np.setdiff1d(removed, self._absent[table.name])
         if len(gone):
             gone = gone[~table.contains(tf.constant(gone)).numpy()]
@@ -303,7 +305,7 @@ class Publisher(tf.keras.callbacks.Callback):
     # Keras.
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Publish what is due; the first time, a SavedModel."""
+        """Publish what is due; at first, a SavedModel."""
         now = time.monotonic()
         if not self._has_base or now - self._times["base"] >= self._base_every:
             self._try(self.publish_base)
@@ -316,7 +318,7 @@ class Publisher(tf.keras.callbacks.Callback):
         self._try(self.publish)
 
     def _try(self, publish: Callable[[], Any]) -> None:
-        """Publish, and if a file can't be written, warn: training goes on, and the next delta has it all."""
+        """Publish; if a file can't be written, warn, and leave the changes to the next delta."""
         try:
             publish()
         except (ConfigError, NotFiniteError):
@@ -327,7 +329,7 @@ class Publisher(tf.keras.callbacks.Callback):
 
 
 def _own(named: Any, change: TableChange) -> TableChange:
-    """Return the part of a physical table's changes that is of a user's table, by its ids."""
+    """Return the changes of a physical table that belong to a user's table, with that table's ids."""
     rows = named.own({"keys": change.ids, "rows": change.rows})
     removed = named.own({"keys": change.removed})
     return TableChange(rows["keys"], rows["rows"], removed["keys"])

@@ -1,13 +1,13 @@
 """Writes a trained model as a SavedModel that stock TensorFlow Serving loads.
 
 The graph has TensorFlow ops only. Every embedding table becomes a static hash table from key to row
-number, and a variable with the rows. By default, an id that was never trained reads the row that training
-would have started it with; the graph computes that row (a pure function of seed and key).
+number, and a variable with the rows. By default, an untrained id reads the row with which training would
+have initialised it; the graph computes that row (a pure function of seed and key).
 
 Clients send tensors by name. A feature with several ids per sample is a dense (samples, width) tensor whose
-rows are padded with `PADDING`. Among the forms of a ragged batch, this one works everywhere in TensorFlow
-Serving, because all inputs have the samples as their first dimension (REST's row format and the server's own
-batching need that). Clients send the ids of a feature that hashes (``FeatureConfig(hash=True)``) as text,
+rows are padded with `PADDING`. Of the forms of a ragged batch, this one works everywhere in TensorFlow
+Serving, because the first dimension of all inputs is the samples (REST's row format and the server's own
+batching require that). Clients send the ids of a feature that hashes (``FeatureConfig(hash=True)``) as text,
 padded with the empty text, and the graph hashes them.
 """
 
@@ -51,7 +51,7 @@ from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import HashTable
 from gmeta.ops.table.portable_tables import UnknownRows, initial_rows_of, portable_ops
 
-# Rows that an exported model reads for ids that were never trained.
+# Rows that an exported model reads for untrained ids.
 
 Unknown: TypeAlias = "Literal['initial', 'zeros'] | Mapping[str, npt.ArrayLike]"
 """``"initial"``: the row that training would have started the id with, as an evaluation reads it.
@@ -62,11 +62,11 @@ tables that the mapping doesn't name use ``"initial"``."""
 def unknown_rows(
     unknown: Unknown, collections: Iterable[EmbeddingCollection]
 ) -> Callable[[HashTable], UnknownRows]:
-    """Make the function that gives `portable_ops` the rows of unknown keys in a physical table.
+    """Make the function that returns the rows of unknown keys in a physical table, for `portable_ops`.
 
     Raises:
-      ConfigError: ``unknown`` is another word, or names a table that doesn't exist, or has a row of another
-        width, or one that isn't finite.
+      ConfigError: ``unknown`` is an invalid word, names a table that doesn't exist, or has a row of the wrong
+        width or one that isn't finite.
     """
     if unknown == "initial":
         return initial_rows_of
@@ -154,7 +154,7 @@ def export_model(
     Args:
       model: Any Keras model; embedding collections may be anywhere in it.
       folder: The folder to create. TensorFlow Serving expects ``<model>/<number>``, and serves a new number
-        as soon as it appears; this function makes it appear whole.
+        as soon as it appears; this function makes it appear only when it is complete.
       signatures: Name -> signature; the first is also served as `DEFAULT_SIGNATURE`. None: those
         of `default_signatures`.
       unknown: The row that an untrained id reads; see `Unknown`.
@@ -164,8 +164,8 @@ def export_model(
       label: The name that the default signatures give to the answer of an ordinary model with one output, or
         of a `MetaModel`. If the compiled loss takes logits, this answer is the probability, and
         ``<label>_logit`` is a second answer.
-      updates: Makes a model that takes deltas while it serves, as a `Publisher` does: it has the signatures
-        ``apply_delta`` and ``delta_version`` too.
+      updates: Makes the exported model take deltas while it serves, as those of a `Publisher` do: it also
+        has the signatures ``apply_delta`` and ``delta_version``.
 
     Raises:
       NotFiniteError: Weights, or rows of the tables that are served, hold NaN or infinity. The message names
@@ -233,7 +233,7 @@ def _notes(model: tf.keras.Model, signatures: Collection[str]) -> tuple[str, ...
 
 
 def _check_finite(model: tf.keras.Model) -> None:
-    """Refuse a model that has diverged, because it would answer NaN to all clients."""
+    """Refuse a model that has diverged, because it would return NaN to all clients."""
     bad = [
         weight.name
         for weight in model.weights
@@ -247,7 +247,7 @@ def _check_finite(model: tf.keras.Model) -> None:
 
 
 def _sent(signature: Signature, texts: Collection[str]) -> dict[str, tf.TensorSpec]:
-    """Return the specs of what clients send, by the names by which they send it."""
+    """Return the specs of the tensors that clients send, by the names that clients use."""
     names, specs = wire_names(signature.inputs), wire_specs(signature.inputs, texts)
     return {sent: tf.TensorSpec(specs[key].shape, specs[key].dtype, sent) for key, sent in names.items()}
 
@@ -289,9 +289,9 @@ def default_signatures(
 
     A `MetaModel` or a `MetaGRM` has those of `gmeta.export.meta_models`, and a `GRM`, a `NextItemModel`, a
     `TwoTower`, a `GenerativeRetriever` or a `FlatRetriever` those of `gmeta.export.sequence_models`. Any
-    other model has one signature, its own call with ``training=False``. The inputs of that signature are a
-    functional model's inputs, or else the features of the model's embedding collections; its answer is the
-    same as that of `predict`.
+    other model has one signature, which calls it with ``training=False``. Its inputs are a functional
+    model's inputs, or else the features of the model's embedding collections; its answer is that of
+    `predict`.
 
     Args:
       model: The model.
@@ -300,7 +300,7 @@ def default_signatures(
       text_ids: As for `gmeta.export.export_model`.
 
     Raises:
-      ConfigError: The inputs can't be determined; or a label is given although answers have names already.
+      ConfigError: The inputs can't be determined; or a label is given although answers already have names.
     """
     if label is not None and isinstance(model, MetaGRM | GRM | NextItemModel | TwoTower | FlatRetriever):
         raise ConfigError(
@@ -343,7 +343,7 @@ def _own_call(
             return {label: tf.sigmoid(outputs), f"{label}_logit": outputs}
         return {label: outputs}
 
-    if getattr(model, "inputs", None):  # a functional model knows its inputs and their structure
+    if getattr(model, "inputs", None):  # a functional model stores its inputs and their structure
         tensors = tf.nest.flatten(model.input)
         return Signature(
             lambda inputs: answer(

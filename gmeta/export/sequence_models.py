@@ -29,7 +29,7 @@ def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.Tenso
 
 
 def is_there(ids: tf.Tensor) -> tf.Tensor:
-    """Return where ids aren't padding, bool of their shape."""
+    """Return a mask of the ids that aren't padding, bool of their shape."""
     return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
 
 
@@ -43,10 +43,10 @@ def ragged_columns(
       ids: The columns that hold ids.
 
     Returns:
-      The columns, ragged; and a bool matrix that is true where they stood in the matrices.
+      The columns, ragged; and a bool matrix that is true where the matrices held values.
 
     Raises:
-      InvalidArgumentError: The matrices have different shapes, or ids have padding at different places.
+      InvalidArgumentError: The matrices have different shapes, or ids have padding in different places.
     """
     first, like = next(iter(columns.items()))
     here, shape = is_there(like), tf.shape(like)
@@ -63,7 +63,7 @@ def ragged_columns(
 
 
 def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
-    """Put values (n,) at the n true places of the matrix ``here``, and 0 at the others."""
+    """Place values (n,) at the n true places of the matrix ``here``, and 0 elsewhere."""
     return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
 
 
@@ -71,8 +71,8 @@ class PaddedSequences:
     """The columns of a `gmeta.models.GRM` on the wire.
 
     A column's input is named by its part and its own name: ``contexts_city`` (samples,), ``history_item``
-    (samples, width), ``targets_item`` (samples, another width). All columns of a part are padded at the same
-    places: by -1 for ids, or by the empty text for texts. The padding of a column of times may hold any
+    (samples, width), ``targets_item`` (samples, another width). All columns of a part are padded in the same
+    places: with -1 for ids, or with the empty text for texts. The padding of a column of times may hold any
     value.
 
     Args:
@@ -109,13 +109,13 @@ class PaddedSequences:
             self.inputs[f"{part}_{name}"] = tf.TensorSpec(shape, tf.int64)
 
     def batch(self, given: Mapping[str, tf.Tensor]) -> tuple[dict[str, Any], tf.Tensor]:
-        """Make a batch as the model takes it, and the mask of its exposures in the matrices of targets.
+        """Make the batch that the model takes, and the mask of its exposures in the matrices of targets.
 
         Args:
-          given: The inputs by name; it may hold others too.
+          given: The inputs by name; further entries are ignored.
 
         Raises:
-          InvalidArgumentError: The columns don't fit together.
+          InvalidArgumentError: The columns don't match.
         """
         found: dict[str, Any] = {"contexts": {}}
         here: dict[str, tf.Tensor] = {}
@@ -153,14 +153,14 @@ def next_item_signatures(
     =============  ==========================================  ==========================================
 
     Histories are matrices (samples, width) in the order of time, padded with -1 or with the empty text. The
-    export computes the catalogue's vectors. Answers hold ids as the model's ``items=`` has them.
-    ``unknown_history`` is int64: how many items of a history, as far as the model reads it, aren't in the
+    catalogue's vectors are computed at export. Answers hold ids as in the model's ``items=``.
+    ``unknown_history`` is int64: how many items in the part of a history that the model reads aren't in the
     catalogue. The model reads the initial row for them.
 
     Args:
       model: The model.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
-      leave_out_seen: Whether to leave out the items of the history, as far as the model reads it. If fewer
+      leave_out_seen: Whether to leave out the items in the part of the history that the model reads. If fewer
         than k items remain, the other places hold -1 or the empty text, with score -inf.
       text_ids: Whether clients send texts if the feature hashes.
 
@@ -201,7 +201,7 @@ def two_tower_signatures(
 
     They are ``recommend`` and ``query``, with the answers of `next_item_signatures` except
     ``unknown_history``. Inputs are the item's column, a matrix (samples, width) padded with -1 or with the
-    empty text, and the columns of users. The export computes the catalogue's vectors.
+    empty text, and the columns of users. The catalogue's vectors are computed at export.
 
     Args:
       model: The model.
@@ -234,7 +234,7 @@ def two_tower_signatures(
 
 
 def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSpec]:
-    """Return the columns of histories that clients send: of items, and of times if the model has them."""
+    """Return the columns of histories that clients send: items, and times if the model has them."""
     inputs = {model.item: id_spec(model.feature, text_ids, matrix=True)}
     if model.time is not None:
         inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
@@ -251,7 +251,7 @@ def most_popular(model: HistoryModel, k: int, allow: Any = None) -> list[tf.Tens
 def histories(
     inputs: Mapping[str, tf.TensorSpec], item: str, given: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.RaggedTensor]:
-    """Make a model's batch of the matrices that clients send, padded where the item is."""
+    """Make a model's batch from the matrices that clients send; their padding is where the item's is."""
     columns = {name: given[name] for name in inputs}
     return ragged_columns(columns, {item: columns[item]})[0]
 
@@ -259,11 +259,11 @@ def histories(
 def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signature]:
     """Make the signature ``predict`` of a model that ranks exposures.
 
-    Inputs are those of `PaddedSequences`. For each label, named by its column, the answer has
-    the exposures' probability and ``<label>_logit``. A task or product without a label of its own has both
-    too, under its own name. All are (samples, width) like the columns of targets, and 0 where those columns
-    are padded. ``unknown_history`` (samples,) int64 is how many ids in the columns of a history have no row:
-    training has never seen them.
+    Inputs are those of `PaddedSequences`. For each label, named by its column, the answer has the exposures'
+    probability and ``<label>_logit``. A task or product without a label has both too, under the task's or
+    product's name. All are (samples, width) like the columns of targets, and 0 where those columns are
+    padded. ``unknown_history`` (samples,) int64 is how many ids in the columns of a history have no row,
+    because training never saw them.
 
     Args:
       model: The model.
@@ -290,7 +290,7 @@ def answers(
       model: The model that names the answers.
       batch: The batch.
       logits: Task or product -> (exposures,).
-      here: (samples, width), true where the exposures stand among the targets.
+      here: (samples, width), true where the targets hold an exposure.
     """
     names = {task: model.labels.get(task, task) for task in logits}
     if len(set(names.values())) < len(names):  # tasks that share a label
@@ -318,20 +318,19 @@ def retrieval_signatures(
 ) -> dict[str, Signature]:
     """Make the signature ``retrieve`` of a generative retriever.
 
-    It takes histories, the item's column and the time's if the model has one, and answers with ``items``
-    (samples, k), ids of the likeliest first, ``scores`` (samples, k), logs of their probabilities, and
-    ``unknown_history`` (samples,) int64, how many items of a history aren't in the catalogue. The
-    search is computed by TensorFlow ops; the rows of all items, if the model has any, are a weight of the
-    exported model. Histories are matrices (samples, width) in the order of time, padded with -1 or with the
-    empty text.
+    It takes histories, the item's column and the time's if the model has one, and returns ``items``
+    (samples, k), ids, the likeliest first, ``scores`` (samples, k), logs of their probabilities, and
+    ``unknown_history`` (samples,) int64, how many items of a history aren't in the catalogue. TensorFlow ops
+    compute the search; the rows of all items, if the model has any, are a weight of the exported model.
+    Histories are matrices (samples, width) in the order of time, padded with -1 or with the empty text.
 
     Args:
       model: The model, of either form.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       beam: How many prefixes are kept at each digit. None: the model's.
       allow: bool (V,), which items are allowed; None: all.
-      leave_out_seen: Whether to leave out the items of the history, as far as the model reads it. Where fewer
-        than k items are found, the other places hold -1 or the empty text, with score -inf.
+      leave_out_seen: Whether to leave out the items in the part of the history that the model reads. Where
+        fewer than k items are found, the other places hold -1 or the empty text, with score -inf.
       text_ids: Whether clients send texts if the feature hashes.
 
     Raises:

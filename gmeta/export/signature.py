@@ -29,9 +29,9 @@ class Signature:
 
     Attributes:
       function: Maps the inputs by name to a tensor, or to tensors by name.
-      inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of ids, (samples, None), which clients
-        send dense and padded, and ``function`` receives ragged. If an int64 input has the name of a feature
-        that hashes, clients send text and ``function`` receives the hashes.
+      inputs: Name -> ``tf.TensorSpec``, or a ``tf.RaggedTensorSpec`` of ids, (samples, None): clients send
+        them dense and padded, and ``function`` receives them ragged. If an int64 input has the name of a
+        feature that hashes, clients send text and ``function`` receives the hashes.
     """
 
     function: Callable[[dict[str, Any]], tf.Tensor | Mapping[str, tf.Tensor]]
@@ -65,13 +65,13 @@ def wire_specs(inputs: Mapping[str, tf.TypeSpec], texts: Collection[str]) -> dic
 
 
 def wire_names(names: Iterable[str]) -> dict[str, str]:
-    """Return name -> the name by which clients send it, which TensorFlow has to take for an argument's.
+    """Map each name to the name that clients send, which TensorFlow must accept as an argument's name.
 
-    Letters of ASCII, digits and ``_`` stay, others become ``_``; ``arg_`` goes before a digit, and ``_``
-    behind a word of Python's.
+    ASCII letters, digits and ``_`` stay, other characters become ``_``; a leading digit gets the prefix
+    ``arg_``, and a Python keyword the suffix ``_``.
 
     Raises:
-      ConfigError: Two of them would be one.
+      ConfigError: Two names would become the same.
 
     Example:
       >>> wire_names(["price", "User-ID", "class", "7th"])
@@ -115,7 +115,7 @@ def _numbers(texts: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
 
 def _wire_spec(name: str, spec: tf.TypeSpec, text: bool) -> tf.TensorSpec:
     ragged = isinstance(spec, tf.RaggedTensorSpec)
-    # A model that takes uint64 takes the int64 of the same bits, among which -1 is the padding.
+    # A model that takes uint64 receives int64 with the same bits, where -1 is the padding.
     kind = tf.int64 if spec.dtype == tf.uint64 else spec.dtype
     if ragged and (kind not in (tf.int64, tf.string) or spec.shape.rank != 2):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Preprocessing of raw files into prepared data sets: pure map and reduce functions, and engines to run them.
 
 - `local` and `cluster`: the engines; `plan`: the functions that they run; `shards`: the files they write.
-- `tables`, `movielens` and `synthetic`: where rows come from, by the interface of `source`.
+- `tables`, `movielens` and `synthetic`: the sources of rows, which implement the interface of `source`.
 - `config`, `table_spec` and `summary`: settings, columns, and what was kept.
 - `history`: stores of users' histories. `item_codes`: vectors of items, and semantic ids out of vectors.
 

@@ -1,4 +1,4 @@
-"""The settings of a preparation: everything, besides the input, that decides which bytes are written."""
+"""The settings of a preparation: everything that decides which bytes are written, except the input."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PlanConfig:
     Attributes:
       seed: Seeds the order of the batches.
       cold_modulus: A task is cold if its id is divisible by this number; 0: there is one split.
-      min_rows: Fewest rows of a kept task.
-      max_rows: Most rows of a kept task; 0: any number.
-      batch_rows: Fewest rows of a batch; None: each task is one batch.
+      min_rows: The smallest number of rows of a kept task.
+      max_rows: The largest number of rows of a kept task; 0: any number.
+      batch_rows: The smallest number of rows of a batch; None: each task is one batch.
       shards: TFRecord files for each split.
       layout: How rows are encoded.
       codec: The compression of each record, if any.
@@ -57,8 +57,9 @@ class PrepareConfig:
       seed: Seeds everything that is random: the order of the batches, and the synthetic data set.
       cold_modulus: A task is cold if its id is divisible by this number, at least 2; 0 makes one split. None:
         5 for MovieLens, 0 for a table.
-      min_rows: Fewest rows of a kept task. None: 13 for MovieLens, 1 for a table.
-      max_rows: Most rows of a kept task; 0 is any number. None: 100 for MovieLens, 0 for a table.
+      min_rows: The smallest number of rows of a kept task. None: 13 for MovieLens, 1 for a table.
+      max_rows: The largest number of rows of a kept task; 0: any number. None: 100 for MovieLens, 0 for a
+        table.
       batch_rows: Cut a task of ``n`` rows into ``max(1, n // batch_rows)`` batches of consecutive rows, whose
         sizes differ by at most one. No batch has fewer than ``batch_rows`` rows unless the whole task has
         fewer. At least ``min_rows``. None makes each task one batch, as needed for MAML on users.

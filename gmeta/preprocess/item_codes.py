@@ -40,24 +40,24 @@ def cooccurrence_vectors(
 ) -> Vectors:
     """Embed items by a truncated SVD of their neighbours in histories and of their attributes.
 
-    Two matrices are put beside each other, each scaled to a Frobenius norm of 1: the positive pointwise
+    Two matrices are placed side by side, each scaled to a Frobenius norm of 1: the positive pointwise
     mutual information max(0, log(p(i, j) / (p(i) p(j)))) of items at most ``window`` places apart, and
     attributes by inverse frequency, log(items / items with it). With the SVD U S Vᵀ, the vectors are U √S,
     each divided by its length.
 
     Args:
       histories: Items of each user in the order of time, numbers from 0. Leave out the items to predict.
-      items: How many items there are.
-      dim: Width of the vectors, 1 <= dim < items.
-      window: Places, >= 1.
+      items: The number of items.
+      dim: The width of the vectors, 1 <= dim < items.
+      window: The largest distance in places, >= 1.
       attributes: The attributes of items, as any numbers: categories, brands.
-      seed: Of the SVD's random start.
+      seed: Seeds the SVD's random start.
 
     Returns:
       float32 (items, dim). An item without neighbours and attributes has zeros.
 
     Raises:
-      ConfigError: A number is out of its limits, or histories or attributes name an item that isn't there.
+      ConfigError: A number is out of range, or histories or attributes name an item that doesn't exist.
 
     Example:
       >>> cooccurrence_vectors([[0, 1, 2], [1, 0, 3], [2, 3]], items=4, dim=2).shape
@@ -123,11 +123,11 @@ def _check_items(found: NDArray[np.int64], items: int, where: str) -> None:
         )
 
 
-# Assigns vectors to centers so that all centers get as many.
+# Assigns vectors to centers so that all centers get the same number, up to one.
 
 
 def assign_evenly(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
-    """Assign each vector to a near center, of which none gets more than one vector more than another.
+    """Assign each vector to a near center; the centers' numbers of vectors differ by at most one.
 
     Vectors request their nearest center that has room; a center takes the nearest of these vectors, and the
     others ask again. With n vectors and k centers, n mod k centers, those that fill first, take one more.
@@ -153,10 +153,10 @@ def assign_evenly(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
         takes = places_in_groups(group) < most - counts[group]
         found[waiting[order[takes]]] = group[takes]
         counts += np.bincount(group[takes], minlength=len(centers))
-        # Once as many centers as may have taken one vector more, the others are full with their share.
+        # Once n mod k centers have taken one more vector, the others are full with their share.
         beyond = np.flatnonzero(counts > share)
         if larger and len(beyond) >= larger:
-            for center in beyond[larger:]:  # that took one more in the same round: give back the farthest
+            for center in beyond[larger:]:  # they took one more in the same round: give back the farthest
                 mine = np.flatnonzero(found == center)
                 found[mine[distances[mine, center].argmax()]] = -1
                 counts[center] -= 1
@@ -169,7 +169,7 @@ def assign_evenly(vectors: Vectors, centers: Vectors) -> NDArray[np.int32]:
 
 # Codebooks by residual k-means.
 
-_WHOLE = 200_000  # vectors beyond which k-means goes by batches
+_WHOLE = 200_000  # number of vectors above which k-means runs on batches
 _BATCH = 16_384
 _EVEN_ROUNDS = 5
 
@@ -181,10 +181,11 @@ def fit_residual_kmeans(
 
     Args:
       vectors: float32 (n, dim).
-      levels: How many levels.
-      codes: Codes of a level at most; where fewer distinct vectors are left, there are as many codes.
-      balanced: Whether all codes of a level get as many vectors, up to one.
-      seed: Of the first centers.
+      levels: The number of levels.
+      codes: The largest number of codes of a level; if fewer distinct vectors are left, the level has one
+        code for each.
+      balanced: Whether all codes of a level get the same number of vectors, up to one.
+      seed: Seeds the first centers.
 
     Returns:
       The levels, each float32 (codes, dim), and the codes of the vectors, int32 (n, levels).
@@ -215,7 +216,7 @@ def _centers(vectors: Vectors, size: int, seed: int) -> Vectors:
 
 
 def _even_out(vectors: Vectors, centers: Vectors) -> tuple[Vectors, NDArray[np.int32]]:
-    """Move the centers to the means of evenly assigned vectors, some times."""
+    """Move the centers to the means of evenly assigned vectors, several times."""
     digit = assign_evenly(vectors, centers)
     for _ in range(_EVEN_ROUNDS):
         sums = np.zeros(centers.shape, np.float64)
@@ -230,31 +231,31 @@ def _even_out(vectors: Vectors, centers: Vectors) -> tuple[Vectors, NDArray[np.i
 
 @dataclass(frozen=True)
 class RqVae:
-    """Settings of an RQ-VAE, by which `semantic_ids` can make codebooks in place of k-means.
+    """Settings of an RQ-VAE, with which `semantic_ids` can make codebooks instead of k-means.
 
-    An encoder f and a decoder g of dense layers with ReLU between them, and codebooks e_l, minimize by Adam
-    the mean over items of::
+    An encoder f and a decoder g of dense layers with ReLU between them, and codebooks e_l, are trained by
+    Adam to minimize the mean over items of::
 
       |x - g(q)|² + Σ_l |sg[r_l] - e_l(c_l)|² + commitment · |r_l - sg[e_l(c_l)]|²
 
-    Here x is the item's vector, shifted and scaled so that the vectors have mean 0 and variance 1 in all; q
+    Here x is the item's vector, shifted and scaled so that the vectors have mean 0 and variance 1 overall; q
     is the sum of the codes' vectors; r_l and c_l are as in `Codebooks`; and sg stops gradients. The gradient
-    of q goes to f(x) unchanged. The codebooks begin as a residual k-means of f(x). After each epoch but those
-    of the last fifth, codes that no item has are put where an item's r_l is.
+    of q goes to f(x) unchanged. The codebooks begin as a residual k-means of f(x). After each epoch except
+    those of the last fifth, codes that no item uses are moved to an item's r_l.
 
     Args:
-      width: Of the latent vectors.
-      hidden: Widths of the encoder's layers before the latent ones, the decoder's in reverse.
+      width: The width of the latent vectors.
+      hidden: The widths of the encoder's layers before the latent ones; the decoder reverses them.
       epochs: Passes over the items.
-      batch: Items of a step.
+      batch: Items per step.
       rate: Adam's learning rate.
       commitment: The weight above, >= 0.
 
     Raises:
-      ConfigError: A number is out of its limits.
+      ConfigError: A number is out of range.
 
     Reference: Rajput et al., Recommender systems with generative retrieval, NeurIPS 2023, section 3.1;
-    Zeghidour et al., SoundStream, 2021, for codes that are not in use.
+    Zeghidour et al., SoundStream, 2021, for unused codes.
     """
 
     width: int = 32
@@ -280,10 +281,10 @@ def fit_rq_vae(vectors: Vectors, levels: int, codes: int, settings: RqVae, seed:
 
     Args:
       vectors: float32 (n, dim).
-      levels: How many levels.
-      codes: Codes of a level at most.
+      levels: The number of levels.
+      codes: The largest number of codes of a level.
       settings: The `RqVae`.
-      seed: Of the first weights, the order of items and the codes that are put elsewhere.
+      seed: Seeds the first weights, the order of items and the moves of unused codes.
 
     Returns:
       The codebooks, with the encoder.
@@ -330,7 +331,7 @@ class _Autoencoder:
             self._step(self._inputs[order[first : first + self._settings.batch]])
 
     def replace_unused(self) -> None:
-        """Put codes that no item has where an item's rest is."""
+        """Move codes that no item uses to an item's residual."""
         left = apply_layers(self.encoder(), self._inputs)
         for book in self.books:
             level = book.numpy()
@@ -394,29 +395,29 @@ def semantic_ids(
     balanced: bool = False,
     seed: int = 0,
 ) -> SemanticIds:
-    """Give each item ``levels`` digits by residual quantization of the items' vectors, and one digit more.
+    """Give each item ``levels`` digits by residual quantization of the items' vectors, and one more digit.
 
-    Level 1 clusters the vectors, or what the encoder of an `RqVae` makes of them; level l + 1 what is left
-    after the nearest center of level l has been subtracted (`Codebooks`). So similar items share their first
-    digits. The last digit distinguishes items that share all codes.
+    Level 1 clusters the vectors, or the outputs of an `RqVae`'s encoder for them; level l + 1 clusters the
+    residuals after subtracting the nearest centers of level l (`Codebooks`). So similar items share their
+    first digits. The last digit distinguishes items that share all codes.
 
     Args:
       vectors: float (n, dim), one row an item: embeddings of texts or pictures, rows of a trained model
         (`gmeta tables export`), `cooccurrence_vectors`. k-means weighs all columns alike: scale them first if
-        they shouldn't count as their values do.
+        they should have other weights.
       levels: Digits, without the last one; >= 1.
       codes: Values of a digit, >= 2. A level at which fewer distinct vectors are left has fewer.
       items: The items' ids, int64 (n,), each once; None: 0 to n - 1.
       method: ``"kmeans"``, or the `RqVae` to train, for which TensorFlow is loaded.
-      balanced: With k-means, whether all codes of a level get as many items, up to one.
-      seed: Of the first centers, and of the RQ-VAE's training.
+      balanced: With k-means, whether all codes of a level get the same number of items, up to one.
+      seed: Seeds the first centers and the RQ-VAE's training.
 
     Returns:
-      `SemanticIds`. Their ``write`` and ``read`` keep them in files.
+      `SemanticIds`, whose ``write`` and ``read`` store them in files.
 
     Raises:
-      ConfigError: An argument is out of its limits or for the other method, the vectors aren't finite numbers
-        (n, dim), or items have another number.
+      ConfigError: An argument is out of range or for the other method, the vectors aren't finite numbers
+        (n, dim), or the number of items differs from n.
       DataError: An item occurs twice.
 
     Example:

@@ -1,7 +1,7 @@
-"""What makes a table's rows of the files' rows: side tables, exploded lists, and filters.
+"""How a table's rows are made from the files' rows: side tables, exploded lists, and filters.
 
-The parts of a `Shape` work in the order of its attributes, on one machine: side tables see exploded rows, and
-filters see the columns of side tables.
+The parts of a `Shape` are applied in the order of its attributes, on one machine: side tables see exploded
+rows, and filters see the columns of side tables.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SESSION = "session"
 
 @dataclass(frozen=True)
 class Explode:
-    """A column of lists of which each element becomes a row.
+    """A column of lists, each element of which becomes a row.
 
     Attributes:
       column: The column; its name isn't kept.
-      into: The columns that an element becomes: their names, with what separates their values, such as
-        ``"item-click"`` for ``N1-0``. The last separators count.
-      separator: What separates the elements of a text; None: spaces.
+      into: The columns that an element becomes: their names, joined by the separators of their values, such
+        as ``"item-click"`` for ``N1-0``. Elements are split at the last separators.
+      separator: The separator of a text's elements; None: spaces.
     """
 
     column: str
@@ -63,12 +63,12 @@ class Explode:
 
 @dataclass(frozen=True)
 class Join:
-    """A side table, of whose columns a row gets those of its key.
+    """A side table, whose columns are joined to the rows by a key.
 
     Attributes:
       file: The table's file, in any format that rows may have.
       on: The column of the key, ``"movieId"``, or its names in the rows and in the file, ``"item=movieId"``.
-      columns: The columns' names, if the file's first line doesn't have them.
+      columns: The columns' names, if the file's first line doesn't name them.
     """
 
     file: str
@@ -84,15 +84,15 @@ class Join:
 
 @dataclass(frozen=True)
 class Shape:
-    """The way from files to rows.
+    """How rows are made from files.
 
     Attributes:
-      explode: A column of lists of which each element becomes a row.
+      explode: A column of lists, each element of which becomes a row.
       joins: Side tables.
       where: A condition in SQL, such as ``"rating >= 3 AND city <> 'x'"``; rows that fail it are left out.
-      distinct: Columns of which each combination is kept once: the first row in time.
-      core: Column -> the fewest rows that each of its values must have; rows of rarer ones are left out,
-        until all remaining values have as many.
+      distinct: Columns of which each combination of values is kept once, in the first row in time.
+      core: Column -> the fewest rows that each of its values must have; rows of rarer values are left out
+        until all remaining values have that many.
       session_gap: A time, such as ``"30m"``: a user's rows with a longer gap between them are in different
         sessions, and the sessions are the tasks.
     """

@@ -136,9 +136,9 @@ def arrow_type(column: Column) -> pa.DataType:
 
 # The handling of bad records: the first one ends the run, or each is counted.
 #
-# A function that parses a record knows its fault, but not its place; the engine that calls it
-# knows where, but not what. So the function raises a `BadRecord` without a place, and the engine passes it
-# with the place to a `BadRecords`, which alone knows the rule.
+# A function that parses a record knows its fault, but not its place, which the engine that calls it knows. So
+# the function raises a `BadRecord` without a place, and the engine passes it with the place to a
+# `BadRecords`, which applies the rule.
 
 
 class Reason(Enum):
@@ -174,7 +174,7 @@ class BadRecord(Exception):  # noqa: N818 - it is caught and counted, and seldom
     Args:
       reason: The rule that it breaks.
       message: The received and the expected value; the caller adds the place.
-      of_table: Whether a spec describes its columns; the spec may then be what needs mending.
+      of_table: Whether a spec describes its columns; the spec itself may then be wrong.
     """
 
     def __init__(self, reason: Reason, message: str, *, of_table: bool = False) -> None:
@@ -285,7 +285,7 @@ class Source(Named, Protocol):
         """Return file name -> JSON values that change when the file does, found without reading it."""
 
     def count(self) -> int:
-        """Return how many records there are at most, bad ones included, without parsing them."""
+        """Return an upper bound on the number of records, bad ones included, without parsing them."""
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
         """Yield parts of some ten thousand rows: the spec's columns, without the batch, and `NUMBER`."""
@@ -297,4 +297,4 @@ class Source(Named, Protocol):
         """Return a record's file, its line in a text file, and words for its place if it has no line."""
 
     def check(self, tasks: Ints, bad: BadRecords) -> None:
-        """Make the checks that need all rows; ``tasks`` (T,) are the tasks that have rows, ascending."""
+        """Run the checks that require all rows; ``tasks`` (T,) are the tasks that have rows, ascending."""

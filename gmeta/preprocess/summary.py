@@ -78,12 +78,12 @@ class PrepareSummary:
       left_out: The rows and tasks that the selection leaves out.
       bad: Bad records that were skipped.
       task_sizes: Number of rows -> number of tasks with that many rows, before the selection.
-      min_rows: Fewest rows of a task that the selection keeps.
-      max_rows: Most rows of a task that the selection keeps; 0: any number.
+      min_rows: The smallest number of rows of a task that the selection keeps.
+      max_rows: The largest number of rows of a task that the selection keeps; 0: any number.
       columns: The number of the table's columns; 0: not counted.
       columns_left_out: The table's columns that aren't stored.
       columns_hashed: The columns of the data set whose text is hashed.
-      notes: What the values have decided of the columns and may surprise (`TableSpec.notes`).
+      notes: Decisions about columns, made from the values, that may surprise (`TableSpec.notes`).
       seconds: Wall time, from reading to renaming; 0 if there was nothing to do.
       reused: Whether ``out`` existed already, made from the same input by the same plan.
     """

@@ -19,11 +19,11 @@ from gmeta.preprocess.shape_spec import Shape
 _EXACT = 2.0**53
 _MOST_FLOAT32 = 3.4028234663852886e38
 Role = Literal["feature", "task", "time", "label"]
-"""What a column is."""
+"""The role of a column."""
 
 FormatName = Literal["csv", "tsv", "json", "parquet", "python", "lists"]
 """A format: separated fields, JSON lines or an array, Parquet, lines of Python's dictionaries, or lines of a
-user and their items, as LightGCN's."""
+user and their items, as in LightGCN."""
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 BLOCK = "block"
 """The column that stands for the task where rows have none."""
@@ -46,16 +46,16 @@ class ColumnSpec:
         unless this says otherwise.
       hash: Store the low 64 bits of the MD5 of the text, as a signed number, for ids that are text. This is
         the default for every text column that has no ``dtype`` and is neither the time nor the label.
-        Python's hashlib, DuckDB (``md5_number_lower``) and Spark all compute it, so ids that are hashed
-        anywhere, also later when serving, agree; a hash that only one of them knows would tie the data to it.
-        Among a million ids, two collide with a probability of 3e-8.
+        Python's hashlib, DuckDB (``md5_number_lower``) and Spark all compute it, so ids agree wherever they
+        are hashed, including when serving; a hash that only one of them knows would tie the data to it. Among
+        a million ids, two collide with a probability of 3e-8.
       min: The smallest value that is in range; None: any.
       max: The largest value that is in range; None: any.
       default: The value that is stored in place of null and NaN; None: such a row is bad. A null list becomes
         an empty list. In a hashed column, a text default (also the empty text) is hashed like any other text,
-        and a number is stored as it is.
+        and a number is stored unchanged.
       separator: The separator of the values of a list in text files (CSV).
-      gaps: Whether null and NaN become a value of their own: the hash of the empty text in a hashed column,
+      gaps: Whether null and NaN become a separate value: the hash of the empty text in a hashed column,
         `GAP` in one of whole numbers, NaN in one of floats. A ``default`` takes precedence.
       values: Text -> the number that is stored for it, such as ``{"purchase": 1, "*": 0}``; ``"*"`` stands
         for all other values, null included. Without it, other values are bad. The column is a float32.
@@ -126,9 +126,9 @@ _RULES = ("gaps", "values", "positive", "format")
 TIME_UNITS = {"seconds": 1_000_000, "milliseconds": 1000, "microseconds": 1, "nanoseconds": 0.001}
 """The units of times as numbers, each in microseconds."""
 GAPS = "own"
-"""The default by which gaps become a value of their own."""
+"""The default that makes gaps a separate value."""
 GAP = -(2**53)
-"""What a gap in a column of whole numbers is stored as, where gaps are a value of their own."""
+"""The value that is stored for a gap in a column of whole numbers, if gaps are a separate value."""
 _COMPARISON = re.compile(r"(>=|<=|==|!=|=|>|<)\s*([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)")
 
 
@@ -136,7 +136,7 @@ def parse_comparison(text: str) -> tuple[str, float]:
     """Return the operator and the number of a comparison such as ``>= 4``.
 
     Raises:
-      ConfigError: It isn't one.
+      ConfigError: The text isn't a comparison.
     """
     found = _COMPARISON.fullmatch(text.strip())
     try:
@@ -152,14 +152,14 @@ class CsvForm:
     """The format of text files with separated fields.
 
     Attributes:
-      delimiter: What separates fields, such as ``","`` or ``"::"``. None: what separates those of the file's
-        first lines.
+      delimiter: The separator of fields, such as ``","`` or ``"::"``. None: the one found in the file's first
+        lines.
       quote: The character that encloses text with delimiters; doubled, it stands for itself. ``""``: none.
       header: Whether the first line names the columns.
       names: The columns' names, if ``header`` is false.
       escape: The character before a quote that stands for itself; None: a second quote.
       encoding: The files' encoding, by its name in Python.
-      null: Texts that stand for null, besides the empty one.
+      null: Texts that stand for null, in addition to the empty one.
     """
 
     delimiter: str | None = None
@@ -186,7 +186,7 @@ class CsvForm:
             raise ConfigError("csv.names are needed where csv.header is false, and not otherwise")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form as JSON values; settings of `CsvForm` that earlier versions lack only if set."""
+        """Return the form as JSON values; settings that earlier versions lack are included only if set."""
         own = {**asdict(self), "names": list(self.names), "null": list(self.null)}
         later: dict[str, Any] = {"escape": None, "encoding": "utf-8", "null": []}
         return {name: value for name, value in own.items() if name not in later or value != later[name]}
@@ -197,29 +197,29 @@ class TableSpec:
     """The columns of a prepared data set, and their sources.
 
     Attributes:
-      task: The column of tasks: rows with the same value form a task. Stored as int64. Empty: the rows
-        have no tasks, as clicks of unknown users; a column `BLOCK` then puts each row into one of ``blocks``,
+      task: The column of tasks: rows with the same value form a task. Stored as int64. Empty: the rows have
+        no tasks, such as clicks of unknown users; a column `BLOCK` then puts each row into one of ``blocks``,
         by a hash of its values.
       time: The column that a task's rows are ordered by; None: by the other columns, in the schema's order.
       label: The column to predict; float32 unless its `ColumnSpec` sets another dtype.
       unique: Columns whose values may not repeat in a task, such as the item; the first row is kept.
       batch: The name of the column that numbers a task's batches; the plan adds it.
       columns: Name -> column. Empty: all columns of numbers and text, and of lists of these. Columns named
-        above are stored in any case.
+        above are always stored.
       rest: Whether all other columns of numbers and text are stored too if ``columns`` isn't empty.
       format: The files' format (`FORMATS`). None: their content and endings decide.
       csv: The format of CSV files.
-      defaults: What is stored in place of null and NaN in features without a ``default`` of their own: a
+      defaults: The value stored in place of null and NaN in features that have no ``default``: a
         number in columns of numbers, and a text in hashed columns (without a text, the number); ``"own"``
         sets `ColumnSpec.gaps`.
-      shape: What makes rows of the files' rows: side tables, exploded lists, filters.
+      shape: How rows are made from the files' rows: side tables, exploded lists, filters.
       blocks: The number of blocks that stand for tasks; 0: the rows have tasks.
       titles: Column of ids -> the table's column that names them, such as ``{"movieId": "title"}``. None:
         names of columns decide (`gmeta.preprocess.plan.texts.find_titles`).
       texts_limit: The most texts that are kept of a column (`gmeta.core.texts.Texts`), such as ``"64MB"``:
         the bytes of all, and 8 for each. A column with more keeps none; 0: no column keeps any.
       unused: The table's columns that aren't stored; `resolve` finds them.
-      notes: What was decided by the values and may surprise the user, each in a sentence.
+      notes: Decisions made from the values that may surprise the user, one sentence each.
 
     Example:
       >>> spec = TableSpec("user", time="ts", label="click", columns={"item": ColumnSpec(hash=True)})
@@ -277,7 +277,7 @@ class TableSpec:
         return load_toml(cls, path)
 
     def with_own_gaps(self) -> TableSpec:
-        """Return the spec with gaps as values of their own if rows have no tasks and it has no defaults."""
+        """Return the spec with gaps as separate values if rows have no tasks and it has no defaults."""
         return replace(self, defaults=(GAPS,)) if self.blocks and not self.defaults else self
 
     @property
@@ -292,7 +292,7 @@ class TableSpec:
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     def role_of(self, name: str) -> Role:
-        """Return what a column is."""
+        """Return a column's role."""
         roles: dict[str | None, Role] = {self.label: "label", self.time: "time", self.task: "task"}
         return roles.get(name, "feature")
 
@@ -311,8 +311,8 @@ class TableSpec:
     def order(self) -> tuple[str, ...]:
         """The columns that rows are sorted by: task, time, all others in the schema's order, and the label.
 
-        The label is last, so that which rows of a task come last doesn't depend on labels: experiments
-        measure these rows.
+        The label is last, so the choice of a task's last rows, which experiments measure, doesn't depend on
+        labels.
         """
         first = (self.task, self.time) if self.time else (self.task,)
         last = (self.label,) if self.label and self.label not in first else ()
@@ -335,7 +335,7 @@ class TableSpec:
         return {name: column.source or name for name, column in self.columns.items()}
 
     def resolve(self, table: pa.Schema) -> TableSpec:
-        """Decide everything that the spec leaves open, by the types of a table's columns.
+        """Decide everything that the spec leaves open, from the types of a table's columns.
 
         Args:
           table: The columns of the table; columns of text files are text, or of guessed types.
@@ -351,7 +351,7 @@ class TableSpec:
             used = {self.batch, *given, *(column.source for column in given.values())}
             kinds = {f.name: _element(f.type) for f in table if f.name not in used}
             given |= {name: ColumnSpec() for name, kind in kinds.items() if _numbers(kind) or _text(kind)}
-            # Columns come in the table's order, whether the spec names them or not.
+            # Columns are in the table's order, whether the spec names them or not.
             order = {name: place for place, name in enumerate(table.names)}
             given = dict(
                 sorted(given.items(), key=lambda one: order.get(one[1].source or one[0], len(order)))

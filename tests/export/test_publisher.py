@@ -268,6 +268,7 @@ def test_what_breaks_the_journal_is_followed_by_a_whole_model(model, tmp_path):
     assert found.path.parent.name == "model" or found.removed
 
 
+@pytest.mark.shown_by("test_fit_publishes_and_a_new_process_continues_the_folder")
 def test_a_model_that_has_diverged_is_not_published_and_the_next_delta_has_all(model, tmp_path):
     train(model, 0)
     publisher = Publisher(model, tmp_path / "online", export=vectors(model))

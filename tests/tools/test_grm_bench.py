@@ -105,6 +105,7 @@ def test_new_users_are_validation_or_test_and_never_both(bench, tmp_path):
     assert len(set.union(*found)) == 40
 
 
+@pytest.mark.shown_by("test_the_report_is_of_the_epoch_in_time_that_validation_chooses")
 def test_training_ends_with_its_time(bench, tmp_path):
     logs, rows = bench.logs, []
     log = ExposureConfig(users=40, mean_events=20, exposures=10)

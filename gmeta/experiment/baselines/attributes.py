@@ -1,14 +1,14 @@
 r"""Ridge on attributes: predicts an item's level from attributes, and a task's deviation from its own rows.
 
-An item's level is :math:`l_i`, which a new item has as well. A task's rows deviate from it by a Gaussian
-process over attributes with covariance K and noise :math:`\sigma^2`, conditioned on its support rows S:
+An item has the level :math:`l_i`; a new item has one as well. A task's rows deviate from it by a Gaussian
+process over attributes with covariance K and noise :math:`\sigma^2`, conditioned on the support rows S:
 
 .. math:: \hat y_q = \mu + l_q + K_{qS} (K_{SS} + \sigma^2 I)^{-1} r_S, \quad
    \mathrm{var}_q = \sigma^2 + K_{qq} - K_{qS} (K_{SS} + \sigma^2 I)^{-1} K_{Sq}
 
 This is a ridge regression of a task's residuals on attributes, whose matrix has the support's size. A task's
-own attributes, such as a user's age, play no part: on MovieLens they made predictions no better. The variance
-takes levels as known, and is too small for new items.
+own attributes, such as a user's age, aren't used: on MovieLens they didn't improve predictions. The variance
+treats levels as known, and is too small for new items.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gmeta.experiment.baselines.pseudo_cold import MOST_PAIRS, Fold, choose, hid
 from gmeta.experiment.baselines.task_rows import Block, Floats, Ints, Rows, Tasks, cut_blocks, multiply
 from gmeta.preprocess.source import Values
 
-# Levels of items by ridge regression on their attributes: the expected mean of an item, a new one too.
+# Levels of items by ridge regression on their attributes: the expected mean of an item, also of a new one.
 #
-# An item's level is predicted from its attributes :math:`a_i`, plus a deviation of its own. All are fitted
+# An item's level is predicted from its attributes :math:`a_i`, plus the item's deviation. All are fitted
 # jointly: the levels minimise, over all warm rows r of item i(r) and task t(r),
 #
 # .. math:: \sum_r (y_r - \mu - l_{i(r)} - b_{t(r)})^2 + \lambda |\beta|^2 + d_i \sum_i b_i^2
 #    + d_t \sum_t b_t^2, \quad l_i = a_i^T \beta + b_i
 #
-# An item without warm rows has :math:`b_i = 0`: its level is that of its attributes. One without attributes
+# An item without warm rows has :math:`b_i = 0`: its level follows from its attributes. One without attributes
 # has the damped bias of `gmeta.experiment.baselines.biases`.
 
 MOST_CHANGED = 0.05
@@ -44,7 +44,7 @@ MOST_CHANGED = 0.05
 
 
 def mark_rows(values: NDArray[Any], counts: Ints) -> Floats:
-    """Compute a number for each row that is the same for the same values, in any order."""
+    """Compute a number for each row; rows with the same values, in any order, get the same number."""
     mixed = (values.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
     return np.bincount(np.repeat(np.arange(len(counts)), counts), mixed, len(counts)).astype(np.float64)
 
@@ -57,9 +57,10 @@ def values_of(values: Values) -> tuple[Ints, Ints]:
 
 
 def belongs(values: Values, first: Ints) -> bool:
-    """Return whether a column is one of the owners of rows; ``first`` is the place of each one's first row.
+    """Return whether a column belongs to the owners of rows; ``first`` is the place of each one's first row.
 
-    Two rows of an owner differ in at most `MOST_CHANGED` as many cases as any two rows.
+    The share of rows that differ from their owner's first row is at most `MOST_CHANGED` times the share of
+    pairs of any two rows that differ.
     """
     flat, counts = values_of(values)
     if flat.dtype == np.float32:
@@ -80,7 +81,7 @@ PENALTIES = (30.0, 1.0, 3.0, 10.0, 100.0, 300.0)
 class ItemAttributes:
     r"""The attributes of all items, including those that no warm row has.
 
-    An item with the n values V in a column has there the row :math:`a_v = 1 / \sqrt n` for v in V, and 0
+    For an item with n values V in a column, the row is :math:`a_v = 1 / \sqrt n` for v in V, and 0
     elsewhere. So each column has the same weight for an item, however many values it lists.
 
     Attributes:
@@ -97,7 +98,7 @@ class ItemAttributes:
 
     @classmethod
     def of(cls, values: Mapping[str, tuple[Ints, Ints]]) -> ItemAttributes:
-        """Build the rows from each column's values, item after item, and how many of them each item has."""
+        """Build the rows from each column's values, item after item, and each item's number of values."""
         return cls({name: _indicate(*each) for name, each in values.items()})
 
     @property
@@ -145,9 +146,9 @@ class Levels:
         return best([replace(damped, penalty=penalty) for penalty in PENALTIES], hidden)
 
     def fit(self, warm: Rows, attributes: ItemAttributes) -> FittedBiases:
-        """Fit the levels of all items, in place of their biases.
+        """Fit the levels of all items, which replace their biases.
 
-        The unknowns are divided by the roots of their penalties, so that one penalty of 1 holds for all.
+        The unknowns are scaled by the roots of their penalties, so that a penalty of 1 applies to all.
         """
         mean = float(warm.labels.mean())
         items, tasks, task = attributes.items, len(warm.sizes), warm.task
@@ -170,16 +171,16 @@ class Levels:
         return FittedBiases(mean, level @ found[:width], self.task_damping)
 
 
-# The covariance of rows of one task, divided among the task's bias and the columns of attributes.
+# The covariance of rows of one task, split between the task's bias and the columns of attributes.
 #
 # Residuals r of two rows a, b of a task have the covariance
 #
 # .. math:: K_{ab} = c + \sum_k w_k \langle a^k_{i(a)}, a^k_{i(b)} \rangle + w_0 [i(a) = i(b)],
 #
-# and each row has noise of variance :math:`\sigma^2` besides. The variances are estimated by moments, as
-# Haseman-Elston regression does: they are the least squares fit, none below 0, of the products
-# :math:`r_a r_b` of all pairs of two rows of a warm task. Tasks weigh by their rows, not by their pairs. What
-# is left of the mean squared residual is :math:`\sigma^2`.
+# and each row also has noise of variance :math:`\sigma^2`. The variances are estimated by moments, as in
+# Haseman-Elston regression: they are the non-negative least squares fit to the products :math:`r_a r_b` of
+# all pairs of two rows of a warm task. Tasks are weighted by their rows, not by their pairs. The rest of the
+# mean squared residual is :math:`\sigma^2`.
 
 MOST_ROWS = 1000
 """The number of a task's latest rows that count."""
@@ -200,7 +201,7 @@ class Variances:
 
     @classmethod
     def of(cls, warm: Rows, levels: FittedBiases, attributes: ItemAttributes) -> Variances:
-        """Estimate the variances from the warm rows; a random part of the tasks if pairs are many."""
+        """Estimate the variances from the warm rows; if there are many pairs, from random tasks."""
         items = attributes.items
         parts = [csr_matrix(np.ones((items, 1))), *attributes.columns.values(), identity(items, format="csr")]
         weights = _fit(parts, _some(warm), levels)
@@ -233,14 +234,14 @@ def _fit(parts: list[csr_matrix], rows: Rows, levels: FittedBiases) -> Floats:
         weighted = each * weight.ravel()
         left += weighted @ each.T
         right += weighted @ (own[:, :, None] * own[:, None]).ravel()
-    # w' L w - 2 w' r is |R w - R'^-1 r|^2 with R'R = L; a part that no pair has in common gets 0.
+    # w' L w - 2 w' r is |R w - R'^-1 r|^2 with R'R = L; a part that no pair shares gets 0.
     root = np.linalg.cholesky(left + 1e-9 * max(float(np.trace(left)), 1.0) * np.eye(len(left))).T
     return np.asarray(nnls(root, np.linalg.solve(root.T, right))[0])
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """The baseline's settings, with the attributes that it knows.
+    """The baseline's settings, with the attributes of items.
 
     Attributes:
       levels: The settings of levels; the variances need none.

@@ -4,7 +4,7 @@ The biases minimise, over all warm rows r of item i(r) and task t(r),
 
 .. math:: \sum_r (y_r - \mu - b_{i(r)} - b_{t(r)})^2 + d_i \sum_i b_i^2 + d_t \sum_t b_t^2,
 
-alternately: the items' with the tasks' fixed, and vice versa. A new task's bias comes from its support rows:
+alternately: the items' with the tasks' fixed, and vice versa. A new task's bias is fitted to its support:
 
 .. math:: b_t = \frac{\sum_{r \in S_t} (y_r - \mu - b_{i(r)})}{|S_t| + d_t}, \quad \hat y = \mu + b_i + b_t
 """
@@ -98,7 +98,7 @@ class FittedBiases:
 #
 # .. math:: \hat y = \mu + \frac{\sum_{r \in i} (y_r - \mu)}{n_i + d}
 #
-# The damping d pulls the mean of a few rows towards the mean of all, which an unknown item gets.
+# The damping d pulls the mean of a few rows towards the mean of all, which is the mean of an unknown item.
 
 DAMPINGS = (5.0, 1.0, 2.0, 10.0, 20.0, 50.0)
 
@@ -108,7 +108,7 @@ class ItemMean:
     """The settings of the item mean.
 
     Attributes:
-      damping: The number of rows with the mean of all labels that are added to each item's own.
+      damping: The number of rows with the overall mean label that are added to each item's rows.
 
     Example:
       >>> warm = Rows(np.array([0, 0, 1]), np.array([1.0, 2.0, 3.0]), np.array([0, 3]))

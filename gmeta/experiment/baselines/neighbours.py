@@ -6,8 +6,8 @@ weight, with residuals from mean, item bias and task bias,
 
 .. math:: \hat y = \mu + b_q + b_t + \frac{\sum_s w_s (r_s - b_t)}{\sum_s w_s + \lambda v}
 
-v is the variance of residuals, and :math:`\lambda` shrinks the prediction of few weak neighbours towards the
-biases'.
+v is the variance of residuals, and :math:`\lambda` shrinks predictions from few weak neighbours towards those
+of the biases.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Neighbours:
     r"""The settings of nearest neighbours.
 
     Attributes:
-      size: The most support rows that count.
+      size: The maximum number of support rows that count.
       shrinkage: The number of pairs of the overall mean towards which a covariance is shrunk.
       damping: :math:`\lambda`.
     """
@@ -45,7 +45,7 @@ class Neighbours:
         return [cls(*each) for each in product(SIZES, SHRINKAGES, DAMPINGS)]
 
     def fit(self, biases: FittedBiases, pairs: CoRatings) -> FittedNeighbours:
-        """Take the biases and the pairs of the warm rows."""
+        """Combine the settings with the biases and the pairs of the warm rows."""
         return FittedNeighbours(self, biases, pairs)
 
 

@@ -2,8 +2,8 @@
 
 The warm tasks are divided into folds. The tasks of a fold stand for new tasks: a baseline is fitted to the
 rows of the other folds, sees the support rows of the held-out tasks, and predicts their query rows. Support
-and query are cut as in evaluation; a task that isn't cut, because no test task is of its size, is only used
-for fitting. Items may stand for new ones as well. No test task takes part.
+and query are cut as in evaluation; a task that isn't cut, because no test task has its size, is only used
+for fitting. Items may stand for new ones as well. No test task is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class Fold:
-    """One turn of cross-validation.
+    """One fold of cross-validation.
 
     Attributes:
       warm: All rows of the tasks to fit to.
@@ -74,12 +74,12 @@ def cut_folds(tasks: Tasks, folds: int = FOLDS, seed: int = 0) -> list[Fold]:
 
 
 def within(order: Ints, cost: Ints, most: int) -> Ints:
-    """Return the tasks from the front whose costs sum to at most ``most``, and at least two of them."""
+    """Return the first tasks, at least two, whose costs sum to at most ``most``."""
     return order[: max(int(np.searchsorted(np.cumsum(cost[order]), most, side="right")), 2)]
 
 
 def hide_items(fold: Fold, items: int, seed: int) -> Fold:
-    """Drop a third of the items, drawn at random, from the rows to fit to: they stand for new items."""
+    """Drop a random third of the items from the rows to fit to, so that they stand for new items."""
     hidden = np.random.default_rng(seed).permutation(items)[: items // 3]
     kept = fold.warm.keep(~np.isin(fold.warm.items, hidden))
     return Fold(kept, fold.cold) if len(kept.items) else fold
@@ -94,11 +94,11 @@ Settings = TypeVar("Settings")
 
 
 def choose(settings: Sequence[Settings], errors: Iterable[Sequence[float]]) -> Settings:
-    """Return the settings with the least squared error over all folds; the first ones without a fold.
+    """Return the settings with the least squared error over all folds; without folds, the first ones.
 
     Args:
       settings: The settings to choose from, the usual choice first.
-      errors: For each fold, the sum of squared errors with each of them.
+      errors: For each fold, the sum of squared errors with each of the settings.
     """
     total = np.sum([np.nan_to_num(np.asarray(each), nan=np.inf) for each in errors], axis=0)
     return settings[int(np.argmin(total))] if np.ndim(total) else settings[0]

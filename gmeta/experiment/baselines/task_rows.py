@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows, task after task, in each task from the oldest to the latest.
+    """Rows, task after task; within a task, from the oldest to the latest.
 
     Attributes:
       items: (rows,) numbers of the items, from 0; `ItemNumbers` counts them.
@@ -43,11 +43,11 @@ class Rows:
         return np.repeat(np.arange(len(self.row_splits) - 1), self.sizes)
 
     def latest(self, size: int) -> Rows:
-        """Return each task's last ``size`` rows; all of a task that has fewer."""
+        """Return each task's last ``size`` rows, or all if the task has fewer."""
         return self.keep(np.repeat(self.row_splits[1:], self.sizes) - np.arange(len(self.items)) <= size)
 
     def join(self, others: Rows) -> Rows:
-        """Return the tasks, and then the other tasks."""
+        """Return these tasks followed by the others."""
         splits = np.concatenate([self.row_splits, others.row_splits[1:] + self.row_splits[-1]])
         return Rows(
             np.concatenate([self.items, others.items]), np.concatenate([self.labels, others.labels]), splits
@@ -74,7 +74,7 @@ class Rows:
 class Tasks:
     """Tasks, each cut into the support rows that are given and the query rows to predict.
 
-    Of a task that is only fitted to, all rows are support rows.
+    If a task is only used for fitting, all of its rows are support rows.
 
     Attributes:
       support: Their support rows.
@@ -100,7 +100,7 @@ class Tasks:
         return Tasks(self.support.choose(tasks), self.query.choose(tasks))
 
     def and_whole(self, rows: Rows) -> Tasks:
-        """Return these tasks, and then others that are only fitted to."""
+        """Return these tasks followed by others that are only used for fitting."""
         none = Rows(rows.items[:0], rows.labels[:0], np.zeros_like(rows.row_splits))
         return Tasks(self.support.join(rows), self.query.join(none))
 
@@ -121,7 +121,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class ItemNumbers:
-    """The items of the warm rows, numbered from 0 in ascending order of their ids, then other items.
+    """Numbers of items: those of the warm rows from 0 in ascending order of their ids, then other items.
 
     Attributes:
       known: (items,) ids, ascending.
@@ -146,7 +146,7 @@ class ItemNumbers:
 
     @property
     def unknown(self) -> int:
-        """The number from which on no item has a warm row: one above the last of those that have."""
+        """The first number whose item has no warm row: one above the last item with warm rows."""
         return len(self.known)
 
     @property
@@ -155,7 +155,7 @@ class ItemNumbers:
         return np.concatenate([self.known, self.others])
 
     def of(self, ids: Ints) -> Ints:
-        """Return the items' numbers, of the shape of ``ids``; an id that has none gets one above the last."""
+        """Return the items' numbers, shaped like ``ids``; an unknown id gets one above the last number."""
         found = np.full(ids.shape, len(self.known) + len(self.others))
         for first, numbered in ((0, self.known), (len(self.known), self.others)):
             if len(numbered):
@@ -164,7 +164,7 @@ class ItemNumbers:
         return found
 
 
-# Tasks as rectangles: pairs of a query row and a support row, and their products, of many tasks.
+# Tasks as rectangles: pairs of a query row and a support row, and their products, for many tasks.
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,14 @@ class Block:
 
 
 def cut_blocks(tasks: Tasks, most: int = 400_000, *, squares: bool = False) -> Iterator[Block]:
-    """Cut tasks with support rows into blocks of at most ``most`` pairs of rows; a larger task stands alone.
+    """Cut tasks with support rows into blocks of at most ``most`` pairs of rows; a larger task is a block.
 
     A task without support rows, or without query rows, is in no block: it has no pairs.
 
     Args:
       tasks: The tasks.
-      most: Pairs of a query row and a support row, with those of padding.
-      squares: Whether pairs of two support rows are bounded as well.
+      most: The maximum number of pairs of a query row and a support row, including padding.
+      squares: Whether the bound applies to pairs of two support rows as well.
     """
     given, asked = tasks.support.sizes, tasks.query.sizes
     order = np.lexsort((asked, given))
@@ -220,8 +220,8 @@ def _pad(rows: Rows, chosen: Ints) -> tuple[Ints, NDArray[np.bool_]]:
 def multiply(vectors: csr_matrix, query: Rows, support: Rows, block: Block) -> Floats:
     """Multiply the vector of each query row with those of its task's support rows.
 
-    One sparse product serves the whole block: each task has columns of its own, so that rows of two tasks
-    have none in common.
+    One sparse product computes the whole block: each task uses separate columns, so that rows of two tasks
+    share none.
 
     Args:
       vectors: (items, width).

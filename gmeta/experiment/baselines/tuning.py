@@ -1,4 +1,4 @@
-"""The choice of all baselines' settings by cross-validation, and their fit with these settings."""
+"""Chooses the settings of all baselines by cross-validation, and fits them with these settings."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Tuned:
 
     Attributes:
       mean: The settings of the item mean.
-      biases: Those of the biases, which the others start from.
-      pairs: Those of the baselines by pairs; None: rows have no item.
-      attributes: Those of ridge on attributes; None: items have no attributes.
+      biases: The settings of the biases, from which the others start.
+      pairs: The settings of the baselines by pairs; None: rows have no item.
+      attributes: The settings of ridge on attributes; None: items have no attributes.
     """
 
     mean: ItemMean
@@ -55,7 +55,7 @@ class Tuned:
     attributes: Attributes | None = None
 
     def fit(self, warm: Rows, items: int) -> dict[str, Predictor]:
-        """Fit all baselines, name -> fitted baseline, from the simplest on."""
+        """Fit all baselines: name -> fitted baseline, the simplest first."""
         biases = self.biases.fit(warm, items)
         found: dict[str, Predictor] = {ITEM_MEAN: self.mean.fit(warm, items), BIASES: biases}
         if self.pairs is not None:
@@ -91,7 +91,7 @@ def tune(folds: Sequence[Fold], items: int, by_item: bool, attributes: ItemAttri
     """Choose the settings of all baselines by their squared errors on pseudo-cold tasks.
 
     Args:
-      folds: The folds of warm tasks; without one, the usual settings are taken.
+      folds: The folds of warm tasks; without folds, the default settings are used.
       items: The number of items.
       by_item: Whether rows have an item.
       attributes: The items' attributes.
@@ -125,10 +125,10 @@ class Baselines:
     """The baselines, fitted to warm tasks.
 
     Attributes:
-      tuned: The settings that cross-validation has chosen.
-      predictors: Name -> the fitted baseline, from the simplest on.
-      items: How many items the warm rows have. Unknown items have numbers from this one on, which only the
-        baseline by attributes distinguishes.
+      tuned: The settings that cross-validation chose.
+      predictors: Name -> the fitted baseline, the simplest first.
+      items: How many items the warm rows have. Unknown items have numbers from this one on; only the baseline
+        by attributes distinguishes them.
 
     Example:
       >>> rng = np.random.default_rng(0)
@@ -148,12 +148,12 @@ class Baselines:
         """Tune all baselines on pseudo-cold tasks, and fit them to all rows of the warm tasks.
 
         Args:
-          warm: The warm tasks; those that stand for new tasks are cut into support and query as the test
-            tasks are. Their items are numbered from 0 to ``items`` - 1.
+          warm: The warm tasks; those that stand for new tasks are cut into support and query like test tasks.
+            Their items are numbered from 0 to ``items`` - 1.
           items: The number of items.
           by_item: Whether rows have an item. If not, only the item mean and the biases make sense.
-          attributes: The attributes of all items that tasks will have; None: items have none, and the
-            baseline by attributes is left out.
+          attributes: The attributes of all items that tasks may have; None: items have none, and the baseline
+            by attributes is left out.
         """
         with one_thread():
             tuned = tune(cut_folds(warm), items, by_item, attributes)
@@ -170,7 +170,7 @@ class Baselines:
         Args:
           warm: The tasks that the baselines were fitted to. Baselines that were fitted to a task's own query
             rows would have seen the answers.
-          asked: Those of them that have query rows, perhaps with fewer of their support rows.
+          asked: Those of the warm tasks that have query rows, perhaps with fewer of their support rows.
 
         Returns:
           Name -> (rows,).
@@ -190,7 +190,7 @@ class Baselines:
         return found
 
     def variances(self, tasks: Tasks) -> dict[str, Floats]:
-        """Compute the variance of the query rows' labels: name -> (rows,), of baselines that know one."""
+        """Compute the variance of the query rows' labels: name -> (rows,), if the baseline estimates it."""
         with one_thread():
             return {
                 name: one.variance(self._seen(name, tasks))
@@ -199,20 +199,20 @@ class Baselines:
             }
 
     def _seen(self, name: str, tasks: Tasks) -> Tasks:
-        """Return the tasks as a baseline sees them: to those without attributes, unknown items are one."""
+        """Return the tasks as a baseline sees them: without attributes, all unknown items are the same."""
         return tasks if name == ATTRIBUTES else tasks.merge_unknown(self.items)
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Keep matrix libraries to one thread: of many small matrices, threads make no product faster.
+    """Limit matrix libraries to one thread: more threads don't speed up products of many small matrices.
 
-    If other processes are busy too, threads that wait for each other make it ten times slower.
+    If other processes are busy too, threads that wait for each other make the products ten times slower.
     """
     return _libraries().limit(limits=1, user_api="blas")
 
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Find the matrix libraries once, which takes a tenth of a second: those of NumPy and SciPy."""
+    """Find the matrix libraries of NumPy and SciPy once, because that takes a tenth of a second."""
     importlib.import_module("scipy.linalg")
     return ThreadpoolController()

@@ -1,6 +1,6 @@
-r"""Ridge regression of a task's labels on vectors of its items, by which kriging and factors predict.
+r"""Ridge regression of a task's labels on vectors of its items, with which kriging and factors predict.
 
-A task has a vector u of its own, drawn from N(0, I), and a row of item i has the label
+Each task has a vector u, drawn from N(0, I), and a row of item i has the label
 
 .. math:: y = \mu + b_i + x_i^T u + \varepsilon, \quad \varepsilon \sim N(0, \sigma^2)
 
@@ -8,8 +8,8 @@ Given the support rows S with residuals r, the posterior of u is a ridge regress
 
 .. math:: A = I + \sum_S x x^T / \sigma^2, \quad \bar u = A^{-1} \sum_S x r / \sigma^2
 
-so that :math:`\hat y = \mu + b_i + x_i^T \bar u`, with variance :math:`\sigma^2 + x_i^T A^{-1} x_i`. It is
-the same as kriging with the covariance :math:`X X^T` of items, without a matrix of the support's size.
+so that :math:`\hat y = \mu + b_i + x_i^T \bar u`, with variance :math:`\sigma^2 + x_i^T A^{-1} x_i`. This
+equals kriging with the covariance :math:`X X^T` of items, without a matrix of the support's size.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ItemVectors:
 
     Attributes:
       mean: The mean of all labels.
-      bias: (items + 1,); the last is of unknown items.
-      slots: (items + 1,) which vector an item has.
+      bias: (items + 1,); the last is for unknown items.
+      slots: (items + 1,) the index of each item's vector.
       vectors: (slots, width).
       noise: :math:`\sigma^2`.
 
@@ -119,8 +119,8 @@ class ItemVectors:
 #
 # .. math:: C_{ij} = \sum_t \sum_{a \ne b \in t,\, i(a) = i,\, i(b) = j} r_a r_b
 #
-# and :math:`N_{ij}` is the number of terms: no row is paired with itself. Their covariance, drawn to
-# :math:`c`, the mean of all products, as by :math:`\beta` more pairs of that mean:
+# and :math:`N_{ij}` is the number of terms: no row is paired with itself. Their covariance is shrunk towards
+# :math:`c`, the mean of all products, as if there were :math:`\beta` more pairs with that mean:
 #
 # .. math:: \Sigma_{ij} = \frac{C_{ij} + \beta c}{N_{ij} + \beta}, \quad
 #    \Sigma_{ij} - c = \frac{C_{ij} - c N_{ij}}{N_{ij} + \beta}
@@ -132,7 +132,7 @@ Matrix = NDArray[np.float32]
 MOST_PAIRED_ITEMS = 3000
 """The most items that have pairs, those with most warm rows; two tables of this width squared are held."""
 
-_FEW = 256  # up to this width, all eigenvectors cost little
+_FEW = 256  # up to this width, computing all eigenvectors is cheap
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class CoRatings:
             tables.append(table)
         sums = np.bincount(task, weights=residuals, minlength=len(sizes))
         squares = np.bincount(task, weights=residuals**2, minlength=len(sizes))
-        # Tasks weigh by their rows, not by their pairs: else the longest would decide alone.
+        # Tasks are weighted by their rows, not by their pairs, or else the longest tasks would dominate.
         each = (sums**2 - squares) / np.maximum(sizes - 1, 1)
         common = max(float(each.sum() / max(sizes[sizes > 1].sum(), 1)), variance / 1000)
         return cls(slots, tables[0] - np.float32(common) * tables[1], tables[1], common, variance)
@@ -180,10 +180,10 @@ class CoRatings:
 
         Args:
           shrinkage: :math:`\beta`.
-          most: Width of the vectors at most: one eigenvector each, those of the largest eigenvalues above 0.
+          most: The maximum width: one dimension for each of the largest eigenvalues above 0.
 
         Returns:
-          (slots, width), largest eigenvalue first; the last slot's are 0.
+          (slots, width), largest eigenvalue first; the last slot's vector is 0.
         """
         centred = self.products / (self.counts + np.float32(shrinkage))
         width = len(centred)
@@ -198,12 +198,12 @@ class CoRatings:
 
 
 def number_frequent(used: Ints, items: int, most: int) -> Ints:
-    """Number the ``most`` items with most rows from 0; all others, and unknown ones, get the number after.
+    """Number the ``most`` most frequent items from 0; all others, and unknown ones, get the next number.
 
     Args:
       used: (rows,) the items of the warm rows, each below ``items``.
       items: The number of items.
-      most: How many get a number of their own.
+      most: How many items get a separate number.
 
     Returns:
       (items + 1,).
@@ -214,14 +214,14 @@ def number_frequent(used: Ints, items: int, most: int) -> Ints:
     return slots
 
 
-# Kriging: a Gaussian process over items, which a task's support rows condition.
+# Kriging: a Gaussian process over items, conditioned on a task's support rows.
 #
 # The labels of a task, less mean and item biases, are normal with covariance :math:`\Sigma_{ij}` between
-# items, as warm tasks have it (`CoRatings`), and with noise :math:`\sigma^2` of a row:
+# items, estimated from warm tasks (`CoRatings`), and with noise :math:`\sigma^2` per row:
 #
 # .. math:: \hat y_q = \mu + b_q + \Sigma_{qS} (\Sigma_{SS} + \sigma^2 I)^{-1} r_S
 #
-# A covariance that is estimated pair by pair need not be positive definite, and then predictions by it are
+# A covariance that is estimated pair by pair may not be positive definite, which makes its predictions
 # meaningless. So :math:`\Sigma - c` is replaced by the nearest matrix of a low rank without negative
 # eigenvalues, :math:`\Sigma = c 1 1^T + F F^T`. :math:`\sigma^2` is a share of :math:`v - c`, where v is the
 # variance of residuals.
@@ -235,8 +235,8 @@ class Kriging:
 
     Attributes:
       shrinkage: The number of pairs of the overall mean towards which a covariance is shrunk.
-      rank: Width of F.
-      noise: The share of noise.
+      rank: The width of F.
+      noise: The share that is noise.
     """
 
     shrinkage: float
@@ -262,31 +262,31 @@ class Kriging:
 def squared_errors(
     settings: Sequence[Kriging], biases: FittedBiases, pairs: CoRatings, cold: Tasks
 ) -> list[float]:
-    """Sum the squared errors of the query rows with each of the settings; eigenvectors are found once."""
+    """Sum the squared errors of the query rows with each of the settings; compute eigenvectors once."""
     widest = max(one.rank for one in settings)
     vectors = {each: pairs.vectors(each, widest) for each in {one.shrinkage for one in settings}}
     return [squared_error(one._with(biases, pairs, vectors[one.shrinkage]), cold) for one in settings]
 
 
-# Ridge on factors: items have vectors that alternating least squares finds on the warm rows.
+# Ridge on factors: alternating least squares fits the items' vectors to the warm rows.
 #
-# The model is that of `ItemVectors` with :math:`x_i = (s, f_i)`. By turns,
+# The model is that of `ItemVectors` with :math:`x_i = (s, f_i)`. Alternately,
 #
 # * each warm task's vector gets its posterior :math:`N(\bar u, A^{-1})` by ridge regression on its items;
 # * each item's bias and factors become the ridge regression of its labels on the vectors of its tasks, where
-#   :math:`\bar u \bar u^T + A^{-1}` stands for :math:`u u^T`: a task of few rows counts less;
-# * s and :math:`\sigma^2` become what fits best.
+#   :math:`\bar u \bar u^T + A^{-1}` replaces :math:`u u^T`, so a task of few rows counts less;
+# * s and :math:`\sigma^2` are set to the values that fit best.
 #
 # This is expectation maximisation of a factor analysis with missing entries. The priors are
 # :math:`b_i \sim N(0, \sigma^2 / d_i)`, with the damping of the biases, and
-# :math:`f_i \sim N(0, v / \lambda)`, with the
-# variance v of residuals. A new task's ridge regression needs no further setting.
+# :math:`f_i \sim N(0, v / \lambda)`, with the variance v of residuals. A new task's ridge regression needs no
+# further setting.
 
 PENALTIES, RANKS = (100.0, 10.0, 30.0, 300.0), (8, 4, 16)
 MOST_ITEMS = 20_000
 """The most items that have factors, those with most warm rows; the others have biases."""
 TURNS = 10
-_AT_ONCE = 8192  # tasks whose matrices are held together
+_AT_ONCE = 8192  # tasks whose matrices are in memory at once
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Start:
 
     Attributes:
       slots: (items + 1,) of `CoRatings`.
-      vectors: (slots, width) the vectors of kriging, on which the factors start.
+      vectors: (slots, width) the vectors of kriging, the initial factors.
       common: The variance of a task's bias.
     """
 
@@ -305,7 +305,7 @@ class Start:
 
     @classmethod
     def of(cls, pairs: CoRatings, width: int) -> Start:
-        """Start from the vectors of kriging with the usual shrinkage."""
+        """Start from the vectors of kriging with the default shrinkage."""
         return cls(pairs.slots, pairs.vectors(SHRINKAGES[0], width).astype(np.float64), pairs.common)
 
 
@@ -323,7 +323,7 @@ class Factors:
 
     @classmethod
     def tune(cls, turns: Sequence[tuple[Fold, FittedBiases, Start]], biases: Biases) -> Factors:
-        """Choose the penalty with the usual rank, then the rank with that penalty, on pseudo-cold tasks.
+        """Choose the penalty with the default rank, then the rank with that penalty, on pseudo-cold tasks.
 
         Args:
           turns: Each fold with the biases and the start of its warm rows.
@@ -343,7 +343,7 @@ class Factors:
         return best([replace(first, rank=rank) for rank in RANKS])
 
     def fit(self, warm: Rows, biases: Biases, fitted: FittedBiases, start: Start) -> ItemVectors:
-        """Take the turns over the warm rows, from the vectors of kriging."""
+        """Run the alternation over the warm rows, from the vectors of kriging."""
         items = len(fitted.item) - 1
         slots = number_frequent(warm.items, items, MOST_ITEMS)
         rest = int(slots.max())
@@ -370,7 +370,7 @@ class _State:
 
 
 def _turn(state: _State, rows: Rows, damping: float, precision: float, least: float) -> _State:
-    """Take one turn: the tasks' posteriors, then items, scale and noise."""
+    """Run one round: the tasks' posteriors, then items, scale and noise."""
     bias, vectors, noise = state.bias, state.vectors, state.noise
     slots, width = vectors.shape
     squares = np.einsum("ij,ik->ijk", vectors, vectors).reshape(slots, -1)
@@ -389,7 +389,7 @@ def _turn(state: _State, rows: Rows, damping: float, precision: float, least: fl
         missed = rest - np.einsum("rk,rk->r", vectors[part.items], mean[part.task])
         error += float(np.square(missed).sum() + (inverse * gram).sum())
         # A row's label is (1, factors of the task) times (bias, factors of the item), plus scale times the
-        # task's first number: the second moments of the task's vector, its first number turned to 1.
+        # task's first number. So these are the vector's second moments with its first number replaced by 1.
         moments = inverse + np.einsum("ti,tj->tij", mean, mean)
         offset = vectors[0, 0] * np.concatenate([mean[:, :1], moments[:, 0, 1:]], axis=1)
         moments[:, 0, 1:] = moments[:, 1:, 0] = mean[:, 1:]

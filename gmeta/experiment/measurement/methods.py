@@ -1,4 +1,4 @@
-"""Predictions of every method of a trained experiment, and of baselines, on each of its test splits."""
+"""Predictions of all methods of a trained experiment, and of baselines, on each of its test splits."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.io.reader_stats import data_errors
 from gmeta.models import MetaModel
 
-# The attributes of items, collected from the batches that methods and baselines are measured on.
+# The attributes of items, collected from the batches on which methods and baselines are measured.
 
 
 class AttributeReader:
     """Collects the attributes of items from batches.
 
     Args:
-      item: The column of items; None: there are no items, and so no attributes.
+      item: The column of items; None: there are no items, and hence no attributes.
       columns: Columns of ids, or of lists of ids, that may be attributes of items.
 
     Example:
@@ -66,7 +66,7 @@ class AttributeReader:
     def watch(
         self, batches: Iterable[Mapping[str, Any]], key: str = "features"
     ) -> Iterator[Mapping[str, Any]]:
-        """Pass batches on, and keep the attributes of their items.
+        """Yield batches unchanged, and store the attributes of their items.
 
         Args:
           batches: Batches of tasks, or elements of `gmeta.io.groups`.
@@ -83,7 +83,7 @@ class AttributeReader:
     def attributes(self, numbers: ItemNumbers) -> ItemAttributes | None:
         """Return the attributes of all numbered items; None if no column is an attribute of items.
 
-        An item has the values with which it was met first. A column whose values change from place to place,
+        An item has the values of its first occurrence. A column whose values vary between an item's rows,
         such as a user's city or the hour of a row, is left out.
         """
         if not self._items:
@@ -117,14 +117,14 @@ def _choose(values: Ints, counts: Ints, rows: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What the methods of a run and the baselines predict on its test splits.
+    """The predictions of a run's methods and of the baselines on its test splits.
 
     Attributes:
       splits: Test split -> predictions.
       training: Method -> the curves of each seed.
       tuned: The baselines' settings.
-      baselines: Their names, from the simplest on.
-      baseline_seconds: The time of tuning, fitting and predicting with them.
+      baselines: The baselines' names, the simplest first.
+      baseline_seconds: The time to tune and fit the baselines, and to predict with them.
     """
 
     splits: Mapping[str, Split]
@@ -137,7 +137,7 @@ class MeasuredRun:
 def read_training(
     config: ExperimentConfig, data: Path, reader: AttributeReader, on_bad: OnBad = "raise"
 ) -> Tasks:
-    """Read all rows that methods are trained on; tasks as large as measured ones are cut as those are.
+    """Read all rows that methods are trained on; tasks with the size of measured ones are cut like them.
 
     Args:
       config: The experiment.
@@ -152,12 +152,12 @@ def read_training(
 
 
 def measure(run: RunFolder, on_bad: OnBad = "raise") -> MeasuredRun:
-    """Let every method of a trained experiment, and the baselines, predict its test splits.
+    """Predict the test splits of a trained experiment with all of its methods and the baselines.
 
     Baselines are tuned on and fitted to the tasks that methods were trained on.
 
     Raises:
-      DataError: The run isn't trained to the end; the message names the method and the seed.
+      DataError: The run isn't fully trained; the message names the method and the seed.
     """
     config, data = run.load()
     primary = config.test_splits[0]
@@ -218,7 +218,7 @@ def measure(run: RunFolder, on_bad: OnBad = "raise") -> MeasuredRun:
 def _with_variance(
     config: ExperimentConfig, model: MetaModel, batches: Sequence[Mapping[str, Any]]
 ) -> tuple[Floats, Floats]:
-    """Predict query rows and their variances by a model whose inner loop is ridge."""
+    """Predict query rows and their variances with a model whose inner loop is ridge."""
     steps = model.learner.inner.steps_in("evaluation")
     predictions = cold_start.predict_after(model, batches, [steps])[steps]
     deviation = config.label_scale.deviation if config.label_scale else 1.0

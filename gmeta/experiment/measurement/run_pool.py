@@ -49,7 +49,7 @@ _WHAT = {
 
 
 def describe(tuned: Sequence[Tuned], config: ExperimentConfig) -> dict[str, tuple[str, str]]:
-    """Return each baseline's label, and a sentence on what it is with the settings that each run chose."""
+    """Return each baseline's label, and a sentence that describes it with each run's chosen settings."""
     chosen = [each.describe() for each in tuned]
     return {
         name: _describe(name, "; or ".join(dict.fromkeys(each[name] for each in chosen)), config)
@@ -80,7 +80,7 @@ NO_ITEM = (
 
 
 def notes_on_tasks(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentConfig, Path]]) -> list[str]:
-    """Return notes on how many tasks each run trains on and measures, and how many it passes over."""
+    """Return notes on how many tasks each run trains on, measures and skips."""
     if len(runs) == 1:
         return _passed_over(*loaded[0])
     notes = [f"{len(runs)} runs are measured as one: each predicts the tasks that it held out."]
@@ -94,7 +94,7 @@ def notes_on_tasks(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentC
 
 
 def _passed_over(config: ExperimentConfig, data: Path) -> list[str]:
-    """Return notes on the tasks that are not trained on or not measured for their size."""
+    """Return notes on the tasks that are too small or too large to be trained on or measured."""
     notes = []
     too_small = "are too small for a support and a query set: passed over"
     for query, methods in training_queries(config).items():
@@ -139,11 +139,11 @@ Those of methods differ as well, where each fold has chosen them on its own trai
 
 
 def evaluate(run: RunFolder, *others: RunFolder, on_bad: OnBad = "raise") -> Evaluation:
-    """Measure every method of a trained experiment on its test splits, beside the baselines.
+    """Measure every method of a trained experiment, and the baselines, on its test splits.
 
-    Several runs are measured as one experiment: each predicts the tasks that it held out, by methods trained
-    and baselines fitted on its own other tasks. Metrics, bootstrap, support curve and calibration are those
-    of all these tasks together.
+    Several runs are measured as one experiment: each predicts the tasks that it held out, with methods and
+    baselines trained on its other tasks. Metrics, bootstrap, support curve and calibration cover all these
+    tasks together.
 
     In a job of several ranks, all ranks call it together, and each gets the whole evaluation.
 
@@ -154,7 +154,7 @@ def evaluate(run: RunFolder, *others: RunFolder, on_bad: OnBad = "raise") -> Eva
 
     Raises:
       ConfigError: Runs can't be measured as one; the message names two of them and what differs.
-      DataError: A run isn't trained to the end; the message names the method and the seed.
+      DataError: A run isn't fully trained; the message names the method and the seed.
     """
     started = time.monotonic()
     runs = (run, *others)
@@ -168,7 +168,7 @@ def evaluate(run: RunFolder, *others: RunFolder, on_bad: OnBad = "raise") -> Eva
     about = {name: (method.label, method.description) for name, method in config.methods.items()}
     about |= describe([each.tuned for each in measured], config)
 
-    def compare(split: str) -> Bootstrap | None:  # of tasks that only methods have seen, nothing is a win
+    def compare(split: str) -> Bootstrap | None:  # on tasks that only methods saw, nothing is a win
         return None if split == config.train_split else splits[split].bootstrap(measured[0].baselines)
 
     def count(split: str) -> int:
@@ -211,10 +211,10 @@ def evaluate(run: RunFolder, *others: RunFolder, on_bad: OnBad = "raise") -> Eva
 
 
 def _refuse_unlike(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentConfig, Path]]) -> None:
-    """Refuse several runs that don't hold out different parts of the same data, by the same settings.
+    """Require that several runs hold out different parts of the same data, with the same settings.
 
     Raises:
-      ConfigError: The message names the first two runs that don't go together.
+      ConfigError: The message names the first two incompatible runs.
     """
     if len(runs) == 1:
         return
@@ -247,7 +247,7 @@ def _refuse_unlike(runs: Sequence[RunFolder], loaded: Sequence[tuple[ExperimentC
 
 
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
-    """Return the settings that folds have in common."""
+    """Return the settings that folds share."""
     found = to_mapping(config)
     chosen = {"methods": sorted(config.methods)} if budget_seconds(config.budget) else {}
     return {
@@ -258,7 +258,7 @@ def _settings(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def _together(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the settings of all runs: one value where all have the same, else a list of each run's."""
+    """Return the settings of all runs: one value where all are equal, else a list with each run's value."""
     found: dict[str, Any] = {}
     for name, value in settings[0].items():
         values = [each[name] for each in settings]

@@ -22,7 +22,7 @@ from gmeta.models import MetaModel
 
 
 def number_metrics(labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
-    """Compute mean absolute and root mean squared error; nan without rows, or if a prediction isn't finite.
+    """Compute mean absolute and root mean squared error; nan without rows or with non-finite predictions.
 
     Raises:
       DataError: A label is NaN.
@@ -87,7 +87,7 @@ def _gauc(clicked: NDArray[np.bool_], scores: NDArray[np.float64], splits: NDArr
     return float(np.average(above[sound] / pairs[sound], weights=sizes[sound])) if sound.any() else np.nan
 
 
-# Batches of tasks as the rows that baselines see, and baselines' predictions in the unit of methods' outputs.
+# Converts batches of tasks to rows for baselines, and baselines' predictions to the unit of methods' outputs.
 
 SIDES = ("support", "query")
 
@@ -98,7 +98,7 @@ def read_tasks(batches: Iterable[Mapping[str, Any]], item: str | None, positive:
     Args:
       batches: Batches as `gmeta.io.tasks` yields them.
       item: The column of items; None: all rows belong to one item.
-      positive: A label of at least this value counts as 1, any other as 0. None: labels stay as they are.
+      positive: A label of at least this value counts as 1, any other as 0. None: labels are unchanged.
     """
     parts: dict[str, list[list[Any]]] = {side: [[], [], []] for side in SIDES}
     for batch in batches:
@@ -153,12 +153,12 @@ def number_items(tasks: Tasks, numbers: ItemNumbers) -> Tasks:
 
 
 def as_logits(rates: Floats, least: float = 1e-3) -> Floats:
-    """Convert rates to logits, clipped to ``least`` and ``1 - least``: few rows make no event certain."""
+    """Convert rates to logits, clipped to ``least`` and ``1 - least``: no event is certain from few rows."""
     cut = np.clip(rates, least, 1 - least)
     return np.log(cut) - np.log1p(-cut)
 
 
-# Measurement of methods on tasks that they were not trained on, before and after adaptation.
+# Measures methods on tasks that they were not trained on, before and after adaptation.
 
 WORTH_A_GRAPH = 16
 """With more batches than this, predictions run in a traced graph."""
@@ -209,8 +209,8 @@ def predict_after(
       model: A trained model. The call doesn't change it.
       batches: Task batches.
       steps: Numbers of inner gradient steps, e.g. (0, 1, 3, 5).
-      support_size: Adapt on each task's latest ``support_size`` support samples only (a task with fewer
-        uses all it has); None for all.
+      support_size: Adapt on each task's latest ``support_size`` support samples only (or all if it has
+        fewer); None for all.
 
     In a job of N ranks, every rank gets the same batches and predicts every N-th of them.
 
@@ -219,8 +219,8 @@ def predict_after(
     """
     parts: dict[int, list[Floats]] = {goal: [] for goal in sorted(set(steps))}
     given = list(batches)
-    # Tracing the unrolled loop takes as long as running it op by op for some ten batches. With several ranks,
-    # all of them must make the same exchanges, including a rank that has no batch left.
+    # Tracing the unrolled loop takes as long as running about ten batches op by op. With several ranks,
+    # all must make the same exchanges, including a rank that has no batch left.
     traced = len(given) > WORTH_A_GRAPH and collectives.world().size == 1
     for batch in _own_share(model, given):
         batch = _latest_support(batch, support_size)
@@ -233,7 +233,7 @@ def predict_after(
 
 
 def predict_variance(model: MetaModel, batches: Iterable[Mapping[str, Any]], noise: float) -> Floats:
-    """Predict the variance of the query rows' labels, by a model whose inner loop is ridge.
+    """Predict the variance of the query rows' labels with a model whose inner loop is ridge.
 
     Args:
       model: A trained model. The call doesn't change it.
@@ -241,7 +241,7 @@ def predict_variance(model: MetaModel, batches: Iterable[Mapping[str, Any]], noi
       noise: The variance of labels around a task's own outputs (`label_noise`).
 
     Returns:
-      (rows,) in the order of `query_rows`. Every rank gets all of them, and predicts as in `predict_after`.
+      (rows,) in the order of `query_rows`. Ranks divide the batches as in `predict_after`; each gets all.
     """
     own = [
         tf.boolean_mask(model.predict_variance(batch), batch["query"]["mask"] > 0).numpy()
@@ -251,7 +251,7 @@ def predict_variance(model: MetaModel, batches: Iterable[Mapping[str, Any]], noi
 
 
 def label_noise(model: MetaModel, deviation: float = 1.0) -> float:
-    """Return the variance of labels that a ridge head has learnt to expect around its outputs.
+    """Return the variance of labels around a ridge head's outputs that the head has learned.
 
     Args:
       model: A model whose inner loop is ridge and whose loss is the squared error in units of ``deviation``.
@@ -263,7 +263,7 @@ def label_noise(model: MetaModel, deviation: float = 1.0) -> float:
 
 
 def _own_share(model: MetaModel, batches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield every N-th batch, starting at the rank's number; every rank does the same number of lookups."""
+    """Yield every N-th batch, from the rank's number on; every rank does the same number of lookups."""
     here = collectives.world()
     for first in range(0, len(batches), here.size):
         if first + here.rank < len(batches):
@@ -296,7 +296,7 @@ EVERYTHING = (0, 1)  # ranks divide the predictions, not the tasks
 
 
 def yes_from(config: ExperimentConfig) -> float | None:
-    """Return the label from which on a row counts as 1, or None if the experiment doesn't predict a rate."""
+    """Return the least label that counts as 1, or None if the experiment doesn't predict a rate."""
     return config.positive if config.own_columns and config.loss != "mse" else None
 
 
@@ -309,7 +309,7 @@ class Split:
       rows: The query rows.
       predictions: Method or baseline, and steps -> for each seed (rows,). A baseline has 0 steps.
       limited: Method or baseline, and how many support rows a task may use -> for each seed (rows,).
-      varied: Method or baseline that knows its variances -> for each seed predictions and variances, (rows,).
+      varied: Method or baseline with variances -> for each seed predictions and variances, (rows,).
     """
 
     config: ExperimentConfig
@@ -320,9 +320,9 @@ class Split:
 
     @classmethod
     def join(cls, parts: Sequence[Split]) -> Split:
-        """Join splits of several runs to one that has all of their rows, in the order of ``parts``.
+        """Join splits of several runs into one that has all of their rows, in the order of ``parts``.
 
-        The runs have the same settings. A seed's predictions are those of this seed in each run.
+        The runs have the same settings. The predictions of a seed come from this seed in each run.
         """
         first = parts[0]
 
@@ -347,11 +347,11 @@ class Split:
         )
 
     def add(self, name: str, steps: int, predictions: Floats) -> None:
-        """Keep one seed's predictions."""
+        """Add one seed's predictions."""
         self.predictions.setdefault((name, steps), []).append(predictions)
 
     def results(self) -> dict[str, Results]:
-        """Measure all predictions, method or baseline -> results."""
+        """Measure all predictions: method or baseline -> results."""
         found: dict[str, Results] = {}
         for (name, steps), seeds in self.predictions.items():
             metrics = [self.measure(each) for each in seeds]
@@ -359,21 +359,21 @@ class Split:
         return found
 
     def support_curve(self) -> dict[str, dict[int, list[float]]]:
-        """Measure predictions from few support rows, method or baseline -> rows -> MAE per seed."""
+        """Measure predictions from few support rows: method or baseline -> rows -> MAE per seed."""
         found: dict[str, dict[int, list[float]]] = {}
         for (name, size), seeds in self.limited.items():
             found.setdefault(name, {})[size] = [self.measure(each)["mae"] for each in seeds]
         return found
 
     def calibration(self) -> dict[str, Calibration]:
-        """Compare variances with errors, method or baseline -> how they compare."""
+        """Compare variances with errors: method or baseline -> calibration."""
         return {
             name: Calibration.of(self.rows.labels, *map(list, zip(*seeds, strict=True)))
             for name, seeds in self.varied.items()
         }
 
     def measure(self, predictions: Floats) -> dict[str, float]:
-        """Compute the metrics of a network's outputs; the outputs are logits where labels are binary."""
+        """Compute the metrics of a network's outputs, which are logits where labels are binary."""
         labels, splits, ratings = self.rows.labels, self.rows.row_splits, not self.config.own_columns
         if self.config.loss == "mse":
             return (
@@ -391,7 +391,7 @@ class Split:
         return predictions if yes_from(self.config) is None else as_logits(predictions)
 
     def bootstrap(self, baselines: Sequence[str]) -> Bootstrap | None:
-        """Compare each method with each baseline; None where rows have no error of their own."""
+        """Compare each method with each baseline; None if errors aren't defined for single rows."""
         errors = {cell: self._task_errors(seeds) for cell, seeds in self.predictions.items()}
         methods = {cell: found for cell, found in errors.items() if cell[0] not in baselines and found}
         if not methods:
@@ -399,7 +399,7 @@ class Split:
         return compare(methods, {name: errors[name, 0] for name in baselines}, np.diff(self.rows.row_splits))
 
     def _task_errors(self, seeds: Sequence[Floats]) -> dict[str, Floats]:
-        """Sum the errors of each task's rows, metric -> (seeds, tasks); none if only order is measured."""
+        """Sum the errors of each task's rows: metric -> (seeds, tasks); empty if only order is measured."""
         predictions = np.stack(seeds)
         if self.config.loss == "mse":
             off = predictions - self.rows.labels

@@ -35,13 +35,13 @@ class Blend:
        w = \arg\min_w -\frac{1}{n} \sum_u \log \frac{e^{s_{t_u}}}{e^{s_{t_u}} + \sum_{j \in N_u} e^{s_j}}
        + \lambda \|w\|^2
 
-    f are the scores of models and baselines, and one more that is 1 for items of the history. t are the items
-    that are asked for in validation, and N are items drawn evenly from the catalogue, or all if there are
-    few. So the weights are those with which the right item is likeliest; no test item takes part.
+    f are the scores of models and baselines, and one more that is 1 for items of the history. t are the
+    target items of validation, and N are items drawn uniformly from the catalogue, or all items if there are
+    few. So the weights maximise the likelihood of the right item; no test item is used.
 
-    Where a user's items are a set, N are the items that the user neither has nor is asked for, and that some
-    scorer ranks among its first `FIRST`: what counts is the order of these, which a likelihood over the whole
-    catalogue hardly sees. Items asked for that no scorer ranks there don't count, and users count alike.
+    Where a user's items are a set, N are items that are neither the user's nor targets, and that some scorer
+    ranks among its first `FIRST`: their order matters, but hardly affects a likelihood over the whole
+    catalogue. Targets that no scorer ranks there don't count, and all users have the same weight.
 
     Attributes:
       names: The scorers, by name, and `SEEN`.
@@ -59,13 +59,13 @@ class Blend:
     def fit(
         cls, scorers: Mapping[str, Scorer], asked: Asked, items: int, seed: int = 0, *, sets: bool = False
     ) -> Blend:
-        """Fit the weights to validation.
+        """Fit the weights to the validation part.
 
         Args:
           scorers: Name -> scorer.
-          asked: The validation part; if it has more than `MOST_USERS`, so many are drawn.
+          asked: The validation part; at most `MOST_USERS` of its users are drawn.
           items: The size of the catalogue.
-          seed: Of the draws.
+          seed: The seed of the draws.
           sets: Whether a user's items are a set.
         """
         random = np.random.default_rng(seed)
@@ -78,7 +78,7 @@ class Blend:
         )
         names = (*scorers, SEEN)
         parts = []
-        for begin in range(0, len(asked), _USERS):  # few users at once, of whose scores only some are kept
+        for begin in range(0, len(asked), _USERS):  # few users at once; most scores are dropped
             part = asked.choose(slice(begin, begin + _USERS))
             scores = [
                 with_floor(np.asarray(each.scores(part.histories), np.float32)) for each in scorers.values()
@@ -121,7 +121,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class Blended:
-    """A blend and what it weighs."""
+    """A blend and the scorers that it weighs."""
 
     blend: Blend
     scorers: Mapping[str, Scorer]
@@ -143,7 +143,7 @@ class Blended:
 
 
 def with_floor(scores: Scores) -> Scores:
-    """Replace -inf, of items that a search doesn't find, by the lowest score of the user's other items."""
+    """Replace -inf, the score of items that a search misses, by the user's lowest other score."""
     absent = np.isneginf(scores)
     if not absent.any():
         return scores
@@ -152,7 +152,7 @@ def with_floor(scores: Scores) -> Scores:
 
 
 def scores_of_all(scorers: Mapping[Key, Scorer], histories: Histories) -> Iterator[tuple[Key, Scores]]:
-    """Yield the scores of each scorer, and compute what several blends weigh once."""
+    """Yield the scores of each scorer; compute only once the scores that several blends use."""
     known: dict[int, Scores] = {}
 
     def scores(scorer: Scorer) -> Scores:
@@ -172,7 +172,7 @@ def _seen(histories: Histories, items: int) -> Scores:
 
 @dataclass
 class _Examples:
-    """What weights are fitted to: the scores of right items, and of each user's negatives.
+    """The data to fit weights to: the scores of right items, and of each user's negatives.
 
     Attributes:
       negatives: (users, width, names).
@@ -180,7 +180,7 @@ class _Examples:
       owner: (targets,) the user of each right item.
       targets: (targets,) the items.
       positives: (targets, names).
-      shares: (targets,) how much each counts; their sum is 1.
+      shares: (targets,) the weight of each; their sum is 1.
     """
 
     negatives: NDArray[np.floating[Any]]
@@ -192,7 +192,7 @@ class _Examples:
 
     @classmethod
     def of(cls, scores: Sequence[Scores], part: Asked, kept: Ints) -> _Examples:
-        """Return those of some users: of the items ``kept``, (users, width), -1 where there is none."""
+        """Return the examples of some users, with the negatives ``kept``, (users, width), padded with -1."""
         known = part.targets.items >= 0
         owner, targets = part.targets.owner[known], part.targets.items[known]
         chosen = np.maximum(kept, 0)
@@ -202,7 +202,7 @@ class _Examples:
 
     @classmethod
     def concatenate(cls, parts: Sequence[_Examples], sets: bool) -> _Examples:
-        """Join parts; of sets, other right items of a user are no negatives, and users count alike."""
+        """Join parts; with sets, a user's right items aren't negatives, and users have equal weights."""
         width = max(each.numbers.shape[1] for each in parts)
         rest = [width - each.numbers.shape[1] for each in parts]
         begins = np.cumsum([0, *(len(each.numbers) for each in parts)])
@@ -236,7 +236,7 @@ class _Examples:
         return found
 
     def standardize(self) -> tuple[Floats, Floats]:
-        """Give the negatives' scores mean 0 and deviation 1; return what they had."""
+        """Scale the negatives' scores to mean 0 and deviation 1; return the original means and deviations."""
         there = self.negatives[self.numbers >= 0]
         if not len(there):
             there = np.zeros((1, self.negatives.shape[-1]))
@@ -246,7 +246,7 @@ class _Examples:
         return means.astype(np.float64), deviations.astype(np.float64)
 
     def loss(self, weights: Floats, penalty: float) -> tuple[float, Floats]:
-        """Compute what `Blend` minimizes, and its gradient."""
+        """Compute the objective that `Blend` minimizes, and its gradient."""
         value, gradient = penalty * float(weights @ weights), 2 * penalty * weights
         for begin in range(0, len(self.owner), 1024):
             some = slice(begin, begin + 1024)
@@ -268,7 +268,7 @@ def _first(scores: Sequence[Scores], part: Asked) -> Ints:
     """Return the items that some scorer ranks among its first for a user who doesn't have them.
 
     Returns:
-      (users, width) numbers, -1 where there are no more.
+      (users, width) numbers, padded with -1.
     """
     chosen = np.zeros(scores[0].shape, bool)
     for each in scores:

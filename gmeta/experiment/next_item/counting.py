@@ -1,11 +1,11 @@
-"""Baselines that count and solve: what the models of an experiment on a catalogue are held against.
+"""Baselines that count and solve, with which the models of an experiment on a catalogue are compared.
 
 Each is a dataclass of settings with ``grid``, the settings among which validation chooses, and ``fit``,
-which returns a `Scorer`: the scores of the whole catalogue for some histories. A run has the same baselines
-each time.
+which returns a `Scorer`: the scores of the whole catalogue for some histories. They are deterministic: each
+run has the same baselines.
 
 Sequential rules are Ludewig and Jannach's ("Evaluation of session-based recommendation algorithms", 2018,
-section 3.1) with a decay by distance and a history of more than one item; item neighbours are theirs of
+section 3.1) with a decay by distance and a history of more than one item; item neighbours are those of their
 section 3.2 with shrinkage; RP3beta is Paudel et al.'s ("Updatable, accurate, diverse, and scalable
 recommendations for interactive applications", 2017); EASE is Steck's ("Embarrassingly shallow autoencoders",
 2019), and implicit ALS is Hu, Koren and Volinsky's (2008).
@@ -37,7 +37,7 @@ Known = dict[Any, Any]
 
 
 class Scorer(Protocol):
-    """Something fitted that ranks a catalogue."""
+    """A fitted model or baseline that ranks a catalogue."""
 
     def scores(self, histories: Histories) -> Scores:
         """Compute the scores of all items, (users, items); higher is likelier."""
@@ -48,7 +48,7 @@ class Settings(Protocol):
     """The settings of a baseline."""
 
     def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
-        """Fit it to histories; ``known`` keeps what other settings of the same kind have in common."""
+        """Fit the baseline to histories; ``known`` caches what settings of the same kind share."""
         ...
 
     def describe(self) -> str:
@@ -63,23 +63,23 @@ class Constant:
     of_items: Scores
 
     def scores(self, histories: Histories) -> Scores:
-        """Return them for each history."""
+        """Return the scores for each history."""
         return np.broadcast_to(self.of_items, (len(histories), len(self.of_items)))
 
 
 @dataclass(frozen=True)
 class Popularity:
-    """The log of how often an item occurs, counted with a half-life.
+    """The log of an item's number of events, weighted with a half-life.
 
     Attributes:
-      half_life: The share of the training time after which an event counts half; 0: all events count alike.
+      half_life: The share of the training time after which an event counts half; 0: no decay.
     """
 
     half_life: float = 0.0
 
     @staticmethod
     def grid(recent: bool) -> list[Popularity]:
-        """Return the settings to choose from: of all times, or of recent times."""
+        """Return the settings to choose from: over all times, or over recent times."""
         return [Popularity(each) for each in (0.01, 0.03, 0.1, 0.3)] if recent else [Popularity()]
 
     def fit(self, train: Histories, items: int, known: Known | None = None) -> Scorer:
@@ -116,7 +116,7 @@ class Pairs:
         return recency(histories, self.matrix.shape[0], self.last, self.decay) @ self.matrix
 
     def scale(self, sums: Any, by: Any) -> Any:
-        """Return the log of each item's share, or the sums as they are; ``by`` is NumPy or TensorFlow."""
+        """Return the log of each item's share, or the unchanged sums; ``by`` is NumPy or TensorFlow."""
         if not self.log:
             return sums
         if by is np:
@@ -125,13 +125,13 @@ class Pairs:
 
 
 def recency(histories: Histories, items: int, last: int, decay: float) -> Any:
-    """Return the last items of each history as a sparse matrix, (users, items), weighed by ``place^-decay``.
+    """Return the last items of each history as a sparse matrix, (users, items), weighted by ``place^-decay``.
 
     Args:
       histories: The histories.
       items: The number of items.
       last: How many of a history's last items count; 0: all.
-      decay: The exponent; an item that occurs several times has the sum of its weights.
+      decay: The exponent. The weights of an item that occurs several times are summed.
     """
     back = histories.from_end
     used = back < last if last else np.ones(len(back), bool)
@@ -144,7 +144,7 @@ def recency(histories: Histories, items: int, last: int, decay: float) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    r"""Sequential rules: how often an item followed another one, near after it.
+    r"""Sequential rules: how often an item followed another one at a short distance.
 
     .. math::
        C_{ij} = n_j^{-\nu} \sum_{\text{j follows i at distance } g \le w} g^{-\alpha}, \quad
@@ -155,7 +155,7 @@ class Rules:
     Attributes:
       window: w, the greatest distance of a pair.
       distance_decay: α.
-      popularity: ν, how far popular items are held back.
+      popularity: ν, how strongly popular items are penalised.
       last: l, how many of a history's items count.
       recency_decay: β.
     """
@@ -196,7 +196,7 @@ class Rules:
 
 
 def _once(known: Known | None, key: Any, compute: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``known`` has for the key, or else compute it and forget what was there: it is large."""
+    """Return the value that ``known`` has for the key, or compute it and drop the others, which are large."""
     if known is None:
         return compute(*arguments)
     if key not in known:
@@ -206,7 +206,7 @@ def _once(known: Known | None, key: Any, compute: Callable[..., Any], *arguments
 
 
 def sets_of(train: Histories, items: int) -> Any:
-    """Return which items each user has, (users, items), sparse, 0 or 1."""
+    """Return the items of each user as a sparse matrix of 0 and 1, (users, items)."""
     shape = (len(train), items)
     found = sparse.csr_matrix((np.ones(len(train.items), np.float32), (train.owner, train.items)), shape)
     found.data[:] = 1.0
@@ -215,10 +215,10 @@ def sets_of(train: Histories, items: int) -> Any:
 
 @dataclass(frozen=True)
 class Neighbours:
-    r"""Item neighbours: :math:`s_j = \sum_i |U_i \cap U_j| / (\sqrt{|U_i| |U_j|} + h)`, i of a history.
+    r"""Item neighbours: :math:`s_j = \sum_i |U_i \cap U_j| / (\sqrt{|U_i| |U_j|} + h)`, i in a history.
 
     Attributes:
-      shrinkage: h, which holds back pairs that few users have.
+      shrinkage: h, which penalises pairs that few users have.
       last: How many of a history's last items count; 0: all.
       recency_decay: The exponent of their places, as in `Rules`.
     """
@@ -261,11 +261,11 @@ class Walks:
 
     .. math:: s_j = |U_j|^{-\beta} \sum_{i \neq j} |U_i|^{-\alpha} \sum_{u \in U_i \cap U_j} |I_u|^{-\alpha}
 
-    with i of a history, :math:`U_i` the users who have item i, and :math:`I_u` the items of user u.
+    with i in a history, :math:`U_i` the users who have item i, and :math:`I_u` the items of user u.
 
     Attributes:
       flatness: α, the exponent of each step's probability.
-      popularity: β, how far popular items are held back.
+      popularity: β, how strongly popular items are penalised.
     """
 
     flatness: float = 1.0
@@ -339,13 +339,13 @@ class Als:
     r"""Implicit ALS: :math:`\min \sum_{ui} c_{ui} (p_{ui} - x_u \cdot y_i)^2 + \lambda(\|X\|^2 + \|Y\|^2)`.
 
     :math:`p_{ui}` is 1 where the user has the item, with confidence :math:`c_{ui} = 1 + a`, and otherwise 0
-    with confidence 1. A history's own vector is solved for.
+    with confidence 1. The vector of a new history is solved for.
 
     Attributes:
       rank: The length of a vector.
       confidence: a.
       penalty: λ.
-      sweeps: How often both sides are solved.
+      sweeps: How often both sides are solved for.
     """
 
     rank: int = 64
@@ -406,7 +406,7 @@ class Als:
 
 @dataclass(frozen=True)
 class Solved:
-    """The vectors of items that implicit ALS has solved for."""
+    """The vectors of items that implicit ALS solved for."""
 
     als: Als
     vectors: Scores = field(repr=False)
@@ -435,7 +435,7 @@ def grids(items: int, times: bool, ordered: bool = True) -> dict[str, Sequence[S
     Args:
       items: The size of the catalogue.
       times: Whether events have times.
-      ordered: Whether what is asked came after the history; if not, no baseline reads the order.
+      ordered: Whether the targets come after the history; if not, no baseline reads the order.
     """
     found: dict[str, Sequence[Settings]] = {"popularity": Popularity.grid(recent=False)}
     if times and ordered:
@@ -464,6 +464,6 @@ def settings_of(name: str, values: Mapping[str, Any]) -> Settings:
 
     Raises:
       KeyError: There is no such baseline.
-      TypeError: They aren't the fields of its settings.
+      TypeError: The values aren't the fields of its settings.
     """
     return _KINDS[name](**values)

@@ -1,7 +1,7 @@
-"""A generative model of the next item: its semantic ids, how it is made, and its search as scores.
+"""A generative model of the next item: its semantic ids, how it is built, and its search as scores.
 
-A training run's folder has its semantic ids in ``ids``. They are made once, of the training part of the
-histories alone, and training, resumed training, measurement and export read the same ones.
+A training run's folder has its semantic ids in ``ids``. They are made once, from the training part of the
+histories alone, and training, resumed training, measurement and export read the same ids.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BEAMS = 12_800  # searched at once
 
 
 def attributes_of(method: GenerativeMethod, cuts: Cuts) -> list[str]:
-    """Return the columns of items that semantic ids are made of, in the data's order; none if none are read.
+    """Return the columns of items that semantic ids are made from, in the data's order; empty if none.
 
     Raises:
       ConfigError: The method names a column that isn't one of items.
@@ -56,21 +56,21 @@ def attributes_of(method: GenerativeMethod, cuts: Cuts) -> list[str]:
 
 
 def make_ids(method: GenerativeMethod, seed: int, cuts: Cuts, item_vectors: Callable[[], Any]) -> SemanticIds:
-    """Make the semantic ids of the catalogue. Of histories, only the training part is read.
+    """Make the semantic ids of the catalogue. Only the training part of histories is read.
 
     Args:
-      method: What they are made of, and their size.
+      method: The source and the size of the ids.
       seed: The seed of the SVD, of clusters and of the shuffle.
-      cuts: The data, with columns of items if ids are made of them.
+      cuts: The data, with columns of items if ids are made from them.
       item_vectors: Returns vectors (items, any width), for ``ids = "items"``.
 
     Raises:
       ConfigError: There is no such source.
-      DataError: A folder has no ids, or not those of all items.
+      DataError: A folder has no ids, or lacks those of some items.
     """
     if not method.makes_ids:
         return _read_given(method, cuts)
-    from gmeta.preprocess import cooccurrence_vectors, semantic_ids  # which loads what prepares data
+    from gmeta.preprocess import cooccurrence_vectors, semantic_ids  # loads the code that prepares data
 
     if method.ids == "items":
         vectors = item_vectors()
@@ -82,7 +82,7 @@ def make_ids(method: GenerativeMethod, seed: int, cuts: Cuts, item_vectors: Call
             attributes=_values_of_items(method, cuts),
             seed=seed,
         )
-    assert method.levels is not None  # `GenerativeMethod.complete` has decided them
+    assert method.levels is not None  # `GenerativeMethod.complete` sets them
     assert method.codes is not None
     found = semantic_ids(
         vectors,
@@ -100,7 +100,7 @@ def make_ids(method: GenerativeMethod, seed: int, cuts: Cuts, item_vectors: Call
 def _values_of_items(method: GenerativeMethod, cuts: Cuts) -> dict[int, list[int]] | None:
     if not method.attributes:
         return None
-    assert cuts.columns is not None  # or `attributes_of` has found none
+    assert cuts.columns is not None  # or else `attributes_of` found none
     values, splits = cuts.columns.items.choose(method.attributes, cuts.ids)
     return dict(enumerate(each.tolist() for each in np.split(values, splits[1:-1])))
 
@@ -141,13 +141,13 @@ def keep_ids(
     folder: Path,
     item_vectors: Callable[[], Any],
 ) -> None:
-    """Make the semantic ids of a training run and keep them in its folder, unless it has them.
+    """Make the semantic ids of a training run and store them in its folder, unless it has them.
 
     All ranks of a job call it together; rank 0 makes them.
 
     Raises:
-      ConfigError: As `make_ids`.
-      DataError: As `make_ids`; or training has begun with ids that are gone.
+      ConfigError: As for `make_ids`.
+      DataError: As for `make_ids`; or training started with ids that no longer exist.
     """
     ranks = Ranks.of()
 
@@ -158,7 +158,7 @@ def keep_ids(
         return there
 
     if not ranks.from_first(are_there):
-        vectors = item_vectors() if method.ids == "items" else None  # which all ranks train together
+        vectors = item_vectors() if method.ids == "items" else None  # all ranks train these together
         with ranks.together():
             if ranks.rank == 0:
                 found = make_ids(method, seed, cuts, lambda: vectors)
@@ -168,7 +168,7 @@ def keep_ids(
 
 
 def read_ids(method: GenerativeMethod, seed: int, cuts: Cuts, folder: Path) -> SemanticIds:
-    """Read the semantic ids that `keep_ids` has kept.
+    """Read the semantic ids that `keep_ids` stored.
 
     Raises:
       DataError: They are absent, or were made with another seed or other settings, or for other items.
@@ -208,7 +208,7 @@ def _made_of(method: GenerativeMethod, seed: int) -> dict[str, Any]:
 
 
 def check_source(method: GenerativeMethod) -> None:
-    """Check, before anything is trained, that there is what semantic ids are made of, and with.
+    """Check, before any training, that the source of semantic ids and the package that makes them exist.
 
     Raises:
       GmetaError: scikit-learn isn't installed, and the ids aren't given; the message names the extra.
@@ -221,7 +221,7 @@ def check_source(method: GenerativeMethod) -> None:
 
 
 def describe_ids(method: GenerativeMethod) -> str:
-    """Return what the semantic ids of a method are made of, as part of a sentence."""
+    """Describe the source of a method's semantic ids, as part of a sentence."""
     if not method.makes_ids:
         return f"those of {method.ids}"
     columns = f" and the columns {', '.join(method.attributes or ())}" if method.attributes else ""
@@ -260,12 +260,12 @@ def build(
       backbone: Makes the backbone.
       timed: Whether the backbone reads times.
     """
-    random.seed(seed)  # what Keras' layers take their seeds from
+    random.seed(seed)  # Keras' layers take their seeds from it
     tf.random.set_seed(seed)
     s = method
-    assert s.max_length is not None  # `GenerativeMethod.complete` has decided it
-    depth = s.depth or len(ids.codebooks.sizes)  # of given ids
-    numbered = replace(ids, items=np.arange(cuts.items))  # models know items by number
+    assert s.max_length is not None  # `GenerativeMethod.complete` sets it
+    depth = s.depth or len(ids.codebooks.sizes)  # for given ids
+    numbered = replace(ids, items=np.arange(cuts.items))  # models identify items by number
     common: dict[str, Any] = {
         "max_length": s.max_length,
         "time": "time" if timed else None,
@@ -308,9 +308,9 @@ def build(
 class SearchScorer:
     """A trained model as a `gmeta.experiment.next_item.counting.Scorer`.
 
-    An item has the log of its probability if the search finds it, and otherwise -inf, so that it counts as a
-    miss. The search is wider than the model's ``beam`` by at least ``max_length``, and by the number of items
-    in the history, so that ``beam`` items are left without those of the history.
+    An item's score is the log of its probability if the search finds it, and otherwise -inf, so that it
+    counts as a miss. The search is wider than the model's ``beam`` by at least ``max_length``, and by the
+    number of items in the history, so that ``beam`` items remain after those of the history are left out.
     """
 
     model: GenerativeRetriever | FlatRetriever
@@ -333,14 +333,14 @@ class SearchScorer:
         return found
 
     def width(self, items: int) -> int:
-        """Return how wide the search of a history with so many distinct items is."""
+        """Return the width of the search for a history with ``items`` distinct items."""
         width = self.model.beam
         while width < self.model.beam + max(items, self.model.max_length):
-            width *= 2  # few widths, for few graphs
+            width *= 2  # few widths, and hence few graphs
         return min(width, self.model.items)
 
     def search(self, width: int) -> Callable[[Mapping[str, Any]], tuple[tf.Tensor, tf.Tensor]]:
-        """Return a function of batches that finds ``width`` items: numbers (users, width), and scores."""
+        """Return a function that finds ``width`` items for a batch: numbers (users, width), and scores."""
         popular = [tf.constant(each.numpy()) for each in self.model.catalogue.most_popular(width)]
         options: dict[str, Any] = {"k": width, "beam": width, "popular": popular}
         if isinstance(self.model, GenerativeRetriever):
@@ -349,10 +349,10 @@ class SearchScorer:
 
 
 def check_answer(scorer: Scorer, k: int) -> None:
-    """Check that a search finds as many items as are wanted.
+    """Check that a search finds at least k items.
 
     Raises:
-      ConfigError: It is wide enough for fewer.
+      ConfigError: The search is too narrow.
     """
     if isinstance(scorer, SearchScorer) and k > min(scorer.model.beam, scorer.model.items):
         raise ConfigError(

@@ -1,16 +1,16 @@
 """Histories of a prepared data set: the items of each user, in order of time if there are times.
 
-A protocol cuts them: it decides what is trained on and what is asked.
+A protocol cuts them: it decides which events are trained on and which items are targets.
 
-* ``"leave-last-out"``: a user's last item is asked in the test, the one before it in validation.
-* ``"time"``: what happened in the last tenth of all events is asked in the test, what happened in the tenth
-  before it in validation: all of a user's items there, given those before.
-* ``"users"``: of a tenth of the users, none of whose items is trained on, the last item is asked in the test;
-  of another tenth in validation.
-* ``"random"``: of each user's items, a tenth that is drawn evenly is asked in the test, given all others, and
-  another tenth in validation, given those that are trained on. It needs no times. The numbers are RecBole's,
-  of the ratios 8:1:1 by user: each tenth is rounded down, but a user with fewer than ten items has one in
-  the test and one in validation, in this order, as long as two are left to train on before each.
+* ``"leave-last-out"``: a user's last item is the target in the test, the one before it in validation.
+* ``"time"``: the last tenth of all events are the targets in the test, the tenth before it in validation: all
+  of a user's items there, given the earlier ones.
+* ``"users"``: a tenth of the users are in the test, with their last items as targets, and another tenth in
+  validation. None of these users' events are trained on.
+* ``"random"``: a tenth of each user's items, drawn uniformly, are the targets in the test, given all others,
+  and another tenth in validation, given those that are trained on. It needs no times. The numbers are
+  RecBole's for the ratios 8:1:1 by user: each tenth is rounded down, but a user with fewer than ten items has
+  one in the test and one in validation, in this order, as long as two are left to train on before each.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Histories:
         return np.repeat(self.row_splits[1:], self.sizes) - 1 - np.arange(len(self.items))
 
     def keep(self, events: NDArray[np.bool_]) -> Histories:
-        """Return some of the events; users without any stay, with an empty history."""
+        """Return some of the events; users without events remain, with empty histories."""
         splits = np.concatenate([[0], np.cumsum(np.bincount(self.owner[events], minlength=len(self)))])
         times = None if self.times is None else self.times[events]
         return Histories(self.users, splits.astype(np.int64), self.items[events], times)
@@ -112,7 +112,7 @@ class Histories:
         return Histories(self.users[chosen], splits, self.items[events], times)
 
     def ragged(self) -> dict[str, tf.RaggedTensor]:
-        """Return the columns that a model reads: ``item``, and ``time`` if there are times."""
+        """Return the columns that a model reads: ``item``, and ``time`` if it exists."""
         columns = {"item": self.items, **({} if self.times is None else {"time": self.times})}
         return {
             name: tf.RaggedTensor.from_row_splits(tf.constant(column, tf.int64), self.row_splits)
@@ -122,11 +122,11 @@ class Histories:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a model is asked: the histories that it reads, and the items to find.
+    """The histories that a model reads, and the items that it must find.
 
     Attributes:
       histories: The histories.
-      targets: The items to find, of the same users: one or several each; those that followed, or, by the
+      targets: The items to find, for the same users, one or several each: those that followed or, with the
         protocol ``"random"``, others.
     """
 
@@ -143,15 +143,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Cuts:
-    """The three parts of a data set, by a protocol.
+    """The three parts of a data set that a protocol cuts.
 
     Attributes:
       ids: (items,) the ids of the catalogue, by number.
-      train: What models and baselines are fitted to.
-      validation: What settings, epochs and weights are chosen by.
-      test: What is reported.
+      train: The part to which models and baselines are fitted.
+      validation: The part that chooses settings, epochs and weights.
+      test: The part whose results are reported.
       whole: All events of all users, for use after the test.
-      columns: Those of users and of items, if a method reads them.
+      columns: The columns of users and of items, if a method reads them.
     """
 
     ids: Ints
@@ -170,20 +170,20 @@ class Cuts:
 def read_events(
     data: Path, item: str, on_bad: OnBad = "raise", *, ordered: bool = True
 ) -> tuple[Histories, Ints]:
-    """Read all users of a prepared data set, whatever its splits.
+    """Read all users of a prepared data set, from all splits.
 
     Args:
       data: The data set, prepared with users as tasks.
       item: The column of items.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
-      ordered: Whether times are needed. Without any, a user's events are in the order of a hash.
+      ordered: Whether times are required. Without times, a user's events are in the order of a hash.
 
     Returns:
       The histories, and the items' ids, ascending.
 
     Raises:
-      ConfigError: The data set has no times, and they are needed.
-      DataError: It can't be read, or has no rows.
+      ConfigError: The data set has no times, but they are required.
+      DataError: The data set can't be read, or has no rows.
     """
     manifest = Manifest.load(data)
     time = time_column(manifest)
@@ -212,8 +212,8 @@ def read_events(
     user = np.repeat(np.concatenate(users), np.concatenate(sizes))
     every = {name: np.concatenate(values) for name, values in found.items()}
     times = every.get("time")
-    # Of a user's events at the same time, a data set has those with lower ids first, so that a model could
-    # learn that the next id is higher: a hash of user and item puts them into an order that says nothing.
+    # A data set sorts a user's events at the same time by id, so a model could learn that the next id is
+    # higher. A hash of user and item puts them into an order without information.
     mixed = _mix(_mix(user) + every["item"].astype(np.uint64))
     order = np.lexsort((mixed, user) if times is None else (mixed, times, user))
     known, counts = np.unique(user, return_counts=True)
@@ -233,11 +233,11 @@ def _mix(values: Ints) -> NDArray[np.uint64]:
 def time_column(manifest: Manifest) -> str | None:
     """Return the column of times of a prepared data set; None if it has none."""
     own = (manifest.config.get("table") or {}).get("time")
-    return own or ("timestamp" if "timestamp" in manifest.schema else None)  # which MovieLens folders have
+    return own or ("timestamp" if "timestamp" in manifest.schema else None)  # as in MovieLens folders
 
 
 def first_of_each(events: Histories) -> Histories:
-    """Leave out events whose user has had their item before: a user's items become a set."""
+    """Keep only each user's first event with an item, so that a user's items are a set."""
     pairs = events.owner * (int(events.items.max(initial=0)) + 1) + events.items
     kept = np.zeros(len(pairs), bool)
     kept[np.unique(pairs, return_index=True)[1]] = True
@@ -245,12 +245,12 @@ def first_of_each(events: Histories) -> Histories:
 
 
 def core(events: Histories, ids: Ints, users: int, items: int) -> tuple[Histories, Ints]:
-    """Leave out users with fewer than ``users`` events and items with fewer than ``items``, again and again.
+    """Leave out users with fewer than ``users`` events and items with fewer than ``items``, repeatedly.
 
-    This is the k-core that papers cut, with a bound for each side.
+    This is the k-core of the literature, with a bound for each side.
 
     Returns:
-      The histories that are left, and their items' ids.
+      The remaining histories, and their items' ids.
 
     Raises:
       DataError: Nothing is left.
@@ -275,17 +275,17 @@ def core(events: Histories, ids: Ints, users: int, items: int) -> tuple[Historie
 def cut(events: Histories, ids: Ints, protocol: Protocol, seed: int = 0) -> Cuts:
     """Cut histories by a protocol.
 
-    The catalogue has the items of the training part alone. An item that is new in validation or test can't be
+    The catalogue has only the items of the training part. An item that is new in validation or test can't be
     found, and counts as a miss.
 
     Args:
       events: The histories.
       ids: The ids of their items.
       protocol: The protocol.
-      seed: Of the draw of users, or of events, for the protocols ``"users"`` and ``"random"``.
+      seed: The seed of the draw of users, or of events, for the protocols ``"users"`` and ``"random"``.
 
     Raises:
-      ConfigError: The protocol needs times, and there are none.
+      ConfigError: The protocol requires times, and there are none.
       DataError: A part is empty.
     """
     train, validation, test = _CUTTERS[protocol](events, seed)
@@ -402,13 +402,13 @@ _CUTTERS: dict[str, Callable[[Histories, int], _Parts]] = {
 
 
 def in_batches(columns: Mapping[str, Any], users_per_batch: int, seed: int, epoch: int) -> tf.data.Dataset:
-    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones.
+    """Return batches of users, in a new order in each epoch, from ``epoch`` on.
 
     On several ranks, a batch has this rank's part of the step's users.
 
     Args:
       columns: Name -> a tensor or a ragged tensor with a row for each user.
-      users_per_batch: The users of a step, of all ranks together.
+      users_per_batch: The number of users in a step, over all ranks.
       seed: The seed of the order of users, which is a function of (seed, epoch).
       epoch: The first epoch.
     """

@@ -1,7 +1,7 @@
-"""The models of an experiment that ranks a catalogue: how they are made, trained and asked for scores.
+"""The models of an experiment that ranks a catalogue: how they are built, trained and scored.
 
-`towers` and `generative` have what is particular to two-tower and to generative models; the rest is of models
-over sequences, and of all.
+`towers` and `generative` have the parts for two-tower and for generative models; this module has those for
+models over sequences, and for all models.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ def build(config: CatalogueConfig, method: str, seed: int, cuts: Cuts, ids: Sema
     else:
         model = _build(config, s, seed, cuts)
     model.leave_out_seen = config.SETS or not config.seen
-    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
+    # A checkpoint restores the optimizer's moments into existing variables, so they must be built now.
     model.optimizer.build(model.trainable_variables)
     return model
 
 
 def _build(config: CatalogueConfig, s: NextItemMethod, seed: int, cuts: Cuts) -> NextItemModel:
-    random.seed(seed)  # what Keras' layers take their seeds from
+    random.seed(seed)  # Keras' layers take their seeds from it
     tf.random.set_seed(seed)
     timed = s.reads_times and cuts.train.times is not None
     deviation = (2 / (cuts.items + s.dim)) ** 0.5 if s.initial_deviation is None else s.initial_deviation
     rate: Any = s.learning_rate
-    if s.warm_up:  # step i of n has the share i / n of the rate
+    if s.warm_up:  # step i of n uses the share i / n of the rate
         rate = Warmup(rate, max(s.warm_up - 1, 1), start=1 / s.warm_up)
     collection = EmbeddingCollection(
         [FeatureConfig("item", TableConfig("item", s.dim, initializer=Normal(0.0, deviation)))],
         optimizer=AdamW(rate, beta_2=s.beta_2, weight_decay=s.weight_decay),
         seed=seed,
     )
-    assert s.max_length is not None  # `NextItemMethod.complete` has decided it
+    assert s.max_length is not None  # `NextItemMethod.complete` sets it
     model = NextItemModel(
         collection,
         _backbone(s.model, s, s.max_length, timed, seed, s.horizon),
@@ -104,7 +104,7 @@ def _backbone(
     seed: int,
     horizon: float | None = None,
 ) -> Any:
-    """Make a backbone that reads sequences of so many tokens."""
+    """Make a backbone that reads sequences of a given number of tokens."""
     return _BACKBONES[kind](
         blocks=s.blocks,
         heads=s.heads,
@@ -140,9 +140,9 @@ def train(
 ) -> int:
     """Train a method until validation no longer improves, or resume its training.
 
-    All ranks of a job call it together. A step's ``users_per_batch`` users are divided among them, so the
-    number of ranks changes neither the steps nor, apart from rounding, dropout and negatives that each rank
-    draws for itself, what is learned; a job may resume what another number of ranks began.
+    All ranks of a job call it together, and divide a step's ``users_per_batch`` users. So the number of ranks
+    doesn't change the steps, nor the result, apart from rounding and from dropout and negatives, which each
+    rank draws itself. A job may resume training that a different number of ranks began.
 
     Returns:
       How many epochs earlier calls had done.
@@ -180,10 +180,10 @@ def measure_epochs(
 
 
 def load_best(config: CatalogueConfig, method: str, seed: int, *, cuts: Cuts, folder: Path) -> Scorer:
-    """Load the best epoch of a method, as what gives scores.
+    """Load the best epoch of a method as a scorer.
 
     Raises:
-      DataError: The method isn't trained to the end.
+      DataError: The method isn't fully trained.
     """
     s = config.methods[method]
     model = best_epoch.load_best(
@@ -210,7 +210,7 @@ def _stopping(config: CatalogueConfig, method: str) -> best_epoch.Stopping:
 def _batches(
     config: CatalogueConfig, method: str, seed: int, cuts: Cuts
 ) -> tuple[best_epoch.Batches, tf.data.Dataset]:
-    """Return what makes batches for training, and the batches of validation."""
+    """Return the function that makes batches for training, and the batches of validation."""
     settings: Any = config.methods[method]
     own: Sequence[Callable[..., tf.data.Dataset]] = (training_batches, validation_batches)
     if isinstance(settings, TwoTowerMethod):
@@ -223,16 +223,16 @@ def _batches(
 def training_batches(
     train: Histories, settings: NextItemMethod | GenerativeMethod, seed: int, epoch: int
 ) -> tf.data.Dataset:
-    """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
+    """Return batches of users, in a new order in each epoch, from ``epoch`` on."""
     assert settings.users_per_batch is not None
-    # A token without a successor teaches nothing.
+    # A token without a successor gives no training signal.
     return in_batches(train.choose(train.sizes > 1).ragged(), settings.users_per_batch, seed, epoch)
 
 
 def validation_batches(asked: Asked) -> tf.data.Dataset:
-    """Return batches of histories, and of the items of the catalogue that are asked for as labels.
+    """Return batches of histories, with the target items of the catalogue as labels.
 
-    A label has no time, so models read what they will read in serving.
+    A label has no time, so models read the same inputs as in serving.
     """
     targets = asked.targets.keep(asked.targets.items >= 0)
     some = (targets.sizes > 0) & (asked.histories.sizes > 0)

@@ -38,12 +38,12 @@ _TITLES = {
     "novelty": "novelty",
     "popular": "popular",
 }
-_ITEMS, _USERS = 8, 10  # shown of a user; users shown
+_ITEMS, _USERS = 8, 10  # shown items of a user; shown users
 
 
 @dataclass(frozen=True)
 class Results:
-    """What is reported of a run.
+    """The reported results of a run.
 
     Attributes:
       measured: The ranks of all methods and baselines.
@@ -55,12 +55,12 @@ class Results:
 
     @property
     def k(self) -> int:
-        """The first k, by which methods are compared."""
+        """The first k, at which methods are compared."""
         return self.measured.trained.config.ks[0]
 
     @property
     def seen(self) -> bool:
-        """Whether the first table ranks items seen."""
+        """Whether the first table ranks seen items."""
         return bool(self.measured.trained.config.seen)
 
     @cached_property
@@ -71,7 +71,7 @@ class Results:
 
     @cached_property
     def metrics(self) -> dict[bool, dict[str, list[dict[str, float]]]]:
-        """Whether items seen are ranked -> name -> seed -> metric -> value."""
+        """Whether seen items are ranked -> name -> seed -> metric -> value."""
         ks = self.measured.trained.config.ks
         return {
             seen: {name: [each.metrics(ks, self.counts) for each in seeds] for name, seeds in found.items()}
@@ -86,7 +86,7 @@ class Results:
         return max(methods, key=by.__getitem__, default=None), max(trained.baselines, key=by.__getitem__)
 
     def difference(self, metric: str, seen: bool) -> tuple[float, float, float] | None:
-        """Return the strongest method's metric less the strongest baseline's, and its interval of 95%."""
+        """Return the strongest method's metric minus the strongest baseline's, and its 95% interval."""
         method, baseline = self.strongest
         if method is None:
             return None
@@ -98,7 +98,7 @@ class Results:
 
 
 def headline(results: Results) -> list[str]:
-    """Describe the outcome in sentences, the first of which says whether a method wins."""
+    """Describe the outcome in sentences; the first one states whether a method wins."""
     trained, k = results.measured.trained, results.k
     method, baseline = results.strongest
     if method is None:
@@ -143,8 +143,8 @@ def _mean(results: Results, name: str, metric: str, seen: bool) -> tuple[float, 
 def table(results: Results, seen: bool) -> tuple[list[str], Rows]:
     """Return the titles of a table's columns, and its lines: label, whether a part begins, and cells.
 
-    Methods come first, then baselines, each from the best in validation on. A cell has a text and whether it
-    is the column's best to the digits shown.
+    Methods come first, then baselines, each from best to worst in validation. A cell has a text and whether
+    it is the column's best to the digits shown.
     """
     trained, by = results.measured.trained, results.measured.trained.validation
     names = sorted(trained.methods, key=lambda name: -by[name])
@@ -220,7 +220,7 @@ def groups(results: Results) -> dict[str, Group]:
 
     Returns:
       Title -> the groups' names, and name -> recall at the first k in each group: by the length of a user's
-      history and by how often an item occurs in training, in quarters of what is asked.
+      history and by how often an item occurs in training, in quarters of the targets.
     """
     trained = results.measured.trained
     by = results.measured.trained.validation
@@ -315,7 +315,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def _users(results: Results, name: str) -> list[tuple[Any, ...]]:
-    """Return ten users: name, their last items, targets, and what is shown with whether it is a target."""
+    """Return ten users: name, last items, targets, and the items shown with whether each is a target."""
     trained = results.measured.trained
     cuts, texts, item = trained.cuts, trained.texts, trained.config.item
     ranked = results.measured.test[results.seen][name][0]
@@ -383,7 +383,7 @@ def evaluate_run(run: RunFolder, on_bad: OnBad = "raise") -> Results:
     """Measure a trained run.
 
     Raises:
-      DataError: The run isn't trained to the end.
+      DataError: The run isn't fully trained.
     """
     trained = load_catalogue(run, on_bad)
     by = f"val_ndcg@{trained.config.ks[0]}"

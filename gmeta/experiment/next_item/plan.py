@@ -1,4 +1,4 @@
-"""The decisions about an experiment that ranks a catalogue, of those that its settings leave open."""
+"""Completes the settings of an experiment that ranks a catalogue."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def read_cuts(
       config: The experiment.
       data: The data set.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
-      attributes: Whether to read the attributes of items that methods make semantic ids of.
+      attributes: Whether to read the attributes of items from which methods make semantic ids.
 
     Raises:
-      ConfigError: The protocol needs times that the data set lacks, or a method names a column that is
-        neither one of users nor one of items, or its user tower reads nothing.
+      ConfigError: The protocol requires times that the data set lacks, a method names a column that is
+        neither one of users nor one of items, or a user tower reads nothing.
       DataError: The data set can't be read, or a part is empty.
     """
     events, ids = read_events(data, config.item, on_bad, ordered=config.ordered)
@@ -58,7 +58,7 @@ def read_cuts(
     if reading or of_ids:
         columns = SideColumns.read(data, config.item, on_bad)
         for method in reading:
-            of_users, _ = columns.names(method.columns)  # refuses unknown ones
+            of_users, _ = columns.names(method.columns)  # raises for unknown ones
             if not (of_users or method.user_id or method.history):
                 raise ConfigError(
                     f"method {method.label!r}: columns names none of users, and the user tower would read "
@@ -75,7 +75,7 @@ def plan_catalogue(
     on_bad: OnBad = "raise",
     kind: type[CatalogueConfig] = NextItemConfig,
 ) -> Planned:
-    """Decide the settings that are left out.
+    """Decide the settings that aren't given.
 
     Args:
       given: Keys of ``kind`` and values, without ``for``.
@@ -86,7 +86,7 @@ def plan_catalogue(
 
     Raises:
       ConfigError: A key or a value is unknown, or no column looks like an item.
-      DataError: The data set can't be read, or nothing is left of it.
+      DataError: The data set can't be read, or no events remain.
     """
     manifest = Manifest.load(data)
     if (manifest.config.get("table") or {}).get("blocks"):

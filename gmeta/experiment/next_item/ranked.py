@@ -1,4 +1,4 @@
-"""Metrics of ranked catalogues: where the items that are asked for stand, user by user."""
+"""Metrics of ranked catalogues: the ranks of the target items, user by user."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.next_item.counting import Pairs, Scorer, Scores, sets_of
 from gmeta.experiment.next_item.histories import Asked, Histories
 
-_CELLS, _CELLS_OF_ALL = 1 << 24, 1 << 27  # scores at once, of a scorer and of all
-_TIE = 1 - 1e-6  # sums that differ by less are ties, as rounding has made them differ
+_CELLS, _CELLS_OF_ALL = 1 << 24, 1 << 27  # scores in memory at once, of one scorer and of all
+_TIE = 1 - 1e-6  # sums that differ by less are ties, because the difference is rounding
 Key = TypeVar("Key")
 OF_USERS = ("hr", "recall", "precision", "ndcg", "map")
 """Metrics at k that each user has; a table has their means."""
@@ -38,13 +38,13 @@ def without_seen(scores: Scores, histories: Histories) -> Scores:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Where targets stand, and what is shown.
+    """The ranks of targets, and the items shown.
 
     Attributes:
       ranks: (targets,) the rank of each target among all items, from 1; ties count against it. An item that
-        the catalogue lacks, or that is left out as seen, has the rank ``inf``.
+        isn't in the catalogue, or that is left out as seen, has the rank ``inf``.
       owner: (targets,) the place of each target's user.
-      users: How many users were asked.
+      users: The number of users.
       shown: (users, k) the items that each user would be shown.
     """
 
@@ -57,8 +57,9 @@ class Ranked:
         r"""Compute the metrics at k of each user, (users,).
 
         With T targets, of which h are among the first k, at the ranks r: ``hr`` is 1 if h > 0, ``recall`` is
-        h / T, ``precision`` h / k, ``ndcg`` is :math:`\sum_r 1/\log_2(r+1)` over that of the best order, and
-        ``map`` the mean over min(T, k) of the precision at each hit. ``mrr`` is 1 / r of the first target.
+        h / T, ``precision`` is h / k, ``ndcg`` is :math:`\sum_r 1/\log_2(r+1)` divided by that of the best
+        order, and ``map`` is the mean over min(T, k) of the precision at each hit. ``mrr`` is 1 / r of the
+        first target.
         """
         count = np.bincount(self.owner, minlength=self.users)
         hit = self.ranks <= k
@@ -91,10 +92,10 @@ class Ranked:
           counts: (items,) how often each item occurs in training.
 
         Returns:
-          The means of `of_users`, as ``"hr@10"`` and so on, and ``"mrr"``; of the items shown at the greatest
-          k, ``"coverage"``: the share of the catalogue that is shown to anyone; ``"novelty"``: the mean of
-          -log2 of their shares of training events; ``"popular"``: the share that is among the tenth of items
-          with most events.
+          The means of `of_users`, as ``"hr@10"`` and so on, and ``"mrr"``; for the items shown at the
+          greatest k, ``"coverage"``: the share of the catalogue that is shown to any user; ``"novelty"``: the
+          mean of -log2 of their shares of training events; ``"popular"``: the share that is among the tenth
+          of items with the most events.
         """
         found: dict[str, float] = {}
         for k in ks:
@@ -117,7 +118,7 @@ def rank(scorer: Scorer, asked: Asked, items: int, *, seen: bool, shown: int) ->
     """Rank the catalogue for each user, and find the targets.
 
     Args:
-      scorer: What gives scores.
+      scorer: The scorer.
       asked: Histories and targets.
       items: The size of the catalogue.
       seen: Whether items of the history are ranked too.
@@ -137,16 +138,16 @@ def rank_all(
     shown: int,
     width: int = 1,
 ) -> dict[bool, dict[Key, Ranked]]:
-    """Rank the catalogue as `rank` does, by several scorers, with and without items seen.
+    """Rank the catalogue as `rank` does, by several scorers, with and without seen items.
 
     Args:
       scores: Returns the scores of some histories by each scorer, as
         `gmeta.experiment.next_item.blend.scores_of_all` does.
       asked: Histories and targets.
       items: The size of the catalogue.
-      seen: Whether items of the history are ranked too: one or both.
+      seen: Whether items of the history are ranked too: one value or both.
       shown: How many items are shown.
-      width: The number of scorers, by which the memory of scores is divided.
+      width: The number of scorers, which share the memory of scores.
 
     Returns:
       An element of ``seen`` -> the scorer's key -> the ranks.
@@ -168,7 +169,7 @@ def rank_all(
 
 
 def _places(scores: Scores, targets: Histories) -> Floats:
-    """Return the rank of each target among its user's scores; `inf` for one without a finite score."""
+    """Return the rank of each target among its user's scores; `inf` if its score isn't finite."""
     owner = targets.owner
     own = np.where(targets.items >= 0, scores[owner, np.maximum(targets.items, 0)], -np.inf)
     found = np.full(len(own), np.inf)
@@ -189,7 +190,7 @@ def ndcg(scorer: Scorer, asked: Asked, items: int, *, seen: bool, k: int) -> flo
 
 
 def _sparse_places(scorer: Pairs, part: Asked, seen: bool) -> Floats:
-    """Return `_places` of a part by the sums that aren't 0; an item whose sum is 0 has the last rank."""
+    """Return `_places` of a part from the nonzero sums; an item whose sum is 0 has the last rank."""
     sums = scorer.sums(part.histories)
     owner, targets = part.targets.owner, part.targets.items
     known = targets >= 0
@@ -209,12 +210,12 @@ def _sparse_places(scorer: Pairs, part: Asked, seen: bool) -> Floats:
 
 
 def _at(matrix: Any, rows: Ints, columns: Ints) -> Floats:
-    """Return elements of a sparse matrix; SciPy gives another type for none."""
+    """Return elements of a sparse matrix; for no elements, SciPy returns another type."""
     return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.zeros(0)
 
 
 def top(scores: Scores, k: int) -> Ints:
-    """Return the k items with the highest scores, (users, k), the highest first; -1 where none is left."""
+    """Return the k items with the highest scores, (users, k), the highest first, padded with -1."""
     k = min(k, scores.shape[1])
     if not k:
         return np.zeros((len(scores), 0), np.int64)
@@ -234,7 +235,7 @@ def interval(
       one: (users,) a metric of each user, or (seeds, users).
       other: Likewise.
       draws: How many samples of users are drawn.
-      seed: Of the draws.
+      seed: The seed of the draws.
     """
     difference = np.atleast_2d(one).mean(axis=0) - np.atleast_2d(other).mean(axis=0)
     mean = float(difference.mean())

@@ -1,7 +1,7 @@
-"""The likeliest items of users, by all that the data set knows of them.
+"""The likeliest items of users, from all their rows in the data set.
 
-The file is written in parts of as many users each (`gmeta.experiment.runs.parts`), in a folder beside it that
-goes when they are joined.
+The file is written in parts with equal numbers of users (`gmeta.experiment.runs.parts`), in a folder beside
+it that is deleted when the parts are joined.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _ASKED = "_recommend.json"
 def recommend(
     trained: Trained, scorer: Scorer, users: Ints | None, k: int, *, leave_out_seen: bool
 ) -> Iterator[tuple[Ints, Ints, Scores]]:
-    """Find the k likeliest items of users, by all that the data set knows of them.
+    """Find the k likeliest items of users, from all their rows in the data set.
 
     Args:
       trained: The run.
-      scorer: What ranks.
-      users: (users,) ids, in the order of the answer; None: all users of the data set. A user who isn't in it
-        has an empty history.
+      scorer: The scorer that ranks.
+      users: (users,) ids, in the order of the answer; None: all users of the data set. An unknown user has an
+        empty history.
       k: The number of items.
       leave_out_seen: Whether to leave out the items of a user's history.
 
     Yields:
       Blocks of (users,) ids, (users, k) ids of items, the likeliest first, and (users, k) scores. Where fewer
-      than k items are left, the item is -1, with the score -inf.
+      than k items remain, the item is -1, with the score -inf.
     """
     whole, ids = trained.cuts.whole, trained.cuts.ids
     asked = whole.users if users is None else np.asarray(users, np.int64)
@@ -61,7 +61,7 @@ def recommend(
     for begin in range(0, len(asked), _AT_ONCE):
         some = slice(begin, begin + _AT_ONCE)
         part = whole.choose(place[some])
-        # A stranger has an empty history, and isn't the user whose id is the next one.
+        # An unknown user has an empty history, not that of the next higher id.
         part = replace(part.first(np.where(known[some], part.sizes, 0)), users=asked[some])
         scores = np.asarray(scorer.scores(part), np.float32)
         scores = without_seen(scores, part) if leave_out_seen else scores
@@ -82,32 +82,32 @@ def write_recommendations(
     users_per_part: int = USERS,
     place: RankPlace = ALONE,
 ) -> tuple[str, int]:
-    """Write what `recommend` finds as a Parquet file with a row for each user.
+    """Write the results of `recommend` as a Parquet file with a row for each user.
 
-    After an interruption, the same call writes the missing parts. Of several processes, each writes its own
-    parts, and `join_recommendations` makes the file of them.
+    After an interruption, the same call writes the missing parts. With several processes, each writes its own
+    parts, and `join_recommendations` joins them to the file.
 
     Args:
-      run: A run that is trained to the end.
+      run: A fully trained run.
       out: The file: a column of users' ids, ``items`` and ``scores``. Where the data set keeps them
         (`gmeta.core.texts`), the users' texts follow, in a column such as ``user_text``, and lists of the
-        items' ``texts`` and ``titles``, with null for an item that has none.
+        items' ``texts`` and ``titles``, with null where an item has none.
       users: A text file with a user in each line, or a Parquet file whose first column has the users; None:
-        all users of the data set. If `gmeta prepare` has hashed the users, a user is its text, or the hash.
+        all users of the data set. If `gmeta prepare` hashed the users, give their texts or the hashes.
       k: The number of items.
       method: As in `TrainedRun.choose`.
       seed: As in `TrainedRun.choose`.
-      leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
+      leave_out_seen: Whether to leave out the items of a history; None: as in the run's measurement.
       users_per_part: The number of users in a part.
       place: The place of this process among those that divide the parts.
 
     Returns:
-      The method's name in tables, and the number of users that this process has written.
+      The method's name in tables, and the number of users that this process wrote.
 
     Raises:
       ConfigError: There is no such method or seed, the beam of a search is narrower than k, or the folder of
-        parts is of another request.
-      DataError: The run isn't trained to the end, or the file of users can't be read.
+        parts belongs to another request.
+      DataError: The run isn't fully trained, or the file of users can't be read.
       GmetaError: The file can't be written.
     """
     if users_per_part < 1:
@@ -147,7 +147,7 @@ def write_recommendations(
 
 
 def join_recommendations(out: Path) -> int:
-    """Make the file of the parts that several processes have written, and return the number of its users.
+    """Join the parts that several processes wrote to the file, and return the number of its users.
 
     Raises:
       DataError: A part is missing.
@@ -192,7 +192,7 @@ def _read_users(path: Path, hashed: Ints | None) -> Ints:
         if columnar:
             given = parquet.read_table(path).column(0)
             if hashed is None or not is_text(given.type):
-                return given.cast("int64").drop_null().to_numpy()  # refuses fractions
+                return given.cast("int64").drop_null().to_numpy()  # raises for fractions
             lines = given.drop_null().to_pylist()
         elif hashed is None:
             return np.array([int(line) for line in path.read_text().split()], np.int64)

@@ -46,11 +46,11 @@ def train_catalogue(
     progress: TrainingProgress,
     on_bad: OnBad = "raise",
 ) -> None:
-    """Train every method with every seed; in a process of its own, also choose what `finish_catalogue` does.
+    """Train every method with every seed; in a single process, also do what `finish_catalogue` does.
 
-    Training that was interrupted is resumed, also by another number of ranks; what is done is skipped. In a
-    job of several ranks, all ranks call it together, and `finish_catalogue` is left to a process of its own:
-    it needs all rows of the models, and several times their memory for the baselines.
+    Interrupted training is resumed, also by a different number of ranks; finished training is skipped. In a
+    job of several ranks, all ranks call it together, and a separate process must call `finish_catalogue`,
+    which needs all rows of the models, and several times their memory for the baselines.
 
     Raises:
       ConfigError: The folder holds other settings, or another job trains in it.
@@ -89,11 +89,11 @@ def train_catalogue(
 
 
 def finish_catalogue(run: RunFolder, *, say: Callable[[str], None], on_bad: OnBad = "raise") -> None:
-    """Choose the baselines' settings and fit the blends, after several ranks have trained the models.
+    """Choose the baselines' settings and fit the blends, after several ranks trained the models.
 
     Raises:
       ConfigError: Another job trains in the folder.
-      DataError: The data set or a checkpoint can't be read, or the models aren't trained to the end.
+      DataError: The data set or a checkpoint can't be read, or the models aren't fully trained.
     """
     config, data = run.load()
     lock = run.lock
@@ -170,7 +170,7 @@ class Trained(TrainedRun):
     Attributes:
       cuts: Its data, cut.
       schema: The columns of its data set.
-      texts: What the numbers of these columns stand for.
+      texts: The texts that the numbers of these columns represent.
     """
 
     HIGHER = True
@@ -182,10 +182,10 @@ class Trained(TrainedRun):
 
 
 def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
-    """Load a trained run: its models at their best epochs, and the baselines with the settings chosen.
+    """Load a trained run: its models at their best epochs, and the baselines with the chosen settings.
 
     Raises:
-      DataError: The run isn't trained to the end.
+      DataError: The run isn't fully trained.
     """
     config, data = run.load(unchanged=True)
     assert isinstance(config, CatalogueConfig)
@@ -213,12 +213,12 @@ def load_catalogue(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run's methods and baselines have ranked.
+    """The rankings of a run's methods and baselines.
 
     Attributes:
       trained: The run.
-      test: Whether items seen are ranked (of sets, they aren't) -> name -> seeds -> the ranks; a baseline
-        has one.
+      test: Whether seen items are ranked (never for sets) -> name -> seeds -> the ranks; a baseline has one
+        seed.
     """
 
     trained: Trained
@@ -226,7 +226,7 @@ class Measured:
 
 
 def measure(trained: Trained) -> Measured:
-    """Rank the catalogue for all users of the test, by all methods and baselines."""
+    """Rank the catalogue for all test users, by all methods and baselines."""
     config, cuts = trained.config, trained.cuts
     scorers = {(name, seed): each for name, seeds in trained.methods.items() for seed, each in seeds.items()}
     scorers |= {(name, 0): scorer for name, scorer in trained.baselines.items()}

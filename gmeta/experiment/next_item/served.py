@@ -29,7 +29,7 @@ from gmeta.ops import hash_text
 
 @dataclass(frozen=True)
 class Padded:
-    """Histories as a server gets them.
+    """Histories as a server receives them.
 
     Attributes:
       numbers: (users, width) the items' numbers; -1 where there is none.
@@ -43,7 +43,7 @@ class Padded:
 
     @property
     def there(self) -> tf.Tensor:
-        """(users, width) where there is an item."""
+        """(users, width) bool, true where there is an item."""
         return self.numbers >= 0
 
     @property
@@ -61,7 +61,7 @@ class Padded:
         return tf.scatter_nd(at, tf.gather_nd(weights, places), shape)
 
     def seen(self, items: int) -> tf.Tensor:
-        """Return which items a history has, (users, items) bool."""
+        """Return a mask of the items in each history, (users, items) bool."""
         return self.sums(tf.ones_like(self.numbers, tf.float32), items) > 0
 
     def ragged(self) -> dict[str, tf.RaggedTensor]:
@@ -161,7 +161,7 @@ def _towers(scorer: TowerScorer, items: int) -> _Served:
 
 
 def _columns_of_users(scorer: TowerScorer) -> Callable[[tf.Tensor], tf.RaggedTensor] | None:
-    """Return what finds the columns of users by their ids; an unknown user has none."""
+    """Return a function that maps users' ids to their columns; an unknown user has none."""
     if scorer.feed.columns is None or not scorer.feed.users:
         return None
     known = scorer.feed.columns.users.ids
@@ -228,27 +228,26 @@ def export_catalogue(
 
     Its one signature, ``recommend``, takes histories: the item's column, (users, width) int64 ids in the
     order of time, padded with -1; ``time`` of the same shape if a model reads times; and ``user`` (users,)
-    ids if a model reads them or the users' columns, where a user whom training didn't see has the initial
-    row, and one whom the data set lacks no columns. If `gmeta prepare`
-    has hashed the items, their column takes the texts instead, padded with ``""``. It returns ``items``
-    (users, k) ids, the likeliest first, and ``scores`` (users, k), and where the data set keeps them
-    (`gmeta.core.texts`), ``texts`` and ``titles`` (users, k) of the items, ``""`` for an item without one.
-    Items of a history that the catalogue lacks are passed over. Where fewer than k items are left, the item
-    is -1.
+    ids if a model reads them or the users' columns. A user who isn't in the training part has the initial
+    row, and one who isn't in the data set has no columns. If `gmeta prepare` hashed the items, their column
+    takes the texts instead, padded with ``""``. The signature returns ``items`` (users, k) ids, the likeliest
+    first, and ``scores`` (users, k), and where the data set keeps them (`gmeta.core.texts`), ``texts`` and
+    ``titles`` (users, k) of the items, ``""`` for an item without one. Items of a history that aren't in the
+    catalogue are skipped. Where fewer than k items remain, the item is -1.
 
     Args:
-      run: A run that is trained to the end.
+      run: A fully trained run.
       out: The model's base path, in TensorFlow Serving's terms.
       method: Which method or baseline; None: the best in validation.
       seed: Which of its seeds; None: the first.
       version: None: one more than the highest existing version.
       k: The number of items of an answer.
-      leave_out_seen: Whether to leave out the items of a history; None: as the run was measured.
+      leave_out_seen: Whether to leave out the items of a history; None: as in the run's measurement.
 
     Raises:
       ConfigError: There is no such method or seed, the version exists, or the catalogue, or the beam of a
         search, has fewer than k items.
-      DataError: The run isn't trained to the end.
+      DataError: The run isn't fully trained.
     """
     trained = load_catalogue(run)
     _, scorer = trained.choose(method, seed)

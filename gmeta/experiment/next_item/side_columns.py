@@ -1,9 +1,9 @@
 """Columns of users and of items, such as an age or genres, as features of the two towers.
 
 A column is one of users if it hardly changes among a user's rows, compared to rows of any two users; likewise
-of items. Each of its values is a number, and a user or an item has the numbers of all its columns: one
-feature, whose embedding is their sum. So a new item with columns, or a new user, has a vector that training
-has learned.
+for items. Each of its values gets a number, and the numbers of all columns of a user or an item are one
+feature, whose embedding is their sum. So a new user or item with columns has a vector that training has
+learned.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from gmeta.preprocess.source import Columns, Ragged, gather_ragged
 
 BINS = 10
 """Numbers are divided into so many bins, with as many users, or items, in each."""
-_COUNTED = 20  # more distinct whole numbers may be quantities: they have bins besides
-_SHARED = 0.5  # of the users, or items, that share a value with another one; else a column is a name
+_COUNTED = 20  # more distinct whole numbers may be quantities, so they get bins too
+_SHARED = 0.5  # the share of users, or items, whose value another one has; with fewer, a column is a name
 
 
 @dataclass(frozen=True)
 class Described:
-    """What columns say of users, or of items.
+    """The columns of users, or of items.
 
     Attributes:
       ids: (n,) ids, ascending.
-      columns: Column -> the numbers of each one's values, from 0: (values,) and splits (n + 1,).
+      columns: Column -> the numbers of each id's values, from 0: (values,) and splits (n + 1,).
     """
 
     ids: Ints
@@ -46,8 +46,8 @@ class Described:
         """Return the numbers of all values of some columns, (values,) and splits (asked + 1,).
 
         Args:
-          names: The columns, whose numbers follow each other.
-          asked: (asked,) ids; one that isn't known has no value.
+          names: The columns; the numbers of a column follow those of the one before.
+          asked: (asked,) ids; an unknown id has no value.
         """
         known, owners, numbers, begin = len(self.ids), [], [], 0
         for name in names:
@@ -66,11 +66,11 @@ class Described:
 
 @dataclass(frozen=True)
 class SideColumns:
-    """The columns of users and of items that a data set has.
+    """The columns of users and of items in a data set.
 
     Attributes:
-      users: Those of users.
-      items: Those of items.
+      users: The columns of users.
+      items: The columns of items.
     """
 
     users: Described
@@ -109,7 +109,7 @@ class SideColumns:
         """Return the columns of users and of items that a setting chooses.
 
         Raises:
-          ConfigError: It names a column that is neither.
+          ConfigError: The setting names a column that is neither.
         """
         every = [*self.users.columns], [*self.items.columns]
         if isinstance(chosen, bool):
@@ -130,7 +130,7 @@ def as_tensor(column: Ragged) -> tf.RaggedTensor:
 
 
 def _numbered(columns: Columns, rows: Ints, hashed: Sequence[str]) -> dict[str, Ragged]:
-    """Number the values of each owner's row, and leave out those that one owner alone has."""
+    """Number the values of each owner's row, and leave out those that only one owner has."""
     found = {}
     for name, values in columns.items():
         own = gather_ragged(values, rows) if isinstance(values, tuple) else values[rows]
@@ -155,14 +155,14 @@ def _numbered(columns: Columns, rows: Ints, hashed: Sequence[str]) -> dict[str, 
 
 
 def _ones(column: Ragged) -> Ragged:
-    """Leave out the zeros of a column of 0 and 1, such as that of a genre: 1 says all."""
+    """Leave out the zeros of a column of 0 and 1, such as that of a genre: only 1 is informative."""
     values, splits = column
     before = np.concatenate([[0], np.cumsum(values)])
     return np.zeros(before[-1], np.int64), before[splits]
 
 
 def _shared(owner: Ints, numbers: Ints, size: int) -> Ragged | None:
-    """Return the numbers of each owner that others have too, numbered anew; None if few have any."""
+    """Return each owner's numbers that others have too, renumbered; None if few owners have any."""
     pairs = np.unique(np.stack([owner, numbers]), axis=1)
     kept = np.bincount(pairs[1])[pairs[1]] > 1
     owner, numbers = pairs[:, kept]

@@ -1,4 +1,4 @@
-"""The two-tower model of an experiment on retrieval: how it is made, fed and asked for scores."""
+"""The two-tower model of an experiment on retrieval: how it is built, fed and scored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ASKED = 256  # users at once
 
 def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cuts) -> TwoTower:
     """Build and compile the model, at its initial weights."""
-    random.seed(seed)  # what Keras' layers take their seeds from
+    random.seed(seed)  # Keras' layers take their seeds from it
     tf.random.set_seed(seed)
     names = ["item", *([USER] if settings.user_id else []), *(["history"] if settings.history else [])]
     initializer = Normal(0.0, _DEVIATION)
@@ -69,12 +69,12 @@ def build(config: CatalogueConfig, settings: TwoTowerMethod, seed: int, cuts: Cu
 
 @dataclass(frozen=True)
 class Feed:
-    """What models get of users: ids, histories, and the columns that a method reads.
+    """The inputs of models: ids, histories, and the columns that a method reads.
 
     Attributes:
       columns: The columns of users and of items; None: the method reads none.
-      users: Those of users that it reads.
-      items: Those of items.
+      users: The columns of users that it reads.
+      items: The columns of items that it reads.
     """
 
     columns: SideColumns | None = None
@@ -83,12 +83,12 @@ class Feed:
 
     @classmethod
     def of(cls, settings: TwoTowerMethod, cuts: Cuts) -> Feed:
-        """Return what feeds the models of a method."""
+        """Return the feed for the models of a method."""
         columns = cuts.columns
         return cls() if columns is None else cls(columns, *columns.names(settings.columns))
 
     def of_users(self, users: Ints) -> tf.RaggedTensor | None:
-        """Return the numbers of users' values, none of an unknown user; None if no column is read."""
+        """Return the numbers of users' values, none for an unknown user; None if no column is read."""
         if self.columns is None or not self.users:
             return None
         return as_tensor(self.columns.users.choose(self.users, users))
@@ -109,15 +109,15 @@ class Feed:
     def training_batches(
         self, train: Histories, settings: TwoTowerMethod, seed: int, epoch: int
     ) -> tf.data.Dataset:
-        """Return batches of users, in another order in each epoch: that of ``epoch``, then the next ones."""
+        """Return batches of users, in a new order in each epoch, from ``epoch`` on."""
         assert settings.users_per_batch is not None
-        # Of one item, a history has nothing left when the item is asked for; what else is known of the user
-        # can still learn it.
+        # A history of one item is empty when that item is the target; the user's id and columns can still
+        # learn from it.
         some = train.choose(train.sizes > (0 if settings.user_id or self.users else 1))
         return in_batches(self(some), settings.users_per_batch, seed, epoch)
 
     def validation_batches(self, asked: Asked) -> tf.data.Dataset:
-        """Return batches of histories, with the items that are asked for as labels."""
+        """Return batches of histories, with the target items as labels."""
         targets = asked.targets.keep(asked.targets.items >= 0)
         some = targets.sizes > 0
         labels = self(targets.choose(some))["item"]
@@ -126,7 +126,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class TowerScorer:
-    """A trained model, and what feeds it, as a `gmeta.experiment.next_item.counting.Scorer`."""
+    """A trained model and its feed as a `gmeta.experiment.next_item.counting.Scorer`."""
 
     model: TwoTower
     feed: Feed

@@ -1,4 +1,4 @@
-"""The settings of negatives for data of positive rows alone."""
+"""The settings of negatives for data with only positive rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class DrawnNegatives:
 
     Attributes:
       law: ``"uniform"``: each item is as likely as any other; ``"popularity"``: in proportion to its rows.
-      count: How many each positive row gets.
-      seed: Of the draws.
+      count: The number of negatives for each positive row.
+      seed: The seed of the draws.
     """
 
     law: NegativeLaw = "uniform"

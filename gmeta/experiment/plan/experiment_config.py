@@ -34,11 +34,12 @@ class FeatureSettings:
 
     Attributes:
       dim: Width of its embedding; None: the experiment's ``embedding_dim``.
-      hash: Whether its ids are hashed: clients of an exported model then send text, and ids may be any
-        numbers. None: as `gmeta prepare` has stored the column.
-      combiner: How a row's several ids become one vector; None: their mean, if the column holds lists.
-      table: The embedding table, if the column shares it with another column; None: a table of its own.
-      max_length: How many of a row's ids are used, counted from the last; None: all.
+      hash: Whether its ids are hashed. Clients of an exported model then send text, and ids may be any
+        numbers. None: as `gmeta prepare` stored the column.
+      combiner: How a row's several ids are combined into one vector; None: their mean, if the column holds
+        lists.
+      table: The embedding table, if the column shares it with another column; None: a separate table.
+      max_length: How many of a row's last ids are used; None: all.
     """
 
     FORMER_NAMES: ClassVar[dict[str, str]] = {"pooling": "combiner"}
@@ -75,7 +76,7 @@ class NumberScale:
             )
 
 
-# The training labels as a model with priors needs them: their number and mean.
+# The facts about training labels that a model with priors needs: their number and mean.
 
 _TASKS = 256  # per element
 
@@ -103,7 +104,7 @@ def read_labels(path: Path, label: str, positive: float | None, choice: TaskChoi
     Args:
       path: The folder of a data set, followed by the split.
       label: Their column.
-      positive: Labels from this value on count as 1, and others as 0; None: labels are unchanged.
+      positive: Labels of at least this value count as 1, others as 0; None: labels are unchanged.
       choice: Which tasks to read.
     """
     options = io.ReadOptions(shuffle=False, shard=(0, 1))
@@ -120,7 +121,7 @@ def budget_seconds(budget: str) -> float:
     """Return the seconds of a budget.
 
     Raises:
-      ConfigError: As `gmeta.core.settings.parse_duration`.
+      ConfigError: As for `gmeta.core.settings.parse_duration`.
     """
     return parse_duration(budget, "budget")
 
@@ -143,48 +144,48 @@ class ExperimentConfig:
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and task order.
       tasks_per_batch: Tasks in one step.
       train_split: The split that is trained on.
-      test_splits: The splits that are measured, each in a table of its own. The first one is also measured
+      test_splits: The splits that are measured, each in a separate table. The first one is also measured
         after each epoch, and for the curve of error against support size.
       held_out: With N, one of N tasks of ``train_split`` is never trained on; these tasks are measured as the
         split ``"held-out"``. 0: all tasks are trained on.
-      held_out_part: Which of these N parts is held out, from 0 to N - 1: for N runs, each on a part of its
-        own, that `gmeta evaluate` measures as one.
+      held_out_part: Which of these N parts is held out, from 0 to N - 1. N runs with different parts can be
+        measured as one by `gmeta evaluate`.
       held_out_by: ``"hash"``: a hash of the task's id determines its part. ``"id"``: the id modulo N.
-      measured_rows: The fewest and the most rows of a task that is measured; 0 as the most: any number. Other
-        tasks of the test splits aren't measured, and if they are of ``train_split``, they are trained on, so
-        that of a part only the tasks within these bounds are held out. None: tasks of any size are measured.
+      measured_rows: The minimum and maximum number of rows of a measured task; 0 as the maximum: no limit.
+        Other tasks of the test splits aren't measured; those of ``train_split`` are trained on, so only the
+        tasks of a part within these bounds are held out. None: tasks of any size are measured.
       query: The number of rows in a task's query set, or their share of the task's rows; the other rows are
         the support set.
-      rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, from the task
-        alone, so that every method and seed is measured on the same rows.
-      resample: In training, draw other support and query sets in each epoch.
+      rows: ``"latest"``: the query set is a task's last rows. ``"random"``: it is drawn once, as a function
+        of the task alone, so that every method and seed is measured on the same rows.
+      resample: In training, draw new support and query sets in each epoch.
       features: Which columns are embedded. ``"movielens"``: year, genre, gender, age, occupation and area.
         ``"melu"``: the columns of MeLU's MovieLens-1M, which are rate, genre, director, actor, gender, age,
-        occupation and zipcode. ``"melu+year"``: those and the year; ``"melu+year+writer"``: and the writers.
-        Or a table, column -> `FeatureSettings`.
+        occupation and zipcode. ``"melu+year"``: those and the year; ``"melu+year+writer"``: those, the year
+        and the writers. Or a table, column -> `FeatureSettings`.
       numbers: Column of numbers that the network takes without an embedding -> its scale.
       label: The column to predict.
       labels: The number and mean of training labels, for the model ``"factor_ridge"``; None: `gmeta train`
         reads them if a method has that model.
       task_columns: The features that are the same in all rows of a task, such as a user's age, for the same
-        model; of the user's own columns `gmeta train` finds them.
+        model; `gmeta train` finds them among the user's own columns.
       label_scale: With ``"mse"``, the scale on which labels are learned; None: they aren't scaled.
       item: The column of items, for the baselines; None: no such column, so they use overall means.
-      loss: ``"mse"``: labels are regressed. ``"binary_crossentropy"``: the output is the logit that a label
-        is at least ``positive``; for ratings, only AUC and nDCG are then measured.
+      loss: ``"mse"``: regression of labels. ``"binary_crossentropy"``: the output is the logit of a label
+        being at least ``positive``; for ratings, only AUC and nDCG are then measured.
       positive: The threshold for that loss: a rating, or 0.5 where labels are 0 and 1.
-      embedding_dim: Width of embeddings without a width of their own; ``"factor_ridge"`` has its own.
+      embedding_dim: The default width of embeddings; ``"factor_ridge"`` has its own.
       hidden: Units of the hidden layers; ``"factor_ridge"`` has none.
       evaluation_steps: Numbers of inner steps after which tasks are measured.
-      support_sizes: The sizes for the curve of error against support size: a task uses only so many of its
+      support_sizes: The sizes for the curve of error against support size: a task uses only this many of its
         last support samples, or all if it has fewer. Empty: no curve.
       support_steps: Inner steps for that curve.
-      negatives: The rows with the label 0 that `gmeta train` has drawn for each row with the label 1
+      negatives: The rows with the label 0 that `gmeta train` draws for each row with the label 1
         (`gmeta.experiment.ranking.drawn_data`); None: there are none.
       methods: Method name -> how it is trained.
       budget: About how long `gmeta train` tries settings of methods on training tasks before it trains
-        (`gmeta.experiment.search.trials`), as in ``"90s"``, ``"2m"`` or ``"1h"``; ``"0"``: not at all. Only
-        for methods that aren't given. ``"2m"`` for the user's own data, if neither is given.
+        (`gmeta.experiment.search.trials`), as in ``"90s"``, ``"2m"`` or ``"1h"``; ``"0"``: no trials. It
+        applies only if ``methods`` isn't given. ``"2m"`` for the user's own data, if neither is given.
 
     Example:
       A TOML file gives only what differs from these defaults::
@@ -269,7 +270,7 @@ class ExperimentConfig:
             )
         if not self.methods:
             raise ConfigError("an experiment needs at least one method")
-        for name in self.methods:  # it names a folder of the run
+        for name in self.methods:  # a method's name is also that of a folder of the run
             try:
                 plain = not folder_name(name, "a method's name").startswith(".") and name not in _TAKEN
             except ValueError:

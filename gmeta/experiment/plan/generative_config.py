@@ -1,4 +1,4 @@
-"""The settings of a generative model of the next item, and what it has in common with other models."""
+"""The settings of a generative model of the next item, and defaults that it shares with other models."""
 
 from __future__ import annotations
 
@@ -41,50 +41,50 @@ _COUNTS = (
 class GenerativeMethod:
     """A `gmeta.models.GenerativeRetriever` or `FlatRetriever`, its semantic ids and its training.
 
-    Where a setting is None, `complete` decides it.
+    `complete` decides settings that are None.
 
     Attributes:
       label: Its name in tables and figures.
       model: The kind of model.
       form: ``"decoder"``: a `GenerativeRetriever`; ``"flat"``: a `FlatRetriever`.
-      ids: What semantic ids are made of: ``"cooccurrence"``, the items near an item in training histories;
+      ids: The source of semantic ids: ``"cooccurrence"``, the items near an item in training histories;
         ``"attributes"``, these and the columns ``attributes``; ``"items"``, the item vectors of a SASRec that
-        is trained on the same histories for ``item_epochs``; ``"random"``, the ids of ``"attributes"``, each
-        given to another item; or a folder of `gmeta semantic-ids` with the ids of all items. None:
+        is trained on the same histories for ``item_epochs``; ``"random"``, the ids of ``"attributes"``,
+        shuffled among the items; or a folder of `gmeta semantic-ids` with the ids of all items. None:
         ``"attributes"`` if the data set has columns of attributes, else ``"cooccurrence"``.
       attributes: The columns of items to read (`gmeta.experiment.next_item.side_columns`). None: all that are
         the same in all rows of an item.
       levels: The number of codes of an item. None: 3.
       codes: The number of codes of a level. None: the power of two next to the square root of the number of
         items, at least 8; or 256 in the form ``"flat"``.
-      balanced: Whether all codes of a level have as many items. None: in the form ``"decoder"``.
-      id_dim: The width of the vectors that ids are made of, except those of ``"items"``. None: 64.
-      item_epochs: The passes over all users of the model for ``"items"``. None: 10.
+      balanced: Whether all codes of a level have equally many items. None: true in the form ``"decoder"``.
+      id_dim: The width of the vectors that ids are made from, except those of ``"items"``. None: 64.
+      item_epochs: The number of epochs of the model for ``"items"``. None: 10.
       depth: How many codes are generated as digits. None: one, or all in the form ``"flat"``.
       backbone: The backbone that reads histories; in the form ``"flat"``, ``"sasrec"`` or ``"hstu"``.
       dim: The width of vectors.
       blocks: The backbone's number of blocks.
-      heads: Its heads of attention.
+      heads: The backbone's number of attention heads.
       max_length: How many of a history's last items are read. None: `usual_length`.
       times: Whether the backbone reads times, which HSTU and FuXi-α can. None: if it can.
       width: The width of the decoder. None: 64.
       decoder_blocks: The decoder's number of blocks. None: 1.
-      decoder_heads: Its heads of attention. None: 2.
-      sampled: The weight of the sampled softmax over items beside the loss of codes. None: 1.
-      negatives: Items drawn in a step for it. None: the default of `GenerativeRetriever`.
-      repeats: Whether to learn how likely an item of the history comes again. None: true.
+      decoder_heads: The decoder's number of attention heads. None: 2.
+      sampled: The weight of the sampled softmax over items, which is added to the loss of codes. None: 1.
+      negatives: Items drawn in a step for the sampled softmax. None: the default of `GenerativeRetriever`.
+      repeats: Whether to learn how likely items of the history are to repeat. None: true.
       weight_decay: AdamW's decay of rows. None: 0.
       softmax: What the form ``"flat"`` normalises over in training, ``"children"`` or ``"codes"``. None:
         ``"children"``.
       dropout: The share of units that are dropped.
-      learning_rate: Adam's rate, of rows too.
+      learning_rate: Adam's rate, also for rows.
       users_per_batch: Users in a step. None: `usual_users`.
       beam: How many prefixes a search keeps at each digit, and how many items it finds.
-      epochs: The most passes over all users.
-      patience: After how many epochs without a better one in validation training ends.
+      epochs: The maximum number of passes over all users.
+      patience: The number of epochs without an improvement in validation after which training ends.
 
     Raises:
-      ConfigError: A number is out of its limits, or a setting is of the other form.
+      ConfigError: A number is out of range, or a setting belongs to the other form.
     """
 
     label: str
@@ -167,29 +167,29 @@ class GenerativeMethod:
 
     @property
     def reads_times(self) -> bool:
-        """Whether the backbone reads times where there are any."""
+        """Whether the backbone reads times if the data set has them."""
         return self.backbone in TIMED if self.times is None else self.times
 
     @property
     def makes_ids(self) -> bool:
-        """Whether semantic ids are made, and not read from a folder."""
+        """Whether semantic ids are made rather than read from a folder."""
         return self.ids is None or self.ids in SOURCES
 
     @property
     def reads_attributes(self) -> bool:
-        """Whether ids are made of columns of attributes, or are if there are any."""
+        """Whether ids are made from columns of attributes, if the data set has any."""
         return self.ids is None or self.ids in _WITH_ATTRIBUTES
 
     def complete(self, sizes: Ints, items: int, attributes: Sequence[str]) -> GenerativeMethod:
-        """Decide what is left open.
+        """Decide the settings that are None.
 
         Args:
           sizes: The numbers of the users' events in training, (users,).
           items: The size of the catalogue.
-          attributes: The columns of attributes that the data set has, of those that are wanted.
+          attributes: Those of the requested columns of attributes that the data set has.
 
         Raises:
-          ConfigError: The ids are to be made of attributes, and there are none.
+          ConfigError: The ids must be made from attributes, but there are none.
         """
         decoder = self.form == "decoder"
         if self.ids in _WITH_ATTRIBUTES and not attributes:
@@ -223,7 +223,7 @@ class GenerativeMethod:
 
 
 def usual_length(sizes: Ints) -> int:
-    """Return how many of a history's last items are read: what nine in ten histories have, from 50 to 200."""
+    """Return a length, from 50 to 200, that nine in ten histories don't exceed: how many items are read."""
     return int(np.clip(np.ceil(np.quantile(sizes, 0.9) / 50) * 50, 50, 200))
 
 

@@ -25,12 +25,12 @@ class MethodConfig:
       learning_rate: Adam's rate in the outer loop.
       row_learning_rate: Adam's rate for the embedding rows; None: the same. A row is updated only in steps
         that read it. So the row of a rare id takes far fewer steps than a dense weight does, and fewer than
-        it would under an Adam that moves every row in every step.
+        it would with an Adam that updates every row in every step.
       schedule: ``"constant"``; or ``"one_cycle"``: the rate rises and falls over all epochs, as
-        `gmeta.optimizers.OneCycle` does. Rows with a rate of their own keep it.
+        `gmeta.optimizers.OneCycle` does. ``row_learning_rate``, if given, stays constant.
       epochs: Passes over the training tasks.
-      query: The query set of a training task, where it isn't the experiment's: a number of rows, or a share
-        of the task's. A ridge head learns most if most rows are query rows.
+      query: The query set of a training task, if it differs from the experiment's: a number of rows, or a
+        share of the task's. A ridge head learns most if most rows are query rows.
       model: One of `gmeta.experiment.runs.model_choice.MODELS`.
       factors: Sizes and priors of the model ``"factor_ridge"``; other models don't take them.
     """
@@ -64,10 +64,10 @@ class MethodConfig:
 
 
 def check_share(what: str, query: int | float) -> None:
-    """Refuse a query set that is neither a number of rows nor a share of a task's rows.
+    """Require that a query set is a number of rows or a share of a task's rows.
 
     Raises:
-      ConfigError: It isn't above 0, or is a float of 1 or more.
+      ConfigError: The value isn't above 0, or is a float of 1 or more.
     """
     if query <= 0 or (isinstance(query, float) and query >= 1):
         raise ConfigError(f"{what} must be a number of rows or a share below 1, got {query}")

@@ -1,6 +1,6 @@
 """The settings of an experiment that ranks a catalogue: a data set, a protocol, several methods and seeds.
 
-`NextItemConfig` is of the next item; `gmeta.experiment.plan.retrieval_config` has the settings of retrieval.
+`NextItemConfig` is for the next item; `gmeta.experiment.plan.retrieval_config` has the settings of retrieval.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ class NextItemMethod:
       model: The backbone.
       dim: The width of vectors.
       blocks: The number of blocks.
-      heads: The heads of attention.
-      max_length: How many of a history's last items are read; None: what nine in ten histories have, from 50
-        to 200.
+      heads: The number of attention heads.
+      max_length: How many of a history's last items are read; None: a number, from 50 to 200, that nine in
+        ten histories don't exceed.
       times: Whether the backbone reads times, which HSTU and FuXi-α can; None: if it can.
-      horizon: Of HSTU: how old an event is, in the unit of the times, that a token sees well at the start;
-        None: start as published.
-      places: Whether positions are counted ``"from_end"`` of a history or ``"from_start"``.
+      horizon: For HSTU: the age, in the unit of the times, of events that a token sees well at the start of
+        training; None: start as published.
+      places: Whether positions are counted ``"from_end"`` or ``"from_start"`` of a history.
       token_scale: The factor of an item's vector before the backbone; None: the square root of ``dim``.
       norm: Whether the backbone's output gets a layer norm with weights.
-      repeats: Whether to learn how likely an item of the history comes again.
+      repeats: Whether to learn how likely items of the history are to repeat.
       dropout: The share of units that are dropped.
       initial_deviation: The standard deviation of new rows; None: Xavier's, the square root of 2 / (items +
         ``dim``).
       normalize: Whether scores are cosines, not products.
-      temperature: What they are divided by.
+      temperature: The divisor of scores.
       negatives: Items drawn in a step, or for each user or position; None: the default of
         `gmeta.models.NextItemModel`.
-      negatives_per: Which positions share them: all of a ``"step"``, those of a ``"user"``, or none:
+      negatives_per: Which positions share negatives: all of a ``"step"``, those of a ``"user"``, or none:
         ``"position"``.
       in_batch: Whether the items that come next at the step's other positions are negatives too.
       log_q: Whether the loss corrects for how often items occur among in-batch negatives.
-      learning_rate: Adam's rate, of rows too.
-      warm_up: The number of steps in which the rate grows evenly to its full value; 0: it begins with it.
-      beta_2: Adam's decay of squared gradients, of rows too.
+      learning_rate: Adam's rate, also for rows.
+      warm_up: The number of steps in which the rate grows linearly to its full value; 0: no warm-up.
+      beta_2: Adam's decay of squared gradients, also for rows.
       weight_decay: AdamW's decay of rows.
       users_per_batch: Users in a step; None: a thirtieth of all, from 32 to 128.
-      epochs: The most passes over all users.
-      patience: After how many epochs without a better one in validation training ends.
+      epochs: The maximum number of passes over all users.
+      patience: The number of epochs without an improvement in validation after which training ends.
     """
 
     label: str
@@ -135,11 +135,11 @@ class NextItemMethod:
 
     @property
     def reads_times(self) -> bool:
-        """Whether the backbone reads times where there are any."""
+        """Whether the backbone reads times if the data set has them."""
         return self.model in TIMED if self.times is None else self.times
 
     def complete(self, sizes: Ints) -> NextItemMethod:
-        """Decide what is left open from the numbers of the users' events in training, (users,)."""
+        """Decide the settings that are None from the numbers of the users' events in training, (users,)."""
         return replace(
             self,
             max_length=self.max_length or usual_length(sizes),
@@ -159,13 +159,13 @@ class CatalogueConfig:
     Attributes:
       item: The column of items.
       protocol: How histories are cut (`gmeta.experiment.next_item.histories`).
-      core: The fewest events of a user, and of an item; users and items with fewer are left out, in turn,
-        until none is left.
+      core: The minimum numbers of events of a user and of an item; users and items with fewer are removed
+        repeatedly, until none have fewer.
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and user order.
       ks: The numbers of items shown, for metrics; epochs are chosen by NDCG at the first.
-      seen: Whether the table ranks items that the history has. If users' items aren't sets, the report has
-        both tables.
-      blend: Whether to fit the blend of all models and baselines too.
+      seen: Whether the table ranks items of the history. If users' items aren't sets, the report has both
+        tables.
+      blend: Whether to also fit the blend of all models and baselines.
       methods: Method name -> how it is trained.
     """
 
@@ -181,7 +181,7 @@ class CatalogueConfig:
 
     @property
     def ordered(self) -> bool:
-        """Whether what is asked came after the history."""
+        """Whether the targets come after the history."""
         return self.protocol != "random"
 
     item: str
@@ -215,7 +215,7 @@ class CatalogueConfig:
 class NextItemConfig(CatalogueConfig):
     """An experiment on the next item with all settings decided.
 
-    ``seen`` None: items seen are ranked if one in fifty events repeats an earlier item of its user.
+    With ``seen=None``, seen items are ranked if one in fifty events repeats an earlier item of its user.
 
     Example:
       A TOML file gives only what differs from these defaults::

@@ -22,7 +22,7 @@ from gmeta.experiment.plan.experiment_config import FeatureSettings
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.readers.read_options import OneEpoch
 
-# A survey of the training rows: which values each column holds. The manifest doesn't record this.
+# A survey of the training rows: the values of each column, which the manifest doesn't record.
 
 SURVEYED_ROWS = 1 << 20
 """The number of rows surveyed, from tasks in random order; a smaller split is surveyed whole."""
@@ -56,7 +56,7 @@ class NumberSurvey:
       most: The largest finite number.
       mean: The mean of the finite numbers.
       deviation: Their standard deviation.
-      zero_or_one: Whether all of the finite numbers are 0 or 1.
+      zero_or_one: Whether all finite numbers are 0 or 1.
       not_finite: How many numbers are NaN or infinite.
     """
 
@@ -91,7 +91,7 @@ def survey(path: Path, schema: Schema, label: str, choice: TaskChoice) -> Survey
     Args:
       path: The folder of a data set, followed by the split.
       schema: The data set's columns.
-      label: The column to predict; it counts as a number whatever its type.
+      label: The column to predict; it counts as a number, whatever its type.
       choice: Which tasks to read.
     """
     single = [c for c in schema if not c.is_list and c.name not in (schema.task, schema.batch)]
@@ -144,7 +144,7 @@ def likeliest_item(found: Survey, columns: Sequence[str]) -> str | None:
     An item occurs in several tasks, and a task has several items. A column qualifies if both numbers are at
     least 3/2 on average; among the qualifying columns, the one with the most ids wins. A user's city doesn't
     qualify, since it has one id per task; nor does a session number, since it occurs in one task. If no
-    column qualifies, as where most items occur once, the one that bears an item's usual name is taken.
+    column qualifies, for example because most items occur once, the one with a typical name of items is used.
     """
     fitting = [
         name
@@ -161,13 +161,13 @@ _ITEM_NAME = re.compile(
     re.IGNORECASE,
 )
 
-_MANY, _UNIQUE = 1000, 0.9  # if nearly all of so many rows have a distinct id, the ids number events
+_MANY, _UNIQUE = 1000, 0.9  # with this many rows and nearly all ids distinct, ids number events
 _ID_LIMIT = 1 << HASHED_BITS
 """Columns with ids of this size or larger are hashed. Smaller ids are their own hashes."""
 
 
 class ColumnPlan:
-    """The roles of columns, taken from the settings, or else from the data set.
+    """The roles of columns, from the settings or else from the data set.
 
     Args:
       given: The settings.
@@ -185,7 +185,7 @@ class ColumnPlan:
         self.notes: list[str] = []
 
     def features(self, found: Survey, label: str) -> dict[str, dict[str, Any]]:
-        """Decide which columns to embed -> their settings; only the width may stay open."""
+        """Decide which columns to embed: column -> its settings; only the width may be undecided."""
         given = self.given.get("features")
         if given is None:
             own: dict[str, Any] = {name: {} for name in self._usable_ids(found, label)}
@@ -241,7 +241,7 @@ class ColumnPlan:
         return usable
 
     def numbers(self, found: Survey, label: str, features: Mapping[str, Any]) -> dict[str, Any]:
-        """Decide on the columns of numbers -> their scales."""
+        """Decide on the columns of numbers: column -> its scale."""
         given = self.given.get("numbers")
         if given is None:
             taken = (*self._roles, label, *features)
@@ -277,7 +277,7 @@ class ColumnPlan:
             self.check("item", [item], lists=False, dtype="int64")
             return str(item)
         names = [name for name in features if name in found.ids]
-        if self.table.get("blocks"):  # of rows without users, whole numbers may be counts that vary much
+        if self.table.get("blocks"):  # in rows without users, whole numbers may be counts that vary widely
             own = self.table.get("columns") or {}
             names = [name for name in names if (own.get(name) or {}).get("hash")] or names
         item = likeliest_item(found, names)
@@ -309,7 +309,7 @@ class ColumnPlan:
         return ", ".join(column.name for column in self.schema if column.name != self.schema.batch)
 
     def check(self, key: str, names: Sequence[str], *, lists: bool = True, dtype: str | None = None) -> None:
-        """Raise an error if a column doesn't exist, or can't have the role that ``key`` gives it."""
+        """Raise an error if a column doesn't exist or can't have the role that ``key`` assigns."""
         for name in names:
             if not isinstance(name, str) or name not in self.schema:
                 raise ConfigError(

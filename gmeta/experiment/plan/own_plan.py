@@ -1,11 +1,12 @@
 """The full settings of an experiment: a settings file, if any, completed from the data set.
 
 MovieLens has the defaults of `ExperimentConfig`. If it was prepared as one split, users whose id is divisible
-by 5 and who have 13 to 100 ratings are measured, and all others train. For other data sets, the defaults are:
+by 5 and who have 13 to 100 ratings are measured, and all others are trained on. For other data sets, the
+defaults are:
 
 * The label is the one that the data set was prepared with.
 * Features are all columns of whole numbers except the task, the time and the label. A column is hashed if it
-  was prepared so, and a list is pooled by ``"sqrtn"``. Columns of floats are numbers, brought to one scale. A
+  was prepared as hashed, and a list is pooled by ``"sqrtn"``. Columns of floats are standardised numbers. A
   column with a distinct value in nearly every row, or one value in all rows, is left out; so is a list of
   floats.
 * The item is the column that `gmeta.experiment.plan.own_columns.likeliest_item` finds.
@@ -13,8 +14,8 @@ by 5 and who have 13 to 100 ratings are measured, and all others train. For othe
 * If the data set has one split, one of five tasks is held out. Otherwise, ``warm`` or ``train`` is trained
   on, and the other splits are measured.
 * Settings of methods are chosen by trials on training tasks (`gmeta.experiment.search`), within two minutes.
-* A fifth of a task's rows are its query set: another random draw in each epoch of training, the latest rows
-  when the task is measured, or, without times, a random draw that is the same for all methods.
+* A fifth of a task's rows are its query set: in training, a new random draw in each epoch; in measurement,
+  the latest rows, or, without times, a random draw that is the same for all methods.
 """
 
 from __future__ import annotations
@@ -60,17 +61,18 @@ class Planned:
 
 
 def plan_experiment(given: Mapping[str, Any], data: Path, where: str = "config") -> Planned:
-    """Decide the settings that are left out.
+    """Decide the settings that aren't given.
 
     Args:
       given: Keys of `ExperimentConfig` and values. For the user's own data, ``features`` may be a list of
-        names, or a table of `FeatureSettings` without what the data set defines; ``numbers`` may be a list.
+        names, or a table of `FeatureSettings` without those that the data set defines; ``numbers`` may be a
+        list.
       data: A prepared data set.
       where: The name of the settings in error messages.
 
     Raises:
       ConfigError: A key or a value is unknown; a column is missing from the data set, or can't have the role
-        that the settings give it; there is no label.
+        that the settings assign; or there is no label.
       DataError: The data set can't be read, or its labels are all the same or not finite.
     """
     if "methods" in given and budget_seconds(str(given.get("budget", "0"))):
@@ -99,7 +101,7 @@ class _Plan(ColumnPlan):
     def make(self) -> Planned:
         """Decide all settings of the experiment."""
         label = self._label()
-        timed = self.table.get("time") or "timestamp" in self.schema  # which MovieLens folders have
+        timed = self.table.get("time") or "timestamp" in self.schema  # as in MovieLens folders
         settings = {
             "query": 0.2,
             "rows": "latest" if timed else "random",
@@ -216,7 +218,7 @@ def _count_tasks(config: ExperimentConfig, data: Path) -> tuple[int, str]:
 
 
 def _with_labels(config: ExperimentConfig, data: Path) -> ExperimentConfig:
-    """Complete an experiment by the statistics of labels that its models need."""
+    """Complete an experiment with the label statistics that its models need."""
     if not config.needs_labels or config.labels is not None:
         return config
     with data_errors():

@@ -30,28 +30,27 @@ class RankingMethod:
       label: Its name in tables and figures.
       model: ``"dcn"`` (`gmeta.models.DCN`'s network), ``"dlrm"`` (that of `gmeta.models.dlrm`), ``"fm"``, a
         factorisation machine, or ``"grm"``, which reads the earlier rows of a row's user as a sequence
-        (`gmeta.experiment.ranking.grm`). Each has a weight of its own for each id, as linear models have,
-        besides.
+        (`gmeta.experiment.ranking.grm`). Each also has a weight for each id, as in linear models.
       dim: The width of ids' vectors.
-      hidden: The units of the perceptron's layers; of GRM, those of the experts' layer, then those of the
+      hidden: The units of the perceptron's layers; for GRM, those of the experts' layer, then those of the
         tower's.
-      cross: Of DCN, the number of cross layers.
-      rank: Of DCN, the rank of their matrices; None: full.
-      backbone: Of GRM, ``"hstu"`` or ``"fuxi"``, FuXi-α.
-      width: Of GRM, the width of a token.
-      blocks: Of GRM, the number of the backbone's blocks.
-      heads: Of GRM, the number of a block's heads.
-      experts: Of GRM, the number of experts.
-      longest: Of GRM, how many earlier rows a row sees in a block.
+      cross: For DCN, the number of cross layers.
+      rank: For DCN, the rank of their matrices; None: full.
+      backbone: For GRM, ``"hstu"`` or ``"fuxi"``, FuXi-α.
+      width: For GRM, the width of a token.
+      blocks: For GRM, the number of the backbone's blocks.
+      heads: For GRM, the number of a block's heads.
+      experts: For GRM, the number of experts.
+      longest: For GRM, how many earlier rows a row sees in a block.
       dropout: The share that is dropped: of vectors (DLRM), of units (DCN), of tokens' numbers and in the
         backbone (GRM).
-      unknown: The share of ids that training takes for unknown ones, whose vectors are zero.
+      unknown: The share of ids that training treats as unknown, whose vectors are zero.
       bias_variance: The prior variance of an id's weight (`gmeta.optimizers.RowPrior`).
-      variance: That of the components of its vector.
-      learning_rate: Adam's rate, of rows too.
+      variance: The prior variance of the components of an id's vector.
+      learning_rate: Adam's rate, also for rows.
       rows_per_batch: Rows in a step; None: an eightieth of all, from 256 to 8,192.
-      epochs: The most passes over all rows.
-      patience: After how many epochs without a better one in validation training ends.
+      epochs: The maximum number of passes over all rows.
+      patience: The number of epochs without an improvement in validation after which training ends.
     """
 
     label: str
@@ -110,7 +109,7 @@ class RankingMethod:
                 )
 
     def complete(self, rows: int) -> RankingMethod:
-        """Decide what is left open from the number of rows in training."""
+        """Decide the settings that are None from the number of rows in training."""
         if self.rows_per_batch is not None:
             return self
         return replace(self, rows_per_batch=int(np.clip(rows // 80, 256, 8192)))
@@ -132,23 +131,23 @@ class RankingConfig:
     Attributes:
       label: The column to predict: 0 and 1, or any numbers.
       features: Columns of ids, the task among them, and of lists of ids.
-      numbers: Columns of numbers, of floats or of whole numbers.
+      numbers: Columns of numbers, floats or whole numbers.
       item: The column of items, for baselines and groups; None: there is none.
       user: The column of users, for baselines, groups and GAUC; None: rows have no user.
-      time: The column of times, for GRM and for the baseline with drift; empty: times play no part.
-      exposed: A column that isn't 0 in rows that are predicted. The other rows are events, such as views: GRM
-        reads them as history, and nothing else does. Empty: all rows are predicted.
+      time: The column of times, for GRM and for the baseline with drift; empty: times aren't used.
+      exposed: A column that is nonzero in the rows to predict. The other rows are events, such as views,
+        which only GRM reads, as history. Empty: all rows are predicted.
       protocol: Which rows are trained on (`gmeta.experiment.ranking.examples`).
       binary: Whether labels are 0 and 1.
       negatives: Rows with the label 0 that are drawn for each row with the label 1; None: there are none.
       seeds: Each method trains once per seed. The seed sets initial weights, initial rows and row order.
-      budget: About how long settings of methods are tried in validation, such as ``"2m"``; ``"0"``: not at
-        all.
-      blend: Whether to fit the blend of all models and baselines too.
+      budget: About how long settings of methods are tried in validation, such as ``"2m"``; ``"0"``: no
+        trials.
+      blend: Whether to also fit the blend of all models and baselines.
       methods: Method name -> how it is trained.
 
     Example:
-      A TOML file gives only what differs from what the data set suggests::
+      A TOML file gives only the settings that differ from those that the data set suggests::
 
         for = "ranking"
         protocol = "random"
@@ -198,7 +197,7 @@ class RankingConfig:
         budget_seconds(self.budget)
 
     def _check_histories(self, name: str) -> None:
-        """Check that a row of a GRM has earlier ones to read."""
+        """Check that the settings give a GRM earlier rows to read."""
         for key, value, option in (("user", self.user, "--task"), ("time", self.time, "--time")):
             if not value:
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""The settings of an experiment on retrieval: which items a user takes, whatever their order."""
+"""The settings of an experiment on retrieval: which items a user takes, in any order."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class TwoTowerMethod:
       user_id: Whether the user tower reads the user's id.
       history: Whether the user tower reads the user's other items.
       columns: Whether the towers read the columns of users and of items, such as an age or genres
-        (`gmeta.experiment.next_item.side_columns`), or the names of those that they read.
+        (`gmeta.experiment.next_item.side_columns`), or the names of the columns that they read.
       dim: The width of vectors.
       normalize: Whether scores are cosines, not products.
-      temperature: What they are divided by.
+      temperature: The divisor of scores.
       hidden: The widths of each tower's hidden layers.
       item_dropout: The share of a history that the user tower doesn't read in training.
       dropout: The share of the user vector's numbers that are dropped in training.
-      learning_rate: Adam's rate, of rows too.
+      learning_rate: Adam's rate, also for rows.
       weight_decay: AdamW's decay of rows.
       users_per_batch: Users in a step; None: a thirtieth of all, from 32 to 128.
       negatives: Items drawn in a step; None: the default of `gmeta.models.TwoTower`.
       law: The law of negatives: ``"in-batch"``, ``"uniform"`` or ``"popularity"``.
-      epochs: The most passes over all users.
-      patience: After how many epochs without a better one in validation training ends.
+      epochs: The maximum number of passes over all users.
+      patience: The number of epochs without an improvement in validation after which training ends.
     """
 
     label: str
@@ -89,7 +89,7 @@ class TwoTowerMethod:
             )
 
     def complete(self, sizes: Ints) -> TwoTowerMethod:
-        """Decide what is left open from the numbers of the users' items in training, (users,)."""
+        """Decide the settings that are None from the numbers of the users' items in training, (users,)."""
         users = self.users_per_batch or int(np.clip(np.count_nonzero(sizes > 1) // 30, 32, 128))
         return replace(self, users_per_batch=users)
 
@@ -103,7 +103,7 @@ def default_methods() -> dict[str, TwoTowerMethod]:
 class RetrievalConfig(CatalogueConfig):
     """An experiment on retrieval with all settings decided.
 
-    A user's items are a set: of several events with the same item, the first counts.
+    A user's items are a set: only the first of several events with the same item counts.
 
     Example:
       A TOML file gives only what differs from these defaults::

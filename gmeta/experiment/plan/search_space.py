@@ -1,6 +1,6 @@
 """The settings of methods that `gmeta tune` searches over, and the values that it tries.
 
-A key names a setting by its place in the method, ``"inner.learning_rate"``.
+A key names a setting by its path in the method, ``"inner.learning_rate"``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Range:
       key: The setting.
       least: The lowest value.
       most: The highest value.
-      log: Whether values are drawn evenly on the log scale.
-      whole: Whether it is a whole number.
+      log: Whether values are drawn uniformly on the log scale.
+      whole: Whether the setting is a whole number.
     """
 
     key: str
@@ -37,7 +37,7 @@ class Range:
     whole: bool = False
 
     def round(self, value: float) -> float:
-        """Return the value as a settings file states it: a whole number, or three significant digits."""
+        """Round the value for a settings file: to a whole number, or to three significant digits."""
         return round(value) if self.whole else float(f"{value:.3g}")
 
 
@@ -74,12 +74,12 @@ def get_setting(method: Any, key: str) -> Any:
 
 
 def put_setting(method: M, key: str, value: Any) -> M:
-    """Return the method with another value of a setting."""
+    """Return the method with a new value of a setting."""
     name, _, rest = key.partition(".")
     return replace(method, **{name: put_setting(getattr(method, name), rest, value) if rest else value})  # type: ignore[type-var]
 
 
-# The spaces of each kind of method, which contain the settings that a search starts with.
+# The space of each kind of method, which contains the settings that a search starts with.
 
 
 def cold_start_space(starts: Sequence[MethodConfig]) -> Space:

@@ -31,15 +31,15 @@ def training_tasks(
     query: int | float | None = None,
     choice: TaskChoice | None = None,
 ) -> tf.data.Dataset:
-    """Read the tasks of the training split, in a new order each epoch; pass over those too small to split.
+    """Read the tasks of the training split, in a new order each epoch; skip tasks too small to split.
 
     Args:
       config: The experiment.
       data: A prepared data set.
       start: As for `gmeta.io.tasks`.
       options: As for `gmeta.io.tasks`; ``seed`` sets the order of tasks and the random draws.
-      query: The method's query set, if it isn't the experiment's.
-      choice: Other tasks of the training split than those that are trained on.
+      query: The method's query set, if it differs from the experiment's.
+      choice: The tasks of the training split to read instead of those that are trained on.
     """
     return io.tasks(
         data / config.train_split,
@@ -64,8 +64,8 @@ def measured_tasks(
 ) -> tf.data.Dataset:
     """Read the tasks of a split in the order of the files: the rank's part, or the part that ``shard`` names.
 
-    Random draws depend on the task alone, not on the method or its seed. Of the training split, these are the
-    tasks that are trained on and have as many rows as a measured task. ``choice`` reads other tasks instead.
+    Random draws depend on the task alone, not on the method or its seed. For the training split, these are
+    the tasks that are trained on and have the size of a measured task. ``choice`` selects others instead.
     """
     return io.tasks(
         data / folder_of(config, split),
@@ -78,7 +78,7 @@ def measured_tasks(
 
 
 def other_training_tasks(config: ExperimentConfig, data: Path, on_bad: OnBad = "raise") -> tf.data.Dataset:
-    """Read the tasks that are trained on and that `measured_tasks` of the training split lacks; all of them.
+    """Read all tasks that are trained on and that `measured_tasks` of the training split doesn't have.
 
     Returns:
       Elements of `gmeta.io.groups`: these tasks aren't cut.
@@ -98,7 +98,7 @@ def other_training_tasks(config: ExperimentConfig, data: Path, on_bad: OnBad = "
 
 
 def training_queries(config: ExperimentConfig) -> dict[int | float, list[str]]:
-    """Return the query sets of training tasks -> the names of the methods that train with them."""
+    """Return each query set of training tasks -> the names of the methods that train with it."""
     found: dict[int | float, list[str]] = {}
     for name, method in config.methods.items():
         found.setdefault(config.query if method.query is None else method.query, []).append(name)
@@ -111,7 +111,7 @@ def count_trained(config: ExperimentConfig, data: Path, query: int | float | Non
     Args:
       config: The experiment.
       data: A prepared data set.
-      query: A method's query set; None: the one of `training_queries` that the most tasks can be split by.
+      query: A method's query set; None: the one of `training_queries` by which the most tasks can be split.
     """
     queries = training_queries(config) if query is None else [query]
     fewest = min(map(least_rows, queries))
@@ -141,12 +141,12 @@ def divide_training(
 ) -> tuple[TaskChoice, TaskChoice] | None:
     """Divide the training tasks by a hash of their ids: about two thirds to train on, a third as new tasks.
 
-    Settings are chosen on these tasks, so that no test task takes part.
+    Settings are chosen on these tasks, so that no test task is used.
 
     Args:
       config: The experiment.
       data: A prepared data set.
-      fewest: The fewest tasks of either side.
+      fewest: The minimum number of tasks on either side.
 
     Returns:
       The choice of tasks to train on, and that of tasks to measure, which have the size of measured tasks;
@@ -204,7 +204,7 @@ def training_choice(config: ExperimentConfig) -> TaskChoice:
 
 
 def measured_choice(config: ExperimentConfig, split: str) -> TaskChoice:
-    """Return which tasks of its folder a split consists of, as far as they are measured."""
+    """Return which tasks of a split's folder are measured as this split."""
     trains = folder_of(config, split) == config.train_split
     choice = training_choice(config) if trains else TaskChoice()
     fewest, most = config.measured_rows or (1, 0)

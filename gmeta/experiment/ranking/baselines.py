@@ -1,8 +1,8 @@
 """Baselines of an experiment on rows, whose settings validation chooses.
 
-Each is fitted to the training rows and is then a `Scorer`: a `Bilinear` form of a row's user and item, one
+Each is fitted to the training rows and returns a `Scorer`: a `Bilinear` form of a row's user and item, one
 with `Drift`, or a `Linear` form of all columns. The item mean, biases, kriging and factors are those of cold
-start (`gmeta.experiment.baselines`), for users whose rows of training are known. The linear one is ridge
+start (`gmeta.experiment.baselines`), for users with known training rows. The linear baseline is ridge
 regression or, for labels 0 and 1, logistic regression on all ids and numbers.
 """
 
@@ -53,7 +53,7 @@ _TURNS = 200  # of L-BFGS
 
 
 class Scorer(Protocol):
-    """Something fitted that predicts rows."""
+    """A fitted model or baseline that predicts rows."""
 
     def scores(self, asked: Examples) -> Floats:
         """Predict rows: (rows,) logits of labels 0 and 1, or labels."""
@@ -66,7 +66,7 @@ class Linear:
 
     Attributes:
       intercept: The intercept.
-      ids: Feature -> (ids + 1,); the first is of unknown ids, and 0. A list's weights are summed and divided
+      ids: Feature -> (ids + 1,); the first is for unknown ids, and 0. A list's weights are summed and divided
         by the square root of its length.
       numbers: (columns,).
     """
@@ -97,7 +97,7 @@ class LinearSettings:
     .. math:: \min_w \sum_r \ell(y_r, w_0 + x_r^T w) + \frac{\lambda}{2} |w|^2
 
     Attributes:
-      penalty: :math:`\lambda`; of squared errors, in units of the labels' variance.
+      penalty: :math:`\lambda`; for squared errors, in units of the labels' variance.
     """
 
     penalty: float
@@ -144,7 +144,7 @@ class LinearSettings:
 
 
 def design(asked: Examples, encoding: Encoding) -> tuple[sparse.csr_matrix, dict[str, int]]:
-    """Return rows as a matrix with a column for each id and number, and each feature's number of columns."""
+    """Return rows as a matrix with a column per id and number, and each feature's number of columns."""
     parts, sizes = [], {}
     for name in encoding.config.features:
         values, size = asked.ids[name], encoding.sizes[name] - 1
@@ -171,12 +171,12 @@ class Tuned:
     """The settings of the baselines; None where a baseline doesn't suit the data.
 
     Attributes:
-      mean: Those of the item mean.
-      biases: Those of the biases, on which kriging and factors build.
-      kriging: Those of kriging.
-      factors: Those of factors.
-      drift: Those of drift on top of factors.
-      linear: Those of the linear baseline.
+      mean: The settings of the item mean.
+      biases: The settings of the biases, on which kriging and factors build.
+      kriging: The settings of kriging.
+      factors: The settings of factors.
+      drift: The settings of drift on top of factors.
+      linear: The settings of the linear baseline.
     """
 
     linear: LinearSettings
@@ -188,7 +188,7 @@ class Tuned:
 
     @classmethod
     def tune(cls, parts: Parts, measure: Measure) -> Tuned:
-        """Choose the settings: of the linear one by ``measure``, of the others by squared errors.
+        """Choose the settings: for the linear baseline by ``measure``, for the others by squared errors.
 
         Args:
           parts: The data.
@@ -225,7 +225,7 @@ class Tuned:
             return replace(tuned, drift=drifts[int(np.argmin(losses))])
 
     def fit(self, parts: Parts) -> dict[str, Scorer]:
-        """Fit all baselines to the training rows, from the simplest on."""
+        """Fit all baselines to the training rows, the simplest first."""
         config, encoding = parts.encoding.config, parts.encoding
         with one_thread():
             return dict(self._fit(parts, encoding, config.user, config.item))
@@ -241,7 +241,7 @@ class Tuned:
             rows = by_user(parts.train, encoding)
 
             def form(mean: float, bias: Floats, vectors: Floats, users: Floats) -> Bilinear:
-                # The baselines number items from 0, and the unknown one comes last.
+                # The baselines number items from 0, and the unknown item comes last.
                 return Bilinear(
                     user, item, mean, np.roll(bias, 1), np.roll(vectors, 1, axis=0), users, binary
                 )
@@ -312,9 +312,9 @@ def _some(train: Examples) -> Examples:
 
 
 def by_user(asked: Examples, encoding: Encoding) -> Rows:
-    """Return rows user after user; the first one is unknown, and so are all if rows have no user.
+    """Return rows user after user; the first user is the unknown one, the only one if rows have no user.
 
-    Items are numbered from 0, and an unknown one has the number after the last.
+    Items are numbered from 0, and an unknown item has the number after the last.
     """
     config = encoding.config
     assert config.item is not None
@@ -327,7 +327,7 @@ def by_user(asked: Examples, encoding: Encoding) -> Rows:
 
 
 def _fold(parts: Parts) -> Fold:
-    """Return the training rows, and users of validation whose support is their training rows."""
+    """Return the training rows, and validation users with their training rows as support."""
     warm, asked = (by_user(each, parts.encoding) for each in (parts.train, parts.validation))
     if len(warm.items) > MOST_ROWS:
         order = np.random.default_rng(0).permutation(len(warm.sizes) - 1) + 1

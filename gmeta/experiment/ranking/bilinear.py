@@ -1,4 +1,4 @@
-"""The form that baselines of users and items have in common."""
+"""The form that baselines of users and items share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ LEAST = 0.01
 
 @dataclass(frozen=True)
 class Bilinear:
-    r"""The same form for many baselines: :math:`\mu + b_i + x_i^T u`, of item i and the vector u of a user.
+    r"""The common form of many baselines: :math:`\mu + b_i + x_i^T u`, for item i and the vector u of a user.
 
     Attributes:
       user: The feature of users; None: there is none.
       item: The feature of items; None: there is none.
       mean: :math:`\mu`.
-      bias: (items + 1,); the first is of unknown items.
+      bias: (items + 1,); the first is for unknown items.
       vectors: (items + 1, width).
-      users: (users + 1, width); the first is of unknown users.
-      binary: Whether the form is a probability, of which the logit is taken.
+      users: (users + 1, width); the first is for unknown users.
+      binary: Whether the form is a probability, which `scores` converts to a logit.
     """
 
     user: str | None

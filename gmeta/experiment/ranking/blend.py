@@ -18,7 +18,7 @@ from gmeta.experiment.ranking.examples import Examples
 from gmeta.experiment.ranking.grm import SequenceModel
 from gmeta.experiment.ranking.models import ModelScorer
 
-_FLAT = 1e-6  # a deviation, as a share of the mean or of 1, from which on a score says something
+_FLAT = 1e-6  # the least deviation, relative to the mean or to 1, of an informative score
 _PENALTY = 10.0  # in rows
 
 
@@ -30,9 +30,9 @@ class Blend:
        w = \arg\min_w \sum_r \ell(y_r, s_r) + \frac{\lambda}{2} |w_{1 \dots} - \bar w|^2
 
     f are scores, and the sum is over the rows of validation: with the log loss, s are logits, and with half
-    the squared error of labels in units of their deviation, labels. No row of the test takes part. With one
-    score this is a calibration: it changes the scale of scores, and the order of rows only if the scores are
-    worse than none.
+    the squared error of labels in units of their deviation, labels. No test row is used. With one score this
+    is a calibration: it changes the scale of scores, and the order of rows only if the scores are worse than
+    none.
 
     Attributes:
       names: The scorers, by name.
@@ -64,7 +64,7 @@ class Blend:
         """
         every = np.stack([*scores.values()], axis=1)
         means, deviations = every.mean(axis=0), every.std(axis=0)
-        # What hardly differs in validation says nothing there, and may differ anywhere else.
+        # A score that hardly varies in validation is uninformative there, but may vary elsewhere.
         flat = ~(deviations > _FLAT * np.maximum(np.abs(means), 1.0))
         deviations = np.where(flat, 1.0, deviations)
         x = np.where(flat, 0.0, (every - means) / deviations)
@@ -125,7 +125,7 @@ class Blend:
 
 @dataclass(frozen=True)
 class Blended:
-    """A blend and what it weighs; it is a `gmeta.experiment.ranking.baselines.Scorer` itself."""
+    """A blend with the scorers that it weighs: itself a `gmeta.experiment.ranking.baselines.Scorer`."""
 
     blend: Blend
     scorers: Mapping[str, Scorer]
@@ -136,7 +136,7 @@ class Blended:
 
 
 def columns_of(scorer: Scorer, config: RankingConfig) -> set[str]:
-    """Return the columns of a row that a scorer reads: of a blend, those of its members."""
+    """Return the columns of a row that a scorer reads; for a blend, those of its members."""
     if isinstance(scorer, Blended):
         return set().union(*(columns_of(each, config) for each in scorer.scorers.values()))
     if isinstance(scorer, Drift):

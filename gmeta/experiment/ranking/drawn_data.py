@@ -1,7 +1,7 @@
 """A prepared data set with negatives, for experiments that read tasks from its files.
 
-The rows of a data set and the negatives that are drawn for them are written once, as a data set like the one
-that `gmeta prepare` made, in a folder of the run. Training, measurement, baselines and exports read it.
+The rows of a data set and the negatives drawn for them are written once, in a folder of the run, as a data
+set in the format of `gmeta prepare`. Training, measurement, baselines and exports read it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER = "with-negatives"
 """The data set's folder in that of a run."""
 
 _ROWS = 1 << 16  # a chunk
-_SETTINGS = "negatives"  # the entry of a manifest's inputs with how they were drawn
+_SETTINGS = "negatives"  # the manifest's entry that describes how negatives were drawn
 
 
 def with_negatives(
@@ -46,16 +46,16 @@ def with_negatives(
     The first rank of a job writes them.
 
     Args:
-      settings: The experiment's, some of which may be left out.
-      data: Its data set.
-      run: Its folder, in which `FOLDER` is written.
+      settings: The experiment's settings, perhaps incomplete.
+      data: The experiment's data set.
+      run: The experiment's folder, in which `FOLDER` is written.
       where: The name of the settings in error messages.
       on_bad: As for `draw_data`.
 
     Raises:
-      ConfigError: As in `draw_data`, or the data have other negatives already.
-      DataError: As in `draw_data`.
-      GmetaError: As in `draw_data`.
+      ConfigError: As for `draw_data`, or the data already have other negatives.
+      DataError: As for `draw_data`.
+      GmetaError: As for `draw_data`.
     """
     if settings.get("negatives") is None:
         return data
@@ -87,21 +87,21 @@ def draw_data(
 
     Args:
       settings: How negatives are drawn.
-      data: A data set that `gmeta prepare` made of a table, with a label of 1 in some rows and 0 in the rest.
+      data: A data set that `gmeta prepare` made from a table, with a label of 1 in some rows, 0 in the rest.
       out: The folder to write.
       item: The column of items; None: the likeliest.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
       overwrite: Whether to replace other data in the folder.
 
     Raises:
-      ConfigError: The data have no users, items or label, or other labels, or were prepared in another way.
+      ConfigError: The data lack users, items or labels, have other labels, or were prepared differently.
       DataError: The data can't be read.
       GmetaError: The folder has other data, or can't be written.
     """
     source = _Drawn(settings, data, item, on_bad)
     kept = {each.name for each in fields(PrepareConfig)} & source.manifest.config.keys()
     config = PrepareConfig(**{name: source.manifest.config[name] for name in kept})
-    config = replace(config, max_rows=0)  # tasks were chosen before they got negatives
+    config = replace(config, max_rows=0)  # tasks were chosen before negatives were added
     prepare_source(lambda connection, bad: source, out, config, overwrite=overwrite)
     return out
 
@@ -173,11 +173,11 @@ class _Drawn:
         """Do nothing: the manifest has the digest."""
 
     def stamps(self) -> Mapping[str, Any]:
-        """Return what changes when the rows do."""
+        """Return values that change when the rows do."""
         return {**self.digests(), **asdict(self._settings)}
 
     def count(self) -> int:
-        """Return the most rows that there are."""
+        """Return the maximum number of rows."""
         rows = sum(split.rows for split in self.manifest.splits.values())
         return rows * (1 + self._settings.count)
 
@@ -192,8 +192,8 @@ class _Drawn:
         return self.path, None, f"row {number + 1}: "
 
     def check(self, tasks: Any, bad: BadRecords) -> None:
-        """Do nothing: the rows are of a prepared data set."""
+        """Do nothing: the rows come from a prepared data set."""
 
     def holds_rows(self, file: str) -> bool:
-        """Return whether a name is that of the data set."""
+        """Return whether a name is the data set's."""
         return file == self.path.name

@@ -1,14 +1,13 @@
-r"""Drift: what a user's rows at about the same time have in common, beyond a baseline's prediction.
+r"""Drift: the common deviation of a user's rows at about the same time from a baseline's predictions.
 
-Users rate several items of a page, and their moods change. With the residuals r of the training rows of a
-row's user from the predictions of another baseline, and their times t,
+Users rate several items of a page, and their moods change. With the residuals r of another baseline on the
+training rows of a row's user, and their times t,
 
 .. math:: \hat y = \hat y_0 + \frac{\sum_s k_s r_s}{\sum_s k_s + \lambda}, \quad
    k_s = e^{-|t - t_s| / \tau}
 
-The sum is over the `NEAREST` rows before the row and as many after it. So with rows at random for the test,
-later rows of training take part as well as earlier ones; if the test comes after training, only earlier ones
-do.
+The sum is over the `NEAREST` rows before the row and as many after it. So if test rows are random, it
+includes later training rows as well as earlier ones; if the test comes after training, only earlier ones.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ class DriftSettings:
 
     @classmethod
     def grid(cls, train: Examples, user: str) -> list[DriftSettings]:
-        """Return the settings to choose from, by the median gap between two rows of a user."""
+        """Return the settings to choose from, scaled by the median gap between two rows of a user."""
         gap = train.median_gap(user)
         return [cls(gap * times, damping) for times, damping in product(_GAPS, _DAMPINGS)]
 
     def fit(self, train: Examples, encoding: Encoding, base: Bilinear) -> Drift:
-        """Take the residuals of the training rows from the predictions of a fitted baseline."""
+        """Compute the residuals of a fitted baseline on the training rows."""
         user = encoding.config.user
         assert user is not None
         users, order = np.asarray(train.ids[user]), train.by_user(user)
@@ -65,7 +64,7 @@ class Drift:
       settings: The settings.
       base: The baseline.
       user: The feature of users.
-      splits: (users + 2,) where the rows of each user's number begin, and where the last ones end.
+      splits: (users + 2,) offsets of the rows of each user's number.
       times: (rows,) user after user, ascending.
       residuals: (rows,).
     """

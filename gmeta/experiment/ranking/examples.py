@@ -2,7 +2,7 @@
 
 A protocol decides which rows are trained on:
 
-* ``"random"``: eight of ten rows are trained on, one is for validation and one for the test, by a hash of a
+* ``"random"``: eight in ten rows are trained on, one is for validation and one for the test, by a hash of a
   row's values.
 * ``"time"``: the last tenth of the rows is the test, the tenth before it validation.
 * ``"tasks"``: the rows of a tenth of the tasks are the test, those of another tenth validation, by a hash of
@@ -40,11 +40,11 @@ FARTHEST = 5.0
 """Scaled numbers are clipped at so many deviations."""
 
 _GROUPS = 256  # per element
-_WIDE = 100.0  # a largest number that is so many times the median is put on a logarithmic scale
+_WIDE = 100.0  # from this ratio of largest number to median on, numbers are on a logarithmic scale
 
 
 def read_rows(data: Path, names: Sequence[str], on_bad: OnBad = "raise") -> dict[str, Values]:
-    """Read columns of all rows of a prepared data set, whatever its splits.
+    """Read columns of all rows of a prepared data set, from all splits.
 
     Args:
       data: The data set.
@@ -98,7 +98,7 @@ def cut(columns: Columns, protocol: Protocol, *, task: str | None, time: str | N
       DataError: A part is empty.
     """
     if protocol == "time":
-        assert time is not None  # the plan has checked it
+        assert time is not None  # the plan checks it
         times = single(columns, time)
         begin, end = np.quantile(times, [1 - 2 / SHARE, 1 - 1 / SHARE], method="higher")
         part = (times >= begin).astype(np.int64) + (times >= end)
@@ -122,9 +122,9 @@ def cut(columns: Columns, protocol: Protocol, *, task: str | None, time: str | N
 
 
 def row_keys(columns: Columns) -> NDArray[np.uint64]:
-    """Return a hash of each row's values, (rows,); equal rows are counted, and get different ones.
+    """Return a hash of each row's values, (rows,); equal rows are numbered, so that their hashes differ.
 
-    Neither the order of rows nor that of columns has an influence. Of lists, their lengths count.
+    The orders of rows and of columns have no influence. For lists, only their lengths count.
     """
     key = np.zeros(row_count(columns), np.uint64)
     for name in sorted(columns):
@@ -148,12 +148,12 @@ def row_keys(columns: Columns) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a column of numbers is brought to one scale.
+    """How a column of numbers is standardised.
 
     Attributes:
       mean: The mean in training, of logarithms if ``log``.
       deviation: The deviation in training.
-      log: Whether the logarithm of 1 + the absolute value is taken first, with the sign.
+      log: Whether values are first replaced by the logarithm of 1 + the absolute value, with the sign.
     """
 
     mean: float
@@ -162,7 +162,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Scale:
-        """Choose the scale of training values; NaN doesn't count."""
+        """Choose the scale from training values, without NaN."""
         found = values.astype(np.float64)
         found = found[np.isfinite(found) & (found > GAP)]
         size = np.abs(found)
@@ -186,13 +186,13 @@ def _log(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows as models and baselines take them.
+    """Rows in the form that models and baselines take.
 
     Attributes:
-      ids: Feature -> the numbers of its ids, from 1; 0 is an id that training doesn't have. A list has the
-        numbers of the ids that training has.
+      ids: Feature -> the numbers of its ids, from 1; 0 is an id that isn't in training. A list has only the
+        numbers of ids that are in training.
       numbers: (rows, columns) float32, scaled.
-      labels: (rows,) float64; NaN where it isn't known.
+      labels: (rows,) float64; NaN where unknown.
       users: (rows,) ids; all 0 without users.
       times: (rows,); all 0 without times.
     """
@@ -217,7 +217,7 @@ class Examples:
         )
 
     def join(self, more: Examples) -> Examples:
-        """Return these rows and more after them."""
+        """Return these rows followed by others."""
         return Examples(
             join_rows([self.ids, more.ids]),
             *(
@@ -227,7 +227,7 @@ class Examples:
         )
 
     def by_user(self, user: str) -> Ints:
-        """Return the rows user after user, by time, (rows,).
+        """Return the order of rows by user, then time, (rows,).
 
         Args:
           user: The feature of users.
@@ -235,7 +235,7 @@ class Examples:
         return np.lexsort((self.times, np.asarray(self.ids[user])))
 
     def median_gap(self, user: str) -> float:
-        """Return the median time between two rows of a user, of times that differ; 1 if there are none.
+        """Return the median gap between consecutive, different times of a user; 1 if there are none.
 
         Args:
           user: The feature of users.
@@ -248,15 +248,15 @@ class Examples:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The ids and the scales that training rows have.
+    """The ids and the scales of training rows.
 
     Attributes:
-      config: Which columns are what.
+      config: The roles of columns.
       ids: Feature -> the ids of training rows and of events, ascending; the first has the number 1.
       lists: The features that are lists.
       scales: Column of numbers -> its scale.
       mean: The mean label in training.
-      deviation: The labels' deviation in training; 1 for 0 and 1.
+      deviation: The labels' deviation in training; 1 if labels are 0 and 1.
 
     Example:
       >>> config = RankingConfig("click", ("user",))
@@ -274,7 +274,7 @@ class Encoding:
 
     @classmethod
     def of(cls, config: RankingConfig, columns: Columns, events: Columns | None = None) -> Encoding:
-        """Take the ids and scales of training rows, and the ids of events."""
+        """Collect the ids and scales of training rows, and the ids of events."""
         ids = {}
         for name in config.encoded:
             known = [part[name] for part in (columns, events) if part is not None]
@@ -292,7 +292,7 @@ class Encoding:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Feature -> one more than its ids' largest number."""
+        """Feature -> one more than the largest number of its ids."""
         return {name: len(known) + 1 for name, known in self.ids.items()}
 
     def __call__(self, columns: Columns) -> Examples:
@@ -326,7 +326,7 @@ def _number(values: Ints, known: Ints) -> Ints:
 
 
 def _known(values: Ragged, known: Ints) -> Ragged:
-    """Number the elements of lists, and leave out those that aren't known."""
+    """Number the elements of lists, and leave out unknown ones."""
     flat, splits = values
     found = _number(flat, known)
     before = np.concatenate([[0], np.cumsum(found > 0)])
@@ -335,14 +335,14 @@ def _known(values: Ragged, known: Ints) -> Ragged:
 
 @dataclass(frozen=True)
 class Parts:
-    """The three parts of a data set, by a protocol.
+    """The three parts of a data set that a protocol cuts.
 
     Attributes:
-      encoding: That of the training rows.
-      train: What models and baselines are fitted to.
-      validation: What settings, epochs and weights are chosen by.
-      test: What is reported.
-      history: What a GRM reads as histories: the training rows, and events, whose labels are NaN.
+      encoding: The encoding of the training rows.
+      train: The part to which models and baselines are fitted.
+      validation: The part that chooses settings, epochs and weights.
+      test: The part whose results are reported.
+      history: The rows that a GRM reads as histories: the training rows, and events, whose labels are NaN.
     """
 
     encoding: Encoding
@@ -360,10 +360,10 @@ class Parts:
         """
         manifest = Manifest.load(data)
         roles = manifest.roles
-        # All columns, so that the protocol "random" cuts the same rows whatever the features are.
+        # All columns, so that the protocol "random" makes the same cut for any features.
         names = [column.name for column in manifest.schema if column.name != manifest.schema.batch]
         columns = read_rows(data, names, on_bad)
-        if config.label not in names:  # of implicit feedback, each row is a positive
+        if config.label not in names:  # with implicit feedback, each row is positive
             columns[config.label] = np.ones(row_count(columns), np.float32)
         events: Columns | None = None
         if config.exposed:
@@ -388,7 +388,7 @@ class Parts:
         own = {name: values for name, values in columns.items() if name != config.label}
         rows = cut(own, config.protocol, task=config.user or roles.task, time=config.time or roles.time)
         if config.negatives is not None:
-            assert config.user is not None  # the settings are checked
+            assert config.user is not None  # checked in the settings
             assert config.item is not None
             roles_of = {"user": config.user, "item": config.item, "label": config.label}
             times = {name for name in (config.time, roles.time) if name}

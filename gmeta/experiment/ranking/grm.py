@@ -1,16 +1,16 @@
-r"""GRM on rows: the earlier rows of a row's user as a sequence, their labels among them.
+r"""GRM on rows: reads the earlier rows of a row's user, with their labels, as a sequence.
 
-As in MTGenRec (section 2; `gmeta.models.GRM`), a row is a target after its user's history: the rows
-:math:`x_s` of training of the same user with their labels :math:`y_s`, and events without labels,
+As in MTGenRec (section 2; `gmeta.models.GRM`), a row is a target after its user's history: the training rows
+:math:`x_s` of the same user with their labels :math:`y_s`, and events without labels,
 
 .. math::
    H = \mathrm{trunk}([(x_s, y_s) : t_s < t \mid x]), \quad
    \hat y = b + \sum_f w_{x_f} + \mathrm{tower}(\mathrm{MMoE}(H))
 
-A row sees the rows of its history with an earlier time alone: neither itself, nor a row of the same time,
-nor a later one. So its prediction is a function of what was known before it, and the same whichever rows are
-predicted beside it. By the protocol ``"time"`` a row of the test sees all rows of its user in training; by
-``"random"``, those before it.
+A row sees only the rows of its history with an earlier time: neither itself, nor a row of the same time, nor
+a later one. So its prediction is a function of what was known before it, and doesn't depend on the other rows
+of a batch. With the protocol ``"time"``, a test row sees all training rows of its user; with ``"random"``,
+those before it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _HORIZON = 100.0  # times the median gap between two rows of a user
 
 @dataclass(frozen=True)
 class Histories:
-    """The rows of training and events, user after user, by time.
+    """Training rows and events, user after user, by time.
 
     Attributes:
-      inputs: What `RowModel.embed` takes, and ``"numbers"``.
-      answers: (rows, 2) the standardised label and 1; of an event, 0 and 0.
+      inputs: The inputs of `RowModel.embed`, and ``"numbers"``.
+      answers: (rows, 2) the standardised label and 1; for an event, 0 and 0.
       times: (rows,).
-      splits: (users + 2,) where the rows of each user's number begin, and where the last ones end.
+      splits: (users + 2,) offsets of the rows of each user's number.
       clock: (times,) the distinct times, ascending.
       keys: (rows,) the user and the place of the time in the clock as one number, ascending.
     """
@@ -87,21 +87,21 @@ class Histories:
 
 def _user(encoding: Encoding) -> str:
     user = encoding.config.user
-    assert user is not None  # `RankingConfig` has checked it
+    assert user is not None  # `RankingConfig` checks it
     return user
 
 
 class SequenceModel(RowModel):
-    """A row after the history of its user: HSTU or FuXi-α, a mixture of experts, and a tower.
+    """Predicts a row from its user's history: HSTU or FuXi-α, a mixture of experts, and a tower.
 
-    The histories are a part of the model, and no weights of it: they are made of the data. Rows of one user
-    share one pass over its history; rows may come in any order.
+    The histories are a part of the model, but not weights: they are read from the data. Rows of one user
+    share one pass over the history; rows may come in any order.
 
     Args:
       settings: As for `RowModel`.
       encoding: As for `RowModel`.
       samples: As for `RowModel`.
-      history: The rows of training, and events.
+      history: The training rows, and events.
       seed: As for `RowModel`.
 
     Shapes:
@@ -144,7 +144,7 @@ class SequenceModel(RowModel):
         self.heads = TaskHeads([_LABEL], units=s.hidden[1:], seed=seed, name="heads")
 
     def inputs_of(self, asked: Examples) -> dict[str, Any]:
-        """Return what the model takes: also each row's user and time."""
+        """Return the model's inputs, with each row's user and time."""
         return {
             **super().inputs_of(asked),
             USER: tf.constant(np.asarray(asked.ids[self.user]), tf.int64),
@@ -152,7 +152,7 @@ class SequenceModel(RowModel):
         }
 
     def groups(self, asked: Examples) -> tuple[Ints, Ints]:
-        """Return the rows user after user; a user of many rows is in several groups."""
+        """Return the rows user after user; a user with many rows is in several groups."""
         order = asked.by_user(self.user)
         users = np.asarray(asked.ids[self.user])[order]
         begin = np.searchsorted(users, users)  # of the row's user
@@ -180,18 +180,17 @@ class SequenceModel(RowModel):
         return tf.gather(found, tf.math.invert_permutation(order))
 
     def _histories_of(self, users: tf.Tensor, times: tf.Tensor) -> tuple[tf.Tensor, Layout]:
-        """Return the rows of training that come before rows which are sorted, and where all of them lie.
+        """Return the training rows that come before sorted rows, and the layout of both.
 
-        A user's rows of training reach from before its first row to before its last one; the mask chooses
-        among them for each row. Each block looks back by ``longest`` rows, so nothing earlier has an
-        influence.
+        A user's training rows range from before its first row to before its last one; the mask selects among
+        them for each row. Each block looks back by ``longest`` rows, so earlier rows have no influence.
         """
         distinct, _, counts = tf.unique_with_counts(users, out_idx=tf.int64)
         ends = tf.cumsum(counts)
         before = self.histories.earlier(users, times)
         first, last = tf.gather(before, ends - counts), tf.gather(before, ends - 1)
         begin, least = first, tf.gather(self.histories.splits, distinct)
-        for _ in range(self.blocks):  # a row sees the rows before those of its own time
+        for _ in range(self.blocks):  # a row sees only rows before its own time
             begin = tf.maximum(begin - self.longest, least)
             when = tf.gather(
                 self.histories.times, tf.minimum(begin, tf.size(self.histories.times, tf.int64) - 1)

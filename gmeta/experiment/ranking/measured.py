@@ -1,4 +1,4 @@
-"""What a run on rows predicts for the test, and its metrics: errors, order, calibration, groups."""
+"""The predictions of a run on test rows, and their metrics: errors, order, calibration, groups."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gmeta.experiment.runs.trainer import read_logged
 
 BINS = 10
 """So many parts of equal size, in the order of predictions, does a calibration have."""
-_BLOCKS = 1000  # that stand for users in the bootstrap where rows have none
+_BLOCKS = 1000  # of rows, drawn by the bootstrap instead of users if rows have none
 
 
 def calibration(scores: Floats, labels: Floats, bins: int = BINS) -> tuple[Floats, Floats]:
-    """Compare probabilities with what happened, in parts of equal size in the order of probabilities.
+    """Compare probabilities with outcomes, in parts of equal size in the order of probabilities.
 
-    Rows of one probability share their rate, so that the order of rows has no influence.
+    Rows of equal probability share their rate, so that the order of rows has no influence.
 
     Args:
       scores: (rows,) logits.
@@ -52,11 +52,11 @@ def calibration(scores: Floats, labels: Floats, bins: int = BINS) -> tuple[Float
 
 @dataclass(frozen=True)
 class Results:
-    """What is reported of a run.
+    """The reported results of a run.
 
     Attributes:
       trained: The run.
-      scores: Name -> seeds -> (rows,) logits, or labels, of the test; a baseline has one seed.
+      scores: Name -> seeds -> (rows,) logits, or labels, of test rows; a baseline has one seed.
       epochs: Method -> seed -> the loss in validation after each epoch.
     """
 
@@ -71,7 +71,7 @@ class Results:
 
     @cached_property
     def _by_user(self) -> tuple[Ints, Ints]:
-        """Return the rows of the test user after user, and where each user's begin."""
+        """Return the test rows user after user, and where each user's rows begin."""
         users = self.trained.parts.test.users
         order = np.argsort(users, kind="stable")
         sizes = np.unique(users, return_counts=True)[1]
@@ -83,11 +83,11 @@ class Results:
         return {name: [self.measure(each) for each in seeds] for name, seeds in self.scores.items()}
 
     def measure(self, scores: Floats) -> dict[str, float]:
-        """Compute the metrics of scores of the test.
+        """Compute the metrics of scores of test rows.
 
-        Of labels 0 and 1: ``logloss``, ``auc``, ``gauc`` if rows have users, ``ece``, the mean distance of
+        For labels 0 and 1: ``logloss``, ``auc``, ``gauc`` if rows have users, ``ece``, the mean distance of
         the parts of `calibration` from the diagonal, and, if there are ones, ``ratio``, the mean probability
-        over their rate. Of others: ``mae`` and ``rmse``.
+        divided by the rate of ones. For other labels: ``mae`` and ``rmse``.
         """
         labels = self.trained.parts.test.labels
         if not self.binary:
@@ -121,9 +121,9 @@ class Results:
 
     @cached_property
     def difference(self) -> Comparison | None:
-        """The strongest method's error less the strongest baseline's, with its interval by a bootstrap.
+        """The strongest method's error minus the strongest baseline's, with its bootstrap interval.
 
-        Users are drawn, with all their rows; without users, blocks of rows.
+        The bootstrap draws users with all their rows; without users, blocks of rows.
         """
         method, baseline = self.strongest
         if method is None:
@@ -143,7 +143,7 @@ class Results:
         return found.find(method, 0, baseline, self.error)
 
     def order(self) -> list[str]:
-        """Return all names: methods, then baselines, each from the best in validation on."""
+        """Return all names: methods, then baselines, each from best to worst in validation."""
         trained, by = self.trained, self.trained.validation
         return [
             *sorted(trained.methods, key=by.__getitem__),
@@ -156,7 +156,7 @@ class Results:
         Returns:
           Title -> the groups' names, and name of a method or baseline -> its log loss, or root mean squared
           error, in each group: by the number of training rows of a row's user, and of its item. Users and
-          items without any are a group of their own; the others are in quarters of the rows.
+          items without training rows are a separate group; the others are in quarters of the rows.
         """
         trained, parts = self.trained, self.trained.parts
         names = [name for name in self.order() if name in trained.methods]
@@ -197,7 +197,7 @@ def evaluate_ranking(run: RunFolder, on_bad: OnBad = "raise") -> Results:
     """Measure a trained run.
 
     Raises:
-      DataError: The run isn't trained to the end.
+      DataError: The run isn't fully trained.
     """
     trained = load_ranking(run, on_bad)
     test = trained.parts.test

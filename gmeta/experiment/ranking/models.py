@@ -1,4 +1,4 @@
-"""How the models of an experiment on rows are built, trained and asked for scores."""
+"""Builds, trains and scores the models of an experiment on rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGGED = "val_loss"
 
 def build(settings: RankingMethod, parts: Parts, seed: int) -> RowModel:
     """Build and compile the model of a method, at its initial weights."""
-    random.seed(seed)  # what Keras' layers take their seeds from
+    random.seed(seed)  # Keras' layers take their seeds from it
     tf.random.set_seed(seed)
     encoding = parts.encoding
     given = (settings, encoding, len(parts.train))
@@ -51,7 +51,7 @@ def build(settings: RankingMethod, parts: Parts, seed: int) -> RowModel:
         *[np.zeros(2, np.int64)] * 2,
     )
     model(model.inputs_of(nothing), training=False)  # makes the weights
-    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
+    # A checkpoint restores the optimizer's moments into existing variables, so they must be built now.
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -65,9 +65,9 @@ def batches(
       model: The model.
       asked: The rows.
       encoding: The unit of labels.
-      size: Rows in a batch; about so many, if the model takes rows in groups.
-      order: The seed of the rows' order and the first epoch, of which each has another order, without an end;
-        None: the rows as they come, or group after group, once.
+      size: Rows in a batch; approximate, if the model takes rows in groups.
+      order: The seed of the rows' order, and the first epoch. Epochs have different orders, and follow
+        without end. None: the rows once, in their order, or group after group.
     """
     inputs = model.inputs_of(asked)
     labels = asked.labels if encoding.config.binary else (asked.labels - encoding.mean) / encoding.deviation
@@ -102,7 +102,7 @@ def _single(rows: tf.Tensor, size: int) -> _Drawn:
 
 
 def _grouped(rows: tf.Tensor, groups: Ints, size: int) -> _Drawn:
-    """Draw whole groups; each epoch has as many batches, of about equally many rows."""
+    """Draw whole groups; each epoch has the same number of batches, of about equally many rows."""
     splits = tf.constant(groups, tf.int64)
     sizes, total = splits[1:] - splits[:-1], len(rows)
     # No group is larger than a batch, so that a group begins in each.
@@ -166,7 +166,7 @@ def load_best(method: str, settings: RankingMethod, seed: int, *, parts: Parts, 
     """Load the best epoch of a method.
 
     Raises:
-      DataError: The method isn't trained to the end.
+      DataError: The method isn't fully trained.
     """
     found: RowModel = best_epoch.load_best(
         lambda: build(settings, parts, seed),
@@ -184,9 +184,9 @@ def _stopping(settings: RankingMethod) -> best_epoch.Stopping:
 def _fed(
     model: RowModel, settings: RankingMethod, seed: int, parts: Parts
 ) -> tuple[best_epoch.Batches, tf.data.Dataset]:
-    """Return what makes batches for training, and the batches of validation."""
+    """Return the function that makes batches for training, and the batches of validation."""
     size = settings.rows_per_batch
-    assert size is not None  # `RankingMethod.complete` has decided it
+    assert size is not None  # `RankingMethod.complete` sets it
     return (
         lambda epoch: batches(model, parts.train, parts.encoding, size, (seed, epoch)),
         batches(model, parts.validation, parts.encoding, model.asked),

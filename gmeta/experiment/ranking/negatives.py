@@ -1,7 +1,7 @@
-"""Negatives for data of positive rows alone: rows like them, with other items and the label 0.
+"""Negatives for data with only positive rows: copies of rows with other items and the label 0.
 
 They are drawn once, after the protocol has cut the rows, for training, validation and test alike. So all
-methods and baselines, in all epochs and with all seeds, see the same rows.
+methods and baselines see the same rows, in all epochs and with all seeds.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def add_negatives(
 ) -> tuple[dict[str, Values], list[Ints]]:
     """Add negatives to the rows of the parts of a data set.
 
-    Each row with a label above 0 gets ``settings.count`` rows like it, with the label 0 and the item of
-    another row, with all columns that describe this item (`gmeta.experiment.baselines.attributes.belongs`).
-    Of a part, the items are those of its rows and of the rows of the parts before it, and an item that the
-    user has taken there is drawn again, 16 times at most, and then left out. So nothing in training depends
-    on the rows of validation or test.
+    Each row with a label above 0 gets ``settings.count`` copies, with the label 0 and the item of another
+    row, with all columns that describe this item (`gmeta.experiment.baselines.attributes.belongs`). A part
+    draws from the items of its rows and of the parts before it. An item that the user has taken there is
+    drawn again, at most 16 times, and then left out. So nothing in training depends on the rows of validation
+    or test.
 
     Args:
       columns: Column -> values.
@@ -43,7 +43,7 @@ def add_negatives(
       user: The column of users.
       item: The column of items.
       label: The column of labels.
-      apart: Columns that stay those of the row, such as its time.
+      apart: Columns that keep the row's values, such as its time.
 
     Returns:
       The columns with the negatives at the end, and the places of all rows of each part, ascending.

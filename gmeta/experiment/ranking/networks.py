@@ -1,4 +1,4 @@
-"""The networks of an experiment on rows: embeddings of ids that all of them share, DCN-v2, DLRM and FM."""
+"""The networks of an experiment on rows: the common embeddings of ids, DCN-v2, DLRM and FM."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from gmeta.optimizers import Adam, RowPrior
 
 IDS, NUMBERS = "ids", "numbers"
 _START = 0.05  # deviation of initial rows
-_NOISE = 1.6  # twice the share of labels' variance that models leave
+_NOISE = 1.6  # twice the share of the labels' variance that models don't explain
 
 
 class RowModel(Model):
-    r"""What models of rows have in common: embeddings of ids, and a weight for each id.
+    r"""The base of models of rows: embeddings of ids, and a weight for each id.
 
     .. math:: \hat y = b + \sum_f w_{x_f} + g(\dots)
 
-    Derived models define g. An unknown id, with the number 0, has no weight and a vector of zeros; training
-    takes some ids for unknown ones. All ids are in one table, which a `RowPrior` draws towards zero.
+    Subclasses define g. An unknown id, with the number 0, has no weight and a vector of zeros; training
+    treats some ids as unknown. All ids are in one table, which a `RowPrior` shrinks towards zero.
 
     Args:
       settings: The network.
       encoding: The features and the numbers.
       samples: The number of rows in training.
-      seed: The seed of initial weights and rows, and of what is dropped.
+      seed: The seed of initial weights and rows, and of dropout.
     """
 
     asked = 4096
@@ -63,15 +63,15 @@ class RowModel(Model):
         self.bias = self.add_weight("bias", [], initializer=tf.keras.initializers.Constant(logit))
 
     def inputs_of(self, asked: Examples) -> dict[str, Any]:
-        """Return what the model takes, a row of each input for a row of the examples."""
+        """Return the model's inputs, with a row for each row of the examples."""
         return self.layout.inputs(asked)
 
     def groups(self, asked: Examples) -> tuple[Ints, Ints] | None:
-        """Return which rows are best in one batch.
+        """Return the groups of rows that should share a batch.
 
         Returns:
-          The rows, group after group, (rows,), and where groups begin and the last one ends, (groups + 1,).
-          None: any rows may be together.
+          The rows, group after group, (rows,), and the groups' offsets, (groups + 1,). None: any rows may
+          share a batch.
         """
         return None
 
@@ -100,7 +100,7 @@ class RankingModel(RowModel):
     .. math:: \hat y = b + \sum_f w_{x_f} + g(v_{x_1}, \dots, v_{x_n}, z)
 
     z are the numbers of a row, and g is the network of DCN-v2 or DLRM, or half the sum of products of all
-    pairs of vectors, as in factorisation machines (Rendle, 2010), where each number has a vector of its own.
+    pairs of vectors, as in factorisation machines (Rendle, 2010), where each number also has a vector.
 
     Args:
       settings: As for `RowModel`.
@@ -110,7 +110,7 @@ class RankingModel(RowModel):
 
     Shapes:
       {"ids": (samples, features) int64, a list's name: ragged int64, "numbers": (samples, columns)} ->
-      (samples, 1): logits, or labels less their mean in units of their deviation.
+      (samples, 1): logits, or labels minus their mean in units of their deviation.
     """
 
     def __init__(self, settings: RankingMethod, encoding: Encoding, samples: int, seed: int) -> None:
@@ -163,8 +163,8 @@ class Layout:
     """How the numbers of all features' ids become keys of one table.
 
     Attributes:
-      single: Features with one id a row -> the key of its number 0, which no row has.
-      lists: Features with lists of ids -> likewise.
+      single: Feature with one id per row -> the key of its number 0, which no row has.
+      lists: Feature with lists of ids -> likewise.
       numbers: The columns of numbers.
     """
 
@@ -192,11 +192,11 @@ class Layout:
         return [*self.single, *self.lists]
 
     def numbered(self, keys: tf.Tensor) -> tf.Tensor:
-        """Return which keys, (samples, features), are those of known ids."""
+        """Return a mask of the keys, (samples, features), of known ids."""
         return keys > tf.constant([*self.single.values()], tf.int64)
 
     def inputs(self, asked: Examples) -> dict[str, Any]:
-        """Return what the model takes."""
+        """Return the model's inputs."""
         keys = [np.asarray(asked.ids[name]) + start for name, start in self.single.items()]
         found: dict[str, Any] = {
             IDS: tf.constant(np.stack(keys, axis=1) if keys else np.zeros((len(asked), 0)), tf.int64),

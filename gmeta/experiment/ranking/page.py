@@ -34,7 +34,7 @@ _HIGHER = ("auc", "gauc")
 
 
 def headline(results: Results) -> list[str]:
-    """Describe the outcome in sentences, the first of which says whether a method wins."""
+    """Describe the outcome in sentences; the first one states whether a method wins."""
     trained = results.trained
     method, baseline = results.strongest
     if method is None:
@@ -68,8 +68,8 @@ def _capital(text: str) -> str:
 def table(results: Results) -> tuple[list[str], Rows]:
     """Return the titles of the table's columns, and its lines: label, whether a part begins, and cells.
 
-    Methods come first, then baselines, each from the best in validation on. A cell has a text and whether it
-    is the column's best to the digits shown.
+    Methods come first, then baselines, each from best to worst in validation. A cell has a text and whether
+    it is the column's best to the digits shown.
     """
     trained, names = results.trained, results.order()
     first = {names[0], names[len(trained.methods)]}
@@ -93,7 +93,7 @@ def table(results: Results) -> tuple[list[str], Rows]:
 
 
 def about(results: Results) -> str:
-    """Describe what was measured: the label, the rows of the test, and the protocol."""
+    """Describe the measurement: the label, the test rows, and the protocol."""
     trained = results.trained
     return f"{trained.config.label}, {len(trained.parts.test):,} rows, protocol {trained.config.protocol}"
 

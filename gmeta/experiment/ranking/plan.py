@@ -1,4 +1,4 @@
-"""The decisions about an experiment on rows that its settings leave open."""
+"""Completes the settings of an experiment on rows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ IMPLICIT = "interaction"
 BUDGET = "2m"
 """The time in which settings of methods are chosen, if no methods are given."""
 
-_MANY, _UNIQUE = 1000, 0.9  # if nearly all of so many rows have a distinct id, the ids number events
-_ALIKE = 1.05  # so many pairs of ids for each id of either column: one is another name of the other
-_COUNTED = 20  # so many distinct whole numbers, with a sign or gaps among them, are quantities too
+_MANY, _UNIQUE = 1000, 0.9  # with this many rows and nearly all ids distinct, ids number events
+_ALIKE = 1.05  # with at most this many pairs per id of either column, one is another name of the other
+_COUNTED = 20  # more distinct whole numbers, some of them negative or missing, are quantities too
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PlannedRanking:
 def plan_ranking(
     given: Mapping[str, Any], data: Path, where: str = "config", on_bad: OnBad = "raise"
 ) -> PlannedRanking:
-    """Decide the settings that are left out.
+    """Decide the settings that aren't given.
 
     Args:
       given: Keys of `RankingConfig` and values, without ``for``.
@@ -53,8 +53,8 @@ def plan_ranking(
 
     Raises:
       ConfigError: A key or a value is unknown; a column is missing, or can't have the role that the settings
-        give it; there is no label.
-      DataError: The data set can't be read, or nothing is left of a part.
+        assign; or there is no label.
+      DataError: The data set can't be read, or a part is empty.
     """
     if "methods" in given and budget_seconds(str(given.get("budget", "0"))):
         raise ConfigError(
@@ -97,7 +97,7 @@ def plan_ranking(
 
 
 class _Choice:
-    """The roles of columns, taken from the settings, or else from the data set."""
+    """The roles of columns, from the settings or else from the data set."""
 
     def __init__(self, given: Mapping[str, Any], data: Path, where: str, on_bad: OnBad) -> None:
         self._given, self._where, self.notes = given, where, list[str]()
@@ -179,7 +179,7 @@ class _Choice:
             return "random"
         try:
             cut(read_rows(data, [self.time], on_bad), "time", task=None, time=self.time)
-        except DataError:  # such as times that are all the same
+        except DataError:  # for example, all times are equal
             self.notes.append(
                 "the rows can't be divided by their times: validation and the test are random rows"
             )
@@ -244,7 +244,7 @@ class _Choice:
         return own
 
     def _numbers(self, found: Survey) -> list[str]:
-        """Return the columns of numbers: floats, and whole numbers of which some are negative or missing."""
+        """Return the columns of numbers: floats, and whole numbers if some are negative or missing."""
         own = []
         for column in self._schema:
             name = column.name
@@ -260,7 +260,7 @@ class _Choice:
 
 
 def _alike(columns: Columns, one: str, other: str) -> bool:
-    """Return whether two columns name the same things: few pairs of ids differ in one of them alone."""
+    """Return whether two columns name the same things: few pairs of ids differ in only one of them."""
     pair = np.stack([np.asarray(columns[one]), np.asarray(columns[other])])
     distinct: Sequence[int] = [len(np.unique(each)) for each in pair]
     return bool(np.unique(pair, axis=1).shape[1] <= _ALIKE * min(distinct))

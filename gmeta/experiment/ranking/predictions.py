@@ -1,4 +1,4 @@
-"""Predictions for new rows: a table is read as its run's data were prepared, and scored part by part.
+"""Predictions for new rows: reads a table as the run's data were prepared, and scores it part by part.
 
 Each part (`gmeta.experiment.runs.parts`) is a fixed range of the input's records.
 """
@@ -47,12 +47,12 @@ _ASKED = "_predict.json"
 
 @dataclass(frozen=True)
 class Predictor:
-    """What predicts rows.
+    """A predictor of rows.
 
     Attributes:
       name: Its name in tables.
       needed: The columns that it reads.
-      kept: The columns that are written beside the score, where the input has them.
+      kept: The columns that are written beside the score, if the input has them.
       predict: Columns -> (rows,) probabilities, or values.
       about: JSON values that change when the predictions do.
     """
@@ -66,14 +66,14 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Written:
-    """What a call has done.
+    """The outcome of a call.
 
     Attributes:
-      name: The name of what has predicted.
-      rows: The number of rows that this process has predicted.
-      parts: The number of parts that it has written.
-      before: The number of its parts that were there before.
-      left_out: (file name, reason) -> bad records left out.
+      name: The predictor's name.
+      rows: The number of rows that this process predicted.
+      parts: The number of parts that this process wrote.
+      before: The number of its parts that already existed.
+      left_out: (file name, reason) -> bad records that were skipped.
     """
 
     name: str
@@ -99,18 +99,18 @@ def predict_file(
 ) -> Written:
     """Score the rows of new files, and write Parquet files of the same rows in the same order.
 
-    A file is read as the run's data were: columns by the same names and types, texts by the same hash, gaps
+    Files are read as the run's data were: columns by the same names and types, texts by the same hash, gaps
     by the same defaults, and side tables joined where the file lacks their columns. Filters of rows don't
-    apply, and the label may be absent. A part has the columns `ROW`, the task, the time and the item where
-    the input has them, as the data set stores them, and `SCORE`. If the run's data have exploded lists, each
-    element is a row, and its place in the list is in the column `PLACE`. A run for cold start adapts to a
-    user's rows in its data first; users without any get the shared weights.
+    apply, and the label may be absent. A part has the columns `ROW`, the task, the time and the item, if the
+    input has them, as the data set stores them, and `SCORE`. If the run's data have exploded lists, each
+    element is a row, and its place in the list is in the column `PLACE`. A run for cold start first adapts to
+    a user's rows in its data; users without rows get the shared weights.
 
     Args:
-      run: A run for ranking or for cold start that is trained to the end.
+      run: A fully trained run for ranking or for cold start.
       data: Files, folders and patterns, as `gmeta prepare` takes them.
       out: The folder of the parts.
-      method: Which method; None: of ranking the best in validation, of cold start the first.
+      method: Which method; None: for ranking, the best in validation; for cold start, the first.
       seed: Which of its seeds; None: the first.
       file_format: The files' format; None: by content.
       form: The form of text files; None: by content.
@@ -122,7 +122,7 @@ def predict_file(
     Raises:
       ConfigError: The run can't predict rows, a column is missing, or the folder has parts of another
         request.
-      DataError: A file can't be read, or the run isn't trained to the end.
+      DataError: A file can't be read, or the run isn't fully trained.
       GmetaError: A part can't be written.
     """
     if run.family not in PREDICTORS:
@@ -161,7 +161,7 @@ def table_spec(
     file_format: FormatName | None,
     form: CsvForm,
 ) -> TableSpec:
-    """Return how new files are read: as the manifest's data, with the columns that are needed or kept.
+    """Return the spec of new files: that of the manifest's data, with the columns that are needed or kept.
 
     Raises:
       ConfigError: The data weren't prepared from a table, or a column is missing from the files.
@@ -222,7 +222,7 @@ def _names(file: Any) -> Sequence[str]:
 
 
 def _ranges(chunks: Iterator[Columns], size: int, total: int) -> Iterator[tuple[int, Columns]]:
-    """Yield the rows of each range of records, in order; a range without a good record has no rows."""
+    """Yield the rows of each range of records, in order; a range without good records has no rows."""
     held: list[Columns] = []
     current = 0
     nothing: Columns | None = None
@@ -252,7 +252,7 @@ def _write(parts: Parts, number: int, columns: Columns, predictor: Predictor) ->
     return len(rows)
 
 
-# What predicts, by the family of the run.
+# The predictors of each family of runs.
 
 
 def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predictor:

@@ -43,7 +43,7 @@ def losses(scores: Floats, labels: Floats, encoding: Encoding) -> Floats:
     return np.square((scores - labels) / encoding.deviation)
 
 
-# The choice of methods' settings by trials in validation, within a budget of time.
+# Chooses methods' settings by trials in validation, within a time budget.
 
 Move = Callable[[RankingMethod], RankingMethod]
 _MOVES: tuple[Move, ...] = (
@@ -55,18 +55,18 @@ _MOVES: tuple[Move, ...] = (
 )
 _START, _STEP, _VALUE = 5.0, 4e-3, 8e-8
 """Seconds to make a model, of a step, and of a value of a row, on two cores."""
-_NUMBER = 2e-7  # seconds of a number of a token in a block of GRM
-_EPOCHS = 12  # that a trial is expected to take
-_SHARE = 0.6  # of what is left of the budget, for a method that isn't the last
+_NUMBER = 2e-7  # seconds per number of a token in a block of GRM
+_EPOCHS = 12  # the expected number in a trial
+_SHARE = 0.6  # of the remaining budget, for a method that isn't the last
 
 
 def choose_settings(config: RankingConfig, parts: Parts, say: Callable[[str], None]) -> RankingConfig:
-    """Choose the settings of all methods by trials, as many as fit in the budget by an estimate.
+    """Choose the settings of all methods by as many trials as the budget is estimated to allow.
 
     A trial trains a method on the training rows and measures it in validation, at its best epoch. Trials
     follow a list of moves, each of which changes the best settings so far and is kept if it lowers the loss
-    by `LEAST_GAIN` of it. Their duration is estimated from the size of the data, not measured: the choice is
-    a function of the data, the settings and the budget.
+    by the share `LEAST_GAIN`. Their duration is estimated from the size of the data, not measured, so the
+    choice is a function of the data, the settings and the budget.
     """
     budget = budget_seconds(config.budget)
     methods = dict(config.methods)
@@ -115,7 +115,7 @@ def train_ranking(
 ) -> None:
     """Train every method with every seed, choose the baselines' settings, calibrate, and fit the blends.
 
-    Training that was interrupted is resumed; what is done is skipped.
+    Interrupted training is resumed; finished training is skipped.
 
     Raises:
       ConfigError: The folder holds other settings, another job trains in it, or there are several ranks.
@@ -234,10 +234,10 @@ class Trained(TrainedRun):
 
 
 def load_ranking(run: RunFolder, on_bad: OnBad = "raise") -> Trained:
-    """Load a trained run: its models at their best epochs, and the baselines with the settings chosen.
+    """Load a trained run: its models at their best epochs, and the baselines with the chosen settings.
 
     Raises:
-      DataError: The run isn't trained to the end.
+      DataError: The run isn't fully trained.
     """
     config, data = run.load(unchanged=True)
     assert isinstance(config, RankingConfig)

@@ -38,7 +38,7 @@ class Sent:
     """Rows as a server encodes them.
 
     Attributes:
-      ids: Feature -> (rows,) the numbers of ids, or (rows, width) of a list; 0 is unknown or padding.
+      ids: Feature -> (rows,) the numbers of ids, or (rows, width) for a list; 0 is unknown or padding.
       numbers: (rows, columns) float32, scaled.
       times: (rows,) int64.
     """
@@ -177,12 +177,12 @@ def export_ranking(
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
     Its one signature, ``predict``, takes the columns that the method reads: (rows,) int64 ids, (rows, width)
-    int64 of a list, padded with -1, and (rows,) float32 numbers. Of columns that `gmeta prepare` has hashed
-    it takes texts, lists padded with ``""``. It returns ``score`` (rows,): a probability, or a value. An id
-    that training didn't have is unknown.
+    int64 for a list, padded with -1, and (rows,) float32 numbers. For columns that `gmeta prepare` hashed it
+    takes texts, with lists padded with ``""``. It returns ``score`` (rows,): a probability, or a value. An id
+    that isn't in the training data is unknown.
 
     Args:
-      run: A run that is trained to the end.
+      run: A fully trained run.
       out: The model's base path, in TensorFlow Serving's terms.
       method: Which method or baseline; None: the best in validation.
       seed: Which of its seeds; None: the first.
@@ -190,7 +190,7 @@ def export_ranking(
 
     Raises:
       ConfigError: There is no such method or seed, or the version exists.
-      DataError: The run isn't trained to the end.
+      DataError: The run isn't fully trained.
     """
     trained = load_ranking(run)
     _, scorer = trained.choose(method, seed)
@@ -203,7 +203,7 @@ def export_ranking(
             [None, None] if name in encoding.lists else [None], tf.string if name in hashed else tf.int64
         )
         for name in config.encoded
-        if name in read or not read  # what reads nothing takes the number of rows from them
+        if name in read or not read  # a scorer that reads nothing takes the number of rows from these
     }
     for name in config.numbers:
         if name in read:
@@ -226,7 +226,7 @@ def _parts(scorer: Scorer) -> list[Scorer]:
 
 
 def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:
-    """Return `Encoding` as a function of TensorFlow's own ops; ids of columns that aren't sent stay out."""
+    """Return `Encoding` as a function of TensorFlow's own ops, without ids of columns that aren't sent."""
     known = {name: tf.Variable(ids, trainable=False) for name, ids in encoding.ids.items()}
 
     def encode(given: Mapping[str, Any]) -> Sent:
@@ -243,7 +243,7 @@ def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:
 
 
 def _number(sent: tf.Tensor, known: tf.Variable) -> tf.Tensor:
-    """Number ids, or texts by their hashes, from 1; 0 is an unknown one, or the padding of a list."""
+    """Number ids, or texts by their hashes, from 1; 0 is an unknown id, or the padding of a list."""
     if sent.dtype == tf.string:
         numbers = _number(hash_text(sent), known)
         return numbers if sent.shape.rank == 1 else tf.where(sent == "", tf.zeros_like(numbers), numbers)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The marks inside the axes of a figure: lines with their spread, points off the scale, training runs.
+# Marks inside the axes of a figure: lines with their spread, points off the scale, training runs.
 
 Line = Mapping[float, Spread]
 """x -> mean and spread, in ascending order of x; every mean is defined."""
@@ -42,8 +42,8 @@ def curves(axes: Axes, evaluation: Evaluation, lines: Mapping[str, Line]) -> Non
     """Draw a line per method with its spread as a band, and its name and last value beside it.
 
     Points far above the rest are not drawn to scale: they are marked and labelled at the upper edge
-    (`ceiling`), so that one untrained start doesn't flatten every difference that matters. Methods that take
-    no steps are dashed.
+    (`ceiling`), so that one untrained start doesn't hide the differences that matter. Methods that take no
+    steps are dashed.
 
     Args:
       axes: Where to draw; its x limits must be final.
@@ -95,12 +95,12 @@ def far_point(axes: Axes, look: Look, line: Line, x: float, rank: int) -> None:
       look: The method's look.
       line: The method's whole line.
       x: The x of the point.
-      rank: How many such points already stand at the edge: each is drawn below the one before.
+      rank: How many such points the edge already has: each is drawn below the one before.
     """
     low, top = axes.get_ylim()
     y = top - (top - low) * (0.04 + 0.075 * rank)
     axes.plot([x], [y], marker="^", markersize=7, color=look.colour)
-    right = x < sum(axes.get_xlim()) / 2  # the text goes where there is room
+    right = x < sum(axes.get_xlim()) / 2  # the text is on the side with more room
     axes.annotate(
         f"{line[x].format()}, off the scale",
         (x, y),
@@ -119,7 +119,7 @@ def far_point(axes: Axes, look: Look, line: Line, x: float, rank: int) -> None:
 
 
 def mean_curve(runs: Sequence[TrainingRun], curve: str) -> dict[int, float]:
-    """Average a curve over the runs, epoch -> mean, at epochs where every run with the curve is finite."""
+    """Average a curve over the runs: epoch -> mean, at epochs where all runs with the curve are finite."""
     series = [dict(zip(run.epoch, run.curves[curve], strict=True)) for run in runs if curve in run.curves]
     means = {
         epoch: Spread.of([values.get(epoch, math.nan) for values in series])
@@ -151,7 +151,7 @@ def training_runs(axes: Axes, evaluation: Evaluation, curve: str) -> list[tuple[
 
 
 def fit_training(axes: Axes, evaluation: Evaluation, curve: str) -> str:
-    """Choose a y axis on which the end of training can be read, not only its steep start.
+    """Choose a y axis that shows the end of training, not only its steep start.
 
     Values that span more than a factor of four get a logarithmic axis. If the first quarter of the epochs
     takes up more than two thirds of the range, the axis ends just above the later values.
@@ -180,12 +180,12 @@ def fit_training(axes: Axes, evaluation: Evaluation, curve: str) -> str:
     return ""
 
 
-# A figure of the report with its words.
+# A figure of the report with its text.
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure, the name of its file without suffix, what it shows, and how to read it."""
+    """A figure, its file name without suffix, what it shows, and how to read it."""
 
     name: str
     title: str
@@ -322,7 +322,7 @@ def error_by_support(evaluation: Evaluation) -> Drawing | None:
     title = _support_title(evaluation, lines)
     subtitle = _subtitle(evaluation, f"MAE on the query ratings of {evaluation.data.split} tasks{steps}")
     figure, (axes,) = canvas(title, subtitle, 3.9, label=_longest_label(evaluation, lines))
-    # Zero has no logarithm: its point stands one doubling to the left of the smallest positive size.
+    # Zero has no logarithm: its point is one doubling to the left of the smallest positive size.
     fewest = math.log2(min(size for size in sizes if size > 0))
     at = {size: math.log2(size) if size > 0 else fewest - 1 for size in sizes}
     left, right = at[sizes[0]], at[sizes[-1]]

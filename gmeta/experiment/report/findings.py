@@ -1,7 +1,7 @@
 """The report's sentences, computed from the numbers of an evaluation.
 
 The first one is a verdict by the paired bootstrap over tasks (`gmeta.experiment.results.bootstrap`). In the
-others, two means count as different if they lie further apart than the spread over seeds.
+others, two means count as different if they differ by more than the spread over seeds.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gmeta.experiment.results.metrics import METRICS
 
 # The ranking of methods: the best value of each, and whether two of them are level.
 #
-# Two means count as different if they lie further apart than ``sqrt(s_a^2 + s_b^2)``, the standard deviation
-# of the difference of two single runs; ``s`` is the spread over seeds. This isn't a significance test: it
-# keeps the report from praising a difference that another seed could reverse.
+# Two means count as different if they differ by more than ``sqrt(s_a^2 + s_b^2)``, the standard deviation of
+# the difference of two single runs; ``s`` is the spread over seeds. This isn't a significance test: it keeps
+# the report from claiming a difference that another seed could reverse.
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The best value of a metric that a method reaches, and the number of steps it takes."""
+    """The best value of a metric that a method reaches, and the number of steps that it takes."""
 
     method: str
     label: str
@@ -56,21 +56,21 @@ def standings(evaluation: Evaluation, metric: str) -> list[Standing]:
         spreads = {steps: evaluation.spread(name, steps, metric) for steps in sorted(method.results)}
         spreads = {steps: spread for steps, spread in spreads.items() if spread.defined}
         if spreads:
-            # The fewest of the steps that are as good to the digits that count.
+            # The smallest number of steps with the same value to the displayed digits.
             steps = min(spreads, key=lambda steps: round(sign * spreads[steps].mean, 5))
             found.append(Standing(name, method.label, steps, method.adapts, spreads[steps]))
     return sorted(found, key=lambda standing: sign * standing.spread.mean)
 
 
 def change(before: Spread, now: Spread) -> str:
-    """Describe a change, as in ``"falls from 1.001 to 0.917"``, or say that the value hardly moves."""
+    """Describe a change, as in ``"falls from 1.001 to 0.917"``, or state that the value hardly changes."""
     if level(before, now):
         return f"hardly moves, from {before.mean:.3f} to {now.mean:.3f}"
     return f"{'falls' if now.mean < before.mean else 'rises'} from {before.mean:.3f} to {now.mean:.3f}"
 
 
 def capital(text: str) -> str:
-    """Capitalise the first letter of the text, and leave the rest as it is."""
+    """Capitalise the first letter of the text, and leave the rest unchanged."""
     return text[:1].upper() + text[1:]
 
 
@@ -80,7 +80,7 @@ def capital(text: str) -> str:
 def verdict(evaluation: Evaluation) -> str:
     """State whether the best method beats the strongest baseline, with the interval of the difference.
 
-    A difference is a win or a defeat if its interval leaves out zero (`gmeta.experiment.results.bootstrap`).
+    A difference is a win or a defeat if its interval excludes zero (`gmeta.experiment.results.bootstrap`).
 
     Returns:
       One sentence; empty if the evaluation lacks methods that take steps, or baselines.
@@ -118,7 +118,7 @@ def verdict(evaluation: Evaluation) -> str:
 
 
 def _order(evaluation: Evaluation, best: Standing, baseline: Standing) -> str:
-    """Compare how both order rows, as part of a sentence; empty if that wasn't measured."""
+    """Compare how well both order rows, as part of a sentence; empty if that wasn't measured."""
     parts = []
     for metric in ("auc", "gauc"):
         both = [evaluation.spread(each.method, each.steps, metric) for each in (best, baseline)]
@@ -135,7 +135,7 @@ def comparison(evaluation: Evaluation, method: Standing, baseline: Standing) -> 
 
 
 def difference(evaluation: Evaluation, compared: Comparison) -> str:
-    """Format a difference, its interval, and how it was found, as part of a sentence."""
+    """Format a difference, its interval, and how it was computed, as part of a sentence."""
     bootstrap = evaluation.bootstrap
     assert bootstrap is not None
     return (
@@ -148,8 +148,8 @@ def difference(evaluation: Evaluation, compared: Comparison) -> str:
 def reason(evaluation: Evaluation) -> str:
     """State why the best method is first.
 
-    If it is best after some steps, the sentence credits the steps, provided that the error before them is
-    higher. If it is best before any step, the sentence credits what it has learnt from the features.
+    If it is best after some steps and its error before them is higher, the sentence credits the steps. If it
+    is best before any step, the sentence credits what it learned from the features.
     """
     found = _rivals(evaluation)
     if found is None:
@@ -192,21 +192,21 @@ def _behind(evaluation: Evaluation, best: Standing) -> str:
     return f"its steps on a task’s own rows don’t help, and {tasks} have taught it no more than the baseline"
 
 
-# The number of support rows from which on a method beats each baseline.
+# The least number of support rows with which a method beats each baseline.
 
 
 def passing_size(
     method: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]]
 ) -> int | None:
-    """Return the number of support rows from which on a method's mean error is below a baseline's.
+    """Return the least number of support rows from which a method's mean error is below a baseline's.
 
     Args:
       method: Support rows given -> its error per seed.
-      baseline: The same of the baseline, which is given as many rows.
+      baseline: The same for the baseline, which is given as many rows.
 
     Returns:
-      The least of the sizes that both have, at which and above which the method is ahead; None if it is
-      behind at the largest.
+      The least common size at which, and above which, the method is ahead; None if it is behind at the
+      largest common size.
 
     Example:
       >>> passing_size({1: [0.9], 4: [0.7], 16: [0.6]}, {1: [0.8], 4: [0.8], 16: [0.7]})
@@ -222,10 +222,10 @@ def passing_size(
 
 
 def passage_sentences(evaluation: Evaluation) -> list[str]:
-    """State for each method which baselines it beats, and from how many support rows on.
+    """State for each method which baselines it beats, and from which number of support rows.
 
     Returns:
-      A sentence per method that takes steps; none without curves of both methods and baselines.
+      A sentence per method that takes steps; empty without curves of both methods and baselines.
     """
     curves = evaluation.support_curve
     simple = [name for name in curves if not evaluation.methods[name].adapts]
@@ -260,14 +260,14 @@ def _join(words: Sequence[str], last: str = "and") -> str:
 
 
 def headline(evaluation: Evaluation) -> list[str]:
-    """Write the report's opening: the verdict and why, the effect of adaptation, the best by each measure."""
+    """Write the report's opening: the verdict and its reason, the effect of adaptation, the best methods."""
     parts = (verdict, reason, adaptation, lowest_error, ranking)
     sentences = [*(part(evaluation) for part in parts), *passage_sentences(evaluation), caution(evaluation)]
     return [sentence for sentence in sentences if sentence]
 
 
 def adaptation(evaluation: Evaluation) -> str:
-    """State how the first step changes the error of the first method that adapts; empty if no method does."""
+    """State how the first step changes the error of the first method that adapts; empty without one."""
     metric = evaluation.error
     for name, method in evaluation.methods.items():
         steps = [n for n in sorted(method.results) if evaluation.spread(name, n, metric).defined]
@@ -315,7 +315,7 @@ def ranking(evaluation: Evaluation) -> str:
 
 
 def caution(evaluation: Evaluation) -> str:
-    """Warn that one seed is no evidence of a small difference; empty if there are several seeds."""
+    """Warn that one seed can't show a small difference; empty if there are several seeds."""
     if len(evaluation.seeds) > 1:
         return ""
     return "This is one seed: the spread between seeds is unknown, and small differences prove nothing."

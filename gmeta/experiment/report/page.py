@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file that needs no network, and a PNG of each figure beside it."""
+"""The report of an evaluation: one HTML file that opens offline, and a PNG of each figure beside it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # The table of differences between methods and baselines, with their intervals.
 
-_ALSO = ("rmse",)  # errors that are compared beside the one that decides
+_ALSO = ("rmse",)  # errors that are compared in addition to the deciding one
 
 
 def difference_header(evaluation: Evaluation) -> list[str]:
@@ -35,7 +35,7 @@ def difference_header(evaluation: Evaluation) -> list[str]:
 def difference_rows(evaluation: Evaluation) -> list[tuple[str, str, list[tuple[str, bool]]]]:
     """Return the table's lines: method, baseline, and each error's difference.
 
-    Each method is taken at its best number of steps, as in the report's sentences.
+    Each method has its best number of steps, as in the report's sentences.
 
     Returns:
       Method with its steps, baseline, and for each error the difference with its interval as text, and
@@ -160,14 +160,14 @@ def rich_table(evaluation: Evaluation) -> Table:
 
 @dataclass(frozen=True)
 class Beside:
-    """The outcome of a run for ranking, as the report of a run for cold start shows it.
+    """The outcome of a run for ranking, as shown in the report of a run for cold start.
 
     Attributes:
       about: What was measured.
       headline: The sentences of its report.
       header: The titles of its table's columns.
       rows: Its table's lines.
-      page: Its report, relative to this one.
+      page: The path of its report, relative to this one.
     """
 
     about: str
@@ -183,14 +183,14 @@ FILE_NAME, FIGURES = "report.html", "figures"
 def write_report(evaluation: Evaluation, folder: Path, *, beside: Beside | None = None) -> Path:
     """Write ``report.html`` and ``figures/*.png`` into ``folder``.
 
-    The page embeds its figures and loads nothing from the network, so it can be mailed or filed as it is. If
-    the evaluation has no data for a figure, the figure is left out, and its PNG from an earlier report in the
-    same folder is removed. Each file is written whole or not at all, the page last.
+    The page embeds its figures and loads nothing from the network, so it can be mailed or archived as a
+    single file. If the evaluation has no data for a figure, the figure is left out, and its PNG from an
+    earlier report in the same folder is removed. Each file is written whole or not at all, the page last.
 
     Args:
       evaluation: What to report.
       folder: The folder to write to; created if it doesn't exist.
-      beside: The ranking of the same data; None: there is none.
+      beside: The outcome of ranking on the same data; None: there is none.
 
     Returns:
       The path of the page.
@@ -239,7 +239,7 @@ def write_report(evaluation: Evaluation, folder: Path, *, beside: Beside | None 
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Flatten nested settings: dotted name -> the value as JSON; strings stay without quotes."""
+    """Flatten nested settings: dotted name -> the value as JSON, except that strings have no quotes."""
     flat: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:

@@ -1,8 +1,8 @@
 """The look of the report's figures: colours, axes, and labels beside the lines instead of a legend.
 
-Colours are Okabe and Ito's, which colour-blind readers can distinguish; every method also has its own marker,
-so that a black-and-white print is readable. Artists are styled one by one, without matplotlib's global
-settings.
+Colours are Okabe and Ito's, which colour-blind readers can distinguish; every method also has a different
+marker, so that a black-and-white print is readable. Artists are styled one by one, without matplotlib's
+global settings.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def canvas(
       height: Height of the figure in inches.
       panels: Number of axes, side by side.
       label: The longest text that `label_lines` will write to the right of the last axes.
-      headings: Whether the axes have titles of their own.
+      headings: Whether each of the axes has a title.
     """
     from matplotlib.figure import Figure
 
@@ -92,7 +92,7 @@ def canvas(
 
 
 def ceiling(means: Sequence[float], tops: Sequence[float]) -> float | None:
-    """Choose where to cut the axis so that a few far values don't flatten the rest; ``None`` for no cut.
+    """Choose where to cut the axis so that a few far values don't flatten the rest; None for no cut.
 
     The values are cut at their widest gap, if the values below it fill less than a fifth of the whole range
     and are at least two thirds of all. For example, a start at MAE 2 is cut if the rest lies between 0.75 and
@@ -121,7 +121,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[str, str, float]]) -> None:
     Call it when the axis limits are final.
 
     Args:
-      axes: The axes of the lines; the text stands to their right.
+      axes: The axes of the lines; the text is to their right.
       labels: Text, colour, and the line's last y in data units.
     """
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -167,7 +167,7 @@ def logarithmic(axes: Axes, low: float, high: float) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Put ticks on the x axis at whole numbers only: there is no epoch 2.5."""
+    """Place ticks on the x axis at whole numbers only, as for epochs."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))

@@ -1,9 +1,9 @@
 r"""The paired bootstrap over tasks: whether other tasks would confirm a difference.
 
-Tasks are drawn with replacement, as many as there are, and each drawn task brings its query rows and what
-every method and baseline predicts for them. An error of a draw is that of all its rows together, the mean
-over the method's seeds. The interval of a difference holds the middle 95 % of its values over all draws. It
-measures the variation over tasks; the spread measures that over seeds.
+Tasks are drawn with replacement, as many as there are, and each drawn task contributes its query rows and all
+methods' and baselines' predictions for them. The error of a draw covers all of its rows together, and is the
+mean over the method's seeds. The interval of a difference contains the middle 95 % of its values over all
+draws. It measures the variation over tasks; the spread measures that over seeds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Comparison:
       steps: Its number of steps.
       baseline: The baseline's name.
       metric: The error.
-      difference: The method's error less the baseline's, over all tasks.
+      difference: The method's error minus the baseline's, over all tasks.
       low: The lower end of its interval.
       high: The upper end.
     """
@@ -65,7 +65,7 @@ class Bootstrap:
 
     Attributes:
       resamples: How many times tasks were drawn.
-      level: The share of the differences that an interval holds.
+      level: The share of the differences that an interval contains.
       comparisons: The comparisons.
     """
 
@@ -92,10 +92,10 @@ def compare(
 
     Args:
       methods: Method and steps -> its errors. A method with an error that isn't finite is left out.
-      baselines: Baseline -> its errors, of the same metrics and tasks.
+      baselines: Baseline -> its errors, for the same metrics and tasks.
       rows: (tasks,) how many query rows each task has.
       resamples: How many times tasks are drawn.
-      seed: Of the draws, which all comparisons share.
+      seed: The seed of the draws, which all comparisons share.
 
     Example:
       >>> ours, theirs = {"mae": np.array([[1.0, 1.0, 2.0]])}, {"mae": np.array([[2.0, 3.0, 3.0]])}

@@ -2,7 +2,7 @@
 
 An `Evaluation` holds only measured values, and nothing that can be computed from them: one value per seed of
 every metric, for every method and number of inner steps. The terminal table, the JSON file and the report are
-all made from it, so they can't disagree.
+all computed from it, so they can't disagree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gmeta.core.errors import ConfigError
 from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.metrics import ERRORS, METRICS
 
-# Calibration of predicted variances: whether errors are as large as they were said to be.
+# Calibration of predicted variances: whether errors are as large as predicted.
 
 LEVELS, BINS = (50, 80, 95), 10
 
@@ -30,8 +30,8 @@ class Calibration:
     """How predicted variances of labels compare with squared errors on the query rows.
 
     Attributes:
-      ratio: One value per seed: the mean of squared error / predicted variance; 1 is ideal, above 1 the
-        method is too sure.
+      ratio: One value per seed: the mean of squared error / predicted variance; 1 is ideal, and above 1 the
+        method is overconfident.
       coverage: Level in percent -> one value per seed: the share of labels within the normal distribution's
         central interval of that level.
       deviations: The rows of all seeds, in ascending order of predicted variance, in parts of equal size: the
@@ -56,7 +56,7 @@ class Calibration:
         Args:
           labels: (rows,).
           predictions: For each seed (rows,).
-          variances: For each seed (rows,), above 0, the noise of labels included.
+          variances: For each seed (rows,), above 0, including the noise of labels.
 
         Example:
           >>> found = Calibration.of(np.array([1.0, -3.0]), [np.zeros(2)], [np.array([1.0, 4.0])])
@@ -90,10 +90,10 @@ class Spread:
     Attributes:
       mean: Mean of the defined values; nan if there are none.
       deviation: Sample standard deviation, ``sqrt(sum (x - mean)^2 / (n - 1))``, in the metric's own unit;
-        ``None`` if fewer than two values are defined. It says how far apart single runs lie, not how
-        well the mean is known: for that, divide it by ``sqrt(n)``.
-      defined: Number of values that are finite.
-      total: Number of values, undefined ones included.
+        ``None`` if fewer than two values are defined. It measures how much single runs differ, not how well
+        the mean is known: for that, divide it by ``sqrt(n)``.
+      defined: Number of finite values.
+      total: Number of values, including undefined ones.
 
     Example:
       >>> Spread.of([0.75, 1.0, 1.25])
@@ -107,7 +107,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise one value per seed; values that are not finite count in ``total`` only."""
+        """Summarise one value per seed; non-finite values only count in ``total``."""
         finite = [value for value in values if math.isfinite(value)]
         return cls(
             mean=statistics.fmean(finite) if finite else math.nan,
@@ -163,7 +163,7 @@ class MethodResult:
 
     Attributes:
       label: Its name in tables and figures, such as ``"MAML"``.
-      description: One sentence on what it is.
+      description: One sentence that describes it.
       results: Inner (or fine-tuning) steps -> metric -> one value per seed; a method without a seed, such as
         the item mean, may give a single value. nan where a metric is undefined.
     """

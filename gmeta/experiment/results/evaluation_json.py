@@ -1,4 +1,4 @@
-"""The JSON form of an evaluation: the table as data, for people with jq as much as for gmeta.
+"""The JSON form of an evaluation: the table as data, for gmeta and for other tools, such as jq.
 
 ::
 
@@ -17,10 +17,10 @@
    "training": [{"name": "maml", "runs": [{"epoch": [1, 2], "curves": {"loss": [...], "mae": [...]}}]}],
    "config": {...}, "notes": [...], "seconds": {"train": 61.5}}
 
-``mean`` and ``spread`` (sample standard deviation) serve other readers; gmeta computes them again from
-``per_seed``. A number that isn't finite is ``null``, and is read back as nan. What has an order is a list,
-because not every reader keeps the order of an object's keys. Documents of version 2, which have neither
-``bootstrap`` nor ``calibration``, are read as well.
+``mean`` and ``spread`` (sample standard deviation) are for other readers; gmeta recomputes them from
+``per_seed``. A non-finite number is ``null``, and is read back as nan. Ordered values are lists, because not
+every reader keeps the order of an object's keys. Documents of version 2, which have neither ``bootstrap`` nor
+``calibration``, are read as well.
 """
 
 from __future__ import annotations
@@ -219,10 +219,10 @@ def _values(values: Sequence[float]) -> _Values:
 
 
 def from_json(value: object) -> Evaluation:
-    """Decode what `to_json` encoded.
+    """Decode the JSON values of `to_json`.
 
     Raises:
-      DataError: Another format or version, a part that is missing or of the wrong kind, or two parts that
+      DataError: The format or version is unknown, a part is missing or of the wrong kind, or two parts
         contradict each other. The message names the part by its path in the document.
     """
     if not isinstance(value, dict) or value.get("format") != FORMAT:
@@ -281,7 +281,7 @@ def save(evaluation: Evaluation, path: Path) -> Path:
     """Write an evaluation as a JSON file, whole or not at all.
 
     Raises:
-      ConfigError: ``config`` holds something that JSON can't say.
+      ConfigError: ``config`` holds a value that JSON can't represent.
     """
     try:
         text = json.dumps(to_json(evaluation), indent=1, allow_nan=False, ensure_ascii=False)
@@ -294,7 +294,7 @@ def load(path: Path) -> Evaluation:
     """Read a file that `save` wrote.
 
     Raises:
-      DataError: No such file, not JSON, or not an evaluation of this version.
+      DataError: The file doesn't exist, isn't JSON, or isn't an evaluation of this version.
     """
     advice = "run `gmeta evaluate --json FILE` to make one"
     try:

@@ -1,4 +1,4 @@
-"""Metrics of predictions: how large their errors are, and how well they rank a task's items.
+"""Metrics of predictions: the size of their errors, and how well they rank a task's items.
 
 Rows are flat, task after task, and ``row_splits`` gives the tasks' offsets. So tasks with query sets of
 different sizes need no padding and no mask.
@@ -18,7 +18,7 @@ from gmeta.core.errors import DataError
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is shown: its name, which way is better, and what it measures."""
+    """How a metric is shown: its name, the better direction, and what it measures."""
 
     label: str
     better: Literal["lower", "higher"]
@@ -57,9 +57,9 @@ POSITIVE = 4.0
 def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike) -> dict[str, float]:
     """Compute all metrics of one set of predictions.
 
-    ``mae``, ``rmse`` and ``auc`` are pooled: every row weighs the same, whichever task it is in. ``ndcg@k``
+    ``mae``, ``rmse`` and ``auc`` are pooled: all rows have the same weight, whatever their task. ``ndcg@k``
     is a mean over tasks. If any prediction is not finite, every metric is nan: the run has diverged, and a
-    mean over the remaining rows would hide it.
+    mean over the remaining rows would hide that.
 
     Args:
       labels: Ratings, not negative, shape ``(rows,)``.
@@ -72,7 +72,7 @@ def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayL
       rows, `auc` if all ratings lie on one side of the threshold, `ndcg` if no task can be ranked.
 
     Raises:
-      DataError: The shapes don't fit, the offsets don't cover the rows in order, or a label is negative,
+      DataError: The shapes don't match, the offsets don't cover the rows in order, or a label is negative,
         not finite, or too large for its gain.
 
     Example:
@@ -94,7 +94,7 @@ def rating_metrics(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayL
 
 
 def auc(labels: ArrayLike, predictions: ArrayLike, positive: float = POSITIVE) -> float:
-    """Estimate the chance that a row rated ``positive`` or more scores above one rated less; ties count half.
+    """Estimate the probability that a row rated ``positive`` or more outscores one rated less; ties: half.
 
     Args:
       labels: Ratings, shape ``(rows,)``.
@@ -135,8 +135,8 @@ def ndcg(labels: ArrayLike, predictions: ArrayLike, row_splits: ArrayLike, k: in
     Items with equal predictions share the mean of their gains, as in ``sklearn.metrics.ndcg_score``, so the
     order of the rows has no influence. Järvelin and Kekäläinen (2002), with the gain of Burges et al. (2005).
 
-    The mean leaves out a task with fewer than two rows, or with gains that are all zero: no order of its rows
-    is right or wrong.
+    The mean leaves out tasks with fewer than two rows, and tasks whose gains are all zero: no order of their
+    rows is right or wrong.
 
     Args:
       labels: Ratings, not negative, shape ``(rows,)``.

@@ -1,4 +1,4 @@
-"""Training of a whole experiment: every method with every seed, followed by one evaluation of all of them."""
+"""Trains a whole experiment: every method with every seed, before one evaluation of all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gmeta.io.readers.read_options import Waiting
 from gmeta.models import MetaModel
 from gmeta.models.meta.fast_weights import DeltaDtype
 
-# Progress display of several training runs in the terminal.
+# The terminal's progress display of several training runs.
 
 
 class TrainingProgress(Bars):
@@ -89,12 +89,12 @@ def run_training(
       checkpoint_every: As in `gmeta.experiment.runs.trainer.train`.
 
     Returns:
-      The time that all training runs together have waited for data.
+      The total time that training runs waited for data.
 
     Raises:
-      ConfigError: The folder holds an experiment with other settings, or another job trains in it; or as in
+      ConfigError: The folder holds an experiment with other settings, or another job trains in it; or as for
         `check_experiment`.
-      DataError: Bad records, or a checkpoint that can't be restored.
+      DataError: Records are bad, or a checkpoint can't be restored.
     """
     lock = run.lock
     with Ranks.of().together():
@@ -151,10 +151,10 @@ def _train_all(
 
 
 def check_experiment(config: ExperimentConfig, data: Path, on_bad: OnBad = "raise") -> None:
-    """Raise errors now that would otherwise end the training of a later method, or the evaluation after it.
+    """Raise errors early that would otherwise end the training of a later method, or the evaluation.
 
     Raises:
-      ConfigError: A method's model can't be made, or the data set lacks splits or columns.
+      ConfigError: A method's model can't be built, or the data set lacks splits or columns.
       DataError: The data set can't be read.
     """
     for method in config.methods:
@@ -191,7 +191,7 @@ def load_trained(
     """Load a trained model of a run and its curves.
 
     Raises:
-      DataError: The model isn't trained to the end, or its checkpoint can't be restored.
+      DataError: The model isn't fully trained, or its checkpoint can't be restored.
     """
     model, checkpoints = restore(config, method, seed, folder=run.training(method, seed))
     done, wanted = len(checkpoints.run.epoch), config.methods[method].epochs
@@ -212,7 +212,7 @@ def choose_trained(run: RunFolder, method: str | None, seed: int | None) -> tupl
 
     Raises:
       ConfigError: The run has no such method or seed.
-      DataError: The model isn't trained to the end.
+      DataError: The model isn't fully trained.
     """
     config, _ = run.load()
     method = next(iter(config.methods)) if method is None else method
@@ -225,7 +225,7 @@ def choose_trained(run: RunFolder, method: str | None, seed: int | None) -> tupl
     return method, seed, model
 
 
-# Export of a trained model from a run's folder to a version of a served model.
+# Exports a trained model from a run's folder to a version of a served model.
 
 
 def export_run(
@@ -243,19 +243,19 @@ def export_run(
     """Export one trained model of a run to ``out/version``.
 
     Args:
-      run: A run that is trained to the end.
+      run: A fully trained run.
       out: The model's base path, in TensorFlow Serving's terms.
       method: The run's first method by default.
       seed: The run's first seed by default.
       version: One more than the highest existing version by default.
       unknown: See `gmeta.export.saved_model.Unknown`.
       steps: See `gmeta.export.meta_models`, also for the arguments below.
-      dtype: The dtype of the deltas that a client gets to keep.
+      dtype: The dtype of the deltas that clients receive and store.
       stale: The treatment of deltas from another version.
 
     Raises:
       ConfigError: The run has no such method or seed, or the version already exists.
-      DataError: The model isn't trained to the end.
+      DataError: The model isn't fully trained.
     """
     config, _ = run.load()
     _, _, model = choose_trained(run, method, seed)
@@ -267,7 +267,7 @@ def export_run(
 
 
 class HeldModels(tf.keras.Model):
-    """Holds the models of what is exported, so that the export finds their tables."""
+    """Holds the models to export, so that the export finds their tables."""
 
     def __init__(self, models: Sequence[tf.keras.Model], name: str) -> None:
         super().__init__(name=name)

@@ -1,6 +1,6 @@
-"""Training until validation no longer improves, of which the best epoch is kept.
+"""Trains until validation no longer improves, and keeps the best epoch.
 
-Catalogues and rows are learned in this way; cold start trains for a fixed number of epochs
+Experiments on catalogues and on rows train this way; cold start trains for a fixed number of epochs
 (`gmeta.experiment.runs.all_runs`). A training run's folder has the checkpoints of the last epoch and its
 curves, and ``best``, the weights of the best epoch.
 """
@@ -32,10 +32,10 @@ class Stopping:
     """Which epoch is the best, and when training ends.
 
     Attributes:
-      logged: What Keras logs and epochs are chosen by, such as ``"val_loss"``.
+      logged: The value that Keras logs and that chooses epochs, such as ``"val_loss"``.
       higher: Whether a higher value is better.
-      epochs: The most epochs.
-      patience: After how many epochs without a better one training ends.
+      epochs: The maximum number of epochs.
+      patience: The number of epochs without an improvement after which training ends.
 
     Example:
       >>> Stopping("val_loss", False, epochs=9, patience=2).is_over([0.7, 0.5, 0.6, 0.6])
@@ -48,7 +48,7 @@ class Stopping:
     patience: int
 
     def best(self, values: Sequence[float]) -> int:
-        """Return the place of the best value, the first of equal ones; NaN is the worst."""
+        """Return the index of the best value, the first if several are equal; NaN is the worst."""
         found = np.asarray(values, np.float64) * (1 if self.higher else -1)
         return int(np.argmax(np.where(np.isnan(found), -np.inf, found)))
 
@@ -68,14 +68,14 @@ def train(
 ) -> int:
     """Train a model, or resume its training; the best epoch is kept beside the last one.
 
-    All ranks of a job call it together; a job may resume what another number of ranks began.
+    All ranks of a job call it together; a job may resume training that a different number of ranks began.
 
     Args:
       model: A compiled model whose optimizer is built: a checkpoint restores moments into existing variables.
       folder: The folder of the training run.
-      stopping: When it ends.
-      training: The batches. They are a function of the epoch, so that a resumed run reads the data in the
-        order of an uninterrupted one.
+      stopping: When training ends.
+      training: The batches, as a function of the epoch, so that a resumed run reads the data in the order of
+        an uninterrupted one.
       validation: The batches that are measured after each epoch.
       callbacks: Keras callbacks.
 
@@ -109,7 +109,7 @@ class _KeepBest(tf.keras.callbacks.Callback):
         if self._stopping.best(found) == epoch:
             store = CheckpointStore(self._folder, keep=1, max_increments=0)
             latest = store.agree_on_latest()
-            if latest is not None and step_of(latest) > epoch:  # saved by an epoch that an interruption undid
+            if latest is not None and step_of(latest) > epoch:  # saved in an epoch that an interruption lost
                 store.delete()
                 store = CheckpointStore(self._folder, keep=1, max_increments=0)
             store.save(
@@ -134,8 +134,8 @@ def measure(
       stopping: When it ends.
       training: The batches.
       validation: The batches that are measured after each epoch.
-      report: Takes the number of epochs done and the value then, while training goes on; it may raise an
-        error that ends training.
+      report: Called during training with the number of epochs done and the value then; it may raise an error
+        to end training.
       callbacks: Keras callbacks.
     """
     found: list[float] = []
@@ -164,10 +164,10 @@ def load_best(build: Callable[[], Any], folder: Path, stopping: Stopping, name: 
       build: Makes the model at its initial weights.
       folder: The folder of the training run.
       stopping: When its training ends.
-      name: What messages call the training run.
+      name: The name of the training run in messages.
 
     Raises:
-      DataError: Training isn't over.
+      DataError: Training isn't finished.
     """
     done = read_logged(folder, stopping.logged)
     if not stopping.is_over(done):
@@ -180,6 +180,6 @@ def load_best(build: Callable[[], Any], folder: Path, stopping: Stopping, name: 
     store = CheckpointStore(folder / _BEST)
     store.load(tables_by_name(model))
     best = store.latest()
-    assert best is not None  # or `load` has raised
+    assert best is not None  # or else `load` raised
     read_dense(model, best)
     return model

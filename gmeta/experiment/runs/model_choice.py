@@ -25,9 +25,9 @@ from gmeta.models.zoo.factor_model import ScaledNumbers
 from gmeta.models.zoo.melu_model import melu_features, published_features
 from gmeta.optimizers import Adam
 
-# Loss and AUC for ratings as binary labels: at least so many stars, or fewer.
+# Loss and AUC for ratings as binary labels: at least a number of stars, or fewer.
 #
-# The labels stay ratings. So the same batches serve regression and classification, and ranking metrics keep
+# The labels stay ratings. So regression and classification can use the same batches, and ranking metrics keep
 # their gains.
 
 
@@ -48,13 +48,13 @@ class RatedAtLeast(tf.keras.losses.Loss):
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         """Compute the loss of each sample."""
         liked = tf.cast(y_true >= self.rating, y_pred.dtype)
-        # A NaN is of neither class, so that the loss is NaN too.
+        # A NaN belongs to neither class, so the loss is NaN too.
         liked = tf.where(tf.math.is_nan(tf.cast(y_true, tf.float32)), tf.constant(np.nan, liked.dtype), liked)
         return tf.keras.losses.binary_crossentropy(liked, y_pred, from_logits=True)
 
 
 class RatedAtLeastAUC(tf.keras.metrics.AUC):
-    """Area under the ROC curve of "rated at least so much", computed from logits over all samples together.
+    """Area under the ROC curve of "rated at least ``rating``", from the logits of all samples together.
 
     It uses Keras' 200 thresholds, and so approximates `gmeta.experiment.results.metrics.auc`, which is exact
     and needs all predictions.
@@ -129,7 +129,7 @@ def _cbml(config: ExperimentConfig, features: Sequence[FeatureConfig], options: 
 
 
 def _dlrm(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
-    """Build DLRM with rows from N(0, 1/dim): their products start as large as entries would be at N(0, 1)."""
+    """Build DLRM with rows from N(0, 1/dim), whose products start as large as entries from N(0, 1)."""
     features = [
         replace(each, table=replace(table, initializer=Normal(0.0, table.dim**-0.5)))
         for each in features
@@ -172,7 +172,7 @@ def _scale(
 
 
 def _factor_ridge(config: ExperimentConfig, features: Sequence[FeatureConfig], options: Options) -> MetaModel:
-    """Build the factor model: features of the task are the user's, and the others the item's."""
+    """Build the factor model: features of the task describe the user, and the others the item."""
     if config.labels is None:
         raise ConfigError(
             "factor_ridge needs labels = { count = ..., mean = ... }, which `gmeta train` reads"
@@ -209,7 +209,7 @@ def _factor_ridge(config: ExperimentConfig, features: Sequence[FeatureConfig], o
 
 
 def _refuse_widths(config: ExperimentConfig) -> None:
-    """Refuse settings of columns that the factor model has no use for."""
+    """Refuse settings of columns that the factor model doesn't use."""
     features: Mapping[str, FeatureSettings] = {} if isinstance(config.features, str) else config.features
     for name, given in features.items():
         taken = [each for each in ("dim", "table", "max_length") if getattr(given, each) is not None]
@@ -222,7 +222,7 @@ MODELS: Mapping[str, Build] = {"melu": _melu, "cbml": _cbml, "dlrm": _dlrm, FACT
 
 
 def _options(method: MethodConfig, seed: int) -> Options:
-    """Return the options of every model; without an optimizer of their own, rows use the Keras optimizer."""
+    """Return the options of every model; without a separate optimizer, rows use the Keras optimizer."""
     own_rate = method.row_learning_rate
     return {
         "inner": method.inner,
@@ -248,7 +248,7 @@ def experiment_features(config: ExperimentConfig) -> Sequence[FeatureConfig]:
 
 
 def _feature(name: str, settings: FeatureSettings, config: ExperimentConfig) -> FeatureConfig:
-    """Build a feature whose rows start small: most ids of a log are rare, and count little until seen."""
+    """Build a feature whose rows start small: most ids are rare, and have little effect until trained."""
     return FeatureConfig(
         name,
         TableConfig(settings.table or name, settings.dim or config.embedding_dim),
@@ -281,7 +281,7 @@ def build_model(config: ExperimentConfig, method: str, seed: int) -> MetaModel:
         loss=_error(config) if regresses else RatedAtLeast(config.positive),
         metrics=[metric],
     )
-    # A checkpoint restores the optimizer's moments into existing variables, so they have to be built now.
+    # A checkpoint restores the optimizer's moments into existing variables, so they must be built now.
     model.optimizer.build(model.trainable_variables)
     return model
 

@@ -2,12 +2,12 @@
 
 ::
 
-  FOLDER/_predict.json           what was asked; another request is refused
+  FOLDER/_predict.json           the request; other requests are refused
   FOLDER/part-00000.parquet      the rows of the first part
 
 A part appears whole or not at all, and its rows depend on the request alone. So processes divide the parts by
-their numbers, without a word between them, and after an interruption any number of processes writes the
-missing ones.
+their numbers, without communication, and after an interruption any number of processes can write the missing
+parts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Parts:
 
     Attributes:
       folder: Their folder.
-      record: The file beside them with what was asked. Readers of a folder of Parquet files pass over names
+      record: The file beside them that holds the request. Readers of a folder of Parquet files skip names
         that begin with ``_``.
       total: The number of parts.
     """
@@ -51,13 +51,13 @@ class Parts:
 
     @classmethod
     def begin(cls, folder: Path, record: str, total: int, asked: Mapping[str, Any]) -> Parts:
-        """Record what is asked, or check that the folder has parts of the same request.
+        """Record the request, or check that the folder has parts of the same request.
 
         Args:
           folder: The folder.
-          record: The name of the file of what is asked.
+          record: The name of the file that holds the request.
           total: The number of parts.
-          asked: JSON values that change when the parts do.
+          asked: The request: JSON values that change when the parts do.
 
         Raises:
           ConfigError: The folder has parts of another request.
@@ -87,7 +87,7 @@ class Parts:
 
     @staticmethod
     def asked(folder: Path, record: str) -> dict[str, Any]:
-        """Read what was asked.
+        """Read the request.
 
         Raises:
           DataError: The record can't be read.
@@ -104,7 +104,7 @@ class Parts:
         return held
 
     def path(self, number: int) -> Path:
-        """Return where a part is."""
+        """Return the path of a part."""
         return self.folder / f"part-{number:05d}.parquet"
 
     def there(self) -> set[int]:
@@ -112,15 +112,15 @@ class Parts:
         return {number for number in range(self.total) if self.path(number).exists()}
 
     def of(self, place: RankPlace) -> range:
-        """Return the numbers of the parts that are a process's to write, be they there or not."""
+        """Return the numbers of the parts that a process must write, including existing ones."""
         return range(self.total)[place.rank :: place.size]
 
     @contextlib.contextmanager
     def write(self, number: int, schema: pa.Schema) -> Iterator[parquet.ParquetWriter]:
-        """Lend the writer of a part, which is there after the block.
+        """Yield the writer of a part, which exists after the block.
 
         Raises:
-          GmetaError: The part can't be written; then it isn't there.
+          GmetaError: The part can't be written; then it doesn't exist.
         """
         with _write_whole(self.path(number), schema) as writer:
             yield writer
@@ -129,7 +129,7 @@ class Parts:
         """Write the rows of all parts as one file, delete the folder, and return the number of rows.
 
         Raises:
-          DataError: A part isn't there, or can't be read.
+          DataError: A part is missing, or can't be read.
           GmetaError: The file can't be written.
         """
         if missing := sorted(set(range(self.total)) - self.there()):
@@ -170,7 +170,7 @@ def _write_whole(path: Path, schema: pa.Schema) -> Iterator[parquet.ParquetWrite
 
 
 def about(run: RunFolder, method: str | None, seed: int | None, files: Sequence[Path]) -> dict[str, Any]:
-    """Return what changes when a run's predictions do: the run, and digests of what training has written."""
+    """Return values that change when a run's predictions do: the run, and digests of its trained files."""
     digests = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in (run.path / "config.json", *files)

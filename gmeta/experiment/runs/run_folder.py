@@ -3,10 +3,10 @@
 ::
 
   RUN/data/                      the prepared data set (gmeta prepare)
-  RUN/config.json                the settings; a run is resumed only with the same
+  RUN/config.json                the settings; a run resumes only with the same settings
   RUN/maml/seed-0/               one training run: checkpoints and history.json
   RUN/ranking/                   a run for ranking, if cold start and ranking were trained side by side
-  RUN/tune/study.db              trials of settings, and what they have found (gmeta tune)
+  RUN/tune/study.db              trials of settings, and their results (gmeta tune)
   RUN/tuned.toml
   RUN/evaluation.json            (gmeta evaluate)
   RUN/report.html, RUN/figures/
@@ -42,27 +42,27 @@ FAMILIES: Mapping[str, type[Config]] = {
 
 
 def family_of(config: Config) -> str:
-    """Return the key of `FAMILIES` of an experiment."""
+    """Return an experiment's key in `FAMILIES`."""
     return next(name for name, kind in FAMILIES.items() if isinstance(config, kind))
 
 
 def choose_families(given: str | None, settings: dict[str, Any], data: Path) -> tuple[str, ...]:
-    """Return what an experiment is for, and remove it from its settings.
+    """Return the purpose of an experiment, and remove it from the settings.
 
     Args:
       given: A key of `FAMILIES`, which the settings mustn't contradict; None: that of the settings, or else
-        what the data set suggests. One that was prepared without a label is for the next item, or without
-        times for retrieval. One without users is for ranking. One with users and a label is for cold start
-        and ranking side by side, unless a setting is one of either alone.
+        the one that the data set suggests. Data prepared without a label are for the next item or, without
+        times, for retrieval. Data without users are for ranking. Data with users and a label are for cold
+        start and ranking side by side, unless a setting belongs to only one of them.
       settings: The settings; their key ``for`` is removed.
       data: A prepared data set.
 
     Returns:
-      Keys of `FAMILIES`; of two, the first one trains in the run's folder and the second one in
+      Keys of `FAMILIES`. If there are two, the first one trains in the run's folder and the second one in
       `RunFolder.beside`.
 
     Raises:
-      ConfigError: It is no family, or two different ones are given.
+      ConfigError: A key is unknown, or two different ones are given.
     """
     named = settings.pop("for", None)
     if named is not None and named not in FAMILIES:
@@ -107,7 +107,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run has started in this folder."""
         return (self.path / _CONFIG).exists()
 
     @property
@@ -116,7 +116,7 @@ class RunFolder:
         return FolderLock(self.path / FILE_NAME, f"{self.path} is trained")
 
     def begin(self, config: Config, data: Path) -> None:
-        """Record the settings, or check that they equal those that the folder was begun with.
+        """Record the settings, or check that they equal those with which the run started.
 
         Raises:
           ConfigError: The folder holds a run with other settings or other data.
@@ -131,7 +131,7 @@ class RunFolder:
         }
         if file.exists():
             held = self._read(file)
-            # Settings that didn't exist yet when the run was begun get their defaults.
+            # Settings that didn't exist yet when the run started get their defaults.
             known = from_mapping(FAMILIES[held["for"]], _as_begun(held), where=str(file))
             differing = _differences(held | {"experiment": _plain(to_mapping(known))}, _plain(begun))
             if differing:
@@ -144,14 +144,14 @@ class RunFolder:
             write_atomically(file, json.dumps(begun, indent=1) + "\n")
 
     def resume(self, config: ExperimentConfig) -> ExperimentConfig | None:
-        """Return the experiment with the settings of methods that the run chose; None if it hasn't begun.
+        """Return the experiment with the settings of methods that the run chose; None if it hasn't started.
 
         Args:
-          config: The experiment as it is planned, before the choice.
+          config: The planned experiment, before the choice.
 
         Raises:
-          ConfigError: The run is for something else.
-          DataError: The settings that were saved can't be read.
+          ConfigError: The run is of another family.
+          DataError: The saved settings can't be read.
         """
         if not self.begun:
             return None
@@ -162,14 +162,14 @@ class RunFolder:
         return replace(config, methods=held.methods) if chose else config
 
     def load(self, *, unchanged: bool = False) -> tuple[Any, Path]:
-        """Read the settings, of a class of `FAMILIES`, and the data folder that the run was begun with.
+        """Read the settings, of a class of `FAMILIES`, and the data folder with which the run started.
 
         Args:
-          unchanged: Whether the data must be those that the run was begun with: models know ids by their
-            place among those of the training rows.
+          unchanged: Whether the data must be those with which the run started: models identify ids by their
+            position among the ids of training rows.
 
         Raises:
-          DataError: No run was begun here, or the data were prepared again since.
+          DataError: No run has started here, or the data have been prepared again since.
         """
         file = self.path / _CONFIG
         if not file.exists():
@@ -189,7 +189,7 @@ class RunFolder:
         """Check that the run in `beside` is for ranking, with this one's label and data.
 
         Raises:
-          DataError: It isn't, or the settings of either can't be read.
+          DataError: The run isn't, or the settings of either can't be read.
           ConfigError: The settings of either don't fit this gmeta.
         """
         (config, data), (ranking, source) = self.load(), self.beside.load()
@@ -213,10 +213,10 @@ class RunFolder:
 
     @property
     def family(self) -> str:
-        """The key of `FAMILIES` that the run was begun with.
+        """The key of `FAMILIES` with which the run started.
 
         Raises:
-          DataError: No run was begun here.
+          DataError: No run has started here.
         """
         return family_of(self.load()[0])
 
@@ -230,7 +230,7 @@ class RunFolder:
             raise DataError("incomplete", path=file, advice="delete it to start over")
         if not isinstance(held["data"], str) or not isinstance(held["experiment"], dict):
             raise DataError("not what gmeta writes", path=file, advice="delete it to start over")
-        held.setdefault("for", "cold-start")  # earlier versions knew nothing else
+        held.setdefault("for", "cold-start")  # earlier versions had no other family
         if held["for"] not in FAMILIES:
             raise DataError(
                 f"a run for {held['for']!r}, which this gmeta doesn't know",
@@ -241,7 +241,7 @@ class RunFolder:
 
 
 def _as_begun(held: Mapping[str, Any]) -> Any:
-    """Return the settings that a run has held, with what was the default when it was begun."""
+    """Return the settings that a run saved, with the defaults of the time when it started."""
     experiment = held["experiment"]
     if held["for"] == "retrieval" and isinstance(experiment, dict):
         for method in (experiment.get("methods") or {}).values():
@@ -269,5 +269,5 @@ _LONGEST = 60
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to the form in which JSON reads it back: tuples become lists."""
+    """Convert a value to the form that JSON reads back: tuples become lists."""
     return json.loads(json.dumps(value))

@@ -1,4 +1,4 @@
-"""A run that is trained to the end: its methods and baselines, and the file of what validation has chosen."""
+"""A fully trained run: its methods and baselines, and the file of the choices by validation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TrainedRun:
       baselines: Name -> the fitted baseline.
       described: Name of a baseline or of the blend -> its settings as part of a sentence.
       methods: Method -> seed -> its scorer; the blend is among them.
-      validation: Method or baseline -> its value in validation, by which the best are named. The blend's few
+      validation: Method or baseline -> its value in validation, which determines the best. The blend's few
         weights are fitted to the same data.
     """
 
@@ -48,7 +48,7 @@ class TrainedRun:
         return (max if self.HIGHER else min)(self.validation, key=self.validation.__getitem__)
 
     def label(self, name: str) -> str:
-        """Return what tables call a method or a baseline."""
+        """Return the name of a method or a baseline in tables."""
         if name == BLEND:
             return "blend of all"
         own = self.config.methods.get(name)
@@ -58,8 +58,8 @@ class TrainedRun:
         """Return the name and the scorer of a method or a baseline.
 
         Args:
-          name: Which one; None: the best in validation, be it a method or a baseline.
-          seed: Which of its seeds; None: the first. Baselines have none.
+          name: Which one; None: the best in validation, a method or a baseline.
+          seed: Which of its seeds; None: the first. Baselines have no seeds.
 
         Raises:
           ConfigError: There is no such method or seed.
@@ -80,17 +80,17 @@ class TrainedRun:
 
 
 def save_chosen(run: RunFolder, chosen: Mapping[str, Any]) -> None:
-    """Write what validation has chosen, as JSON values."""
+    """Write the choices by validation, as JSON values."""
     with explain_write_errors(run.path / CHOSEN):
         write_atomically(run.path / CHOSEN, json.dumps(chosen, indent=1) + "\n")
 
 
 @contextlib.contextmanager
 def read_chosen(run: RunFolder) -> Iterator[dict[str, Any]]:
-    """Yield what `save_chosen` wrote, and explain errors of what is made of it.
+    """Yield what `save_chosen` wrote, and explain errors that its use raises in the block.
 
     Raises:
-      DataError: The run isn't trained to the end, or the file isn't what gmeta writes.
+      DataError: The run isn't fully trained, or gmeta didn't write the file.
     """
     file = run.path / CHOSEN
     try:

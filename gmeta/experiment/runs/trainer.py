@@ -32,7 +32,7 @@ from gmeta.io.readers.read_options import AfterSteps, ReadingTime, Waiting
 from gmeta.models import MetaModel
 from gmeta.training.joint_optimizer import RateInFit
 
-# Checkpoints of a training run and its curves, saved after and within epochs, and their restoring.
+# Saves and restores checkpoints of a training run and its curves, after and within epochs.
 
 
 _HISTORY = "history.json"
@@ -41,9 +41,9 @@ _HISTORY = "history.json"
 class EpochCheckpoints(ShardedCheckpoint):
     """A callback that keeps checkpoints of a training run's last two epochs, and the curves so far.
 
-    A checkpoint holds model, tables and optimizer. It is a `ShardedCheckpoint` and whole by itself: all ranks
-    of a job write it, and any number of ranks can read it. Whatever kills the process, the last checkpoint is
-    whole. Rank 0 writes the curves, ``history.json``.
+    A checkpoint holds model, tables and optimizer. It is a self-contained `ShardedCheckpoint`: all ranks of a
+    job write it, and any number of ranks can read it. The last checkpoint stays whole even if the process is
+    killed. Rank 0 writes the curves, ``history.json``.
 
     With ``every``, further checkpoints are saved within the epochs, and each replaces the one before. An
     interrupted run resumes from the last checkpoint of either kind. If the order of the data is a function of
@@ -52,12 +52,12 @@ class EpochCheckpoints(ShardedCheckpoint):
 
     Args:
       folder: A folder for this training run alone.
-      every: Save after so many steps too.
+      every: Also save after this many steps.
 
     Attributes:
-      ranks_before: The number of ranks that shared the data of a step when the checkpoint that `restore` has
-        loaded was saved: the ranks of the job or, in an elastic job, those that it was started with. 0 if
-        `restore` has loaded nothing.
+      ranks_before: The number of ranks that shared the data of a step when the checkpoint that `restore`
+        loaded was saved: the ranks of the job or, in an elastic job, those at its start. 0 if `restore`
+        loaded nothing.
 
     Example:
       ::
@@ -77,10 +77,10 @@ class EpochCheckpoints(ShardedCheckpoint):
         self.ranks_before = 0
 
     def restore(self, model: tf.keras.Model, checkpoint: Path | None = None, **options: Any) -> int:
-        """Load the given checkpoint, or else the latest one, if there is any; options are those of the base.
+        """Load the given checkpoint, or else the latest one, if any; options are those of the base class.
 
         Returns:
-          How many epochs are done.
+          The number of epochs done.
 
         Raises:
           ConfigError: A table's width or optimizer differs from the saved one.
@@ -125,7 +125,7 @@ class EpochCheckpoints(ShardedCheckpoint):
             ) from error
 
     def logged(self, name: str) -> list[float]:
-        """Return what Keras has logged by a name, one value per epoch done; nan where it is absent."""
+        """Return the values that Keras logged under a name, one per epoch done; nan where absent."""
         return [logs.get(name, math.nan) for logs in self._history]
 
     @property
@@ -150,7 +150,7 @@ class EpochCheckpoints(ShardedCheckpoint):
             ) from error
 
     def _refuse_other_format(self) -> None:
-        """Raise an error if the folder holds training of an earlier gmeta, rather than overwrite it."""
+        """Raise an error, rather than overwrite, if the folder holds training by an earlier gmeta."""
         if (self._file.parent / "checkpoint").exists():
             raise DataError(
                 "its checkpoints are tf.train.Checkpoint's, from an earlier gmeta, and not sharded ones",
@@ -160,7 +160,7 @@ class EpochCheckpoints(ShardedCheckpoint):
 
 
 def read_logged(folder: Path, name: str) -> list[float]:
-    """Return what Keras has logged by a name in the training run of a folder, one value per epoch done."""
+    """Return the values that Keras logged under a name in a folder's training run, one per epoch done."""
     return [logs.get(name, math.nan) for logs in _read_history(folder / _HISTORY)]
 
 
@@ -177,11 +177,11 @@ class Outcome:
 
     Attributes:
       run: Its curves.
-      epochs_before: How many epochs an earlier call had done.
+      epochs_before: The number of epochs done by an earlier call.
       left_out: The records skipped in this call and why, each listed once: "FILE at byte OFFSET: what".
-      ranks_before: How many ranks shared a step's data in the earlier call; 0 if there was no earlier call.
-      steps_before: How many steps of the next epoch the earlier call had done.
-      waiting: How long training has waited for data in this call.
+      ranks_before: The number of ranks that shared a step's data in the earlier call; 0 without such a call.
+      steps_before: The number of steps of the next epoch done by the earlier call.
+      waiting: How long training waited for data in this call.
     """
 
     run: TrainingRun
@@ -208,22 +208,22 @@ def train(
     The order of tasks in an epoch is a function of (seed, epoch), so a resumed run sees the same data as an
     uninterrupted one.
 
-    On N ranks, a step has N times ``tasks_per_batch`` tasks; each rank takes its tasks from its own range of
-    the epoch's order. All ranks call the function together, and a job may resume what another number of ranks
-    began. In an elastic job, N is the number of ranks that the job was started with.
+    On N ranks, a step has N times ``tasks_per_batch`` tasks; each rank takes its tasks from its range of the
+    epoch's order. All ranks call the function together, and a job may resume training that a different number
+    of ranks began. In an elastic job, N is the number of ranks with which the job started.
 
     Args:
       config: The experiment.
       method: One of ``config.methods``.
       seed: The seed of initial weights, initial rows and the order of tasks.
       data: A prepared data set that has the experiment's splits.
-      folder: Where this run's checkpoints are.
+      folder: The folder of this run's checkpoints.
       callbacks: Keras callbacks, for example to show progress.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
-      checkpoint_every: Save after so many steps too, and not only at the end of each epoch.
+      checkpoint_every: Also save after this many steps, not only at the end of each epoch.
 
     Raises:
-      DataError: Bad records or a checkpoint that can't be restored.
+      DataError: Records are bad, or a checkpoint can't be restored.
     """
     model, checkpoints = restore(config, method, seed, folder=folder, checkpoint_every=checkpoint_every)
     done = len(checkpoints.run.epoch)
@@ -256,14 +256,14 @@ def train(
 
 
 class EndWhenInterrupted(StepCallback):
-    """Raises an interrupt that C++ has cleared, before the next step."""
+    """Raises an interrupt that C++ code cleared, before the next step."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         super().__init__()
         self._interrupts = interrupts
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Raise it.
+        """Raise the interrupt, if there was one.
 
         Raises:
           KeyboardInterrupt: There was an interrupt.
@@ -281,7 +281,7 @@ def _schedule(
 ) -> list[tf.keras.callbacks.Callback]:
     """Return the callback that sets the learning rate, if it isn't constant.
 
-    A run that another number of ranks began goes on at the share of its steps that is done.
+    A run that a different number of ranks began continues at the share of its steps that is done.
     """
     settings = config.methods[method]
     if settings.schedule == "constant":

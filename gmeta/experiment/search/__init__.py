@@ -1,7 +1,7 @@
-"""The choice of methods' settings on training tasks or validation data, within a budget of time.
+"""Chooses methods' settings on training tasks or validation data, within a time budget.
 
-`gmeta.experiment.search.trials.choose_settings` is what `gmeta train` calls. `gmeta tune` searches longer:
-``study`` runs trials by Optuna, and ``tunables`` has what a trial of each family of experiments does.
+`gmeta train` calls `gmeta.experiment.search.trials.choose_settings`. `gmeta tune` searches longer: ``study``
+runs trials with Optuna, and ``tunables`` defines a trial for each family of experiments.
 """
 
 __all__: list[str] = []

@@ -1,13 +1,13 @@
 r"""Prior variances of the factor model, estimated from the training labels.
 
 Ridge on factors (`gmeta.experiment.baselines.vectors`) has the same parts as the factor model: an item's bias
-and factors, with tasks' vectors of variance 1. So the variances of what it finds are estimates of the
-variances that the factor model's rows should have a priori (empirical Bayes).
+and factors, with tasks' vectors of variance 1. So the variances of its biases and factors estimate the prior
+variances of the factor model's rows (empirical Bayes).
 
-The variance of an item's number is divided between its own row and the rows of its attributes by moments. For
-two items, the product of their numbers has the expectation :math:`w K_{ij}`, where w is the variance of an
-attribute's row and :math:`K_{ij}` the product of the items' attributes. w is the regression of these products
-on K over all pairs of two items; what w leaves of an item's variance is its own.
+The variance of an item's number is split by moments between the item's row and the rows of its attributes.
+For two items, the product of their numbers has the expectation :math:`w K_{ij}`, where w is the variance of
+an attribute's row and :math:`K_{ij}` the product of the items' attributes. w is the regression of these
+products on K over all pairs of two items; the rest of an item's variance is that of the item's row.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def estimate_priors(
     """Return the settings with the variances of items and attributes that the labels suggest.
 
     Args:
-      warm: The training tasks; those that stand for new tasks are cut as the test tasks are.
+      warm: The training tasks; those that stand for new tasks are cut like test tasks.
       items: The number of items.
-      attributes: The attributes of all items; None: they have none.
+      attributes: The attributes of all items; None: items have none.
       unit: The change of a label, or of a rate, where the model's output changes by 1.
       settings: The number of factors, and all other settings.
     """
     with one_thread():
         found = _fit(warm, items, settings.dim)
-        # Its penalty makes factors too small, and the tasks' vectors as much too large.
+        # The penalty makes factors too small, and the tasks' vectors too large by the same factor.
         scale = np.linalg.cholesky(found.moments(warm.whole())[1:, 1:])
     rows = np.bincount(warm.whole().items, minlength=items)[:items]
     weights = rows / (rows + _TRUSTED)
@@ -57,7 +57,7 @@ def estimate_priors(
 
 
 def _fit(warm: Tasks, items: int, rank: int) -> ItemVectors:
-    """Fit ridge on factors by settings that cross-validation has chosen, with ``rank`` factors."""
+    """Fit ridge on factors with settings that cross-validation chooses, and ``rank`` factors."""
     folds = cut_folds(warm)
     biases = Biases.tune(folds, items)
     turns = []
@@ -71,11 +71,11 @@ def _fit(warm: Tasks, items: int, rank: int) -> ItemVectors:
 
 
 def _divide(numbers: Floats, known: csr_matrix | None, weights: Floats) -> tuple[float, float]:
-    """Divide the variance of items' numbers, (items, columns), into that of own and of attributes' rows.
+    """Split the variance of items' numbers, (items, columns), between items' and attributes' rows.
 
     Args:
       numbers: The numbers of the items.
-      known: (items, values) their attributes.
+      known: (items, values) the items' attributes.
       weights: (items,).
     """
     lengths = np.square(numbers).mean(axis=1)

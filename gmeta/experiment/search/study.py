@@ -1,13 +1,13 @@
-"""A search for settings by Optuna, which `gmeta tune` runs for minutes or hours and goes on with later.
+"""A search for settings with Optuna, which `gmeta tune` runs for minutes or hours and can resume later.
 
-A family of experiments gives a `Search`: a `Tunable` for each method, which has the settings to begin with,
-the space, and a function that trains with some settings and measures them on validation data. The file
-``study.db`` has one study for each method. Trials run one after the other, and the next one is of the method
-that trials have taken the least time for, so methods get equal shares of any budget, also over several calls
-and in several processes.
+A family of experiments defines a `Search`: a `Tunable` for each method, with the initial settings, the space,
+and a function that trains with some settings and measures them on validation data. The file ``study.db`` has
+one study for each method. Trials run one after the other. The next trial is of the method whose trials have
+taken the least time, so methods get equal shares of any budget, also over several calls and in several
+processes.
 
-The file is SQLite's, whose transactions leave a whole study behind if a process is killed or the disk is
-full; a line that a journal writes in part would make it unreadable.
+The file is an SQLite database, whose transactions keep each study whole if a process is killed or the disk is
+full; in a journal file, a partly written line would make the study unreadable.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from gmeta.experiment.plan.search_space import Choice, Space, get_setting, put_s
 from gmeta.experiment.search.trials import LEAST_GAIN, list_changes
 
 FILE_NAME = "study.db"
-_BEAT = 15  # seconds between the signs of life of a trial; twice that without one, and it counts as killed
+_BEAT = 15  # seconds between heartbeats of a trial; without one for twice that time, it counts as killed
 _START, _ITSELF, _METHOD = "start", "itself", "method"
-_RANDOM = 8  # trials of a study, among them those to begin with, before the sampler models the others
+_RANDOM = 8  # trials of a study, including the initial ones, before the sampler models the others
 
 
-# What a family of experiments gives.
+# The definitions that a family of experiments makes.
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial has measured on validation data.
+    """The result of a trial on validation data.
 
     Attributes:
       value: The value of ``method``.
       method: The settings with the best number of epochs.
-      itself: The value of the settings as the trial got them.
+      itself: The value of the settings that the trial was given.
     """
 
     value: float
@@ -65,17 +65,17 @@ Report = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Tunable:
-    """A method whose settings are searched for.
+    """A method to tune.
 
     Attributes:
       name: The method's name.
       label: Its name in tables.
       starts: The settings of the first trials: the present ones, and others that may be better.
       space: The settings that are searched over.
-      evaluate: Trains with some settings and measures them. It calls the `Report` before it goes on after a
-        part of the epochs, and the callback of the interrupts in each step.
+      evaluate: Trains with some settings and measures them. It calls the `Report` after each part of the
+        epochs but the last, and the callback of the interrupts in each step.
       seconds: An estimate of the duration of a trial.
-      warm_up: A trial isn't ended for its values up to this step.
+      warm_up: A trial isn't pruned for its values up to this step.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Tunable:
 
 @dataclass(frozen=True)
 class Search:
-    """The methods of an experiment whose settings are searched for.
+    """The methods of an experiment to tune.
 
     Attributes:
       tunables: The methods.
-      measure: What a trial's value is, such as ``"log loss"``.
+      measure: The name of a trial's value, such as ``"log loss"``.
       maximize: Whether higher values are better.
-      begun: What trials depend on besides a method's settings, as JSON values: the data, and other settings.
+      begun: The other inputs of trials besides a method's settings, as JSON values: data and other settings.
     """
 
     tunables: Sequence[Tunable]
@@ -106,15 +106,15 @@ class Search:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the search has found for a method.
+    """The result of the search for a method.
 
     Attributes:
       tunable: The method.
       method: The settings: the best ones if they are better by `LEAST_GAIN`, else the present ones.
-      before: The value of the present settings; None: their trial hasn't ended.
-      after: The best value of all trials; None: no trial has ended.
-      trials: The number of trials that have ended, in all calls.
-      pruned: How many further ones were ended early.
+      before: The value of the present settings; None: their trial isn't complete.
+      after: The best value of all trials; None: no trial is complete.
+      trials: The number of complete trials, in all calls.
+      pruned: The number of further trials that were ended early.
     """
 
     tunable: Tunable
@@ -132,11 +132,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Found:
-    """What `search_settings` has found.
+    """The result of `search_settings`.
 
     Attributes:
       methods: A `Tuned` for each method.
-      interrupted: Whether an interrupt has ended the search.
+      interrupted: Whether an interrupt ended the search.
     """
 
     methods: Sequence[Tuned]
@@ -148,7 +148,7 @@ class Found:
 
 @dataclass
 class _Study:
-    """The study of a method, and what this call adds to it."""
+    """The study of a method, and the state of this call."""
 
     tunable: Tunable
     search: Search
@@ -157,7 +157,7 @@ class _Study:
 
     @classmethod
     def open(cls, tunable: Tunable, search: Search, storage: Any) -> _Study:
-        # Trials of other data, or beside other settings, aren't comparable, and have a study of their own.
+        # Trials on other data, or with other settings of the experiment, aren't comparable: separate studies.
         begun = {
             **search.begun,
             "starts": to_mapping(tunable.starts[0]),
@@ -171,7 +171,7 @@ class _Study:
             load_if_exists=True,
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=tunable.warm_up),
         )
-        # A seed of its own for each call, or a resumed study would draw the same settings again.
+        # Each call has a different seed, or else a resumed study would draw the same settings again.
         study.sampler = optuna.samplers.TPESampler(
             n_startup_trials=_RANDOM, multivariate=True, constant_liar=True, seed=len(study.trials)
         )
@@ -181,17 +181,17 @@ class _Study:
         return self.study.get_trials(deepcopy=False, states=states or None)
 
     def seconds(self) -> float:
-        """Return how long the trials of all calls took."""
+        """Return the total time of the trials of all calls."""
         ended = self.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         return sum(each.duration.total_seconds() for each in ended if each.duration)
 
     def of_trial(self) -> tuple[float, bool]:
-        """Return how long a trial takes, and whether this was measured."""
+        """Return the duration of a trial, and whether it was measured."""
         ended = [each.duration.total_seconds() for each in self.trials(TrialState.COMPLETE) if each.duration]
         return (float(np.median(ended)), True) if ended else (self.tunable.seconds, False)
 
     def run(self, deadline: float, interrupts: Interrupts, say: Callable[[str], None]) -> None:
-        """Run the next trial; it is ended at the deadline."""
+        """Run the next trial, and end it at the deadline."""
         self._begin_with_starts()
         self.own += 1
 
@@ -219,13 +219,13 @@ class _Study:
             trial.set_user_attr(_ITSELF, found.itself)
             return found.value
 
-        # A trial that the budget has ended says nothing of its settings, so it counts as failed.
+        # A trial that the budget ended is no evidence about its settings, so it counts as failed.
         self.study.optimize(evaluate, n_trials=1, catch=(_OutOfTimeError,))
         gc.collect()  # a model's tables
         say(self._describe(self.study.trials[begun[0]]))
 
     def _begin_with_starts(self) -> None:
-        """Enqueue the settings to begin with, unless their trials have ended, wait, or run elsewhere."""
+        """Enqueue the initial settings, unless their trials are complete, waiting, or running elsewhere."""
         optuna.storages.fail_stale_trials(self.study)
         of = {each.user_attrs.get(_START) for each in self.trials() if each.state != TrialState.FAIL}
         for number, method in enumerate(self.tunable.starts):
@@ -260,7 +260,7 @@ class _Study:
         return list_changes(to_mapping(self.tunable.starts[0]), dict(trial.user_attrs[_METHOD]))
 
     def best(self) -> FrozenTrial | None:
-        """Return the best of the trials that have ended."""
+        """Return the best complete trial."""
         ended = self.trials(TrialState.COMPLETE)
         sign = -1 if self.search.maximize else 1
         return min(ended, key=lambda each: sign * each.value, default=None)
@@ -271,7 +271,7 @@ class _Study:
         best, before = self.best(), None if first is None else float(first.user_attrs[_ITSELF])
         method = present = self.tunable.starts[0]
         if best is not None and before is not None and self._is_better(best.value, before):
-            # Not the present settings themselves, or the same with fewer epochs.
+            # Other settings, or the present ones with fewer epochs.
             method = from_mapping(type(present), best.user_attrs[_METHOD], where=f"trial {best.number + 1}")
         pruned = len(self.trials(TrialState.PRUNED))
         return Tuned(self.tunable, method, before, best and best.value, len(ended), pruned)
@@ -283,7 +283,7 @@ class _Study:
 
 
 class _OutOfTimeError(Exception):
-    """A trial has come to the end of the budget."""
+    """A trial has reached the end of the budget."""
 
 
 # The search over all methods.
@@ -297,14 +297,14 @@ def search_settings(
     trials: int | None = None,
     say: Callable[[str], None],
 ) -> Found:
-    """Search for better settings of all methods, and add to what earlier calls have found.
+    """Search for better settings of all methods, and add to the results of earlier calls.
 
     Args:
-      search: The methods. With other data or present settings, the file gets other studies.
+      search: The methods. Different data or present settings get separate studies in the file.
       folder: The folder of ``study.db``. Several processes may search in it at once.
-      seconds: When to end; a trial that runs then is ended after a part of its epochs.
-      trials: The most trials of a method in this call.
-      say: Takes the sentences that describe the plan and each trial.
+      seconds: The time limit; a trial that is running then ends after a part of its epochs.
+      trials: The maximum number of trials of a method in this call.
+      say: Called with the sentences that describe the plan and each trial.
 
     Raises:
       DataError: A record is bad.
@@ -326,7 +326,7 @@ def search_settings(
 
 
 def _plan(studies: Sequence[_Study], seconds: float, trials: int | None, others: bool) -> str:
-    """Return what the budget buys."""
+    """Describe how many trials the budget allows."""
     share = seconds / max(len(studies), 1)
     parts, before = [], 0
     for each in studies:
@@ -344,12 +344,12 @@ def _plan(studies: Sequence[_Study], seconds: float, trials: int | None, others:
 def _run_all(
     studies: Sequence[_Study], deadline: float, trials: int | None, say: Callable[[str], None]
 ) -> bool:
-    """Run trials until the deadline; return whether an interrupt has come before."""
+    """Run trials until the deadline; return whether an interrupt came before."""
     with remember_interrupts() as interrupts:
         try:
             while True:
                 left = deadline - time.monotonic()
-                # A trial that takes longer than what is left is begun only where nothing is known yet.
+                # A trial that takes longer than the remaining time starts only if there are no results yet.
                 fitting = [
                     each
                     for each in studies
@@ -361,14 +361,14 @@ def _run_all(
                 min(fitting, key=_Study.seconds).run(deadline, interrupts, say)
                 interrupts.raise_again()
         except BaseException:
-            if not interrupts.came:  # C++ may have made another error of it
+            if not interrupts.came:  # C++ may have changed its type
                 raise
             return True
 
 
 @contextlib.contextmanager
 def _explain_errors(file: Path) -> Iterator[None]:
-    """Turn errors of the file into one line; the studies in it stay whole."""
+    """Report errors of the file in one line; the studies in it stay whole."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         with warnings.catch_warnings():

@@ -1,9 +1,9 @@
-"""The choice of methods' settings by trials on training tasks, within a budget of time.
+"""Chooses methods' settings by trials on training tasks, within a time budget.
 
 A third of the training tasks stand for new tasks (`gmeta.experiment.plan.task_sets.divide_training`), as in
-the cross-validation by which baselines are tuned; no test task takes part. A trial trains a method on the
-other training tasks, and measures it on these. Trials follow a list of moves, such as a higher rate: each
-changes the best settings so far, and is kept if it lowers the loss.
+the cross-validation that tunes baselines; no test task is used. A trial trains a method on the other training
+tasks, and measures it on these. Trials follow a list of moves, such as a higher rate: each changes the best
+settings so far, and is kept if it lowers the loss.
 
 The duration of a trial is estimated from the size of the data, not measured. So the choice is a function of
 the data, the settings, the budget and the number of ranks.
@@ -95,7 +95,7 @@ OF_STEPS: Sequence[Move] = (
 """The moves of other methods: at a constant rate, a trial also measures them at parts of its epochs."""
 
 
-# A trial, and how long it takes.
+# A trial and its duration.
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Trials:
         return sum(len(batch["task"]) for batch in self.asked)
 
     def seconds(self, method: MethodConfig) -> tuple[float, float]:
-        """Estimate the duration of a trial on two cores: that without epochs, and that of an epoch."""
+        """Estimate the duration of a trial on two cores: that without epochs, and that of one epoch."""
         start, step, row = _COSTS[method.inner.algorithm != "ridge" and method.inner.steps > 0]
         return start, self.steps * (step + row * self.rows_per_step)
 
@@ -165,7 +165,7 @@ class Trials:
         parts: Sequence[int],
         callbacks: Sequence[tf.keras.callbacks.Callback] = (),
     ) -> Iterator[float]:
-        """Train a method, and yield its loss after each of these numbers of epochs; the last ends a cycle."""
+        """Train a method, and yield its loss after given numbers of epochs; the last one ends the cycle."""
         config, seed = replace(self.config, methods={name: method}), self.config.seeds[0]
         model = build_model(config, name, seed)
         options = io.ReadOptions(seed=seed, on_bad=self.on_bad)
@@ -174,7 +174,7 @@ class Trials:
             callbacks = [*callbacks, _one_cycle(max(int(tasks.cardinality()) * parts[-1], 1))]
         done = 0
         for epochs in parts:
-            # The dataset counts its epochs; to Keras, all of them are one, which costs less.
+            # The dataset counts its epochs; Keras sees all of them as one, which is faster.
             model.fit(tasks.repeat(epochs - done), epochs=1, verbose=0, callbacks=[*callbacks])
             done = epochs
             after = predict_after(model, self.asked, config.evaluation_steps)
@@ -200,13 +200,13 @@ _COSTS = {True: (10.0, 5e-3, 15e-6), False: (3.0, 2e-3, 8e-6)}
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the search found for a method.
+    """The result of the search for a method.
 
     Attributes:
       method: The settings.
       trials: The number of trials.
       before: The loss with the settings that the search began with.
-      after: The loss with the chosen ones.
+      after: The loss with the chosen settings.
     """
 
     method: MethodConfig
@@ -225,7 +225,7 @@ def choose_settings(
     Args:
       config: The experiment, with the settings that the search begins with.
       data: A prepared data set.
-      say: Takes the sentences that describe the plan and the choices.
+      say: Called with the sentences that describe the plan and the choices.
       on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
 
     Returns:
@@ -262,18 +262,18 @@ def choose_settings(
 def _search(
     trials: Trials, name: str, first: Sequence[MethodConfig], moves: Sequence[Move], share: float
 ) -> tuple[Chosen, float]:
-    """Try the first settings, then the moves, as long as the share of the budget lasts.
+    """Try the first settings, then the moves, within the share of the budget.
 
     Returns:
-      What was found, and the estimated seconds that it took.
+      The result, and the estimated seconds that it took.
     """
     usual = first[0]
     start, of_epoch = trials.seconds(usual)
     fit = int((share / max(len(first), 2) - start) / of_epoch)  # epochs of a trial
     shorter = fit < usual.epochs
     if shorter:
-        # Short trials favour wide priors and high rates, which longer training regrets. So they only compare
-        # the first settings.
+        # Short trials favour wide priors and high rates, which are worse in longer training. So they only
+        # compare the first settings.
         moves = ()
         if len(first) < 2 or fit < max(usual.epochs * SHORTEST, 1):
             return Chosen(usual, 0, math.inf, math.inf), 0.0
@@ -298,10 +298,10 @@ def _search(
 
 
 def with_estimates(config: ExperimentConfig, data: Path, on_bad: OnBad) -> dict[str, list[MethodConfig]]:
-    """Return each method's further settings to begin with: priors that are estimated, and a higher rate.
+    """Return each method's further initial settings: estimated priors, and a higher rate.
 
-    Training finds the most probable rows and doesn't average over all others, so factors may overfit under
-    priors of their true variance. Half of it is tried first.
+    Training finds the most probable rows rather than averaging over the posterior, so factors may overfit
+    under priors with their true variance. Half of it is tried first.
     """
     found: dict[str, list[MethodConfig]] = {name: [] for name in config.methods}
     factors = [name for name, method in config.methods.items() if method.model == FACTORS]
@@ -329,7 +329,7 @@ def with_estimates(config: ExperimentConfig, data: Path, on_bad: OnBad) -> dict[
 
 
 def _of_first_rank(method: MethodConfig) -> MethodConfig:
-    """Return the settings of rank 0: on another processor, an estimate may differ in its last digits."""
+    """Return the settings of rank 0, since other processors may differ in an estimate's last digits."""
     text = collectives.broadcast_object(json.dumps(to_mapping(method)))
     return from_mapping(MethodConfig, json.loads(text), where="rank 0")
 

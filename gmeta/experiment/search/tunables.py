@@ -1,8 +1,8 @@
-"""What `gmeta tune` needs of each family of experiments: how settings are planned, and a trial.
+"""What `gmeta tune` needs from each family of experiments: the planning of settings, and a trial.
 
 A trial trains on training data and measures on validation data, as the choice in `gmeta train` does: for cold
-start, a third of the training tasks stands for new ones (`gmeta.experiment.search.trials`); for the next
-item and for ranking, the validation part by which epochs are chosen. Test data take no part.
+start, a third of the training tasks that stand for new ones (`gmeta.experiment.search.trials`); for the next
+item and for ranking, the validation part that chooses epochs. Test data aren't used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Family:
 
 
 def _begun(config: Any, data: Path) -> dict[str, Any]:
-    """Return what trials of any method depend on; a study adds its own method's settings."""
+    """Return the inputs that trials of all methods share; a study adds its method's settings."""
     settings = {key: value for key, value in to_mapping(config).items() if key not in ("methods", "budget")}
     return {"data": Manifest.load(data).digest, "experiment": settings}
 
@@ -85,7 +85,7 @@ def _search_cold_start(config: ExperimentConfig, data: Path, on_bad: OnBad) -> S
         estimated = with_estimates(config, data, on_bad)
     tunables = []
     for name, method in config.methods.items():
-        # Estimated priors are for settings that neither the user nor `gmeta train` has chosen.
+        # Estimated priors replace only settings that neither the user nor `gmeta train` chose.
         starts = [method, *(estimated[name] if method.factors == FactorSettings() else [])]
         start, of_epoch = trials.seconds(method)
         tunables.append(
@@ -105,9 +105,9 @@ def _search_cold_start(config: ExperimentConfig, data: Path, on_bad: OnBad) -> S
 def _measure_tasks(
     trials: Trials, name: str, method: MethodConfig, report: Report, interrupts: Interrupts
 ) -> Measured:
-    """Train a method, and measure it after each quarter of its epochs; its value is that of the best.
+    """Train a method, and measure it after each quarter of its epochs; its value is the best of these.
 
-    A rate that falls to 0 has its value at the end.
+    With a rate that falls to 0, the value is that at the end.
     """
     parts = sorted({max(round(method.epochs * part / _PARTS), 1) for part in range(1, _PARTS + 1)})
     found: list[float] = []

@@ -137,8 +137,8 @@ def write_tally(out: IO[bytes], tally: str) -> None:
 # Parsing of lines of text to records, for pieces of files: from a pipe, or from a split on a cluster.
 #
 # Values stay text; `normalise` converts them to numbers. Unlike a reader of whole files, this one can't know
-# a line's number, and can't join a field that spans several lines. It drops the line that names the columns
-# wherever it comes.
+# a line's number, and can't join a field that spans several lines. It drops the line that names the columns,
+# wherever it occurs.
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -153,7 +153,7 @@ class TextForm:
       delimiter: The character between fields.
       quote: The character that encloses a field with a delimiter.
       header: Whether a line of the file names the columns.
-      null: Texts that stand for null, besides the empty one.
+      null: Texts that stand for null, in addition to the empty one.
     """
 
     format: str
@@ -182,8 +182,8 @@ def parse_lines(
       spec: Names the wanted columns.
 
     Yields:
-      A pair: records with those of the wanted columns that the lines have, as text or lists of text; and the
-      lines that aren't records. Blank lines are ignored. If a line can't be decoded, there are several pairs.
+      A pair: records with the wanted columns that the lines have, as text or lists of text; and the lines
+      that aren't records. Blank lines are ignored. If a line can't be decoded, several pairs are yielded.
     """
     lines = lines.removeprefix(_BOM)
     try:

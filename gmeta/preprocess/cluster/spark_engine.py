@@ -78,7 +78,7 @@ def spark_session(master: str | None = None, conf: Mapping[str, str] | None = No
     """Provide the active session, or a new one that is stopped at the end.
 
     Args:
-      master: Where to run; None: as ``spark-submit`` or Spark's own files set it, else on this machine.
+      master: Spark's master. None: that of ``spark-submit`` or Spark's files, otherwise this machine.
       conf: More settings for a new session.
 
     Raises:
@@ -123,7 +123,7 @@ def spark_session(master: str | None = None, conf: Mapping[str, str] | None = No
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Convert Spark's errors to gmeta's, in one line; if a worker raised an error, raise that one.
+    """Convert Spark's errors to gmeta errors of one line; if a worker raised an error, raise that error.
 
     Raises:
       GmetaError: Spark raised an error.
@@ -177,7 +177,7 @@ def prepare_on_spark(
         for each core.
       master: Spark's master, such as ``local[4]`` or ``yarn``. None: that of ``spark-submit``, or this
         machine.
-      conf: Settings for a new session. An active session is used as it is.
+      conf: Settings for a new session. An active session is used unchanged.
       progress: Called at the end of each stage.
 
     Returns:
@@ -287,7 +287,7 @@ def _write(
 
 
 def salts_of(spark: SparkSession, partitions: int) -> Ints:
-    """Find, for each partition, a number that Spark's hash sends there, to address rows to partitions."""
+    """Find a number for each partition that Spark's hash maps to it, to address rows to partitions."""
     found: dict[int, int] = {}
     start, step = 0, 8 * partitions + 64
     while len(found) < partitions:

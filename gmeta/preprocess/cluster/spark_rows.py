@@ -1,10 +1,10 @@
 """The work of Spark's workers on rows: generators from Arrow batches to Arrow batches, for ``mapInArrow``.
 
 Rows travel between workers in parcels: one cell holds some megabytes of rows as an Arrow stream. Spark moves,
-partitions and sorts parcels by the numbers beside them, and never decodes them: to convert twenty columns to
+partitions and sorts parcels by the numbers beside them, and never decodes them: converting twenty columns to
 Spark's rows and back, row by row, would cost ten times as much as all the work done here.
 
-This module doesn't import Spark. Each function gets the job and a partition, as an iterator of batches.
+This module doesn't import Spark. Each function takes the job and a partition, as an iterator of batches.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from gmeta.preprocess.source import (
     to_arrow,
 )
 
-# The records of a partition: from pieces of files that workers read by themselves, or as Spark reads them.
+# The records of a partition, read either by the workers from pieces of files, or by Spark.
 #
 # A piece is a byte range of a text file, or row groups of a Parquet file. Spark reads what only it can read:
-# lines of text with their files, or columns. Either becomes good rows.
+# lines of text with their files, or columns. Both are converted to good rows.
 
 FILE, LINE = "_gmeta_file", "_gmeta_line"
 """Columns of the input: the file's path and, for a text file, a line."""
@@ -80,7 +80,7 @@ class FileSplit(NamedTuple):
 
 
 def cut_files(job: TableInput, workers: int) -> list[FileSplit]:
-    """Cut a job's files into pieces, some for each worker.
+    """Cut a job's files into pieces, several for each worker.
 
     Raises:
       DataError: A file can't be read.
@@ -116,7 +116,7 @@ def _row_groups(path: Path, number: int, aim: int) -> Iterator[FileSplit]:
 
 
 def read_split(job: TableInput, split: FileSplit) -> Iterator[bytes | pa.RecordBatch]:
-    """Yield blocks of lines, or records with those of the job's columns that the file has.
+    """Yield blocks of lines, or records with the job's columns that the file has.
 
     Raises:
       DataError: The file can't be read.
@@ -221,7 +221,7 @@ def join_lines(batch: pa.RecordBatch) -> bytes:
 
 
 ROWS, SALT, PIECE = "rows", "salt", "piece"
-"""The columns of the parcel, of the number whose hash selects its partition, and of the shard's piece."""
+"""The columns that hold the parcel, the number whose hash selects its partition, and the shard's piece."""
 
 READ = "tally string, stride bigint, sample binary, rows binary"
 RANGED = "salt bigint, range bigint, rows binary"
@@ -326,7 +326,7 @@ def place_pieces(
 
 
 def write_shards(job: TableJob, folder: Path, pieces: int, batches: Batches) -> Batches:
-    """Write shards from pieces that come in order, and yield each shard's manifest entry as JSON."""
+    """Write shards from pieces that arrive in order, and yield each shard's manifest entry as JSON."""
     attempt = f"spark-{uuid.uuid4().hex[:8]}"
     parcels = (one for batch in batches for one in numbered_parcels(batch, PIECE))
 
@@ -379,7 +379,7 @@ def _unpack(batches: Batches) -> Iterator[Columns]:
 
 
 def gather(parts: Iterable[Columns]) -> Iterator[Columns]:
-    """Yield the rows of many parts at once."""
+    """Join parts to larger ones of at least `_HELD_ROWS` rows, except the last, and yield them."""
     held: list[Columns] = []
     for rows in parts:
         held.append(rows)

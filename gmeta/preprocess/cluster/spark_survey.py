@@ -1,8 +1,7 @@
-"""Decides the settings that a spec leaves open, by all values of a table that only Spark can read.
+"""Decides the settings that a spec leaves open, from all values of a table that only Spark can read.
 
-Each worker surveys its part of the table as `gmeta.preprocess.tables.type_survey` does a file, and the
-driver merges what they have found. So the types are those that `gmeta.preprocess.prepare` decides for the
-same rows.
+Each worker surveys its part of the table as `gmeta.preprocess.tables.type_survey` surveys a file, and the
+driver merges the results. So the types are those that `gmeta.preprocess.prepare` decides for the same rows.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ _BATCH_ROWS = 1 << 19
 
 @dataclass
 class Survey:
-    """What is known of a table's columns, or of those of a part of it.
+    """The survey of the columns of a table, or of a part of it.
 
     Attributes:
       headers: The different lists of columns that records have.
-      found: Column -> what its values are.
-      examples: Column -> a kind of value, or a region of times -> a value.
+      found: Column -> the kinds of its values.
+      examples: Column -> kind of value or region of times -> a value.
     """
 
     headers: set[tuple[str, ...]] = field(default_factory=set)
@@ -64,7 +63,7 @@ class Survey:
         self.found[source] = self.found[source].merge(own) if source in self.found else own
 
     def merge(self, other: Survey) -> None:
-        """Add what another worker has found."""
+        """Add the survey of another worker."""
         self.headers |= other.headers
         for source, own in other.found.items():
             self.add(source, own)
@@ -105,7 +104,7 @@ def _of_list(value: Sequence[Any]) -> Findings:
 
 
 def resolve_on_spark(table: DataFrame, spec: TableSpec, files: Sequence[InputFile]) -> TableSpec:
-    """Decide everything that a spec leaves open, by all values of a table.
+    """Decide everything that a spec leaves open, from all values of a table.
 
     Args:
       table: Lines of text and their files; or columns.
@@ -247,7 +246,7 @@ def _survey_table(
 
 
 def _joined(batches: Batches) -> Iterator[pa.Table]:
-    """Yield the batches joined to larger ones, of which a query each is worth its planning."""
+    """Join batches to larger ones, each large enough to be worth planning a query for it."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)

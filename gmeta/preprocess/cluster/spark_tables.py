@@ -53,7 +53,7 @@ def open_job(
 
     Args:
       spark: The session.
-      data: What `open_table` opens.
+      data: As for `open_table`.
       out: The data set's folder.
       spec: The description of the columns.
       config: The settings.
@@ -84,10 +84,10 @@ def open_job(
 
 
 def kind_of(data: Sequence[str | os.PathLike[str]]) -> str:
-    """Return what some data are: ``"file"``, ``"address"`` or ``"hive"``.
+    """Return the kind of some data: ``"file"``, ``"address"`` or ``"hive"``.
 
     Raises:
-      ConfigError: They are of several kinds, or several tables.
+      ConfigError: The data are of several kinds, or several tables.
     """
     given = [os.fspath(one) for one in data]
     kinds = {"hive" if one.startswith(HIVE) else "address" if "://" in one else "file" for one in given}
@@ -99,8 +99,8 @@ def kind_of(data: Sequence[str | os.PathLike[str]]) -> str:
 def open_table(spark: SparkSession, data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> FoundTable:
     """Find a table, and decide what its spec leaves open.
 
-    For data that only the cluster can read, workers survey the values, and the files' sizes and times of
-    change identify the content.
+    For data that only the cluster can read, workers survey the values, and the files' sizes and modification
+    times identify the content.
 
     Args:
       spark: The session.

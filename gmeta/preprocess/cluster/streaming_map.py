@@ -66,7 +66,7 @@ class Task(Generic[J]):
       sink: Standard output.
 
     Attributes:
-      attempt: The name of this attempt, as Hadoop gives it.
+      attempt: The name that Hadoop gives to this attempt.
     """
 
     def __init__(self, job: J, folder: Path, source: IO[bytes], sink: IO[bytes]) -> None:
@@ -99,7 +99,7 @@ def load_tally(folder: Path, *, advice: str) -> Tally:
     """Read the tally that a reducer has written into the job's folder.
 
     Raises:
-      DataError: It isn't there.
+      DataError: The file doesn't exist.
     """
     path = folder / TALLY_FILE
     try:
@@ -113,7 +113,7 @@ def run(program: str, jobs: type[J], stages: Mapping[str, Stage[J]], about: str)
 
     Args:
       program: The program's name.
-      jobs: The kind of its jobs.
+      jobs: The class of its jobs.
       stages: Name -> the function that runs the stage.
       about: The description of the program in its help.
     """

@@ -5,7 +5,7 @@ stage          reads                                       writes
 =============  ==========================================  ==================================================
 ``bounds``     ``gmeta-map sample``, one reducer           the bounds of the ranges
 ``tasks``      ``gmeta-map rows``                          rows in order, numbered in their tasks
-``shards``     ``gmeta-map batches``                       shards, and what the manifest says of each
+``shards``     ``gmeta-map batches``                       shards, and the manifest's entry of each
 ``finish``     nothing                                     the manifest
 =============  ==========================================  ==================================================
 
@@ -52,7 +52,7 @@ _SPLIT = 1 << 20  # bytes parsed at once: a reducer holds a range in memory, and
 
 
 def bounds(task: Task[TableJob]) -> None:
-    """Choose the ranges, and delete what an earlier run counted and collected: it may be of other input."""
+    """Choose the ranges, and delete the counts and texts of an earlier run, whose input may differ."""
     samples = []
     for block in row_text.blocks(task.source):
         samples += [*runs(*row_text.read_rows(block, task.job.columns()))]

@@ -32,11 +32,11 @@ from gmeta.preprocess.tables.table_source import TableSource
 
 # The counts of bad records, kept by each worker and added up; the sum doesn't depend on who read what.
 #
-# A worker that reads a piece of a file doesn't know its position in the file. So examples show the records'
-# content, and the first ones in alphabetical order are kept.
+# A worker that reads a piece of a file can't determine its position in the file. So examples show the
+# records' content, and the first ones in alphabetical order are kept.
 
 _DESCRIBED = (
-    1000  # bad records of a part that are described: so many that the cuts seldom affect the kept examples
+    1000  # bad records of a part that are described: enough that the cuts seldom affect the kept examples
 )
 
 
@@ -46,7 +46,7 @@ class Tally:
 
     Attributes:
       rows_read: The number of records read, bad ones included.
-      counts: (file's number, reason) -> how many are bad.
+      counts: (file's number, reason) -> the number of bad records.
       examples: (file's number, reason) -> messages on the first few.
     """
 
@@ -159,7 +159,7 @@ class InputFile:
 
 @dataclass(frozen=True)
 class TableInput:
-    """What workers need to know of a table.
+    """The facts about a table that workers need.
 
     Attributes:
       name: The table's name in the summary.
@@ -187,7 +187,7 @@ class TableInput:
         return Path(self.files[file].path)
 
     def file_of(self, uri: str | None) -> int:
-        """Return the number of the file that a cluster names ``uri``: the longest common path end decides."""
+        """Return the number of the file that a cluster names ``uri``, by the longest common path end."""
         if uri is None:
             return 0
         parts = PurePosixPath(unquote(uri)).parts[::-1]
@@ -204,7 +204,7 @@ class TableInput:
         """Raise an error if bad records are refused, or if good rows are missing.
 
         Args:
-          rows: The rows that have come to where they are written.
+          rows: The number of rows that arrived where they are written.
           tally: The tally of all records.
 
         Raises:
@@ -229,7 +229,7 @@ class TableInput:
         """Read ``job.json``.
 
         Raises:
-          DataError: The file doesn't exist, or another version of gmeta wrote it, or it is of another job.
+          DataError: The file doesn't exist, is of another job, or was written by another version of gmeta.
         """
         path = folder / _FILE
         try:
@@ -282,7 +282,7 @@ def find_table(data: Sequence[str | os.PathLike[str]], spec: TableSpec) -> Found
 
 
 def refuse_shape(spec: TableSpec) -> None:
-    """Refuse what one machine alone does.
+    """Refuse settings that only a preparation on one machine supports.
 
     Raises:
       ConfigError: The spec has a shape, or titles in a column that it doesn't store.
@@ -315,7 +315,7 @@ def text_form(form: CsvForm, names: Sequence[str], path: Path | str) -> TextForm
     """Return the form of a file of separated fields, as workers read it.
 
     Raises:
-      ConfigError: They don't read files of this form.
+      ConfigError: Workers don't read files of this form.
     """
     delimiter = form.delimiter or ","
     if len(delimiter) > 1 or form.escape:

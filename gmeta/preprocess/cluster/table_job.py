@@ -1,4 +1,4 @@
-"""A preparation by many workers: the description that each reads, the shards that each writes, their joining.
+"""A preparation by many workers: its description, the shards that each writes, and how they are joined.
 
 A job's folder, which all workers see, holds
 
@@ -7,14 +7,14 @@ job.json      the input and the settings; written first
 bounds.tsv    the first rows of the ranges (`gmeta.preprocess.plan.ranges`)
 tally.json    how many records were read, and which were bad
 counts/       one file per range: how many rows its tasks have
-collected/    what mappers collected of the texts (`gmeta.preprocess.plan.texts`)
+collected/    the texts that mappers collected (`gmeta.preprocess.plan.texts`)
 shards/       the shards and their indexes; they are moved to the data set's folder at the end
 ============  ==========================================================================================
 
-Workers may be killed, repeated, or run twice at once. Each attempt at a shard writes into a folder of its own
+Workers may be killed, repeated, or run twice at once. Each attempt at a shard writes into a separate folder
 (`write_attempt`). Once the shard and its index are whole and on the disk, it renames them to their final
-names. A later attempt replaces equal bytes by equal bytes, so it doesn't matter which attempt a scheduler
-accepts. Killed attempts leave only their folders, which the end of the job removes.
+names. A later attempt replaces files by equal files, so it doesn't matter which attempt a scheduler accepts.
+Killed attempts leave only their folders, which are removed at the end of the job.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TableJob(TableInput):
           spec: The description of the columns; the first file decides its open settings.
           config: The settings.
           on_bad: The rule for bad records.
-          ranges: How many ranges; None: one for each `RANGE_BYTES` of the files.
+          ranges: The number of ranges; None: one for each `RANGE_BYTES` of the files.
           overwrite: Whether to replace a data set that was prepared with other settings or input.
 
         Raises:
@@ -183,7 +183,7 @@ def place_name(place: int, config: PlanConfig) -> str:
 def write_attempt(
     folder: Path, place: int, schema: Schema, config: PlanConfig, parts: Iterable[Columns], attempt: str
 ) -> Shard:
-    """Write a shard and its index, safely beside other attempts at the same shard.
+    """Write a shard and its index, safely while other attempts write the same shard.
 
     Args:
       folder: The folder of all shards, the same for every worker.
@@ -210,7 +210,7 @@ def write_attempt(
 
 
 def write_note(path: Path, text: str, attempt: str) -> None:
-    """Write a small file, safely beside other attempts that write the same content."""
+    """Write a small file, safely while other attempts write the same content."""
     with own_folder(path.parent, attempt) as own:
         write_atomically(own / path.name, text).replace(path)
 
@@ -220,7 +220,7 @@ def own_folder(folder: Path, attempt: str) -> Iterator[Path]:
     """Make a folder for an attempt to write in, below the job's, and remove it at the end.
 
     Raises:
-      OSError: The job's folder isn't there any more: the job has ended.
+      OSError: The job's folder no longer exists: the job has ended.
     """
     own = folder / ATTEMPTS / f"{attempt}-{uuid.uuid4().hex}"
     own.parent.mkdir(exist_ok=True)
@@ -258,7 +258,7 @@ def whole_batches(parts: Iterable[Columns], schema: Schema) -> Iterator[Columns]
 def collect(
     folder: Path, schema: Schema, config: PlanConfig, expected: Mapping[str, tuple[int, int, int]]
 ) -> dict[str, list[Shard]]:
-    """Return all shards of a job whose workers have ended, and write the shards that got no rows.
+    """Return all shards of a job whose workers have ended, and write the shards that received no rows.
 
     Args:
       folder: The folder of the shards.

@@ -40,26 +40,26 @@ from gmeta.preprocess.tables.table_source import TableSource
 #
 # ::
 #
-#     plan_append      the store, the columns and the watermark fit, and no file was read before
+#     plan_append      check that the store, the columns and the watermark fit, and no file was read before
 #     event_words      rows of a table ──> rows of 64-bit words, in any order, for `user_shards`
 #     append_shard     all new events of a shard ──> its stripes and its index    (each shard by itself)
-#     finish_append    what is known of all shards ──> the manifest
+#     finish_append    the entries of all shards ──> the manifest
 #
 # An engine does the rest: it brings the events of each shard together. So all engines write the same bytes.
 
 MAX_TIME = 2**63 - 1
-"""Times of events are below it."""
+"""The bound below which all times of events lie."""
 
 
 @dataclass(frozen=True)
 class AppendPlan:
-    """What an append does.
+    """The plan of an append.
 
     Attributes:
       store: The store's folder.
       before: The store's generation; 0 if it has none. The append makes the next one.
       spec: The columns, as `HistorySpec.resolve` returned them.
-      watermark: The requested watermark; None: behind the latest event.
+      watermark: The requested watermark; None: after the latest event.
     """
 
     store: str
@@ -83,7 +83,7 @@ class AppendPlan:
 
 @dataclass(frozen=True)
 class NewShard:
-    """What an append has written of a shard.
+    """The part of a shard that an append has written.
 
     Attributes:
       shard: The manifest's entry.
@@ -99,10 +99,10 @@ class NewShard:
 
 
 def choose_spec(store: Path, given: HistorySpec | None) -> HistorySpec:
-    """Return the spec to read events by: the given one, or that of the first append.
+    """Return the spec for reading events: the given one, or that of the first append.
 
     Raises:
-      ConfigError: There is none.
+      ConfigError: There is no spec.
     """
     if given is not None:
         return given
@@ -125,7 +125,7 @@ def plan_append(store: Path, spec: HistorySpec, table: TableSpec, watermark: int
       watermark: The requested watermark; None: after the latest event.
 
     Raises:
-      ConfigError: The store was made with another spec, or the watermark would go back.
+      ConfigError: The store was made with another spec, or the watermark would decrease.
     """
     own, before = spec.resolve(table), current_generation(store)
     if watermark is not None and not -(2**63) <= watermark <= MAX_TIME:
@@ -148,16 +148,16 @@ def plan_append(store: Path, spec: HistorySpec, table: TableSpec, watermark: int
 def refuse_known(store: Path, inputs: Mapping[str, str], paths: Sequence[Path], form: CsvForm) -> None:
     """Refuse files that an earlier append has read: their events would occur twice.
 
-    Files without records, of which an engine may write the same every day, hold no events.
+    Files without records are accepted: they hold no events, and an engine may write the same one every day.
 
     Args:
       store: The store's folder.
       inputs: The file's name -> its digest.
-      paths: The files, in the order of `inputs`; () if this machine can't open them as a table's.
+      paths: The files, in the order of `inputs`; () if this machine can't open them as files of a table.
       form: The format of CSV files.
 
     Raises:
-      DataError: There is such a file.
+      DataError: An earlier append has read one of the files.
     """
     numbers = generations(store)
     known = {digest: f"generation {n}" for n in numbers for digest in _inputs(store, n)}
@@ -179,7 +179,7 @@ def event_words(spec: HistorySpec, rows: Columns) -> NDArray[np.int64]:
     """Return the words of events, (N, columns) int64, in the order of `HistorySpec.all_columns`.
 
     Raises:
-      DataError: A time is `MAX_TIME` or later: no history could end behind it.
+      DataError: A time is `MAX_TIME` or later: no history could end after it.
     """
     words = np.stack([as_words(single(rows, name)) for name in spec.all_columns], axis=1)
     if len(words) and (last := int(words[:, 1].max())) >= MAX_TIME:
@@ -204,7 +204,7 @@ def append_shard(
       words: (N, columns) int64: all its new events, in any order.
 
     Raises:
-      DataError: The earlier index of the shard is damaged, or a stripe that is rewritten.
+      DataError: The earlier index of the shard, or a stripe to rewrite, is damaged.
       OSError: The disk is full.
     """
     rows, earlier = sort_events(words), read_earlier(before, number)
@@ -225,16 +225,16 @@ def append_shard(
 def finish_append(
     plan: AppendPlan, folder: Path, shards: Sequence[NewShard], inputs: Mapping[str, str]
 ) -> HistoryManifest:
-    """Write the manifest of a generation whose shards are all there.
+    """Write the manifest of a generation whose shards are all written.
 
     Args:
       plan: The plan.
       folder: The generation's folder.
-      shards: What was written of each shard, in order.
+      shards: The written part of each shard, in order.
       inputs: The files that were read -> their digests.
 
     Raises:
-      DataError: The events' times are of another unit than the store's.
+      DataError: The events' times have another unit than the store's.
     """
     before = plan.open_before()
     latest = [each.latest for each in shards if each.latest is not None]
@@ -264,26 +264,26 @@ def _refuse_other_unit(watermark: int, latest: int) -> None:
 
 
 def _watermark(plan: AppendPlan, before: Generation | None, latest: Sequence[int]) -> int:
-    """Return the new watermark: the given one, or behind the latest event; it never goes back."""
+    """Return the new watermark: the given one, or a time after the latest event; it never decreases."""
     if plan.watermark is not None:
         return plan.watermark
     return max([*(time + 1 for time in latest), *([before.manifest.watermark] if before else [])])
 
 
-# What an append to a store of histories did.
+# The result of an append to a store of histories.
 
 
 @dataclass(frozen=True)
 class AppendSummary:
-    """What an append did.
+    """The result of an append.
 
     Attributes:
       generation: The number of the generation that it made.
       events: Events that it read.
-      left_out: Bad records that it left out.
-      users: Users of the store now.
-      total_events: Events of the store now.
-      watermark: The store's watermark now.
+      left_out: Bad records that it skipped.
+      users: Users in the store after it.
+      total_events: Events in the store after it.
+      watermark: The store's watermark after it.
       bytes: Bytes of stripes that it wrote.
       index_bytes: Bytes of indexes that it wrote.
       seconds: How long it took.
@@ -301,7 +301,7 @@ class AppendSummary:
 
     @classmethod
     def of(cls, manifest: HistoryManifest, events: int, left_out: int, started: float) -> AppendSummary:
-        """Summarise an append that has made a generation and `started` at this `time.perf_counter`."""
+        """Summarise an append that `started` at this `time.perf_counter` and made a generation."""
         shards = manifest.shards
         return cls(
             manifest.generation,
@@ -331,30 +331,30 @@ def append_history(
 ) -> AppendSummary:
     """Append events to a store of histories, as its next generation.
 
-    Events are divided by user, ordered by time, and written as new stripes; an index names them beside those
-    of earlier generations, whose files stay as they are. The new events are born in this generation, so the
+    Events are divided by user, ordered by time, and written as new stripes; an index names them and those of
+    earlier generations, whose files don't change. The new events are born in this generation, so the
     histories of earlier generations can be rebuilt from this one despite late events. Equal events are all
     kept, but a file that an earlier append has read is refused, and so are two equal files. The order of the
-    input doesn't matter: events of one user and one time are in the order of their columns' values.
+    input doesn't matter: events with the same user and time are ordered by their columns' values.
 
     Args:
       store: The store's folder; it is made by the first append.
       data: Files, folders or patterns of CSV, Parquet or JSON lines; or prepared data sets, or splits of
         them such as ``"clicks/train"``, whose rows are events.
-      spec: The description of the columns; the first append of tables needs it. None: what the first append
-        was given, or for the first append the task and the time of a prepared data set, and all its columns.
-      watermark: A time before which no more events are expected. None: behind the latest event so far.
+      spec: The description of the columns; the first append of tables needs it. None: the spec of the first
+        append or, in the first append, the task, the time and all columns of a prepared data set.
+      watermark: A time before which no more events are expected. None: after the latest event so far.
       on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each and leaves it out.
-      memory_limit: Bytes of memory for reading. None: half of the available memory. A shard's new events must
-        fit in memory besides.
+      memory_limit: Bytes of memory for reading. None: half of the available memory. In addition, a shard's
+        new events must fit in memory.
       progress: Called with the progress of the stages ``"read"`` and ``"write"``.
 
     Returns:
-      What was done.
+      A summary of the append.
 
     Raises:
-      ConfigError: There is no spec, or it isn't the store's; or it doesn't fit the table; or the watermark
-        would go back.
+      ConfigError: There is no spec, it isn't the store's or doesn't fit the table, or the watermark would
+        decrease.
       DataError: A file can't be read, a record is bad, an append has read the file before, two files with
         records are equal, or the store is damaged.
       GmetaError: The store can't be written, or another process writes to it.

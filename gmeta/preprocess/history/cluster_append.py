@@ -1,7 +1,7 @@
 """An append by many workers: the description that each worker reads, and the shards that they write.
 
-Workers may be killed, repeated, or run twice at once: each writes in a folder of its own and renames what is
-whole (`gmeta.preprocess.cluster.table_job`). They all write the same bytes.
+Workers may be killed, repeated, or run twice at once: each writes into a separate folder and renames complete
+files (`gmeta.preprocess.cluster.table_job`). They all write the same bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AppendJob(TableInput):
     """The description of an append: its input, and its effects on the store.
 
     Attributes:
-      plan: What it does.
+      plan: The plan of the append.
       inputs: The files that are read -> their digests.
     """
 
@@ -60,7 +60,7 @@ class AppendJob(TableInput):
           on_bad: The rule for bad records.
 
         Raises:
-          ConfigError: The spec isn't the store's, or the watermark would go back.
+          ConfigError: The spec isn't the store's, or the watermark would decrease.
           DataError: An earlier append has read a file, or two files with records are equal.
         """
         rule = check_on_bad(on_bad)
@@ -84,7 +84,7 @@ def refuse_prepared(data: Sequence[str | os.PathLike[str]]) -> None:
     """Refuse prepared data sets, which workers of a cluster don't read.
 
     Raises:
-      ConfigError: One of the data is such.
+      ConfigError: One of the inputs is a prepared data set.
     """
     for path in data:
         if is_prepared(path):
@@ -105,14 +105,14 @@ class ShardAppender:
         self._before: Generation | None = job.plan.open_before()
 
     def write(self, number: int, parts: Iterable[Columns]) -> NewShard:
-        """Write a shard and its index, safely beside other attempts at the same shard.
+        """Write a shard and its index, safely while other attempts write the same shard.
 
         Args:
           number: The shard's number.
           parts: All its events, in any order and cut anywhere.
 
         Raises:
-          DataError: What the store has is damaged.
+          DataError: The store's shard is damaged.
           OSError: The file can't be written.
         """
         plan = self._job.plan
@@ -129,7 +129,7 @@ class ShardAppender:
 def finish_generation(
     job: AppendJob, folder: Path, written: Mapping[int, NewShard], tally: Tally
 ) -> HistoryManifest:
-    """Check that no event is missing, write the shards that got none, and the manifest.
+    """Check that no event is missing, and write the shards without new events and the manifest.
 
     Args:
       job: The append.
@@ -138,7 +138,7 @@ def finish_generation(
       tally: The tally of all records.
 
     Raises:
-      DataError: A record is bad, and the rule is ``"raise"``; or all are.
+      DataError: A record is bad, and the rule is ``"raise"``; or all records are bad.
       GmetaError: Events were lost.
     """
     events = sum(shard.events for shard in written.values())

@@ -38,15 +38,15 @@ FOLDER, FORMAT, VERSION = "examples", "gmeta-history-examples", 1
 
 @dataclass(frozen=True)
 class ExampleSet(SealedManifest):
-    """What a store knows of a set of examples.
+    """A store's registration of a set of examples.
 
     Attributes:
       name: The set's name in the store.
       folder: The prepared data set, an absolute path.
       manifest: The digest of its manifest.
-      rows: How many exposures it has.
+      rows: The number of its exposures.
       generations: The generations that its rows name, ascending.
-      longest: Most events of a history.
+      longest: The largest number of events of a history.
     """
 
     name: str
@@ -70,15 +70,15 @@ class ExampleSet(SealedManifest):
 
     @property
     def exists(self) -> bool:
-        """Whether there is something at its folder."""
+        """Whether its folder exists."""
         return Path(self.folder).exists()
 
 
 def register(store: Path, examples: ExampleSet) -> None:
-    """Register a set, in place of the one that had its name.
+    """Register a set, and replace a registered set of the same name.
 
     Raises:
-      DataError: A generation that it reads isn't there.
+      DataError: A generation that it reads doesn't exist.
       GmetaError: The store can't be written, or another process changes the registrations.
     """
     with explain_write_errors(store), registration_lock(store):
@@ -101,7 +101,7 @@ def register(store: Path, examples: ExampleSet) -> None:
 def remove_examples(store: str | os.PathLike[str], name: str) -> None:
     """Unregister a set of examples from a store; the set itself stays where it is.
 
-    Generations that it alone has needed can be dropped then.
+    Generations that only this set needed can then be dropped.
 
     Args:
       store: The store's folder.
@@ -136,7 +136,7 @@ def list_examples(store: str | os.PathLike[str]) -> list[ExampleSet]:
 
 
 def registration_lock(store: Path) -> AbstractContextManager[None]:
-    """Return the lock of who registers a set or drops generations.
+    """Return the lock that is held to register a set or to drop generations.
 
     Raises:
       GmetaError: Another process holds it.
@@ -163,7 +163,7 @@ def refuse_needed(store: Path, doomed: Set[int]) -> None:
 
 
 def find_faults(store: Path) -> Iterator[str]:
-    """Yield the faults of the registered sets, a line each.
+    """Yield the faults of the registered sets, one line each.
 
     Each set must be at its folder, with its files and the manifest that was registered, and the generations
     that it reads must exist.
@@ -222,11 +222,11 @@ def drop_generations(store: str | os.PathLike[str], numbers: Collection[int]) ->
 
     Args:
       store: The store's folder.
-      numbers: Which; the newest can't be one of them.
+      numbers: The generations to remove; the newest can't be removed.
 
     Raises:
-      ConfigError: A generation isn't there, or another one that stays reads its stripes, or a registered set
-        of examples names it; nothing is removed.
+      ConfigError: A generation doesn't exist, a remaining generation reads its stripes, or a registered set
+        of examples names it; nothing is removed then.
       DataError: There is no store, or a manifest is damaged.
       GmetaError: The store can't be written, or another process writes to it.
     """
@@ -257,7 +257,7 @@ def drop_generations(store: str | os.PathLike[str], numbers: Collection[int]) ->
 
 @dataclass(frozen=True)
 class DroppedInputs(SealedManifest):
-    """The files of which dropped generations were made: their events may still be in the store.
+    """The files from which dropped generations were made: their events may still be in the store.
 
     Attributes:
       digests: Their digests, ascending.
@@ -270,10 +270,10 @@ class DroppedInputs(SealedManifest):
 
 
 def dropped_inputs(store: Path) -> frozenset[str]:
-    """Return the digests of the files of which dropped generations were made, unless another one has them.
+    """Return the digests of dropped generations' files that no other generation has.
 
     Raises:
-      DataError: The file that has them is damaged.
+      DataError: The file of digests is damaged.
     """
     path, advice = store / _INPUTS, "restore the file: without it, files may be appended twice"
     if not path.exists():

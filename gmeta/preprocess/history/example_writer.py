@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Exposures as a source of `gmeta prepare`, with columns that point into a store of histories.
 
 GENERATION, LENGTH, CRC = "generation", "history_length", "history_crc"
-"""The columns that examples have besides those of their table."""
+"""The columns that examples have in addition to those of their table."""
 
 _VALUES = 1 << 22  # values of histories that are in memory at once, unless one history has more
 _FIRST = np.iinfo(np.int64).min
@@ -52,14 +52,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pointers:
-    """What examples keep of their histories.
+    """The facts that examples store about their histories.
 
     Attributes:
       store: The generation of the store that is read.
       generation: The table's column of generations; None: all rows read `store`.
-      longest: Most events of a history.
-      length: Whether the number of a history's events is kept.
-      crc_of: The columns of which a checksum is kept too; none: no checksum.
+      longest: The largest number of events of a history.
+      length: Whether the number of a history's events is stored.
+      crc_of: The columns whose checksum is also stored; none: no checksum.
     """
 
     store: Generation
@@ -99,7 +99,7 @@ class Pointers:
         return found
 
     def _parts(self, index: Index, rows: Ints, users: Ints) -> list[Ints]:
-        """Cut rows of a shard into parts whose histories fit in memory, or of one row."""
+        """Cut rows of a shard into parts whose histories fit in memory, or that have one row."""
         known = np.isin(users[rows], index.users)
         most = np.zeros(len(rows), np.int64)
         most[known] = count_events(index)[np.searchsorted(index.users, users[rows][known])]
@@ -124,13 +124,14 @@ class ExposureSource:
 
     Args:
       table: The exposures.
-      pointers: What is kept of their histories.
+      pointers: The facts to store about their histories.
 
     Attributes:
-      empty: Rows so far that have no history.
+      empty: The number of rows so far without a history.
 
     Raises:
-      ConfigError: The table has a column of such a name, or its time or generation isn't an int64.
+      ConfigError: The table has a column with the name of an added one, or its time or generation isn't an
+        int64.
     """
 
     def __init__(self, table: TableSource, pointers: Pointers) -> None:
@@ -213,11 +214,11 @@ CHECKS = ("length", "crc", "none")
 
 @dataclass(frozen=True)
 class ExamplesSummary:
-    """What `history_examples` did.
+    """The result of `history_examples`.
 
     Attributes:
       examples: The set, as it is registered.
-      prepared: What was read, kept and left out.
+      prepared: The summary of the data read, kept and left out.
       empty: Rows read that have no history; None if the set existed already, or keeps no lengths.
       bytes: The size of the set's shards, without their indexes.
     """
@@ -249,14 +250,14 @@ def history_examples(
     """Make a set of examples of exposures that point into a store, for `gmeta.io.late`, and register it.
 
     The set is a prepared data set, as `prepare` makes it, of the exposures without their histories. An
-    exposure gets at most three columns more:
+    exposure gets up to three additional columns:
 
-    * ``"generation"``, the newest generation of the store now, unless the table names the one that was read;
-    * ``"history_length"``, how many events its history has: the newest `longest` of those before the
+    * ``"generation"``, the newest generation of the store, unless the table names the one that was read;
+    * ``"history_length"``, the number of events in its history: the newest `longest` events before the
       exposure's time that the generation held;
     * ``"history_crc"``, the checksum of that history (`history_crc_of_splits`).
 
-    These two are of the store's events. A ranker that had more events, the tail, logs its own numbers.
+    The last two describe the store's events. A ranker that read more events, the tail, logs its own numbers.
 
     As long as the set is registered, the generations that its rows name stay in the store; `remove_examples`
     unregisters it.
@@ -264,30 +265,30 @@ def history_examples(
     Args:
       store: The store's folder.
       data: Files, folders or patterns of CSV, Parquet or JSON lines.
-      out: The folder to make. One that was made of the same data, settings and generation is used as it is.
+      out: The folder to make. One that was made from the same data, settings and generation is reused.
       spec: The exposures' columns: the task is the user, and the time is in the store's unit.
-      config: Settings of the data set. None: the exposures of a user are side by side in one record, which
-        takes the fewest bytes, and ``late(share="window")`` makes examples of them. With ``batch_rows=1``
-        each exposure is an example, of about 200 bytes.
+      config: Settings of the data set. None: one record holds all exposures of a user, which takes the fewest
+        bytes, and ``late(share="window")`` makes examples from them. With ``batch_rows=1`` each exposure is
+        an example, of about 200 bytes.
       on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each and leaves it out. A
-        row of a generation that isn't there ends the run under either rule.
-      longest: Most events of a history.
+        row that names a missing generation ends the run under either rule.
+      longest: The largest number of events of a history.
       check: ``"length"``, ``"crc"`` for the checksum too, or ``"none"`` for neither.
-      columns: The columns of events, of one group or the time, of which ``"crc"`` makes the checksum, in the
-        order in which `gmeta.io.late` gets them.
+      columns: The columns of events that the checksum of ``"crc"`` covers, of one group or the time, in the
+        order in which `gmeta.io.late` receives them.
       generation: The table's column with the generation that the ranker read. None: the newest now.
       name: The set's name in the store. None: that of the folder.
       overwrite: Replace a prepared data set that differs.
       resume: Continue a killed run, as for `prepare`.
-      memory_limit: Bytes of memory to stay within; the index of a shard must fit besides. None: half of the
-        available memory.
+      memory_limit: Bytes of memory to stay within; in addition, the index of a shard must fit. None: half of
+        the available memory.
       progress: Called with the progress of the stages ``"read"``, ``"sort"`` and ``"write"``.
 
     Returns:
-      What was done.
+      The set and a summary.
 
     Raises:
-      ConfigError: A column isn't there or has a name that examples need, an argument is out of range, or
+      ConfigError: A column doesn't exist or has a name that examples need, an argument is out of range, or
         another set has the name or the folder.
       DataError: As for `prepare`; or a row names a generation that the store doesn't have, or the store is
         damaged.
@@ -372,7 +373,7 @@ def _refuse_taken(store: Path, name: str, folder: str) -> None:
 
 
 def _with_column(spec: TableSpec, name: str) -> TableSpec:
-    """Return the spec with a column, if it names the columns that it keeps and this isn't one."""
+    """Return the spec with a column added, if the spec lists its columns and this isn't one of them."""
     if not spec.columns or name in spec.columns:
         return spec
     return replace(spec, columns={**spec.columns, name: ColumnSpec(dtype="int64")})

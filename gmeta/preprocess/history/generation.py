@@ -1,9 +1,9 @@
 """Opens a generation of a store, commits a new one, and finishes the work of a killed process.
 
-A process may be killed at any point. A deletion of generations that it has begun is finished by the next
-command that uses the store, whichever it is (`settle`): DROPPING names the generations before the first file
-is removed. So events of deleted users don't stay on the disk until somebody drops generations again. A
-generation that it hadn't committed is removed by the next process that writes to the store.
+A process may be killed at any point. If it has begun to delete generations, the next command of any kind that
+uses the store finishes the deletion (`settle`): DROPPING names the generations before the first file is
+removed. So events of deleted users don't stay on the disk until somebody drops generations again. A
+generation that it didn't commit is removed by the next process that writes to the store.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Generation:
         self.manifest = HistoryManifest.load(store, number)
 
     def files(self, shard: int) -> dict[int, Path]:
-        """Return the number of each file that a shard's index may name -> its path."""
+        """Return file number -> path, for each file that a shard's index may name."""
         return {
             number: shard_files(generation_folder(self.store, number), shard)[0]
             for number in self.manifest.reads
@@ -76,7 +76,7 @@ class Generation:
         """Return a reader of a shard.
 
         Raises:
-          DataError: The index is missing, or isn't the one that the manifest means.
+          DataError: The index is missing, or doesn't match the manifest.
         """
         path = shard_files(generation_folder(self.store, self.manifest.generation), shard)[1]
         try:
@@ -96,7 +96,7 @@ class Generation:
 
         Args:
           user: The user.
-          generation: Which generation; None: any before this one.
+          generation: The generation; None: any before this one.
         """
         shard = user_shards(np.array([user]), len(self.manifest.shards))[0]
         with closing(self.open(int(shard))) as reader:
@@ -124,11 +124,11 @@ def write_lock(store: Path) -> AbstractContextManager[None]:
 def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
     """Fill the folder of a store's next generation, and commit it at the end.
 
-    One process at a time does so. If it ends in any way, the store keeps its generation; what it
-    had written is removed at the latest when the next one begins.
+    Only one process at a time may do so. If it ends before the commit, the store keeps its generation; the
+    written files are removed when the next process begins, if not before.
 
     Args:
-      store: The store's folder; it is made if it isn't there.
+      store: The store's folder; it is made if it doesn't exist.
       newest: The generation that the caller has read; 0 if there was none.
 
     Yields:
@@ -141,7 +141,7 @@ def new_generation(store: Path, newest: int) -> Iterator[tuple[int, Path]]:
     with explain_write_errors(store):
         store.mkdir(parents=True, exist_ok=True)
         with write_lock(store):
-            with suppress(OSError):  # of which `settle` has warned
+            with suppress(OSError):  # `settle` has warned of it
                 _remove(store, _dropped(store))
             _remove(store, _uncommitted(store))
             if current_generation(store) != newest:
@@ -176,8 +176,8 @@ def settle(store: Path) -> list[str]:
     """Finish the deletions that a killed process has begun.
 
     Returns:
-      What this process can't remove, a line each. While another process writes to the store there is none:
-      it finishes them itself.
+      The deletions that this process can't finish, one line each; none while another process writes to the
+      store, since that process finishes them.
 
     Raises:
       DataError: DROPPING is damaged.
@@ -196,7 +196,7 @@ def settle(store: Path) -> list[str]:
         ]
     except DataError:
         raise
-    except GmetaError:  # the lock is another process's
+    except GmetaError:  # another process holds the lock
         return []
     return []
 
@@ -208,19 +208,19 @@ def settle_or_warn(store: Path) -> None:
 
 
 def find_left(store: Path) -> list[str]:
-    """Return the remains of a killed process' uncommitted generations, a line each."""
+    """Return the remains of a killed process' uncommitted generations, one line each."""
     try:
         with write_lock(store):
             return [
                 f"{path}: left by a process that was killed; the next append removes it"
                 for path in _uncommitted(store)
             ]
-    except (OSError, GmetaError):  # a process writes, or this one can't
+    except (OSError, GmetaError):  # another process is writing, or this one can't
         return []
 
 
 def find_strange(store: Path) -> list[str]:
-    """Return the entries of the folder of generations that aren't the store's, a line each."""
+    """Return the entries of the folder of generations that aren't the store's, one line each."""
     folder = store / GENERATIONS
     found = sorted(folder.iterdir()) if folder.exists() else []
     cut = [path for path in found if is_generation_name(path.name) and not (path / FILE_NAME).exists()]
@@ -259,7 +259,7 @@ def _remove(store: Path, paths: Sequence[Path]) -> None:
     """Remove folders, and then the files that name them, unless a folder can't be removed.
 
     Raises:
-      OSError: One can't; the others are gone.
+      OSError: A folder can't be removed; the others are removed.
     """
     failure: OSError | None = None
     for path in paths:
@@ -271,7 +271,7 @@ def _remove(store: Path, paths: Sequence[Path]) -> None:
     if failure is not None:
         raise failure
     if paths and (store / GENERATIONS).exists():
-        sync(store / GENERATIONS)  # the folders that the files name are gone for good
+        sync(store / GENERATIONS)  # flushes the removal of the folders to the disk
     for path in paths:
         path.unlink(missing_ok=True)
     if paths:
@@ -279,7 +279,7 @@ def _remove(store: Path, paths: Sequence[Path]) -> None:
 
 
 def show_numbers(generations: list[int]) -> str:
-    """Return a text that names generations, which ascend, as an error does."""
+    """Format generations, in ascending order, for an error."""
     if not generations:
         return "none"
     if len(generations) > 8:

@@ -42,14 +42,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ExportSummary:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
       generation: The generation that was read.
-      files: How many files of events there are.
-      users: Users who have events there.
+      files: The number of files of events.
+      users: Users with events in these files.
       events: Events in all files.
-      absent: Requested users who have none.
+      absent: Requested users without events.
       bytes: The size of the files.
       seconds: How long it took.
     """
@@ -72,24 +72,24 @@ def export_history(
     users: npt.ArrayLike | None = None,
     progress: Progress = no_progress,
 ) -> ExportSummary:
-    """Write a store's events as Parquet, a file for each shard that has any.
+    """Write a store's events as Parquet, one file for each shard that has events.
 
-    A file has the columns of the user and the time, ``"born"``, the generation that first held the event, and
-    all others, int64 and float32; text is exported as the store's hashes. Rows are ordered by user,
-    time and birth. Besides, ``_spec.toml`` has the store's groups: with it, an append of the files of a store
-    of one generation makes a store with the same histories. (From several generations all events are born in
-    one, so of events at one time the later born needn't come last.)
+    A file has the columns of the user and the time; ``"born"``, the generation that first held the event; and
+    all others, as int64 and float32. Text is exported as the store's hashes. Rows are ordered by user, time
+    and birth. In addition, ``_spec.toml`` holds the store's groups: with it, an append of the files of a
+    store of one generation makes a store with the same histories. (With several generations, the append gives
+    all events the same birth, so events at the same time needn't stay in the order of their births.)
 
     Args:
       store: The store's folder.
       out: The folder to make, which appears whole or not at all.
       generation: The generation to read; None: the newest.
       until: Write only events before this time.
-      users: Write only events of these users, any number of int64.
+      users: Write only events of these users: any number of int64 values.
       progress: Called with the progress of the stage ``"write"``, in events of whole shards.
 
     Returns:
-      What was written.
+      A summary of the export.
 
     Raises:
       DataError: There is no such store or generation, or it is damaged.
@@ -217,19 +217,19 @@ def read_histories(
     """Rebuild histories as they were at a moment.
 
     A history has the newest `longest` of the events with ``start <= time < until`` that `generation` held, in
-    the order of time and birth. A user who isn't in the store has none.
+    the order of time and birth. A user who isn't in the store has no events.
 
     Args:
       store: The generation to read.
       users: (R,) int64.
       columns: Names of columns of one group, the time, or ``"born"``.
-      start: The first time that counts, for all or (R,) for each; None: any.
-      until: The first time that doesn't, likewise.
-      generation: The newest generation whose events count, likewise; None: the one that is read.
-      longest: Most events of a history.
+      start: The earliest time of an event, one for all requests or (R,); None: no bound.
+      until: The time before which all events lie, in the same form.
+      generation: The newest generation whose events count, in the same form; None: the one that is read.
+      longest: The largest number of events of a history.
 
     Raises:
-      ConfigError: A column isn't there, or they are of several groups.
+      ConfigError: A column doesn't exist, or the columns are of several groups.
       DataError: The store is damaged, or a generation is later than the one that is read.
 
     Example:
@@ -283,17 +283,17 @@ def _restore(found: Sequence[Histories], order: NDArray[np.int64], columns: int)
 
 @dataclass(frozen=True)
 class Verification:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
       generation: The generation that was checked.
       stripes: Stripes that were read.
       events: Events in them, each counted once for each group.
-      faults: What is wrong, a line each, with file, offset and user.
-      left: What is in the store and doesn't belong there, a line each: generations whose deletion was begun
-        and that this process can't remove, and folders that aren't generations. They may hold events of
+      faults: The faults, one line each, with file, offset and user.
+      left: Entries of the store that don't belong there, one line each: generations whose deletion has begun
+        but that this process can't remove, and folders that aren't generations. They may hold events of
         deleted users.
-      uncommitted: What killed processes have left of generations, a line each; the next append removes it.
+      uncommitted: The remains of killed processes' generations, one line each; the next append removes them.
     """
 
     generation: int
@@ -305,16 +305,16 @@ class Verification:
 
 
 def verify_history(store: Path, generation: int | None = None) -> Verification:
-    """Read all that a generation holds, whichever generation wrote it, and compare it with its checksums.
+    """Read and check everything that a generation holds, including files of earlier generations.
 
-    Checked are the manifest's digest; the SHA-256 of each index and of each file of stripes; of each stripe
-    the checksums of its directory and of every column, the number of its events, and that their times and
-    births are those of the index; and that each user is in its own shard, with as many events in each
-    group. A deletion that a killed process has begun is finished first.
+    The check covers the manifest's digest; the SHA-256 of each index and of each file of stripes; for each
+    stripe, the checksums of its directory and of every column, the number of its events, and that their times
+    and births match the index; and that each user is in the right shard, with the same number of events in
+    each group. First, it finishes a deletion that a killed process has begun.
 
     Args:
       store: The store's folder.
-      generation: Which one; None: the newest.
+      generation: The generation to check; None: the newest.
 
     Raises:
       DataError: There is no such store or generation, or its manifest is damaged.
@@ -340,7 +340,7 @@ def verify_history(store: Path, generation: int | None = None) -> Verification:
 
 
 def _check_files(opened: Generation, shard: int) -> Iterator[str]:
-    """Compare files of stripes that are sound by themselves with the manifests of their generations."""
+    """Compare the checksums of files of stripes with the manifests of their generations."""
     for number, path in opened.files(shard).items():
         try:
             manifest = HistoryManifest.load(opened.store, number)

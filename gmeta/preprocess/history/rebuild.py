@@ -22,16 +22,16 @@ from gmeta.preprocess.history.spec import EVENTS, HistorySpec
 from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec
 
-# Another form for the events of a store: columns that come or go, other groups, shards and stripes.
+# Another form for the events of a store: added or removed columns, other groups, shards and stripes.
 
 
 def change_spec(old: HistorySpec, new: HistorySpec) -> HistorySpec:
-    """Return a spec with every column and group named, to which the events of a store can be rewritten.
+    """Return a spec that names every column and group, and to which the events of a store can be rewritten.
 
     Args:
       old: The store's spec.
-      new: What is wanted. A column that the store has keeps its type. A column that it hasn't needs a type,
-        or ``hash``, and a default, which is the value for existing events.
+      new: The requested spec. A column that the store has keeps its type. A new column requires a type, or
+        ``hash``, and a default, which is the value for existing events.
 
     Raises:
       ConfigError: The user or the time is another column, a column changes its type, or a new column has no
@@ -92,11 +92,11 @@ _ALL = np.iinfo(np.int64)
 class OldShard:
     """The events of the users of a shard of another spec.
 
-    A shard is a range of hashes. With another number of shards its users are in one or more shards of the
-    generation before, which are read one after another.
+    A shard is a range of hashes. If the number of shards changes, its users are in one or more shards of the
+    previous generation, which are read one after another.
 
     Args:
-      before: The generation.
+      before: The previous generation.
       shard: The number of the new shard.
       spec: The new spec; the shard is one of its ``shards``.
       start: Leave out events before this time; None: none.
@@ -105,7 +105,7 @@ class OldShard:
 
     Attributes:
       deletions: The users whose events were ever deleted.
-      deleted: How many of `deleted` are in this shard.
+      deleted: The number of users of `deleted` in this shard.
     """
 
     def __init__(
@@ -175,16 +175,16 @@ class OldShard:
 
 @dataclass(frozen=True)
 class RebuildSummary:
-    """What a compaction or a scrub did.
+    """The result of a compaction or a scrub.
 
     Attributes:
       generation: The number of the generation that it made.
-      events: Events of the store.
-      events_before: Events of the generation before.
+      events: Events of the new generation.
+      events_before: Events of the previous generation.
       deleted: Users whose events it deleted.
-      stripes_before: Stripes of the generation before.
-      stripes: Stripes now.
-      bytes: Bytes of stripes now.
+      stripes_before: Stripes of the previous generation.
+      stripes: Stripes of the new generation.
+      bytes: Bytes of its stripes.
       seconds: How long it took.
     """
 
@@ -207,24 +207,24 @@ def compact_history(
 ) -> RebuildSummary:
     """Rewrite all events of a store as its next generation, so that each history is one read.
 
-    Appends leave a user's events in stripes of several files. Here all of a user's stripes are full but the
-    last, and lie side by side. Events keep their births, so no history changes, including those of
-    earlier generations. These stay too, until `drop_generations` removes them.
+    Appends leave a user's events in stripes of several files. After a compaction, all of a user's stripes
+    except the last are full, and they lie side by side. Events keep their births, so no history changes,
+    including those of earlier generations. Earlier generations remain until `drop_generations` removes them.
 
     Args:
       store: The store's folder. A shard's events must fit in memory.
       start: Leave out events before this time: the look-back ends there. Histories that reach further back
         get shorter. None: all events stay.
-      spec: Another form for the events: columns to add, with a default for the existing events, or
-        go, other groups, more or fewer shards, longer stripes. The user, the time and the types of columns
-        can't change. None: the store's.
+      spec: Another form for the events: columns to add, with a default for the existing events, or to remove;
+        other groups; more or fewer shards; longer stripes. The user, the time and the types of columns can't
+        change. None: the store's.
       progress: Called with the progress of the stage ``"write"``, in events.
 
     Returns:
-      What was done.
+      A summary of the new generation.
 
     Raises:
-      ConfigError: The start is behind all events, or the spec can't be reached.
+      ConfigError: The start is after all events, or the events can't be rewritten to the spec.
       DataError: There is no store, or it is damaged.
       GmetaError: The store can't be written, or another process writes to it.
 
@@ -246,10 +246,10 @@ def scrub_history(
 ) -> RebuildSummary:
     """Delete all events of users: write a store's next generation without them.
 
-    The generation is compact, as one by `compact_history`. It still knows that these users had events, so a
+    The generation is compact, as after `compact_history`. It still records that these users had events, so a
     reader distinguishes them from users who had none (`gmeta.io.HistoryStore.deleted`), and `gmeta.io.late`
-    leaves out examples of theirs. They may get new events by later appends. **Earlier generations still hold
-    the events** until `drop_generations` removes them.
+    skips their examples. Later appends may add new events for them. **Earlier generations still hold the
+    events** until `drop_generations` removes them.
 
     Args:
       store: The store's folder. A shard's events must fit in memory.
@@ -257,7 +257,7 @@ def scrub_history(
       progress: As for `compact_history`.
 
     Returns:
-      What was done.
+      A summary of the new generation.
 
     Raises:
       ConfigError: No user is named, or none of them has events; nothing is written.
@@ -327,7 +327,7 @@ def _has_any(before: Generation, users: NDArray[np.int64]) -> bool:
 
 
 def _inputs(store: Path) -> dict[str, str]:
-    """Return the digests of all files that were read, so that none is appended again once all is dropped."""
+    """Return the digests of all files that were read, so that none is appended again after a drop."""
     inputs: dict[str, str] = {}
     for each in generations(store):
         inputs |= {digest: digest for digest in HistoryManifest.load(store, each).inputs.values()}

@@ -50,7 +50,7 @@ class Histories(NamedTuple):
 
     Attributes:
       row_splits: (R + 1,) int64: request ``i`` has the events ``row_splits[i]`` to ``row_splits[i + 1] - 1``.
-      columns: For each column (E,) int64; those of float32 are the bits of the numbers (`as_floats`).
+      columns: (E,) int64 for each column; a float32 column holds the bits of its numbers (`as_floats`).
     """
 
     row_splits: NDArray[np.int64]
@@ -62,8 +62,8 @@ class ShardReader:
 
     Args:
       index: The bytes of the shard's index.
-      files: The file's number, as the index names it -> its path.
-      where: What an error calls the index.
+      files: The file's number in the index -> its path.
+      where: The name of the index in errors.
 
     Raises:
       DataError: The index is damaged.
@@ -99,10 +99,10 @@ class ShardReader:
         """Rebuild histories.
 
         Args:
-          requests: (R,) `REQUEST`, of users of this shard, in any order. A user that isn't there has none.
+          requests: (R,) `REQUEST`, of users of this shard, in any order. A missing user has no events.
           columns: The numbers of the stripes' columns: 0 is the time, 1 the birth, others are the group's.
           group: The number of the group of columns.
-          longest: The most events of a history: its newest.
+          longest: The largest number of events of a history: its newest.
 
         Returns:
           The histories, each in the order of (time, birth).
@@ -180,13 +180,13 @@ def _need(given: object) -> None:
 def history_crc_of_splits(row_splits: ArrayLike, columns: Sequence[ArrayLike]) -> NDArray[np.int64]:
     """Compute the checksum of each history: the CRC-32C of its columns, one after another.
 
-    Every value is a word of 64 bits, little end first; a float32 is its bits, with zeros above. A ranker logs
-    the number beside the exposure, and ``gmeta.io.late(check="crc")`` compares the history with it.
+    Every value is a little-endian word of 64 bits; a float32 is its bits, with zeros above. A ranker logs the
+    checksum with the exposure, and ``gmeta.io.late(check="crc")`` compares the history with it.
     `gmeta.io.histories.history_plan.history_crc_of_ragged` computes the same in TensorFlow.
 
     Args:
       row_splits: (R + 1,) int64: history ``i`` has the values ``row_splits[i]`` to ``row_splits[i + 1] - 1``.
-      columns: For each column its values (E,), int64 or float32, in the order that `late` names them in.
+      columns: The values (E,) of each column, int64 or float32, in the order in which `late` names them.
 
     Returns:
       (R,) int64, from 0 to 2^32 - 1; 0 for a history without events.
@@ -223,7 +223,7 @@ def history_crc_of_splits(row_splits: ArrayLike, columns: Sequence[ArrayLike]) -
     return crcs
 
 
-# The native part of histories (``io/history``), behind ctypes.
+# The native part of histories (``io/history``), called through ctypes.
 
 _POINTER, _NUMBER, _FAULT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES: FunctionTypes = {
@@ -252,7 +252,7 @@ _SIGNATURES: FunctionTypes = {
 
 @functools.cache
 def history_library() -> ctypes.CDLL:
-    """Load the library, and state the types of its functions, ``gmeta_history_*``.
+    """Load the library, and declare the types of its functions, ``gmeta_history_*``.
 
     Raises:
       NativeLibraryError: It was never built, or is of another version.
@@ -261,7 +261,7 @@ def history_library() -> ctypes.CDLL:
 
 
 def describe_fault(of: str, fault: int) -> str:
-    """Return words for the native fault of a ``"stripe"`` or an ``"index"``."""
+    """Describe the native fault of a ``"stripe"`` or an ``"index"``."""
     words: bytes = getattr(history_library(), f"gmeta_history_describe_{of}")(fault)
     return words.decode()
 
@@ -271,7 +271,7 @@ MAX_EVENTS = 1 << 16
 
 
 class StripeEncoder:
-    """An encoder of stripes, whose bytes depend on nothing but the events.
+    """An encoder of stripes, whose bytes depend only on the events.
 
     Raises:
       NativeLibraryError: The native encoder was never built, or has another version.
@@ -298,7 +298,7 @@ class StripeEncoder:
         """Encode stripes.
 
         Args:
-          columns: For each column the values of all events, (n,) int64 or float32.
+          columns: The values of each column for all events, (n,) int64 or float32.
           ends: The event before which each stripe ends, ascending; the last one is n.
 
         Returns:
@@ -342,16 +342,15 @@ class StripeEncoder:
 def read_stripe(
     data: bytes | memoryview, columns: Sequence[int] | None = None, *, where: str = "stripe"
 ) -> list[NDArray[np.int64]]:
-    """Read columns of the stripe that some bytes begin with.
+    """Read columns of the stripe at the beginning of some bytes.
 
     Args:
       data: The bytes; those after the stripe are ignored.
       columns: The numbers of the columns; None: all.
-      where: What an error calls the stripe.
+      where: The name of the stripe in errors.
 
     Returns:
-      For each of the columns its (events,) int64 values; those of float32 are the bits of the numbers
-      (`as_floats`).
+      The (events,) int64 values of each column; a float32 column holds the bits of its numbers (`as_floats`).
 
     Raises:
       DataError: The stripe is damaged, or has fewer columns.
@@ -386,7 +385,7 @@ def as_floats(values: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def as_words(column: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the int64 numbers that a stripe keeps of a column: its values, or the bits of float32."""
+    """Return the int64 numbers that a stripe stores for a column: its values, or the bits of float32."""
     if column.dtype == np.float32:
         return np.ascontiguousarray(column).view(np.uint32).astype(np.int64)
     if column.dtype != np.int64:

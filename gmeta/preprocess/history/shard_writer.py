@@ -1,4 +1,4 @@
-"""Appends events to a shard: writes them as stripes, and an index that names the stripes of before too."""
+"""Appends events to a shard: writes them as stripes, and an index that also names the earlier stripes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from gmeta.preprocess.history.shard_reader import (
 # Which events go into which stripes: the arithmetic of an append, on arrays of all users of a shard.
 
 MOST_TIMES = 1
-"""An append joins a stripe that isn't full with newer events, if it has at most so many times their number.
+"""An append joins a stripe that isn't full with newer events if it has at most this many times their number.
 
-An append writes a user's new events as stripes of their own, and each of these lies in another file, where a
-reader has to read it. Joined stripes are fewer reads, but their events are rewritten. Joined with at least
-as many, an event is in a stripe twice as long each time, and never again once that is full: so with stripes
-of 256, the events of a user who comes every day are written four times in all, and the user has about four
-stripes that aren't full. A fixed number of them before all are joined costs as much, and twice the reads.
+An append writes a user's new events as new stripes, and those of each append are in another file, which costs
+a reader another read. Joining stripes saves reads, but rewrites their events. If a stripe is joined only with
+at least as many events, each rewrite puts an event into a stripe at least twice as long, until that is full:
+with stripes of 256, the events of a user who comes every day are written four times in all, and the user has
+about four stripes that aren't full. Joining all of them whenever a fixed number is reached costs as much, and
+twice the reads.
 """
 
 Ints = NDArray[np.int64]
@@ -85,14 +86,14 @@ def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
     """Find the stripes that an append joins with new events, by `MOST_TIMES`.
 
     These are some of the newest stripes of a user that aren't full: the last, if it is short enough for the
-    new events, the one before, if it is short enough for these and the last, and so on. Of the stripes that
-    an append writes for a user only the last isn't full, so events of one time and birth stay in their order
-    if it moves into a later file.
+    new events, the one before, if it is short enough for these and the last, and so on. Only the last stripe
+    that an append writes for a user isn't full, so events of one time and birth stay in their order if it
+    moves into a later file.
 
     Args:
       index: The existing stripes.
       users: (N,) ascending: the user of each new event.
-      stripe_events: Most events of a stripe.
+      stripe_events: The largest number of events of a stripe.
     """
     places, owner = index.places, owners(index)
     kept = np.ones(len(places), np.bool_)
@@ -114,7 +115,7 @@ def find_joined(index: Index, users: Ints, stripe_events: int) -> Rewrite:
 
 
 def cut(users: Ints, stripe_events: int) -> Ints:
-    """Return the ends of the stripes of rows, whose users, (N,), ascend; all but a user's last are full.
+    """Return the ends of the stripes of rows with ascending users, (N,); all but a user's last are full.
 
     Example:
       >>> cut(np.array([3, 3, 3, 5]), 2)
@@ -159,11 +160,11 @@ def _take(index: Index, owner: Ints, chosen: NDArray[np.bool_]) -> Index:
     return build_index(owner[chosen], index.places[chosen], Deletions(none, none))
 
 
-# Writes a shard of a generation: events as stripes, and the index of all that the shard has.
+# Writes a shard of a generation: events as stripes, and the index of all its stripes.
 
 
 class Kept(NamedTuple):
-    """What a shard has besides the stripes that are written.
+    """The contents of a shard other than the stripes that are written.
 
     Attributes:
       owner: (S,) int64: the user of each stripe.
@@ -177,7 +178,7 @@ class Kept(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What has been written.
+    """The result of writing a shard.
 
     Attributes:
       shard: The manifest's entry.
@@ -204,9 +205,9 @@ def write_stripes(
       folder: The generation's folder.
       number: The shard's number.
       generation: The generation's number.
-      tables: For each group its columns: user, time, birth and the group's own, ordered by the first three.
-      stripe_events: Most events of a stripe.
-      kept: What else the shard has.
+      tables: The columns of each group: user, time, birth and the group's own, ordered by the first three.
+      stripe_events: The largest number of events of a stripe.
+      kept: The shard's other stripes, and its deletions.
 
     Raises:
       OSError: The disk is full.
@@ -275,11 +276,11 @@ _ALL = np.iinfo(np.int64)
 
 
 class Earlier(NamedTuple):
-    """What a shard has before an append.
+    """The contents of a shard before an append.
 
     Attributes:
       stripes: The shard's index.
-      files: The number of each file that the index names -> its path.
+      files: The file's number in the index -> its path.
     """
 
     stripes: Index
@@ -287,7 +288,7 @@ class Earlier(NamedTuple):
 
 
 def read_earlier(before: Generation | None, shard: int) -> Earlier:
-    """Return the contents of a generation's shard; nothing without a generation."""
+    """Return the contents of a generation's shard; empty without a generation."""
     if before is None:
         none = np.empty(0, np.int64)
         return Earlier(Index(none, none, none, np.empty(0, PLACE)), {})
@@ -312,10 +313,10 @@ def write_shard(
       number: The shard's number.
       generation: The generation's number, the birth of the new events.
       rows: (N, 2 + columns) int64: the new events, ordered by all their columns; user and time come first.
-      groups: For each group the numbers of its columns in `rows`.
-      stripe_events: Most events of a stripe.
-      earlier: What the shard has.
-      rewrite: Which of its stripes are rewritten, with the new events.
+      groups: The numbers of each group's columns in `rows`.
+      stripe_events: The largest number of events of a stripe.
+      earlier: The shard's contents before the append.
+      rewrite: The stripes to rewrite together with the new events.
 
     Raises:
       DataError: A stripe to rewrite is damaged.
@@ -339,7 +340,7 @@ def write_shard(
 
 
 def _read_all(reader: ShardReader, users: Ints, group: int, columns: int) -> list[Ints]:
-    """Return the columns user, time, birth and the group's of all events of a reader."""
+    """Return the columns of all events of a reader: user, time, birth and the group's."""
     requests = np.zeros(len(users), REQUEST)
     requests["user"], requests["start"] = users, _ALL.min
     requests["until"] = requests["generation"] = _ALL.max
@@ -348,7 +349,7 @@ def _read_all(reader: ShardReader, users: Ints, group: int, columns: int) -> lis
 
 
 def _join(old: Sequence[Ints], new: Sequence[Ints]) -> list[Ints]:
-    """Return the events of both, ordered by user, time and birth as each is; what ties keeps its order."""
+    """Merge events, both ordered by user, time and birth; ties keep their order."""
     if not len(old[0]) or not len(new[0]):
         return list(old if len(old[0]) else new)
     columns = [np.concatenate(pair) for pair in zip(old, new, strict=True)]
@@ -356,7 +357,7 @@ def _join(old: Sequence[Ints], new: Sequence[Ints]) -> list[Ints]:
     return [column[order] for column in columns]
 
 
-# Events of an append on the disk, divided by shard, in the order in which they come.
+# Events of an append on the disk, divided by shard, in the order in which they arrive.
 
 
 class EventSpill:
@@ -364,11 +365,11 @@ class EventSpill:
 
     Args:
       folder: An empty folder.
-      columns: How many words a row has; the first is the user.
-      shards: How many shards there are.
+      columns: The number of words of a row; the first is the user.
+      shards: The number of shards.
 
     Attributes:
-      events: How many have been added.
+      events: The number of events added.
     """
 
     def __init__(self, folder: Path, columns: int, shards: int) -> None:
@@ -381,7 +382,7 @@ class EventSpill:
         Raises:
           OSError: The disk is full.
         """
-        shard = user_shards(words[:, 0], self._shards).astype(np.uint16)  # of which NumPy makes a radix sort
+        shard = user_shards(words[:, 0], self._shards).astype(np.uint16)  # which NumPy sorts by radix
         order = np.argsort(shard, kind="stable")
         words = words[order]
         edges = np.searchsorted(shard[order], np.arange(self._shards + 1))
@@ -391,7 +392,7 @@ class EventSpill:
         self.events += len(words)
 
     def take(self, shard: int) -> NDArray[np.int64]:
-        """Return a shard's events, (N, columns), and forget them."""
+        """Return a shard's events, (N, columns), and remove them."""
         path = self._path(shard)
         if not path.exists():
             return np.empty((0, self._columns), np.int64)
@@ -406,7 +407,7 @@ class EventSpill:
 def sort_events(words: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return events, (N, columns), ordered by all columns; the values of a column lie side by side.
 
-    The first two, user and time, decide almost always; only what ties is ordered by the others.
+    The first two, user and time, almost always decide; only ties are ordered by the others.
     """
     columns = np.ascontiguousarray(words.T)
     user, time = columns[:2]

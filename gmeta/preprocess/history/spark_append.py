@@ -72,26 +72,26 @@ def append_history_on_spark(
     conf: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> AppendSummary:
-    """Append events to a store on Spark; the files have the same bytes as by `append_history`.
+    """Append events to a store on Spark; the files have the same bytes as with `append_history`.
 
     Args:
       store: The store's folder, on a file system that every machine sees.
       data: Files, folders and patterns of CSV, Parquet or JSON lines that every machine sees; addresses such
         as ``hdfs://host/clicks``; or ``hive:database.table``.
       spec: The description of the columns; the first append requires it. None: that of the first append.
-      watermark: A time before which no more events are expected. None: behind the latest event so far.
+      watermark: A time before which no more events are expected. None: after the latest event so far.
       on_bad: ``"raise"`` ends the run at bad records, ``"skip"`` counts each and leaves it out.
       master: Spark's master, such as ``local[4]`` or ``yarn``. None: that of ``spark-submit``, or this
         machine.
-      conf: Settings for a new session. An active session is used as it is.
+      conf: Settings for a new session. An active session is used unchanged.
       progress: Called at the end of each stage.
 
     Returns:
-      What was done.
+      A summary of the append.
 
     Raises:
-      ConfigError: There is no spec, or it isn't the store's; or it doesn't fit the table; or the watermark
-        would go back.
+      ConfigError: There is no spec, it isn't the store's or doesn't fit the table, or the watermark would
+        decrease.
       DataError: A record is bad, an append has read a file before, or the store is damaged.
       GmetaError: The store can't be written, another process writes to it, or Spark is missing or failed.
 
@@ -105,7 +105,7 @@ def append_history_on_spark(
     chosen = choose_spec(store, spec)
     with spark_session(master, conf) as spark, spark_errors():
         table = open_table(spark, paths, chosen.table())
-        if kind_of(paths) != "file":  # a size and a time identify a file of this address alone
+        if kind_of(paths) != "file":  # a size and a time identify a file only at this address
             stamps = {file: f"{file} of size and time {stamp}" for file, stamp in table.inputs.items()}
             table = table._replace(inputs=stamps)
         job = AppendJob.of_table(table, store, chosen, watermark, on_bad)
@@ -157,7 +157,7 @@ def send_to_shards(job: AppendJob, splits: Sequence[FileSplit], salts: Ints, bat
 
 
 def write_shards(job: AppendJob, folder: Path, batches: Batches) -> Batches:
-    """Write shards whose rows come one shard after another, and yield the entry of each as JSON."""
+    """Write shards whose rows arrive one shard after another, and yield the entry of each as JSON."""
     appender = ShardAppender(job, folder, f"spark-{uuid.uuid4().hex[:8]}")
     parcels = (one for batch in batches for one in numbered_parcels(batch, SHARD))
 

@@ -30,16 +30,16 @@ class HistorySpec:
       user: The column of users; text is hashed.
       time: The column of times, int64 in any unit; dates and timestamps become microseconds since 1970.
       columns: Name -> column: how columns are read. Without groups, these are the columns that are kept, and
-        empty means all of numbers and text. The user and the time are kept in any case.
-      groups: Group -> names of its columns, which are kept; each is in one group. A reader that needs one
-        group doesn't read the others. Empty: one group, ``"events"``, of all columns.
-      shards: How many files a generation has: a shard's events of an append must fit in memory.
-      stripe_events: Most events of a stripe, 1 to 65,536. A longer stripe takes fewer bytes an event, and
-        more are read of it if only some of its events are wanted.
+        empty means all columns of numbers and text. The user and the time are always kept.
+      groups: Group -> names of its columns, which are kept; each column is in one group. A reader that needs
+        one group doesn't read the others. Empty: one group, ``"events"``, of all columns.
+      shards: The number of files of a generation; a shard's events of one append must fit in memory.
+      stripe_events: The largest number of events of a stripe, 1 to 65,536. Longer stripes take fewer bytes
+        per event, but cost more bytes to read if only some events are wanted.
       csv: The format of CSV files.
 
     Raises:
-      ConfigError: A value is outside its range, or a group names what isn't there.
+      ConfigError: A value is outside its range, or a group names a missing column.
 
     Example:
       >>> spec = HistorySpec("user", "ts", groups={"item": ("item", "action"), "rest": ("price",)})
@@ -87,7 +87,7 @@ class HistorySpec:
 
         Args:
           path: The data set's folder, or the folder and a split.
-          **own: Attributes that are otherwise.
+          **own: Attributes to set differently.
 
         Raises:
           ConfigError: The rows have no time, or a value is outside its range.
@@ -128,7 +128,7 @@ class HistorySpec:
 
         Raises:
           ConfigError: A column holds lists, the time isn't int64, no group has a column, or a column has a
-            name of the store's own.
+            name that the store reserves.
         """
         lists = [name for name, column in table.columns.items() if column.is_list]
         if lists:
@@ -156,17 +156,17 @@ class HistorySpec:
 
     @property
     def all_columns(self) -> list[str]:
-        """The user, the time, and the columns of all groups; only of a spec that `resolve` returned."""
+        """The user, the time, and the columns of all groups; only for a spec that `resolve` returned."""
         return [self.user, self.time, *(name for names in self.groups.values() for name in names)]
 
     @property
     def group_numbers(self) -> list[list[int]]:
-        """For each group its columns' numbers in `all_columns`; only of a spec that `resolve` returned."""
+        """The numbers of each group's columns in `all_columns`; only for a spec that `resolve` returned."""
         columns = self.all_columns
         return [[columns.index(name) for name in names] for names in self.groups.values()]
 
     def user_number(self, user: str) -> int:
-        """Return the number by which a store knows a user; only of a spec that `resolve` returned.
+        """Return the number of a user in a store; only for a spec that `resolve` returned.
 
         Raises:
           ConfigError: Users are numbers, and this isn't one that 64 bits hold.
@@ -182,7 +182,7 @@ class HistorySpec:
         return number if number < 2**63 else number - 2**64  # as a column of uint64 is stored
 
     def group_columns(self) -> dict[str, tuple[Column, ...]]:
-        """Return group -> its columns; only of a spec that `resolve` returned."""
+        """Return group -> its columns; only for a spec that `resolve` returned."""
         return {
             group: tuple(Column(name, self.columns[name].dtype or "int64") for name in names)
             for group, names in self.groups.items()

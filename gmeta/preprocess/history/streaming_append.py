@@ -4,13 +4,13 @@
 stage       reads                               writes
 ==========  ==================================  ==========================================================
 ``map``     lines of the table                  events, by shard and user
-``reduce``  what ``gmeta-append map`` wrote     shards, and what the manifest says of each, in the job's
+``reduce``  what ``gmeta-append map`` wrote     shards, and the manifest's entry of each, in the job's
                                                 folder
 ``finish``  nothing                             the manifest, and the store's new generation
 ==========  ==================================  ==========================================================
 
-A line between them is a key, a tab, and an event (`gmeta.preprocess.cluster.row_text`). Partition by the
-key's first field, up to the ``.``, and sort by the bytes of the whole key.
+A line between the stages is a key, a tab, and an event (`gmeta.preprocess.cluster.row_text`). Partition by
+the key's first field, up to the ``.``, and sort by the bytes of the whole key.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def plan_jobs(
       store: The store's folder, on a file system that all machines see.
       data: Files, folders and patterns of CSV or JSON lines on this machine, the same as on the cluster.
       spec: The description of the columns. None: that of the first append.
-      watermark: The watermark; None: behind the latest event.
+      watermark: The watermark; None: after the latest event.
       on_bad: The rule for bad records.
 
     Raises:
-      ConfigError: There is no spec, or it isn't the store's, or the watermark would go back.
+      ConfigError: There is no spec, it isn't the store's, or the watermark would decrease.
       DataError: A file can't be read, or an earlier append has read it.
     """
     refuse_prepared(data)
@@ -109,7 +109,7 @@ def reduce_events(task: Task[AppendJob]) -> None:
     """Write shards, and beside each its entry for the manifest.
 
     Raises:
-      DataError: What the store has is damaged.
+      DataError: The store's shard is damaged.
       OSError: The disk is full.
     """
     folder = task.folder / SHARDS
@@ -129,7 +129,7 @@ def reduce_events(task: Task[AppendJob]) -> None:
 
 
 def finish(task: Task[AppendJob]) -> None:
-    """Check that no event is missing, and move the store to its new generation; repeated, do nothing.
+    """Check that no event is missing, and move the store to its new generation; do nothing if repeated.
 
     Raises:
       DataError: The tally is missing.
@@ -154,7 +154,7 @@ def finish(task: Task[AppendJob]) -> None:
 
 
 def _put(source: Path, final: Path) -> None:
-    """Link a file into another folder and keep it in place, so that a killed process may start again."""
+    """Link a file into another folder and keep it in place, so that a killed process can start again."""
     try:
         os.link(source, final)
     except OSError:  # another file system, or one without links

@@ -8,8 +8,8 @@ DuckDB holds the rows by column and sorts them; beyond its memory limit it write
 sorts by task and time only: the plan breaks ties, among the few rows that tie. The second sort, of batches,
 works on encoded bytes (`group_sorter`).
 
-Sorting takes DuckDB time with the square of the number of columns, so the columns of a wide table that it
-doesn't look at are one column of bytes.
+DuckDB's sorting time grows with the square of the number of columns, so the columns of a wide table that it
+doesn't compare are stored as one column of bytes.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _packed_columns(spec: TableSpec) -> Mapping[str, Sequence[str]]:
 
 
 def _pack(rows: Columns, wide: Mapping[str, Sequence[str]]) -> pa.Table:
-    """Convert rows to a table that has some columns as the bytes of their values, row by row."""
+    """Convert rows to a table in which some columns are the bytes of their values, row by row."""
     if not wide:
         return to_arrow(rows)
     names = {name for own in wide.values() for name in own}

@@ -1,7 +1,7 @@
 """Sorting of batches into the order of the shards: an external sort whose values are encoded batches.
 
-A batch comes whole, and the native encoder encodes it once. From then on it is a string of bytes with a key:
-it is moved, but never decoded::
+A batch arrives whole, and the native encoder encodes it once. From then on it is a byte string with a key,
+which is moved but never decoded::
 
     batches in the order of tasks
         │ encode                                      in memory, up to a limit

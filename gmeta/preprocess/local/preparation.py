@@ -158,23 +158,23 @@ def prepare(
 
     A folder ``out`` that exists already is
 
-    * used as it is, if its manifest names the same input (by SHA-256), settings and rule;
+    * reused, if its manifest names the same input (by SHA-256), settings and rule;
     * refused, if it holds anything else, unless ``overwrite`` is set;
     * never overwritten, if it holds files but no manifest: it isn't a prepared data set.
 
     Args:
       data: Files, folders or patterns of CSV, Parquet or JSON, which ``spec`` describes. Files with known
-        columns, as MovieLens' and LightGCN's, need no ``spec``. Without one, a folder in MovieLens-100K's
-        or -1M's layout, or in -1M's with MeLU's split, is read as such. A `SyntheticConfig` generates ratings
-        in MovieLens-100K's layout.
+        columns, such as MovieLens' and LightGCN's, need no ``spec``. Without one, a folder in
+        MovieLens-100K's or -1M's layout, or in -1M's with MeLU's split, is read as such. A `SyntheticConfig`
+        generates ratings in MovieLens-100K's layout.
       out: The folder to make.
       config: The plan's settings; `PrepareConfig`'s defaults if None.
       on_bad: ``"raise"`` ends the run at the first bad record; ``"skip"`` counts each bad record and leaves
         it out. A missing, empty or damaged file ends the run under either rule.
       spec: The description of a table's columns.
       overwrite: Replace a prepared data set that differs.
-      resume: Continue a killed run with the same settings; its sorted batches and finished shards are used as
-        they are. If this run fails, its results so far are kept for the next one.
+      resume: Continue a killed run with the same settings; its sorted batches and finished shards are reused.
+        If this run fails, its results so far are kept for the next one.
       memory_limit: Bytes of memory to stay within; further data is written to temporary files beside ``out``.
         None: half of the available memory.
       progress: Called with the progress of the stages ``"read"``, ``"sort"`` and ``"write"``.
@@ -219,14 +219,14 @@ def prepare_source(
     memory_limit: int | None = None,
     progress: Progress = no_progress,
 ) -> PrepareSummary:
-    """Prepare a data set of any source's rows, as `prepare` does and describes.
+    """Prepare a data set from the rows of any source, as `prepare` does.
 
     Args:
       open_source: Opens the source, which reads with the connection and reports bad records.
       out: As for `prepare`.
       config: As for `prepare`.
       on_bad: As for `prepare`.
-      raw: Name -> content of files that the folder holds besides, in ``raw/``.
+      raw: Name -> content of additional files, which the folder holds in ``raw/``.
       overwrite: As for `prepare`.
       resume: As for `prepare`.
       memory_limit: As for `prepare`.

@@ -1,17 +1,17 @@
 """Parsing of MovieLens-1M as MeLU published it, and the mapping of names to numbers.
 
-MeLU (Lee et al., KDD 2019) adds to MovieLens-1M the data of a film encyclopaedia about each movie, a list of
+MeLU (Lee et al., KDD 2019) adds to MovieLens-1M data on each movie from a film encyclopaedia, a list of
 every name (``m_actor.txt`` and seven more), and a split of the ratings by new and old users and movies. A
 name's number is its line in its list, from 0, as in MeLU's own code. The functions are pure functions of the
 bytes of a line; they raise `BadRecord` and don't know the file.
 
 ==========  ==================================================================================================
-year        of release; no feature of MeLU's
+year        of release; not a feature of MeLU
 rate        film rating (G, PG, R and so on)
 genre       a list; 25 genres, finer than MovieLens' own
 director    a list; text in parentheses after a name, such as ``(co-director)``, is removed
 actor       a list; parentheses are kept
-writer      a list; text in parentheses is removed; no feature of MeLU's
+writer      a list; text in parentheses is removed; not a feature of MeLU
 gender      ``users.dat``
 age         the group of ``users.dat``
 occupation  the code of ``users.dat``

@@ -133,10 +133,10 @@ def is_table(folder: Path) -> bool:
 def as_table(
     data: Sequence[str | os.PathLike[str]], spec: TableSpec
 ) -> tuple[Sequence[str | os.PathLike[str]], TableSpec]:
-    """Return the rows of a folder as a table, with side tables joined; other data as they are.
+    """Return the rows of a folder as a table, with side tables joined; return other data unchanged.
 
-    Of MovieLens these are the ratings, of RecBole its ``.inter``. Attributes that an item or a user lacks
-    become values of their own, unless the spec says otherwise.
+    The rows are MovieLens' ratings, or RecBole's ``.inter``. Attributes that an item or a user lacks become
+    separate values, unless the spec sets another rule.
     """
     folder = Path(data[0])
     if len(data) != 1:
@@ -211,7 +211,7 @@ def open_folder(folder: Path, bad: BadRecords) -> MovieLens:
     """Detect a folder's layout and `load` it.
 
     Raises:
-      DataError: As `detect` and `load`.
+      DataError: As for `detect` and `load`.
     """
     return load(detect(folder), lambda name: RawFile.read(folder / name), bad)
 
@@ -263,7 +263,7 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
 
 
 def _whole_rows(file: RawFile, form: FileForm) -> Iterator[list[bytes]]:
-    """Yield the fields of each line that has as many as it must; `_table` reports the others."""
+    """Yield the fields of each line that has the required number; `_table` reports the others."""
     for _, line in file.lines():
         with suppress(BadRecord):
             yield split_fields(line, form.separator, form.fields)
@@ -283,7 +283,7 @@ def _titles(file: RawFile, form: FileForm, ids: Container[int]) -> dict[int, str
 
 
 def _number(lines: Iterable[bytes]) -> dict[bytes, int]:
-    """Map each line to its place among the lines; a repeated line has its first place."""
+    """Map each line to its place among the lines; a repeated line maps to its first place."""
     found: dict[bytes, int] = {}
     for place, line in enumerate(lines):
         found.setdefault(line.strip(), place)

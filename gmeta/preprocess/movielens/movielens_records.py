@@ -101,7 +101,7 @@ def parse_integer(text: bytes, name: str) -> int:
     This is stricter than ``int``, which takes signs, spaces and underscores.
 
     Raises:
-      BadRecord: The text is no such number, or needs more than 63 bits.
+      BadRecord: The text isn't such a number, or needs more than 63 bits.
     """
     if not text.isdigit():
         raise BadRecord(Reason.NOT_A_NUMBER, f"{name} must be a whole number, got {show(text)}")
@@ -163,7 +163,7 @@ def item_row_100k(fields: Sequence[bytes]) -> ItemRow:
     One published item (267) has neither title nor date: an empty date is an unknown year.
 
     Raises:
-      BadRecord: The date or a genre flag is of another form.
+      BadRecord: The date or a genre flag has another form.
     """
     date, flags = fields[2], fields[5:]
     match = _DATE_100K.fullmatch(date)
@@ -195,7 +195,7 @@ def item_row_1m(fields: Sequence[bytes]) -> ItemRow:
 
 
 def area(postal_code: bytes) -> int:
-    """Read the first character of a postal code in base 36; 36 if it is no digit or letter, or is missing.
+    """Read the first character of a postal code in base 36; 36 if it isn't a digit or letter, or is missing.
 
     Example:
       >>> area(b"85711"), area(b"V3N4P"), area(b"")
@@ -222,8 +222,8 @@ def _age_bucket(text: bytes) -> int:
 class RawFile:
     """The bytes of a text file.
 
-    The whole file is held in memory: the largest that the local engine is meant for, MovieLens-1M's ratings,
-    has 24 MB. So the digest certainly is that of the parsed bytes.
+    The whole file is held in memory, so the digest is certainly that of the parsed bytes. The largest file
+    that the local engine is meant for, MovieLens-1M's ratings, has 24 MB.
 
     Attributes:
       path: The path that it was read from.

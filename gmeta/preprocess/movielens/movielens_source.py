@@ -1,6 +1,6 @@
 """MovieLens as a source of ratings, parsed line by line and joined with the attributes of user and item.
 
-With MeLU's published split, MovieLens-1M makes four data sets of tasks, one for each partition
+With MeLU's published split, MovieLens-1M becomes four data sets of tasks, one for each partition
 (`MeluSource`). A task is a user in one partition: the same user's ratings of old movies (``warm``) and of new
 ones (``item_cold``) are two tasks. So each partition is prepared separately (`PlanConfig.partitions`). There
 are no times: a task's rows are in the order of (movie, rating). Four pairs of user and movie occur twice;
@@ -200,7 +200,7 @@ class MeluSource(MovieLensSource):
 
     Args:
       folder: The folder.
-      partition: The number of the partition whose rows this source has.
+      partition: The number of the partition whose rows this source yields.
       whole: The source that this one is a part of; it reads the lines once for all parts.
       texts_limit: As in `TableSpec`.
     """

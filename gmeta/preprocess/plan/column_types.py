@@ -1,20 +1,20 @@
 """The types of a table's columns, decided by the values of all rows of all files.
 
-An engine notes which kinds of values a column has (`Findings`), in any order and in any parts, and `decide`
-makes a type of them. So a type depends neither on the order of files nor on the place of an odd row. The
-types are
+An engine records which kinds of values a column has (`Findings`), in any order and in any parts, and `decide`
+derives a type from them. So a type depends neither on the order of files nor on the position of an odd row.
+The types are
 
 =======  ===================================================================================================
 int64    whole numbers, also with a decimal point in text (``7.0``), and booleans
-float32  numbers of which some have a fraction; columns of a floating-point type, unless all values are whole
+float32  numbers, some with a fraction; columns of a floating-point type, unless all values are whole
          and some are ids that float32 would round
 times    dates and times, which become microseconds since 1970, UTC
-text     anything else: ids, which are hashed; also whole numbers of which some begin with a zero (``007``),
+text     anything else: ids, which are hashed; also whole numbers, some of which begin with a zero (``007``),
          or are so large that no int64 holds them
 none     no value at all, but words such as ``-`` and ``NULL`` (`column_values.MISSING`)
 =======  ===================================================================================================
 
-Values that would be lost, or confused with each other, decide no type (`Doubt`); the user must.
+Values that would be lost or confused with each other don't decide a type (`Doubt`); the user must set it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from gmeta.preprocess.table_spec import Role
 
 
 class Seen(IntFlag):
-    """Kinds of values; a value is of one, and may have an attribute besides."""
+    """Kinds of values; each value has one kind, and may also have an attribute."""
 
     MISSING = 1 << 0  # null, NaN, or a word for it
     WHOLE = 1 << 1  # digits, that an int64 holds
     BIG = 1 << 2  # digits, that no int64 holds
     PADDED = 1 << 3  # digits that begin with a zero
     ROUND = 1 << 4  # a whole number with a point or an exponent, or of a floating-point type and not FLOAT
-    INEXACT = 1 << 5  # such a number, so large that another may have been rounded to it
+    INEXACT = 1 << 5  # such a number, so large that another number may have been rounded to it
     FRACTION = 1 << 6
     BOOL = 1 << 7
     DATE = 1 << 8  # in the form of a date or time, whether it exists or not
@@ -62,7 +62,7 @@ TIME_EDGES = tuple(float(year * 1000**unit) for unit in range(4) for year in _YE
 
 
 def unit_of(time: int) -> str | None:
-    """Return the unit of a time since 1970, if it is one of the years 1990 to 2100 in one of them."""
+    """Return the unit in which a time since 1970 lies in the years 1990 to 2100, if there is one."""
     place = bisect_right(TIME_EDGES, time)
     return _UNITS[place // 2] if place % 2 else None
 
@@ -71,11 +71,11 @@ class Example(NamedTuple):
     """Values to show in a message.
 
     Attributes:
-      words: What they are called.
+      words: Their name.
       kinds: Their kinds.
-      region: The region of `TIME_EDGES` that they are in, in place of kinds.
+      region: The region of `TIME_EDGES` that they are in, instead of kinds.
       quoted: Whether they are text by their type.
-      whole: Whether they are values of their own, and no elements of lists.
+      whole: Whether they are whole values, and not elements of lists.
     """
 
     words: str
@@ -90,7 +90,7 @@ class Doubt:
     """Values that don't decide a type.
 
     Attributes:
-      examples: The values that are at odds.
+      examples: The conflicting values.
       advice: What the user can do.
     """
 
@@ -105,7 +105,7 @@ class Findings:
     Attributes:
       plain: The kinds of its values.
       quoted: The kinds of its values that are text by their type.
-      times: How many numbers are in each region of `TIME_EDGES`; counted for the time alone.
+      times: How many numbers are in each region of `TIME_EDGES`; counted only for the time.
       elements: The kinds of the elements of its lists.
     """
 
@@ -116,7 +116,7 @@ class Findings:
 
     @classmethod
     def of_bits(cls, bits: int, times: Sequence[int] | None = None) -> Findings:
-        """Read the bits that an engine has gathered by "or"."""
+        """Decode the bits that an engine has combined by "or"."""
         plain = Seen(bits & ((1 << QUOTED) - 1))
         quoted = Seen(bits >> QUOTED)
         return cls(plain, quoted, tuple(times)) if times else cls(plain, quoted)
@@ -139,12 +139,12 @@ def decide(found: Findings, role: Role, dtype: str | None = None) -> pa.DataType
     """Decide the type of a column.
 
     Args:
-      found: What is known of all its values.
-      role: What the column is.
+      found: The kinds of all its values.
+      role: The column's role.
       dtype: The type that the spec sets.
 
     Returns:
-      The type, ``pa.null()`` for a column without a value; or the values that don't decide it.
+      The type, ``pa.null()`` for a column without a value; or the `Doubt`, if the values don't decide it.
     """
     if found.kinds & (Seen.LIST | Seen.OTHER):
         return _parts(found, role)

@@ -87,8 +87,8 @@ def numbers(given: pa.Array, column: ColumnSpec, hashed: bool, role: Role = "fea
       given: The values.
       column: The column.
       hashed: Whether the values are hashes that an engine computed, as uint64.
-      role: What the column is. Numbers from 2^63 on of type uint64 become the int64 of the same bits, as in a
-        batch of a model; they are out of range in a column of times or labels.
+      role: The column's role. uint64 numbers from 2^63 on become the int64 with the same bits, as in a batch
+        of a model; they are out of range in a column of times or labels.
     """
     whole = TIME if role == "time" else WHOLE_NUMBER
     fill = _gap(column) if column.default is None and column.gaps else column.default
@@ -165,14 +165,14 @@ _COMPARE: Mapping[str, np.ufunc] = {
 
 
 def _gap(column: ColumnSpec) -> float | str:
-    """Return the value that stands for a gap where gaps are a value of their own."""
+    """Return the value that stands for a gap, if gaps are a separate value."""
     if column.hash:
         return ""
     return float(GAP) if column.dtype == "int64" else float("nan")
 
 
 def _mapped(given: pa.Array, numbers: Mapping[str, float]) -> Parsed:
-    """Look each value up by its text; one that is a number also equals a text of the same number."""
+    """Look each value up by its text; a number also matches a text of the same number."""
     text = given if is_text(given.type) else given.cast(pa.string())
     text = pc.utf8_trim_whitespace(text)
     coded = text.dictionary_encode()
@@ -353,7 +353,7 @@ def _whole_text(text: pa.Array, expected: str) -> tuple[NDArray[Any], list[Colum
 
 
 def _dates(text: pa.Array) -> tuple[NDArray[np.int64], Mask]:
-    """Convert texts of the form `DATE` to microseconds since 1970, UTC; return also which don't exist."""
+    """Convert texts of the form `DATE` to microseconds since 1970, UTC; also return which don't exist."""
     parts = pc.extract_regex(text, f"^(?:{DATE})$")
 
     def part(name: str, width: int = 2) -> NDArray[np.int64]:
@@ -379,7 +379,7 @@ def _dates(text: pa.Array) -> tuple[NDArray[np.int64], Mask]:
 
 
 def _matches(text: pa.Array, form: str) -> Mask:
-    """Return which texts are wholly of a form; null is of none."""
+    """Return which texts match a form as a whole; null matches none."""
     return _mask(pc.match_substring_regex(text, f"^(?:{form})$"))
 
 
@@ -389,7 +389,7 @@ def _mask(flags: pa.Array) -> Mask:
 
 
 def _cast(text: pa.Array, good: Mask) -> NDArray[np.float64]:
-    """Parse the good ones of some texts; the others become NaN."""
+    """Parse the texts that ``good`` marks; the others become NaN."""
     found: NDArray[np.float64] = _fill(pc.if_else(pa.array(good), text, None).cast(pa.float64()), np.nan)
     return found
 

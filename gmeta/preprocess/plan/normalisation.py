@@ -118,7 +118,7 @@ def normalise(batch: pa.RecordBatch, spec: TableSpec, *, hashed: Collection[str]
 
 
 def _blocks(columns: Columns, blocks: int) -> Ints:
-    """Compute a block (N,) of each row from its values, whatever the order of columns and rows."""
+    """Compute the block (N,) of each row from its values, regardless of the order of columns and rows."""
     state = np.zeros(row_count(columns), np.uint64)
     for name in sorted(columns):
         values = columns[name]
@@ -170,6 +170,6 @@ def lists_of(given: pa.Array, column: ColumnSpec) -> tuple[pa.Array, Ints] | Non
         given = given.cast(pa.list_(given.type.value_type))
     if not (pa.types.is_list(given.type) or pa.types.is_large_list(given.type)):
         return None
-    # flatten() leaves out the values behind null lists; the offsets alone would include them.
+    # flatten() omits the values under null lists; the offsets alone would include them.
     lengths = pc.fill_null(pc.list_value_length(given), 0).to_numpy(zero_copy_only=False)
     return given.flatten(), np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))

@@ -1,4 +1,4 @@
-"""The result of an engine, and the checks that engines share besides the plan."""
+"""The result of an engine, and the checks that engines share in addition to the plan."""
 
 from __future__ import annotations
 

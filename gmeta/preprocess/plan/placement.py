@@ -14,10 +14,10 @@ An engine supplies the rest: reading, the shuffle, parallel workers, writing. Fo
 with any number of workers, produce the same bytes:
 
 * the order of rows is total over everything that is written, so the order of the input doesn't matter;
-* the batch of a row is a function of (its position in its task, the task's size) alone, so a task whose rows
+* the batch of a row depends only on (its position in its task, the task's size), so a task whose rows
   are spread over several workers can be cut once its size, and the number of its rows that precede each
   worker's, are known;
-* the place of a batch (split, shard, position in it) is a function of (seed, task, batch id) alone;
+* the place of a batch (split, shard, position in it) depends only on (seed, task, batch id);
 * `order_key` is arithmetic on 64-bit integers written out here, not a library's hash.
 
 These functions don't depend on the columns' meaning. A `TableSpec` defines which column is the task and which
@@ -203,7 +203,7 @@ def batch_of(position: Ints, task_size: Ints, batch_rows: int | None) -> Ints:
     Args:
       position: (N,) position of the row in its task, from 0.
       task_size: (N,) rows of the task.
-      batch_rows: Fewest rows of a batch. None: a task is a batch.
+      batch_rows: The smallest number of rows of a batch. None: a task is a batch.
 
     Returns:
       (N,) int64, batch ids from 0.
@@ -269,7 +269,7 @@ def order_key(seed: int, task: Ints, batch_id: Ints) -> NDArray[np.uint64]:
 def shard_of(key: NDArray[np.uint64], shards: int) -> Ints:
     """Compute the shard of each batch: shards are equal ranges of `order_key`, in ascending order.
 
-    Shards therefore hold about the same number of batches, not exactly. In return, a worker that writes one
-    shard needs to know nothing about the others.
+    Shards therefore hold about, but not exactly, the same number of batches. In return, a worker that writes
+    one shard needs to know nothing about the others.
     """
     return range_of(key, shards)

@@ -5,9 +5,8 @@
     rows ──sample──> bounds of the ranges
       └──range_of──> range 0 | range 1 | ...
 
-The bounds of a range are rows, compared as in `plan.row_order`. So a task can be cut anywhere, also between
-rows with the same time. The cuts depend on the sampled rows; the final result doesn't
-(`number_rows`).
+The bounds of a range are rows, compared as in `plan.row_order`. So a task can be cut anywhere, even between
+rows with the same time. The cuts depend on the sampled rows; the final result doesn't (`number_rows`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Sampler:
       most: The largest number of rows to keep.
 
     Attributes:
-      stride: One row of so many is kept.
+      stride: One row of this many is kept.
     """
 
     def __init__(self, most: int = 1024) -> None:
@@ -64,8 +63,7 @@ def bounds_of(samples: Iterable[tuple[int, Columns]], order: Sequence[str], rang
 
     Args:
       samples: (stride, rows) of several `Sampler`.
-      order: The columns that rows are compared by: `TableSpec.order`, or the task alone if no task may be
-        cut.
+      order: The columns that rows are compared by: `TableSpec.order`, or only the task if no task may be cut.
       ranges: The number of ranges to make.
     """
     found = list(samples)
@@ -84,7 +82,7 @@ def range_of(rows: Columns, bounds: Columns | None, order: Sequence[str]) -> Int
     if bounds is None or not row_count(bounds):
         return np.zeros(count, np.int64)
     first = row_count(bounds)
-    # Bounds stand before rows, and sorting is stable: a row that equals a bound comes after it.
+    # Bounds are placed before rows, and sorting is stable: a row that equals a bound follows it.
     sorted_rows = plan.row_order(join_rows([{name: bounds[name] for name in rows}, rows]), order)
     is_row = sorted_rows >= first
     found = np.empty(count, np.int64)
@@ -117,12 +115,12 @@ class Cutter:
     Between calls it holds the rows of the incomplete batch, and the rows whose order isn't known yet because
     further rows may tie with them: the rows of one task and time or, if keys may not repeat in a task, all
     rows of the task. The task's size gives the length of a batch in advance, so the cutter waits until it has
-    enough rows, and doesn't process them twice in vain, however large a batch is.
+    enough rows, and doesn't process rows repeatedly, however large a batch is.
 
     Args:
       spec: The columns, as `TableSpec.resolve` decided them.
       config: The settings.
-      tasks: (T,) the tasks whose rows will come, ascending.
+      tasks: (T,) the tasks whose rows will be added, ascending.
       sizes: (T,) the number of rows of each task, without repeated ones.
       without_repeated: Takes whole tasks in order and returns their rows without repeated keys; used if
         ``spec.unique``. Tasks that the selection leaves out are dropped afterwards.
@@ -180,7 +178,7 @@ class Cutter:
         after = plan.batch_of(next_row, size[-1:], self._config.batch_rows)
         first = int(next_row[0]) if next_row[0] < size[-1] else 0
         wanted = 0
-        if first and after[0] == batch[-1]:  # more rows of the last batch will come
+        if first and after[0] == batch[-1]:  # more rows of the last batch will follow
             stop, first = int(starts[-1]), int(position[starts[-1]])
             starts = starts[:-1]
             wanted = -(-int(size[-1]) // int(plan.batch_count(size[-1:], self._config.batch_rows)[0]))

@@ -1,7 +1,7 @@
-"""The collection of the texts behind hashes, and of items' titles, while rows are read (`gmeta.core.texts`).
+"""The collection of hashed texts, and of items' titles, while rows are read (`gmeta.core.texts`).
 
-Every engine collects by `TextCollector`, from the good records of its part of the input. Parts are joined as
-sets are, so neither their number nor their order, nor a part that is read twice, changes the files.
+Every engine collects with a `TextCollector`, from the good records of its part of the input. Parts are joined
+as sets, so the files don't depend on the number or the order of parts, or on parts that are read twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ITEMS = ("item", "item_id", "itemid", "movie", "movie_id", "movieid")
 
 
 def text_column(source: str) -> str:
-    """Return the name under which records have a column's texts, if its own name has their hashes."""
+    """Return the name under which records hold a column's texts if the column's name holds their hashes."""
     return f"{RESERVED}text_{source}"
 
 
@@ -41,7 +41,7 @@ class _Pairs:
 
     Attributes:
       limit: Bytes of all texts, each with 8 bytes of its value.
-      is_over: Whether there were more; none is held then.
+      is_over: Whether the limit was exceeded; then no pair is held.
     """
 
     def __init__(self, limit: int) -> None:
@@ -79,7 +79,7 @@ class _Pairs:
             self.drop()
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Drop all pairs, and hold no more."""
         self.is_over, self._known, self._pending = True, _PAIRS.empty_table(), []
 
     def table(self) -> pa.Table:
@@ -94,7 +94,7 @@ class TextCollector:
 
     Args:
       spec: The columns, as `TableSpec.resolve` decided them. The texts of its hashed columns are collected.
-      titles: What `find_titles` found; the spec's own titles take their place.
+      titles: What `find_titles` returned; titles that the spec sets replace it.
 
     Example:
       >>> collector = TextCollector(spec, find_titles(spec))  # doctest: +SKIP
@@ -127,8 +127,8 @@ class TextCollector:
         """Add the texts of some records.
 
         Args:
-          batch: The records; a column may have hashes if `text_column` of its name has the texts.
-          found: What `normalise` made of them.
+          batch: The records; a column may hold hashes if the column that `text_column` names holds the texts.
+          found: What `normalise` returned for them.
         """
         if not len(found.rows):
             return
@@ -172,7 +172,7 @@ class TextCollector:
         parts = []
         for kind, name, pairs in self._pairs():
             table = pairs.table()
-            if pairs.is_over:  # a row without a text says so
+            if pairs.is_over:  # a row without a text marks it
                 table = pa.table([[None], [None]], schema=_PAIRS)
             own = pa.table({_COLUMN: [name] * len(table), _KIND: [kind] * len(table)})
             parts.append(own.append_column(VALUE, table[VALUE]).append_column(TEXT, table[TEXT]))
@@ -252,9 +252,9 @@ def text_files(folder: Path) -> dict[str, TextFile]:
 def find_titles(spec: TableSpec, sides: Sequence[tuple[str, Collection[str]]] = ()) -> dict[str, str]:
     """Find columns of titles by their names: column of ids -> the table's column of its titles.
 
-    A column of text whose name is or ends in ``title`` or ``name`` names the key of the side table that
-    it is from. Without one, ``book_title`` names ``book`` or ``book_id``, and ``title`` an item. Of several
-    columns, the first is taken, and ``title`` or ``name`` itself before all others.
+    A text column whose name is or ends in ``title`` or ``name`` holds the titles of the key of its side
+    table. Without a side table, ``book_title`` holds those of ``book`` or ``book_id``, and ``title`` those of
+    an item. Of several columns, ``title`` or ``name`` itself is chosen, otherwise the first.
 
     Args:
       spec: The columns, as `TableSpec.resolve` decided them.
@@ -309,7 +309,7 @@ def _without_null(values: Ints, texts: pa.Array) -> tuple[Ints, pa.Array]:
 
 
 def _first_texts(pairs: pa.Table) -> tuple[pa.Table, int]:
-    """Return the first text in order of each value, ascending, and how many values have several."""
+    """Return each value's first text in order, by ascending value, and how many values have several."""
     ordered = pairs.sort_by([(VALUE, "ascending"), (TEXT, "ascending")]).combine_chunks()
     values = ordered[VALUE].to_numpy()
     first = np.append(True, values[1:] != values[:-1])[: len(values)]

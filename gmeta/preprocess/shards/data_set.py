@@ -1,8 +1,8 @@
 """The files of a prepared data set: writes shards and the manifest, reads groups, and summarizes a data set.
 
 Shards are written with their indexes, and the manifest last. The reader is native (``io/group_batch``) and
-needs no TensorFlow. `summarize_data` describes a data set: its splits, and of each column the role, the range
-and some texts.
+needs no TensorFlow. `summarize_data` describes a data set: its splits, and the role, the range and some texts
+of each column.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def save_manifest(
     return manifest
 
 
-_BYTES = 8 << 20  # groups are read until they have so many
+_BYTES = 8 << 20  # groups are read until they have this many
 _DTYPES = ("int64", "float32")  # each index is the value in the native enum
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
 _SIGNATURES: FunctionTypes = {
@@ -130,7 +130,7 @@ class Damage(NamedTuple):
 
     Attributes:
       message: What is wrong, with the file and the byte.
-      rows: How many they are.
+      rows: The number of rows.
     """
 
     message: str
@@ -142,7 +142,7 @@ class GroupRows(NamedTuple):
 
     Attributes:
       columns: Name -> (N,) int64 or float32: the sound rows.
-      damage: What else there should be.
+      damage: The rows that can't be read.
     """
 
     columns: Columns
@@ -158,7 +158,7 @@ def read_groups(
       path: The shard; its index lies beside it.
       shard: The manifest's entry.
       layout: How its rows are encoded.
-      columns: The columns to read, of one value a row, the key's two among them.
+      columns: The columns to read, with one value per row, including the key's two.
       key: The columns of the task and of the batch.
 
     Raises:
@@ -217,9 +217,9 @@ class ColumnSummary:
       name: Its name.
       dtype: ``"int64"`` or ``"float32"``.
       is_list: Whether a row holds any number of values.
-      roles: What it is: the task, the batch, the time, the label, hashed text.
-      least: The smallest value of all rows, NaN left out; None: not read, or there is none.
-      most: The largest value, likewise.
+      roles: Its roles: the task, the batch, the time, the label, hashed text.
+      least: The smallest value of all rows, NaN left out; None: not read, or without values.
+      most: The largest value, in the same way.
       texts: How many values have a text or a title; 0: none are kept.
       examples: Some of them: the value, its text and its title.
     """
@@ -259,7 +259,7 @@ def summarize_data(folder: Path, top: int = 5, *, verify: bool = False) -> DataS
     Args:
       folder: The data set.
       top: How many texts of each column to list; 0: read neither texts nor rows.
-      verify: Whether to read everything in any case, and compare the checksums.
+      verify: Whether to always read everything, and compare the checksums.
 
     Raises:
       DataError: The manifest doesn't fit the files, or a file is damaged.

@@ -32,7 +32,7 @@ class SplitGroupError(ValueError):
 
 
 class GroupLog:
-    """A log that cuts rows into groups, each a run of one key, and refuses a key that comes again.
+    """A log that cuts rows into groups, each a run of one key, and refuses a key that occurs again.
 
     Args:
       may_continue: Whether the first rows of the next call may continue the last group.
@@ -182,7 +182,7 @@ class ShardFile:
         sync(self.path.parent)
 
     def discard(self) -> None:
-        """Drop the written bytes, and leave ``path`` as it was before."""
+        """Drop the written bytes, and leave ``path`` unchanged."""
         if self.closed:
             return
         self.closed = True
@@ -201,8 +201,8 @@ _BLOCK = 4 << 20  # bytes to encode before they are written
 class RecordWriter:
     """A writer of one TFRecord file; the file appears under its name only when it is whole.
 
-    Rows go to ``<path>.<process id>.tmp``; `close` flushes that file to the disk and renames it. After an
-    exception in the ``with`` block, or by `discard`, the temporary file is removed, and an earlier file at
+    Rows go to ``<path>.<process id>.tmp``; `close` flushes that file to the disk and renames it. On an
+    exception in the ``with`` block, or on `discard`, the temporary file is removed, and an earlier file at
     ``path`` stays.
 
     In the layout ``"example"``, a record is a row: a ``tf.train.Example`` with an ``int64_list`` or a
@@ -216,7 +216,7 @@ class RecordWriter:
       layout: ``"example"`` or ``"columnar"``.
       codec: ``"zstd"`` compresses each record of the columnar layout that it makes smaller.
       index: Whether to write an index of the groups too (`gmeta.core.group_index`), as ``<path>.gidx``.
-        An earlier index at that path is removed in any case, because it belongs to another file.
+        An earlier index at that path is always removed, because it belongs to another file.
 
     Attributes:
       rows: The number of rows written so far.
@@ -328,7 +328,7 @@ class RecordWriter:
         self._encoder.close()
 
     def discard(self) -> None:
-        """Drop the written rows, and leave ``path`` as it was before."""
+        """Drop the written rows, and leave ``path`` unchanged."""
         self._file.discard()
         self._encoder.close()
 

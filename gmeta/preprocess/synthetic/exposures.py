@@ -4,9 +4,9 @@ The number of a user's events is distributed as in MTGenRec: log-normal with σ 
 3,000. Events come in sessions. At each moment the user is interested in one category. The interest changes
 often at the start of a session and rarely within one: either to the category that follows the current one
 (from phones to cases, say) or to a category of the user's lasting taste. Most events are of the current
-interest; the others are seldom more than views. How often the interest changes, and how many events are of
-it, are settings: with rarer changes and fewer events, the last few events no longer reveal it, and
-with small ``now`` and ``next`` beside ``taste``, all of the history matters alike. Requests come in the later
+interest; the others are seldom more than views. Settings decide how often the interest changes, and how many
+events are of it: with rarer changes and fewer events, the last few events no longer reveal it, and if ``now``
+and ``next`` are small compared with ``taste``, the whole history matters equally. Requests come in the later
 half of the history, each for a page of items::
 
     logit P(click) = b + now·[c = s] + next·[c = f(s)] + taste·τ_u[c] + q_i + home_u[c] + own·w_u[style_i]
@@ -49,7 +49,7 @@ from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 # The settings of the synthetic log of exposures.
 
 FEWEST_EVENTS = 10
-"""What each user has at least."""
+"""The smallest number of events of a user."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ SHOWN, VIEW, CART, BUY = 0, 1, 2, 3
 """Actions; an exposure has `SHOWN`."""
 
 START, SPAN = 1_700_000_000, 30 * 86_400
-"""When users' first events are, in seconds."""
+"""The earliest time of users' first events, and the range of these times, in seconds."""
 
 SESSION = 0.05
 """The probability that an event begins a session."""
@@ -137,7 +137,7 @@ FOLLOWS = 0.4
 """The probability that an interest that changes becomes the category that follows."""
 
 ACTIONS = np.array([[0.94, 0.05, 0.01], [0.70, 0.22, 0.08]])
-"""The shares of views, carts and purchases, of events off the interest and on it."""
+"""The shares of views, carts and purchases among events off the interest and on it."""
 
 SHOWN_OF = (0.3, 0.25, 0.25, 0.2)
 """The shares of shown items: of the interest, of its successor, of the lasting taste, of any category."""
@@ -168,7 +168,7 @@ class ExposureWorld:
         self.shares = np.minimum(share, self.category[self.order] + 1.0)
 
     def items(self, categories: Ints, uniform: Floats) -> Ints:
-        """Return an item of each of the categories, by its popularity, for a number from 0 to 1 each."""
+        """Return an item of each category, chosen by popularity with a number from 0 to 1 for each."""
         found = np.searchsorted(self.shares, categories + uniform, side="right")
         return self.order[np.minimum(found, len(self.order) - 1)]
 
@@ -243,7 +243,7 @@ def event_counts(rng: np.random.Generator, config: ExposureConfig) -> Ints:
 
 
 class _User:
-    """A user, with the events and exposures."""
+    """A user's events and exposures."""
 
     def __init__(
         self, rng: np.random.Generator, config: ExposureConfig, world: ExposureWorld, number: int

@@ -16,7 +16,7 @@ b_i      the step at which the item appears, if it isn't available from the begi
 A user's own event moves the interest as in the log: often at the start of a session, rarely within
 one. A page moves it to the category of its first click with the probability ``moves``, and each click moves
 a share λ of the lasting taste. Everything random is a function of the seed, the user and the user's step, so
-the same users live the same lives on any number of ranks, in any order, and after a restart.
+users behave the same on any number of ranks, in any order, and after a restart.
 """
 
 from __future__ import annotations
@@ -44,21 +44,22 @@ from gmeta.preprocess.synthetic.exposures import (
 
 @dataclass(frozen=True)
 class SimulatorConfig:
-    """The world of simulated users, and how they move and tire.
+    """The world of simulated users, their changes of interest, and their fatigue.
 
     Attributes:
-      world: The items and the law of clicks: seed, items, categories, and the strengths of the law. Users
-        aren't counted, so ``users``, ``mean_events``, ``most_events`` and ``exposures`` don't matter.
-      page: How many items the logging policy shows at a time.
+      world: The items and the law of clicks: seed, items, categories, and the strengths of the law. The
+        number of users isn't fixed, so ``users``, ``mean_events``, ``most_events`` and ``exposures`` don't
+        matter.
+      page: The number of items that the logging policy shows at a time.
       moves: The probability that the first click on a page makes its category the interest.
       learns: λ, the share of the lasting taste that each click moves to its category.
-      tired: The logit that an item loses by an exposure that was just now.
-      worn: The logit that a category loses by an exposure that was just now.
+      tired: The logit that an item loses right after an exposure.
+      worn: The logit that a category loses right after an exposure.
       recovery: ρ, the share of either that is left after an event or a page.
-      recent: How many of the latest exposures a user remembers the items of.
-      later: The share of the items that aren't there from the beginning.
-      span: By which step all items have appeared.
-      novelty: The logit that an item has when it appears; after ``fades`` steps half of it.
+      recent: The number of latest exposures whose items a user remembers.
+      later: The share of the items that aren't available from the beginning.
+      span: The step by which all items have appeared.
+      novelty: The logit that an item gains when it appears; half of it remains after ``fades`` steps.
       fades: The half-life of novelty, in steps.
 
     Raises:
@@ -103,7 +104,7 @@ def uniform(*counters: Any) -> NDArray[np.float64]:
       *counters: Integers or arrays of integers that broadcast, such as a seed, a purpose, users and steps.
 
     Returns:
-      float64, in the shape that the counters have together.
+      float64, in the shape to which the counters broadcast.
 
     Example:
       >>> bool(uniform(0, 1, np.arange(3), 7)[2] == uniform(0, 1, 2, 7))
@@ -124,11 +125,11 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class UserStates:
-    """The states of users, a row each; nothing changes them.
+    """The states of users, one row each; they are immutable.
 
     Attributes:
       users: int64 (n,).
-      steps: int64 (n,): how many events and pages each has had.
+      steps: int64 (n,): the number of events and pages of each user so far.
       times: int64 (n,), seconds.
       interest: int64 (n,), the category of interest.
       taste: float64 (n, categories), the lasting taste, which sums to 1.
@@ -213,7 +214,7 @@ class Shown(NamedTuple):
 
 
 class UserLaw:
-    """The law; see this module.
+    """The law of simulated users, which this module describes.
 
     Args:
       config: The settings; None: the defaults.
@@ -266,10 +267,10 @@ class UserLaw:
 
         Args:
           states: n users.
-          items: Places in the catalogue, int (n, group). Each stands for itself, as if no other were shown.
+          items: Places in the catalogue, int (n, group). Each is judged as if no other item were shown.
 
         Returns:
-          float64 (n, group); 0 for an item that isn't there yet.
+          float64 (n, group); 0 for an item that hasn't appeared yet.
 
         Raises:
           DataError: An item isn't in the catalogue, or there isn't a row for each user.
@@ -293,7 +294,7 @@ class UserLaw:
           items: As for `click_probability`.
 
         Raises:
-          DataError: As `click_probability`.
+          DataError: As for `click_probability`.
         """
         items = self._items(states, items)
         draws = uniform(self.seed, _CLICK, states.users[:, None], states.steps[:, None], items)
@@ -307,7 +308,7 @@ class UserLaw:
           items: Places in the catalogue, int (n, page), the top of the page first; page <= recent.
 
         Raises:
-          DataError: As `click_probability`; or a page is longer than what users remember.
+          DataError: As for `click_probability`; or a page is longer than what users remember.
         """
         config, items = self.config, self._items(states, items)
         if items.shape[1] > config.recent:
@@ -341,7 +342,7 @@ class UserLaw:
         return Shown(clicks, self._later(states, 1, states.interest))
 
     def live(self, states: UserStates) -> Events:
-        """Let each user have an event of their own."""
+        """Draw one event of each user, and move the states."""
         config, world = self.config.world, self.world
 
         def draw(purpose: int) -> Floats:
@@ -364,7 +365,7 @@ class UserLaw:
         return Events(items, actions, moved.times, moved)
 
     def those_there(self, items: Ints, steps: Ints) -> Ints:
-        """Replace items that aren't there yet by the first of their category, which always is."""
+        """Replace items that haven't appeared yet by the first of their category, which always has."""
         return np.where(self.born[items] <= steps, items, self.world.category[items])
 
     def _later(self, states: UserStates, seconds: Any, interest: Ints) -> UserStates:
@@ -423,6 +424,6 @@ class UserLaw:
 
 
 def choose(shares: Floats, numbers: Floats) -> Ints:
-    """Return a column by each row's shares, for a number from 0 to 1 each."""
+    """Choose a column for each row by the row's shares, with a number from 0 to 1 for each."""
     passed = (np.cumsum(shares, axis=1) <= numbers[:, None]).sum(axis=1)
     return np.minimum(passed, shares.shape[1] - 1)

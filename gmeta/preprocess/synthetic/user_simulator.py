@@ -17,7 +17,7 @@ from gmeta.preprocess.synthetic.user_law import Floats, Ints, UserLaw, UserState
 
 @dataclass(frozen=True)
 class UserHistories:
-    """The histories of n users, of as many events and pages each.
+    """The histories of n users, with the same numbers of events and pages for each.
 
     Attributes:
       items: int64 (n, events), the items of a user's own events, the oldest first.
@@ -26,8 +26,8 @@ class UserHistories:
       shown: int64 (n, pages, page), the items of the pages, the oldest first.
       clicks: bool (n, pages, page).
       p_click: float64 (n, pages, page), the true probabilities, which no model may learn from.
-      before: int64 (n, pages): how many of the events were before each page.
-      states: The states after everything.
+      before: int64 (n, pages): the number of events before each page.
+      states: The states at the end.
     """
 
     items: Ints
@@ -47,7 +47,7 @@ class UserHistories:
     def log(self, category: Ints) -> dict[str, NDArray[np.generic]]:
         """Return the columns of a log of events and exposures, by user and time.
 
-        A page comes a second after the event before it, and before the one after.
+        A page is shown one second after the preceding event, and before the next one.
 
         Args:
           category: int64 (items,), of the catalogue.
@@ -81,7 +81,7 @@ class UserHistories:
         }
 
 
-_KIND, _CATEGORY, _POPULAR, _PAGES = range(20, 24)  # purposes of draws, besides those of the law
+_KIND, _CATEGORY, _POPULAR, _PAGES = range(20, 24)  # purposes of draws, in addition to those of the law
 _BLOCK = 4_000_000  # probabilities in memory at once
 
 
@@ -98,7 +98,7 @@ class Best(NamedTuple):
 
 
 class UserSimulator(UserLaw):
-    """Users who live by the law of `gmeta.preprocess.synthetic.user_law`.
+    """Users who follow the law of `gmeta.preprocess.synthetic.user_law`.
 
     A user's whole life is a function of the seed, the user's number and the items shown to the user. States
     are values: a method returns new ones, and the old ones don't change.
@@ -120,16 +120,16 @@ class UserSimulator(UserLaw):
     """
 
     def histories(self, users: Any, events: int = 50, pages: int = 4) -> UserHistories:
-        """Let users live from their beginning.
+        """Simulate users from their first event.
 
-        The pages come in the later half of the events. They are of a mediocre policy, that of the log: a
-        share each of items of the user's interest, of the category that follows, of the lasting taste and of
-        any category, by their popularity in it.
+        The pages are shown in the later half of the events. A mediocre policy, that of the log, chooses them:
+        fixed shares of items from the user's interest, from the category that follows, from the lasting taste
+        and from any category, by their popularity in it.
 
         Args:
           users: Numbers of users, int (n,).
-          events: How many events each has, >= 2.
-          pages: How many pages each is shown, at most half of ``events``.
+          events: The number of events of each user, >= 2.
+          pages: The number of pages shown to each user, at most half of ``events``.
 
         Raises:
           ConfigError: There are more pages than events to show them after.
@@ -179,10 +179,10 @@ class UserSimulator(UserLaw):
 
         Args:
           states: n users.
-          k: How many; equal probabilities are ordered by the items' places.
+          k: The number of items; equal probabilities are ordered by the items' places.
 
         Raises:
-          ConfigError: The catalogue has fewer items.
+          ConfigError: The catalogue has fewer than ``k`` items.
         """
         size = self.config.world.items
         if whole_number("simulator: k", k, 1) > size:

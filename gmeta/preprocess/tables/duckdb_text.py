@@ -96,10 +96,10 @@ def explain_errors(path: Path, plain: PlainPath | None = None) -> Iterator[None]
 
 
 def arrow_batches(result: duckdb.DuckDBPyRelation, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield a result in batches of at most ``rows`` rows; each is released after its turn.
+    """Yield a result in batches of at most ``rows`` rows; each is released after use.
 
     Raises:
-      duckdb.Error: Any error of DuckDB. After the first rows, Arrow passes it on with its text alone, as an
+      duckdb.Error: Any error of DuckDB. After the first rows, Arrow passes on only its text, as an
         ``OSError``, as if a file couldn't be written; it is raised as ``duckdb.Error`` again.
     """
     import duckdb

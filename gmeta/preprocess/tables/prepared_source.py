@@ -26,7 +26,7 @@ from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 from gmeta.preprocess.tables.table_files import FileDigests
 
 _APPLIED: Mapping[str, Any] = {"values": None, "positive": None, "format": None}
-"""The rules of columns that a prepared data set has been through."""
+"""The rules of columns that were already applied to a prepared data set."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _File:
     path: Path
     shard: Shard
     layout: Layout
-    columns: tuple[Column, ...]  # those to read, the key among them
+    columns: tuple[Column, ...]  # those to read, including the key
     key: tuple[str, str]
     spec: TableSpec  # with the data set's columns as sources, and hashes as the numbers that they are
 
@@ -58,11 +58,11 @@ def prepared_roles(path: str | os.PathLike[str]) -> Roles:
 class PreparedSource:
     """The rows of prepared data sets.
 
-    What `gmeta prepare` has hashed is taken as it is. All other rules of the spec hold as for any table.
+    Values that `gmeta prepare` hashed are read unchanged. All other rules of the spec apply as for any table.
 
     Args:
       data: Data sets' folders, of which all splits are read, or folders followed by the name of a split.
-      spec: The columns; columns that it leaves open are as the first data set was prepared.
+      spec: The columns; columns that it leaves open are read as the first data set was prepared.
 
     Attributes:
       path: The first of the data.
@@ -70,8 +70,8 @@ class PreparedSource:
       spec: The columns, as for the table that the data set was prepared from.
 
     Raises:
-      ConfigError: The spec doesn't fit, a column is hashed in one of them alone, there is no such split, or
-        data sets were prepared in different ways.
+      ConfigError: The spec doesn't fit, a column is hashed in only one of spec and data set, there is no such
+        split, or data sets were prepared in different ways.
       DataError: A manifest can't be read, or doesn't match its shards.
     """
 
@@ -105,7 +105,7 @@ class PreparedSource:
         """Wait for the digests and return them, file name -> SHA-256.
 
         Raises:
-          DataError: A file has changed since its reading began.
+          DataError: A file has changed since reading began.
         """
         return self._digests.wait()
 

@@ -1,6 +1,6 @@
-"""What a file of a table is: its format and, for separated fields, its form, by its content.
+"""Recognises a table file's format and, for separated fields, its form, from its content.
 
-A given format or delimiter counts most, then what the first bytes show, then the file's ending. Formats that
+A given format or delimiter takes precedence, then the first bytes, then the file's ending. Formats that
 DuckDB doesn't read record by record are rewritten as JSON lines or CSV in a temporary file.
 """
 
@@ -36,8 +36,8 @@ SUFFIXES: dict[str, FormatName] = {
     ".ndjson": "json",
 }
 COMPRESSED = (".gz", ".zst")
-_HEAD = 1 << 20  # bytes whose form decides
-_LINES = 64  # lines whose form decides
+_HEAD = 1 << 20  # bytes from which the form is decided
+_LINES = 64  # lines from which the form is decided
 _DELIMITERS = ("\t", "::", ",", ";", "|")
 _TYPED = re.compile(r"(.+):(token|float|token_seq|float_seq)")
 """A name in the first line of RecBole's atomic files."""
@@ -87,10 +87,10 @@ class TableFile:
 
     Attributes:
       path: The file.
-      format: What reads it.
+      format: The format in which it is read.
       form: The form of separated fields, with its delimiter.
       names: The columns of separated fields; ``""`` for one without a name.
-      columns: What the file itself says of columns.
+      columns: The file's own description of its columns.
       copy: The rewritten file, which is read in its place.
       by_line: Whether a record is a line of the file.
     """
@@ -132,7 +132,7 @@ def format_of(path: PurePath) -> FormatName | None:
 
 
 def recognise(path: Path, spec: TableSpec) -> TableFile:
-    """Find out what a file is, and rewrite it if no scan reads its format.
+    """Recognise a file's format, and rewrite the file if no scan reads that format.
 
     Args:
       path: The file, not empty.
@@ -181,7 +181,7 @@ def _kind(raw: bytes, text: str, path: Path, form: CsvForm) -> FormatName:
     if raw.startswith(b"PAR1"):
         return "parquet"
     if ending == "parquet":
-        return ending  # damaged, which its reader explains
+        return ending  # damaged; its reader explains how
     start = text.lstrip()
     first = start.partition("\n")[0]
     if re.match(r"\{\s*u?'", start) and ending in (None, "json") and _is_dict(first):
@@ -226,7 +226,7 @@ def _spans_lines(text: str) -> bool:
 
 
 def _is_lists(text: str) -> bool:
-    """Return whether lines are whole numbers between single spaces, more on some than on others."""
+    """Return whether lines are whole numbers separated by single spaces, more on some than on others."""
     lines = [line for line in text.splitlines()[:_LINES] if line.strip()]
     return (
         all(re.fullmatch(r"\d+(?: \d+)* ?", line) for line in lines)
@@ -275,7 +275,7 @@ def _separated(path: Path, text: str, kind: FormatName, spec: TableSpec) -> Tabl
 
 
 def _delimiter_of(path: Path, text: str, form: CsvForm) -> str:
-    """Find what separates fields: what each of the first lines has in the same number."""
+    """Find the delimiter: the one that occurs equally often in each of the first lines."""
     lines = text.splitlines()[:_LINES]
     first = next((line for line in lines if line.strip()), "")
     is_csv = format_of(path) == "csv"
@@ -288,7 +288,7 @@ def _delimiter_of(path: Path, text: str, form: CsvForm) -> str:
             found.append(delimiter)
     if len(found) > 1 and " " in found:
         found.remove(" ")
-    if not found:  # lines with too many fields, or too few, are named later
+    if not found:  # lines with too many or too few fields are reported later
         found = [d for d in _DELIMITERS if all(len(_fields(line, d, form)) > 1 for line in lines if line)][:1]
     if len(found) == 1:
         return found[0]
@@ -314,7 +314,7 @@ def _fields(line: str, delimiter: str, form: CsvForm) -> list[str]:
 
 
 def _escape_of(text: str, delimiter: str, quote: str) -> str | None:
-    r"""Return a backslash if ``\"`` stands within fields of which a quote opens the others."""
+    r"""Return a backslash if ``\"`` occurs within quoted fields; otherwise None."""
     if not quote:
         return None
     inside = re.escape("\\" + quote) + f"[^{re.escape(delimiter)}\r\n]"
@@ -348,11 +348,11 @@ def names_of(head: io.StringIO, path: PurePath | str, form: CsvForm, delimiter: 
     return names
 
 
-# Rewriting of what no scan reads, with a line for each line if possible.
+# Rewriting of formats that no scan reads, line for line if possible.
 
 
 def open_bytes(path: Path) -> pa.NativeFile:
-    """Open a file, and decompress it if its first bytes say so.
+    """Open a file, and decompress it if its first bytes show compression.
 
     Raises:
       DataError: It can't be opened.
@@ -382,7 +382,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _in_utf8(file: TableFile, form: CsvForm) -> TableFile:
-    """Return a file whose text is UTF-8, and compressed only as its ending says."""
+    """Return a file whose text is UTF-8, and whose compression matches its ending."""
     with file.path.open("rb") as stream:
         magic = stream.read(4)
     packed = magic[:2] == b"\x1f\x8b" or magic == b"\x28\xb5\x2f\xfd"
@@ -413,7 +413,7 @@ def _rewrite_lines(path: Path, form: CsvForm, rewrite: Callable[[str], str]) -> 
 
 
 def _of_python(line: str) -> str:
-    """Return a dictionary in Python's notation as JSON; any other line as it is."""
+    """Return a dictionary in Python's notation as JSON; any other line unchanged."""
     try:
         return json.dumps(ast.literal_eval(line.strip()), ensure_ascii=False) if line.strip() else ""
     except (ValueError, SyntaxError, TypeError, RecursionError):
@@ -421,7 +421,7 @@ def _of_python(line: str) -> str:
 
 
 def _rewrite_json(path: Path, form: CsvForm) -> TableFile:
-    """Rewrite an array of JSON, or objects over several lines, with a record a line."""
+    """Rewrite an array of JSON, or objects over several lines, with one record per line."""
     import duckdb
 
     plain = _in_utf8(TableFile(path, "json"), form)

@@ -1,7 +1,7 @@
-"""Making of a table's rows by DuckDB, as a `Shape` says: a Parquet file that is read in place of the files.
+"""Makes the rows that a `Shape` describes with DuckDB, as a Parquet file that is read in place of the files.
 
-Values keep their forms: fields of CSV files stay text and values of JSON stay JSON, so that all rows that are
-left decide the types (`table_survey`). A row remembers the file and the record that it comes from.
+Values keep their forms: fields of CSV files stay text and values of JSON stay JSON, so that all remaining
+rows decide the types (`table_survey`). A row stores the file and the record that it comes from.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ShapedScan(ParquetScan):
     Args:
       copy: The Parquet file.
       forms: Column -> `TEXT` or `JSON`; others have the file's types.
-      columns: What files say of columns.
+      columns: The files' own descriptions of columns.
       origins: The files' scans.
       connection: DuckDB.
     """
@@ -73,7 +73,7 @@ class ShapedScan(ParquetScan):
         return self._forms.get(source) or super().type_of(source)
 
     def _check_names(self, names: Sequence[str]) -> None:
-        """Do nothing: they are of files that were checked."""
+        """Do nothing: the names are of files that were checked."""
 
     def refuse_unpacked(self, sources: Collection[str]) -> None:
         """Do nothing: gmeta wrote the file."""
@@ -92,7 +92,7 @@ class ShapedScan(ParquetScan):
         yield from super()._read({**values, **{name: name for name in PLACE}}, lists, skip=skip)
 
     def origins(self, records: Collection[int]) -> dict[int, tuple[Scan, int]]:
-        """Return where some records come from: number -> scan, and number there."""
+        """Return the origins of some records: number -> scan, and the record's number in it."""
         if not records:
             return {}
         wanted, table = ", ".join(map(str, sorted(records))), self._table({}, skip=False)
@@ -119,11 +119,11 @@ class Shaping:
 
     Args:
       scans: The files' scans, all of one format.
-      spec: The columns; its shape says what is made.
+      spec: The columns; its shape describes the rows.
       connection: DuckDB.
 
     Attributes:
-      notes: What may surprise the user.
+      notes: Decisions that may surprise the user.
     """
 
     def __init__(self, scans: Sequence[Scan], spec: TableSpec, connection: duckdb.DuckDBPyConnection) -> None:
@@ -186,7 +186,7 @@ class Shaping:
         return int(self._run(f"SELECT count(*) FROM {rows.name}")[0][0])
 
     def _replace(self, rows: _Rows, query: str, what: str = "") -> None:
-        """Make a query's result the rows."""
+        """Replace the rows by a query's result."""
         self._run(f"CREATE TEMP TABLE {RESERVED}next AS {query}", what)
         self._run(f"DROP TABLE {rows.name}")
         self._run(f"ALTER TABLE {RESERVED}next RENAME TO {rows.name}")
@@ -251,7 +251,7 @@ class Shaping:
         return text
 
     def _native(self, rows: _Rows, columns: Sequence[str]) -> None:
-        """Give columns of text the types that their values allow, if the rows have types of their own."""
+        """Give columns of text the types that their values allow, if the rows have types."""
         if any(form is None for form in rows.forms.values()):
             for column in columns:
                 rows.forms[column] = TEXT

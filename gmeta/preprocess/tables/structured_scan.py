@@ -64,7 +64,7 @@ class JsonScan(Scan):
         return JSON
 
     def probe(self, source: str, role: Role, column: ColumnSpec) -> Probe:
-        """Return what `survey` and `find` need of a column."""
+        """Return the `Probe` of a column for `survey` and `find`."""
         return replace(super().probe(source, role, column), value=f"{self._value(source)}::VARCHAR")
 
     def has(self, source: str) -> bool:
@@ -107,7 +107,7 @@ class JsonScan(Scan):
             raise
 
     def _find_malformed(self) -> None:
-        """Raise an error with the malformed line's number; DuckDB's is off by the blank lines and one."""
+        """Raise an error with the malformed line's number; DuckDB's is off by one and the blank lines."""
         with open_text(self.file.read) as text:
             for number, line in enumerate(text, start=1):
                 try:
@@ -210,13 +210,13 @@ class ParquetScan(Scan):
                 yield path if path in self._types else path.partition(".")[0], column
 
     def refuse_unpacked(self, sources: Collection[str]) -> None:
-        """Refuse a file of which some columns unpack to very much more than its size.
+        """Refuse a file in which some columns unpack to far more than its size.
 
         Args:
           sources: The columns that will be read.
 
         Raises:
-          DataError: They do.
+          DataError: Some columns unpack to far more than the file's size.
         """
         size, coded = 0, set[str]()
         for name, column in self._chunks():
@@ -224,10 +224,10 @@ class ParquetScan(Scan):
                 width = _WIDTHS.get(column.physical_type)
                 size += column.num_values * width if width else column.total_uncompressed_size
                 if is_text(self._types[name]) and "DICTIONARY" in " ".join(column.encodings):
-                    coded.add(name)  # a long text may be repeated without taking room
+                    coded.add(name)  # a long text may be repeated without taking space
         if coded:
             sums = " + ".join(f"coalesce(sum(strlen({sql_name(name)})), 0)" for name in sorted(coded))
-            with self._surveying() as cursor:  # DuckDB looks once at each text of a dictionary
+            with self._surveying() as cursor:  # DuckDB reads each text of a dictionary once
                 query = f"SELECT {sums} FROM {self._table({}, skip=False)}"
                 size += int(cursor.execute(query).fetchall()[0][0])
         there = self.file.path.stat().st_size

@@ -1,8 +1,9 @@
 """The files of a table: which they are, their formats, and how many records a text file has.
 
-Records are counted apart from the engine that reads them, so that none is lost unnoticed. DuckDB loses a line
-that is longer than its buffer. Where several threads read a file, it may also begin a record at a line within
-quotes. Neither happens if the length of the longest record is known in advance, and whether one spans lines.
+Records are counted independently of the engine that reads them, so that none is lost unnoticed. DuckDB loses
+a line that is longer than its buffer. Where several threads read a file, it may also begin a record at a line
+within quotes. Neither happens if the length of the longest record, and whether one spans lines, are known in
+advance.
 
 A line break ends a record if the number of quotes before it is even. This holds as long as quotes enclose
 whole fields; where they don't, Python's parser of CSV counts, which is slower.
@@ -88,7 +89,7 @@ def _file(path: Path, spec: TableSpec) -> TableFile:
 
 
 def holds_records(path: Path, form: CsvForm) -> bool:
-    """Return whether a file of a table has any record; reads no further than the first.
+    """Return whether a file of a table has any record; read no further than the first.
 
     Raises:
       DataError: The file can't be read.
@@ -140,7 +141,7 @@ class FileDigests:
         """Wait for the digests and return them, file name -> SHA-256.
 
         Raises:
-          DataError: A file can't be read, or has changed since its reading began.
+          DataError: A file can't be read, or has changed since reading began.
         """
         self.start()
         assert self._digests is not None
@@ -215,16 +216,16 @@ _BLOCK = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 _RETURN = ord("\r")
 
-csv.field_size_limit(sys.maxsize)  # fields are as long as they are
+csv.field_size_limit(sys.maxsize)  # fields may have any length
 
 
 class Records(NamedTuple):
     """The records of a text file; a line of names is one too.
 
     Attributes:
-      full: How many have a character.
-      blank: How many lines have none.
-      longest: The most bytes of a record.
+      full: The number of records with a character.
+      blank: The number of lines without one.
+      longest: The number of bytes of the longest record.
       spanning: Whether a record may span lines.
       unended: Whether the file may end within quotes.
     """

@@ -46,7 +46,7 @@ _SHOWN = 60  # characters of a value in a message
 
 
 def batch_rows(columns: int) -> int:
-    """Return how many rows a batch of so many columns has."""
+    """Return the number of rows of a batch with this many columns."""
     return min(_ROWS, max(_VALUES // max(columns, 1), 1))
 
 
@@ -87,7 +87,7 @@ class Scan(ABC):
 
     @abstractmethod
     def headers(self) -> Sequence[tuple[str, ...]]:
-        """Return the names of the columns: one list, or where records differ in them, several.
+        """Return the names of the columns: one list, or several if records differ in them.
 
         Raises:
           ConfigError: Two columns have names that can't be distinguished.
@@ -104,7 +104,7 @@ class Scan(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Count the records, in another way than `batches` reads them; bad ones too."""
+        """Count the records, bad ones included, independently of `batches`."""
 
     @abstractmethod
     def _table(self, lists: Mapping[str, bool], *, skip: bool) -> str:
@@ -120,24 +120,24 @@ class Scan(ABC):
         return False
 
     def refuse_unpacked(self, sources: Collection[str]) -> None:  # noqa: B027 - most formats need no check
-        """Refuse a file of which some columns unpack to very much more than its size.
+        """Refuse a file in which some columns unpack to far more than its size.
 
         Raises:
-          DataError: They do.
+          DataError: Some columns unpack to far more than the file's size.
         """
 
     def probe(self, source: str, role: Role, column: ColumnSpec) -> Probe:
-        """Return what `survey` and `find` need of a column."""
+        """Return the `Probe` of a column for `survey` and `find`."""
         return Probe(source, role, column, self._value(source), self.type_of(source))
 
     def survey(self, probes: Sequence[Probe]) -> dict[str, Findings]:
-        """Find out what values columns have.
+        """Survey the values of columns.
 
         Args:
           probes: Columns that the file has.
 
         Returns:
-          Column -> what its values are.
+          Column -> the kinds of its values.
 
         Raises:
           DataError: The file can't be read to its end.
@@ -166,7 +166,7 @@ class Scan(ABC):
 
     @contextmanager
     def _surveying(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Lend a cursor; bad lines that it meets are forgotten."""
+        """Provide a cursor, and discard the bad lines that it encounters."""
         cursor = self._connection.cursor()
         try:
             with explain_errors(self.file.path, self._plain):
@@ -184,8 +184,8 @@ class Scan(ABC):
         Args:
           spec: The columns, as `TableSpec.resolve` decided them.
           skip: Whether records that can't be parsed are left out.
-          texts: Columns of the table that are read as text besides -> how; where the spec doesn't read such a
-            column as text anyway, the records have it under the name `text_column`.
+          texts: Columns of the table that are also read as text -> how; unless the spec reads such a column
+            as text anyway, the records hold it under the name `text_column`.
 
         Raises:
           DataError: The file can't be read to its end, or not all its records were read.
@@ -205,7 +205,7 @@ class Scan(ABC):
         yield from self._read(values, lists, skip=skip)
 
     def raw_batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the records with some columns, each value in its own form; what can't be parsed is left out.
+        """Yield some columns of the records, each value in its own form; skip records that can't be parsed.
 
         Raises:
           DataError: The file can't be read to its end, or not all its records were read.
@@ -290,7 +290,7 @@ class Scan(ABC):
 
 # Reading of a file of separated fields.
 
-_LINE, _BUFFER = 2_000_000, 32_000_000  # bytes that DuckDB reads a line of, and at once, by default
+_LINE, _BUFFER = 2_000_000, 32_000_000  # DuckDB's defaults: the most bytes of a line, and bytes read at once
 _LONGEST = 256 << 20
 _FIELDS = re.compile(r"Expected Number of Columns: (\d+) Found: (\d+)")
 _REASONS = {
@@ -304,7 +304,7 @@ class CsvScan(Scan):
 
     def _table(self, lists: Mapping[str, bool], *, skip: bool) -> str:
         """Return the table in SQL, all fields as text; lines with too few or too many become `rejects`."""
-        # The columns have names of their own: those in the file may be empty, or of any characters.
+        # The columns get other names: those in the file may be empty, or have any characters.
         columns = ", ".join(f"c{place}: 'VARCHAR'" for place in range(len(self._names)))
         form = self._form
         quote, escape = sql_text(form.quote), sql_text(form.escape or form.quote)
@@ -330,9 +330,9 @@ class CsvScan(Scan):
         return TEXT
 
     def survey(self, probes: Sequence[Probe]) -> dict[str, Findings]:
-        """Find out what values columns have; the name of a column among numbers isn't one.
+        """Survey the values of columns; a column's name among numbers isn't counted.
 
-        It occurs where files with a line of names were joined. As a record it is bad.
+        It occurs if files that begin with a line of names were joined. Such a record is bad.
         """
         found = super().survey(probes)
         mixed = [
@@ -347,7 +347,7 @@ class CsvScan(Scan):
         return f"c{self._places[source]}"
 
     def _column(self, source: str, column: ColumnSpec, *, hashed: bool) -> str:
-        """Return a column's value in SQL; of a text that is too long for a number, the beginning."""
+        """Return a column's value in SQL; only the beginning of a text that is too long for a number."""
         value = super()._column(source, column, hashed=hashed)
         long = self._records.longest > _LINE and not (hashed or column.hash or column.is_list)
         return f"left({value}, {_LINE})" if long else value
@@ -377,8 +377,8 @@ class CsvScan(Scan):
         return found
 
     def count(self) -> int:
-        """Count the records, those that can't be parsed among them."""
-        # Where a line is a field, a blank line is an empty one.
+        """Count the records, including those that can't be parsed."""
+        # If a line is one field, a blank line is an empty field.
         blank = self._records.blank if len(self._names) == 1 else 0
         return self._records.full + blank - self._form.header
 

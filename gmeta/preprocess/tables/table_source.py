@@ -54,8 +54,9 @@ class TableSource:
       data: Files, folders and patterns (`table_files.find_files`).
       spec: The columns; the values of all files decide its open settings (`table_survey`).
       connection: DuckDB, with its limits set.
-      places: Whether `chunks` yields too where a row is from: `RECORD`, the number of the record among those
-        of all files, and `ELEMENT`, the number of the element in the record's list if lists are exploded.
+      places: Whether `chunks` also yields a row's origin: `RECORD`, the number of the record
+        among those of all files, and `ELEMENT`, the number of the element in the record's list if lists are
+        exploded.
 
     Attributes:
       files: The table's files, in the order in which they are read.
@@ -119,7 +120,7 @@ class TableSource:
         """Wait for the digests and return them, file name -> SHA-256.
 
         Raises:
-          DataError: A file has changed since its reading began.
+          DataError: A file has changed since reading began.
         """
         return self._digests.wait()
 
@@ -132,7 +133,7 @@ class TableSource:
         return sum(scan.count() for scan in self._scans)
 
     def count_records(self) -> int:
-        """Return the number of the files' records, of which `RECORD` numbers those with rows."""
+        """Return the number of the files' records; `RECORD` numbers those with rows."""
         return sum(scan.count() for scan in self._given)
 
     def chunks(self, bad: BadRecords, progress: Progress) -> Iterator[Columns]:
@@ -171,7 +172,7 @@ class TableSource:
         progress("read", self._rows, self._rows)
 
     def _place(self, number: Ints, rows: Ints, place: Mapping[str, Ints]) -> Columns:
-        """Return `RECORD` and `ELEMENT` of rows, if they are asked for."""
+        """Return `RECORD` and `ELEMENT` of rows, if requested."""
         if not self._places:
             return {}
         if not place:
@@ -182,7 +183,7 @@ class TableSource:
         return {RECORD: before[file] + record, **elements}
 
     def _normalise(self, batch: pa.RecordBatch, scan: Scan, hashed: Collection[str]) -> Normalised:
-        """Convert records to rows; a line that isn't JSON, and so null in each column, is no row of gaps."""
+        """Convert records to rows; a line that isn't JSON, so null in each column, isn't a row of gaps."""
         nothing = (
             _is_null(batch) if scan.file.format == "json" and self.spec.blocks else np.zeros(0, np.bool_)
         )
@@ -280,7 +281,7 @@ def _is_null(batch: pa.RecordBatch) -> NDArray[np.bool_]:
 
 
 def _with_roles(spec: TableSpec, files: Sequence[TableFile]) -> TableSpec:
-    """Give a table without a task the roles of its columns, if it is well known."""
+    """Add the roles of the columns to a table without a task, if it is well known."""
     roles = roles_of(name for file in files for name in file.names) if spec.blocks else None
     if roles is None:
         return spec.with_own_gaps()
@@ -289,7 +290,7 @@ def _with_roles(spec: TableSpec, files: Sequence[TableFile]) -> TableSpec:
 
 
 def _side_spec(join: Join, form: CsvForm) -> TableSpec:
-    """Return how a side table is read: with its own delimiter and columns, else as the rows are."""
+    """Return how a side table is read: with its own delimiter and columns, otherwise as the rows are."""
     own = CsvForm(
         quote=form.quote,
         header=not join.columns,

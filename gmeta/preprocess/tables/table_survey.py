@@ -1,4 +1,4 @@
-"""Decides the settings that a spec leaves open, by the names and values of all files of a table."""
+"""Decides the settings that a spec leaves open, from the names and values of all files of a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Names(NamedTuple):
 
     Attributes:
       all: Those with a name, in an order that doesn't depend on the files' order.
-      nameless: Words for those without one.
+      nameless: Descriptions of those without a name.
     """
 
     all: tuple[str, ...]
@@ -67,7 +67,7 @@ def merge_names(headers: Iterable[Sequence[str]]) -> Names:
 
 
 def resolve_spec(scans: Sequence[Scan], spec: TableSpec) -> TableSpec:
-    """Decide everything that a spec leaves open, by all values of all files.
+    """Decide everything that a spec leaves open, from all values of all files.
 
     Args:
       scans: The files.
@@ -119,7 +119,7 @@ def resolve_spec(scans: Sequence[Scan], spec: TableSpec) -> TableSpec:
 
 
 def described(spec: TableSpec, given: Iterable[Mapping[str, ColumnSpec]]) -> TableSpec:
-    """Return the spec with what files themselves say of the columns that it doesn't describe."""
+    """Return the spec with the files' own descriptions of the columns that it doesn't describe."""
     found = {name: column for columns in given for name, column in columns.items()}
     wanted = {n: c for n, c in found.items() if n not in spec.roles and (spec.is_open or n in spec.columns)}
     wanted = {n: c for n, c in wanted.items() if spec.columns.get(n, ColumnSpec()) == ColumnSpec()}
@@ -149,12 +149,12 @@ def open_columns(spec: TableSpec, names: Names, *, lists: bool = False) -> list[
 
 
 def is_rewritten(column: ColumnSpec, found: Findings) -> bool:
-    """Return whether a column of JSON has numbers that its reader rewrites, rounded, before a hash."""
+    """Return whether a JSON column has numbers that the JSON reader rounds before they are hashed."""
     return column.hash and bool(found.plain & REWRITTEN.kinds)
 
 
 def rewritten(source: str, shown: str | None) -> ConfigError:
-    """Return the error for a column of which `is_rewritten` is true."""
+    """Return the error for a column for which `is_rewritten` is true."""
     return ConfigError(
         f"column {source!r} has hash = true, and holds numbers with a point or an exponent such as {shown}, "
         "of which two may have one hash, and one two: write ids as text or digits"
@@ -162,7 +162,7 @@ def rewritten(source: str, shown: str | None) -> ConfigError:
 
 
 def _refuse_absent(scans: Sequence[Scan], wanted: Sequence[Wanted], spec: TableSpec) -> None:
-    """Refuse a table of which a file lacks a column that the spec doesn't name."""
+    """Refuse a table if one of its files lacks a column that the spec doesn't name."""
     for one in wanted:
         lacking = [scan for scan in scans if not scan.has(one.source)]
         if lacking and len(lacking) < len(scans) and one.name not in spec.roles:
@@ -186,14 +186,14 @@ def decide_spec(
     found: Mapping[str, Findings],
     show: Show,
 ) -> TableSpec:
-    """Decide the settings that a spec leaves open by the survey of the values.
+    """Decide the settings that a spec leaves open from the survey of the values.
 
     Args:
       spec: The description of the columns.
       names: The table's columns.
-      known: Column -> its type, where no value decides it.
+      known: Column -> its type, if no value decides it.
       wanted: What `open_columns` returned.
-      found: Column -> what its values are.
+      found: Column -> the kinds of its values.
       show: Finds a value of some kinds, with its place.
 
     Raises:
@@ -228,12 +228,12 @@ def decide_spec(
 
 def _decide(one: Wanted, found: Findings, known: pa.DataType) -> pa.DataType | Doubt:
     column = one.column
-    if one.role != "time" and (column.dtype is not None or column.hash):  # only lists are looked for
+    if one.role != "time" and (column.dtype is not None or column.hash):  # search only for lists
         if Seen.LIST not in found.kinds:
             return known
         if found.kinds == Seen.LIST:
             return pa.list_(pa.string())
-        # With a dtype, what isn't of the form is bad; a hash would take the text of a list.
+        # With a dtype, values of another form are bad; a hash would take the text of a list.
         return decide(found, one.role) if column.hash else known
     if column.dtype is not None and found.kinds & (Seen.LIST | Seen.OTHER):
         return known  # such records are bad
@@ -260,7 +260,7 @@ class _Note(NamedTuple):
 
     Attributes:
       column: The column.
-      what: What it is, in words that notes on other columns have too.
+      what: The decision, in words that notes on other columns share.
       why: The value that decided it.
     """
 
@@ -285,11 +285,11 @@ def _notes(one: Wanted, found: Findings, kind: pa.DataType, named: bool, show: S
 
 
 _MOST_NOTES = 3
-"""So many notes of a kind stand alone; more of them become one."""
+"""The most notes of a kind that stand alone; more are joined to one."""
 
 
 def _together(notes: Sequence[_Note]) -> list[str]:
-    """Return the notes as sentences, of which one may be on many columns."""
+    """Return the notes as sentences; one sentence may be about many columns."""
     verbs = {"no value: left out": ("has", "have"), "text": ("is", "are"), "whole numbers": ("holds", "hold")}
     found = []
     for what in dict.fromkeys(note.what for note in notes):

@@ -1,7 +1,7 @@
-"""The search through all values of a column for what decides its type, in DuckDB.
+"""The survey of all values of a column, in DuckDB, to decide its type.
 
-Each value has a class, an integer of bits of `column_types.Seen`, and a column the "or" of its values'
-classes. Few columns are surveyed by one query over the table. Each expression takes time to plan, so many
+Each value has a class, an integer of bits of `column_types.Seen`, and a column has the "or" of its values'
+classes. A few columns are surveyed by one query over the table. Each expression takes time to plan, so many
 columns are read in batches, and one query takes all of a batch's columns together.
 """
 
@@ -38,9 +38,9 @@ class Probe:
 
     Attributes:
       source: Its name in the table.
-      role: What it is.
+      role: Its role.
       column: Its description in the spec.
-      value: Its value in SQL; of a list in CSV the whole field.
+      value: Its value in SQL; for a list in CSV, the whole field.
       form: Its type: `TEXT`, `JSON`, or a type of Arrow.
     """
 
@@ -52,7 +52,7 @@ class Probe:
 
     @property
     def known(self) -> Findings | None:
-        """The kinds that the type alone gives to values that aren't null; None if values must be read."""
+        """The kinds of values that aren't null, if the type alone decides; None if values must be read."""
         return None if isinstance(self.form, str) else _known(self.form, self.role)
 
     @property
@@ -95,7 +95,7 @@ def _known(kind: pa.DataType, role: Role) -> Findings | None:
 
 
 def survey(cursor: duckdb.DuckDBPyConnection, table: str, probes: Sequence[Probe]) -> dict[str, Findings]:
-    """Find out what values columns have.
+    """Survey the values of columns.
 
     Args:
       cursor: DuckDB.
@@ -103,7 +103,7 @@ def survey(cursor: duckdb.DuckDBPyConnection, table: str, probes: Sequence[Probe
       probes: Its columns to survey.
 
     Returns:
-      Column -> what its values are.
+      Column -> the kinds of its values.
     """
     found = {probe.source: probe.known or Findings() for probe in probes}
     single = [probe for probe in probes if probe.known is None and not _by_elements(probe)]
@@ -137,14 +137,14 @@ def _by_elements(probe: Probe) -> bool:
 
 
 def survey_batches(batches: Iterable[pa.RecordBatch], probes: Sequence[Probe]) -> dict[str, Findings]:
-    """Find out what values columns have; their elements and their times aren't looked at.
+    """Survey the values of columns, without their elements and their times.
 
     Args:
       batches: Values, with a column for each of `probes`, in this order.
       probes: The columns.
 
     Returns:
-      Column -> what its values are.
+      Column -> the kinds of its values.
     """
     import duckdb
 
