@@ -94,8 +94,8 @@ class ShardedCheckpoint(StepCallback):
     """Callback that saves a model during training: its tables in shards, the rest by ``tf.train.Checkpoint``.
 
     Tables, dense weights and optimizer state are all saved between the same two batches and appear under one
-    name at once. Whatever kills the process, the last checkpoint is whole. Its name is the number of batches
-    trained. `CheckpointStore` decides which checkpoints are full or incremental, and which are kept.
+    name at once. The last checkpoint stays complete even if the process is killed. Its name is the number of
+    batches trained. `CheckpointStore` decides which checkpoints are full or incremental, and which are kept.
 
     A checkpoint from the middle of an epoch records how many of the epoch's batches were trained, and the
     metrics' sums over them. `fit` continues after these batches, so that weights and metrics equal those of

@@ -1,15 +1,15 @@
 """A lock that allows one writer of a folder at a time. A file in the folder names the writer.
 
-A second writer gets an error with that name. The file is locked in the kernel (POSIX record locks, which NFS
-and Lustre also apply across machines), and contains the writer's machine, process and job. A new writer takes
-over the lock of a dead process:
+A second writer receives an error with that name. The file is locked in the kernel (POSIX record locks, which
+NFS and Lustre also apply across machines), and contains the writer's machine, process and job. A new writer
+takes over the lock of a dead process:
 
-* if the process was on this machine: at once, if the process no longer exists or another process now has its
-  number;
+* if the process was on this machine: immediately, if the process no longer exists or another process now has
+  its number;
 * if the process was on another machine: if the file hasn't been touched for `STALE` seconds. A living
   writer touches it every few seconds. Times are those of the file system, so clocks need not agree;
-* if the process belonged to an elastic job: at once by the job's next start, even if its first rank was on
-  another machine.
+* if the process belonged to an elastic job: immediately, by the job's next start, even if its first rank was
+  on another machine.
 
 On a file system without kernel locks, the file's content alone decides. Two writers that start within a
 fraction of a second of each other may then both be refused.

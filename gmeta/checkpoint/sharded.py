@@ -23,8 +23,8 @@ both saves may contain. Removed keys come from the table's journal (`HashTable.s
 without this information (rows were imported into it, its journal overflowed, or it was last saved elsewhere)
 is saved in full; the part's ``reason`` states why, and a reader starts from that part.
 
-A save shows the tables at one moment if no batch runs meanwhile: save between two steps. If batches do run,
-each logical shard is saved at its own moment, and the next increment contains all that the save missed.
+A save is a consistent state of the tables if no batch runs during it: save between two steps. If batches run,
+each logical shard is saved at its own time, and the next increment contains all that the save missed.
 
 Every save, even an increment, contains the entire admission state of ids without a row, since tables don't
 record which counts changed: 12 bytes for an id that is counted exactly, or the bytes of the filter. Exact

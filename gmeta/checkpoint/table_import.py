@@ -248,9 +248,9 @@ def import_table(
         IPC or Feather file; or of a folder of such files. ``keys`` are any integers that are ids of the
         table, or text if its features have ``hash=True``; they are hashed as the features' ids are.
         ``values`` are float32 or float16, (n, dim), in Arrow lists of dim numbers.
-      mode: ``"merge"`` adds the rows; an id that the table has gets the row of the files, in all its parts.
-        ``"replace"`` removes the table's other rows first, and the admission's counts of ids without a row.
-        Tables that are merged with it keep their rows; the admission state of all of them is then kept.
+      mode: ``"merge"`` adds the rows; for an existing id, the files' row replaces all parts of the table's
+        row. ``"replace"`` removes the table's other rows first, and the admission's counts of ids without a
+        row. Tables that are merged with it keep their rows; the admission state of all of them is then kept.
       state: Whether to import the optimizer's slots and the last steps, which `export_table` wrote with
         ``state=True``; training then continues as in the exporting model. The table's step becomes that of
         the files if it is empty, or if it is replaced and not merged with others. False: rows start with the

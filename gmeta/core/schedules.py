@@ -29,7 +29,7 @@ class _Share(tf.keras.optimizers.schedules.LearningRateSchedule):
         return tf.cast(rate * self.share(tf.cast(step, tf.float64)), tf.float32)
 
     def share(self, step: tf.Tensor) -> tf.Tensor:
-        """Compute the share of the highest rate that a step has, () float64, step 0 being the first."""
+        """Compute the fraction of the highest rate for a step, () float64; the first step is 0."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class OneCycle(_Share):
         self.warm_up = warm_up
 
     def share(self, step: tf.Tensor) -> tf.Tensor:
-        """Compute the share of the highest rate that a step has, () float64, step 0 being the first."""
+        """Compute the fraction of the highest rate for a step, () float64; the first step is 0."""
         rise = self.warm_up * self.steps
         fallen = tf.minimum(tf.maximum(step - rise, 0.0) / (self.steps - rise), 1.0)
         return tf.minimum((step + 1) / rise, 0.5 * (1 + tf.cos(math.pi * fallen)))

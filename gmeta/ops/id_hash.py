@@ -278,7 +278,7 @@ def _portable(
                 raise ConfigError("merge_keys: a portable graph has one fold: give mix=True or mix=False")
             wide = fold_ids(wide, HASHED_BITS, "mix") if mixes else fold_ids(wide, id_bits, "xor")
         else:
-            # An arithmetic shift gives 0 only for the ids that fit: for negative ids it stays negative.
+            # An arithmetic shift returns 0 only for ids that fit: for negative ids, it stays negative.
             excess = tf.bitwise.right_shift(wide, tf.constant(id_bits, tf.int64))
             limits = [tf.reduce_min(wide), "to", tf.reduce_max(wide)]
             message = f"feature {feature}: ids must be in [0, {1 << id_bits}); got some in the range of"

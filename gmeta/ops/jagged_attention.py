@@ -58,7 +58,7 @@ def batch_inputs(offsets: tf.Tensor, visible: tf.Tensor, bias: RelativeBias | No
 
 
 _OF_OUT = 11  # index of the output's gradient among the gradient op's inputs
-_PORTABLE_PAIRS = 2**21  # pairs at once in an exported graph: its memory doesn't grow with long histories
+_PORTABLE_PAIRS = 2**21  # pairs at a time in an exported graph: memory doesn't grow with long histories
 _MOST_PAIRS = 2**28  # maximum of padded scores: a gigabyte; the plain form keeps half a dozen such tensors
 
 

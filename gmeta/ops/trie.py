@@ -120,7 +120,7 @@ def best_children(
       level: The level of the nodes.
       logits: float32 (users, beams, codes).
       scores: float32 (users, beams).
-      nodes: int64 (users, beams); -1: there is no beam.
+      nodes: int64 (users, beams); -1: no beam.
       k: How many beams to keep.
 
     Returns:

@@ -207,7 +207,7 @@ class FetchPolicy:
       attempts: The maximum number of attempts at a request whose connection fails or that times out. A
         request that the store refuses isn't repeated.
       backoff: Seconds before the second attempt; the wait doubles before each further attempt. Each wait is
-        shortened at random, by up to a half, so that ranks don't retry all at once.
+        shortened at random, by up to a half, so that ranks don't all retry at the same time.
       cache_rows: The maximum number of cached rows for each set of columns; the least recently used are
         dropped first. The cache also records that a key has no value. 0 disables the cache.
       cache_seconds: How long a cached row counts as the newest one if no ``as_of`` is given. Rows of an

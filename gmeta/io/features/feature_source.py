@@ -150,7 +150,7 @@ def request(make: Callable[[], T], policy: FetchPolicy, counted: Counter[str], w
       what: The source, table and keys, for the error.
 
     Raises:
-      StoreUnavailableError: The last attempt failed too. Other errors are raised at once.
+      StoreUnavailableError: The last attempt failed too. Other errors are raised immediately.
     """
     began = time.monotonic()
     for attempt in range(1, policy.attempts + 1):

@@ -165,7 +165,7 @@ class Cursor:
 
     Attributes:
       epoch: The epoch's number.
-      turn: The lane that gives the next element.
+      turn: The lane that yields the next element.
       taken: (pieces,) elements taken of each piece.
       ended: (pieces,) 1 for pieces that have no more.
     """
