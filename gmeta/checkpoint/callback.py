@@ -33,27 +33,9 @@ from gmeta.core.keras import submodules
 from gmeta.core.position import position_of
 from gmeta.core.step import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
-from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.restored_rows import tables_by_name
 
 _METRICS = "metrics.npz"  # beside the dense weights, if the checkpoint is from the middle of an epoch
-
-
-def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
-    """Find every `HashTable` in any layer of a model, by the table's name.
-
-    Raises:
-      ConfigError: Two tables have the same name.
-    """
-    tables: dict[str, HashTable] = {}
-    for thing in (model, *tf.train.TrackableView(model).descendants()):
-        held = getattr(thing, "tables", ())  # a collection: checkpoints store its tables as one object
-        for table in (thing, *(held if isinstance(held, Sequence) else ())):
-            if isinstance(table, HashTable) and tables.setdefault(table.name, table) is not table:
-                raise ConfigError(
-                    f"two tables of the model are named {table.name!r}: give their EmbeddingCollections "
-                    "different names"
-                )
-    return tables
 
 
 @dataclass(frozen=True)

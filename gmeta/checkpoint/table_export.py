@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.chain import Columns
 from gmeta.checkpoint.column_files import check_target, open_source, size_of, write_table
 from gmeta.checkpoint.contents import TableExport, export_saved_table
@@ -25,6 +24,7 @@ from gmeta.core.files import explain_write_errors, resumable_folder
 from gmeta.core.merged_tables import NamedTable, find_table
 from gmeta.core.shares import owned_shards
 from gmeta.ops.table.hash_table import HashTable
+from gmeta.ops.table.restored_rows import tables_by_name
 
 _PARTS = "parts"  # where each rank's rows are until rank 0 joins them
 

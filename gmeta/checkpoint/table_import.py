@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.chain import Columns
 from gmeta.checkpoint.column_files import ColumnSource, Piece, open_source
 from gmeta.checkpoint.rank_group import Gather, Ranks
@@ -28,7 +27,7 @@ from gmeta.ops.id_hash import hash_text
 from gmeta.ops.table.followed_optimizer import with_fresh_slots
 from gmeta.ops.table.hash_table import HashTable
 from gmeta.ops.table.records import Records
-from gmeta.ops.table.restored_rows import clear_table
+from gmeta.ops.table.restored_rows import clear_table, tables_by_name
 
 # Checks rows from a file, and converts them to a table's records.
 

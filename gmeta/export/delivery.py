@@ -26,7 +26,7 @@ from gmeta.export.model_deltas import MODEL, STREAM, Delta, Layout, combine, del
 Say = Callable[[str], None]
 _LONGEST_PAUSE = 30.0
 _AT_ONCE = 64 << 20
-"""So many bytes of deltas are combined to one."""
+"""The maximum bytes of deltas that are combined into one."""
 
 
 class Server:
@@ -69,7 +69,7 @@ class Server:
             reason = getattr(error, "reason", None) or error
             raise GmetaError(f"{self.url} can't be reached: {reason}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise GmetaError(f"{self.url} answers {signature} with something else than a version") from error
+            raise GmetaError(f"{self.url} answers {signature} with something other than a version") from error
 
 
 def catch_up(folder: Path, server: Server, say: Say = print) -> int:

@@ -22,6 +22,7 @@ from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC,
 from gmeta.export.signature import Signature
 from gmeta.ops import HashTable
 from gmeta.ops.table.portable_tables import LiveTable, PortableTables
+from gmeta.ops.table.restored_rows import tables_by_name
 
 
 class Updates:
@@ -97,16 +98,7 @@ def tables_of(model: tf.keras.Model) -> list[HashTable]:
     Raises:
       ConfigError: Two have the same name.
     """
-    found: dict[str, HashTable] = {}
-    for part in (model, *tf.train.TrackableView(model).descendants()):
-        held = getattr(part, "tables", ())
-        for table in (part, *(held if isinstance(held, Sequence) else ())):
-            if isinstance(table, HashTable) and found.setdefault(table.name, table) is not table:
-                raise ConfigError(
-                    f"two tables of the model are named {table.name!r}: give their EmbeddingCollections "
-                    "different names"
-                )
-    return [found[name] for name in sorted(found)]
+    return [table for _, table in sorted(tables_by_name(model).items())]
 
 
 def named_tables(model: tf.keras.Model) -> dict[str, NamedTable]:
@@ -299,4 +291,4 @@ _BITCAST = {
     tf.uint8: tf.uint8,
     tf.bool: tf.uint8,
 }
-"""Dtype of a weight -> that by which its bytes are read."""
+"""Dtype of a weight -> the dtype as which its bytes are read."""

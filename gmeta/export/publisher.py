@@ -2,8 +2,8 @@
 
 ::
 
-    online/stream.json              the stream's name
-    online/model/1/                 a SavedModel, version 1 (the base path is online/model)
+    online/stream.json                    the stream's name, tables and weights
+    online/model/1/                       a SavedModel, version 1 (the base path is online/model)
     online/deltas/000000000002.delta      what has changed from version 1 to 2 (`gmeta.export.model_deltas`)
     online/deltas/000000000003.delta
 
@@ -105,6 +105,7 @@ class Publisher(StepCallback):
     Raises:
       ConfigError: A time is invalid; there are several ranks; the folder belongs to another model; or as
         for `export_model`.
+      GmetaError: Another publisher uses the folder, or it can't be written.
 
     Example:
       ::
@@ -143,11 +144,8 @@ class Publisher(StepCallback):
         with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         lock = ExitStack()
-        lock.enter_context(
-            lock_file(
-                self.folder / _LOCK, f"{self.folder} has another Publisher: close it, or end its process"
-            )
-        )
+        refusal = f"{self.folder} is used by another Publisher: close() it, or end its process"
+        lock.enter_context(lock_file(self.folder / _LOCK, refusal))
         self.close = weakref.finalize(self, lock.close)
         self._version = max([0, *models_in(self.folder), *deltas_in(self.folder)])
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.checkpoint.callback import tables_by_name
 from gmeta.checkpoint.dense_weights import read_dense, write_dense
 from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.core.errors import DataError
 from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
+from gmeta.ops.table.restored_rows import tables_by_name
 
 _BEST = "best"
 

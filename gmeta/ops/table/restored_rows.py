@@ -1,4 +1,4 @@
-"""Restores the rows of tables, from those saved under the tables' names or from a snapshot.
+"""Finds a model's tables, and restores their rows from those saved under the tables' names or from a snapshot.
 
 If tables were merged differently when they were saved (`gmeta.core.merged_tables`), their keys are converted.
 A row's age, the number of steps since its last use, is preserved: if sources are at different steps, last
@@ -351,3 +351,21 @@ def _state(table: HashTable) -> tuple[int, ...]:
 def _drop(handle: tf.Tensor, number: tf.Tensor) -> None:
     with tf.init_scope():  # garbage collection may run while a function is traced
         _native.gmeta_hash_table_drop_snapshot(handle, number)
+
+
+def tables_by_name(model: tf.keras.Model) -> dict[str, HashTable]:
+    """Find every `HashTable` in any layer of a model, by the table's name.
+
+    Raises:
+      ConfigError: Two tables have the same name.
+    """
+    tables: dict[str, HashTable] = {}
+    for thing in (model, *tf.train.TrackableView(model).descendants()):
+        held = getattr(thing, "tables", ())  # a collection: checkpoints store its tables as one object
+        for table in (thing, *(held if isinstance(held, Sequence) else ())):
+            if isinstance(table, HashTable) and tables.setdefault(table.name, table) is not table:
+                raise ConfigError(
+                    f"two tables of the model are named {table.name!r}: give their EmbeddingCollections "
+                    "different names"
+                )
+    return tables
