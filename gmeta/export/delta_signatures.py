@@ -73,7 +73,11 @@ class Updates:
         weights = dense_weights(model)
         known = {variable.ref(): name for name, variable in weights.items()}
         strange = sorted(
-            {variable.name for variable in read if variable.ref() not in known and _changes(variable)}
+            {
+                variable.name
+                for variable in read
+                if variable.ref() not in {*known, *_of_metrics(model)} and _changes(variable)
+            }
         )
         if strange:
             raise ConfigError(
@@ -107,14 +111,22 @@ def named_tables(model: tf.keras.Model) -> dict[str, NamedTable]:
 
 
 def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
-    """Return a model's weights by name; equal names are numbered in the order of weights."""
+    """Return a model's weights, without the state of metrics, by name; equal names are numbered in order."""
     found: dict[str, tf.Variable] = {}
+    metrics = _of_metrics(model)
     for variable in model.weights:
+        if variable.ref() in metrics:
+            continue
         name, number = variable.name, 1
         while name in found:
             name, number = f"{variable.name}#{number}", number + 1
         found[name] = variable
     return found
+
+
+def _of_metrics(model: tf.keras.Model) -> set[Any]:
+    """Return references to the variables of metrics, which Keras counts among weights and no answer needs."""
+    return {variable.ref() for metric in model.metrics for variable in metric.variables}
 
 
 def layout_of(model: tf.keras.Model, stream: str) -> Layout:

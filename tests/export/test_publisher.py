@@ -377,3 +377,11 @@ def test_a_server_adapts_by_the_weights_of_its_version_and_refuses_what_was_adap
     fast = model.adapt(task, label)
     np.testing.assert_allclose(answer["rating"], model.predict(task, weights=fast), rtol=1e-4)
     assert FastWeights.from_bytes(after["weights_bytes"].item()).fingerprint == fast.fingerprint
+
+
+def test_the_state_of_metrics_is_not_part_of_a_delta(model):
+    """Keras counts the metrics that a model holds among its weights, as those of `GRM`."""
+    before = layout_of(model, "s")
+    model.seen = tf.keras.metrics.Mean()
+    assert len(model.weights) > len(model.dense.weights)
+    assert layout_of(model, "s") == before

@@ -1,4 +1,4 @@
-"""Finds a model's tables, and restores their rows from those saved under the tables' names or from a snapshot.
+"""Finds a model's tables, and restores their rows from those saved by table name or from a snapshot.
 
 If tables were merged differently when they were saved (`gmeta.core.merged_tables`), their keys are converted.
 A row's age, the number of steps since its last use, is preserved: if sources are at different steps, last
