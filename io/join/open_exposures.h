@@ -159,6 +159,11 @@ class TimeQueue {
     return number;
   }
 
+  // Returns the exposure that is `ahead` places behind the front if all come in order, or null.
+  const Exposure* Ahead(size_t ahead) const {
+    return ahead < in_order_.size() ? &items_[in_order_[ahead]] : nullptr;
+  }
+
   template <class Visit>
   void ForEach(Visit visit) const {
     for (const uint32_t number : in_order_) visit(items_[number]);
@@ -191,7 +196,6 @@ class OpenExposures {
   // Adds rows. accepted[i] gets whether exposure i of them isn't a repetition; the accepted ones
   // are numbered on from next_row().
   void Push(const Rows& rows, uint8_t* accepted, Output* output) {
-    constexpr size_t kAhead = 12;  // rows whose slots are on their way from memory
     size_t exposure = 0, outcome = 0;
     for (size_t i = 0; i < rows.count; ++i) {
       if (i + kAhead < rows.count) {
@@ -258,6 +262,8 @@ class OpenExposures {
   }
 
  private:
+  static constexpr size_t kAhead = 12;  // how far ahead slots are prefetched
+
   // Returns whether `key` exceeds time + span, for any times and a span from 0 on.
   static bool IsPast(int64_t key, int64_t time, int64_t span) {
     return key > time &&
@@ -360,6 +366,9 @@ class OpenExposures {
   }
 
   void Forget(uint32_t number, Output* output) {
+    const TimeQueue& queue = settings_.corrections == 0 ? open_ : closed_;
+    if (const Exposure* later = queue.Ahead(kAhead)) known_.Prefetch(later->fingerprint);
+    if (const Exposure* later = queue.Ahead(2 * kAhead)) gmeta::Prefetch(later);
     const Exposure& exposure = exposures_[number];
     if (exposure.status != Status::kPositive) output->released.push_back(exposure.row);
     known_.Remove(number);

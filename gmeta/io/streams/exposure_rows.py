@@ -111,7 +111,7 @@ class ExposureRows:
         for number in np.unique(of):
             positions = order[(ends[number - 1] if number else 0) : ends[number]]
             segment = self._segments[number]
-            yield segment, positions, np.searchsorted(segment.ids, ids[positions])
+            yield segment, positions, segment.places(ids[positions])
 
     def _merge(self, at: int) -> None:
         """Merge a segment with those before it while they aren't much larger: few copies of each row."""
@@ -145,6 +145,11 @@ class _Segment:
     @classmethod
     def of(cls, ids: Ints, batch: pa.RecordBatch) -> _Segment:
         return cls(ids, np.ones(len(ids), np.bool_), len(ids), batch, batch.nbytes)
+
+    def places(self, ids: Ints) -> Ints:
+        """Return the places of rows by their numbers."""
+        first, last = self.ids[0], self.ids[-1]
+        return ids - first if last - first == len(self.ids) - 1 else np.searchsorted(self.ids, ids)
 
     def compact(self) -> _Segment:
         """Return a segment without the released rows."""
