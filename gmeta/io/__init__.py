@@ -10,6 +10,8 @@
   with histories from such a store.
 - `write_predictions` writes predictions for all rows of a split to Arrow files; any number of ranks can
   resume it.
+- `stream` reads a log that grows, such as a topic of Kafka, and `join` labels exposures by their later
+  outcomes; `StreamPosition` is the position in both.
 - `distribute` makes workers read (`gmeta workers`), and `ScaledPool` starts as many as training needs.
 - `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
 
@@ -38,6 +40,7 @@ from gmeta.io.readers.row_reader import rows
 from gmeta.io.service.pieces import ServedPosition
 from gmeta.io.service.served_epochs import distribute
 from gmeta.io.service.worker_pool import ScaledPool
+from gmeta.io.streams.stream import StreamPosition, join, stream
 
 _MOVED = {
     "EpochPiece": "gmeta.io.readers.read_options:OneEpoch",
@@ -78,12 +81,15 @@ __all__ = [
     "ScaledPool",
     "SequenceCost",
     "ServedPosition",
+    "StreamPosition",
     "distribute",
     "groups",
+    "join",
     "join_features",
     "late",
     "rows",
     "sequences",
+    "stream",
     "tasks",
     "write_predictions",
 ]
