@@ -210,6 +210,28 @@ class ShardedCheckpoint(StepCallback):
         self._sums, self.results_before = read_metrics(metrics) if self._before else ({}, {})
         return self._epochs
 
+    def return_to(
+        self, model: tf.keras.Model, checkpoint: Path, keep: Sequence[tf.Variable] = ()
+    ) -> None:
+        """Load an earlier checkpoint in the course of training, keep some variables, and save.
+
+        Between two calls of `fit`: after bad data, weights and rows are those of the checkpoint again, while a
+        position in the data stays. Steps are counted on, so the save, which counts as one step, is the latest
+        checkpoint.
+
+        Args:
+          model: The model that `fit` trained.
+          checkpoint: One of ``store.checkpoints()``.
+          keep: Variables that don't change.
+        """
+        values, batches, epochs = [variable.numpy() for variable in keep], self._batches, self._epochs
+        self.restore(model, checkpoint)
+        for variable, value in zip(keep, values, strict=True):
+            variable.assign(value)
+        self._batches, self._epochs, self._before, self._sums = batches + 1, epochs, (), {}
+        self._restored = model
+        self._save()
+
     def fit(
         self,
         model: tf.keras.Model,

@@ -40,7 +40,8 @@ from gmeta.io.readers.row_reader import rows
 from gmeta.io.service.pieces import ServedPosition
 from gmeta.io.service.served_epochs import distribute
 from gmeta.io.service.worker_pool import ScaledPool
-from gmeta.io.streams.stream import StreamPosition, join, stream
+from gmeta.io.streams.position import StreamPosition
+from gmeta.io.streams.stream import join, stream
 
 _MOVED = {
     "EpochPiece": "gmeta.io.readers.read_options:OneEpoch",
