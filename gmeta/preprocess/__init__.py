@@ -33,7 +33,7 @@ _MOVED = {
     "UserSimulator": "gmeta.preprocess.synthetic.user_simulator",
     "UserStates": "gmeta.preprocess.synthetic.user_law",
     "append_history": "gmeta.preprocess.history.append",
-    "append_history_on_spark": "gmeta.preprocess.history.spark_append",
+    "append_history_on_spark": "gmeta.preprocess.history.cluster_append",
     "compact_history": "gmeta.preprocess.history.rebuild",
     "drop_generations": "gmeta.preprocess.history.example_sets",
     "export_history": "gmeta.preprocess.history.reading",
