@@ -5,10 +5,10 @@
   small packages. Packages for preparation, reports and workers come with extras of ``pyproject.toml``: ``pip
   install 'gmeta[prepare]'``. If gmeta's own code imports a missing one, the error is one line that names the
   extra. Python asks this finder last, so it sees only packages that aren't installed.
-* `find_old_modules` loads models that earlier versions saved, and scripts that import former modules. A ``.keras`` file names each class by its
-  module, which Keras imports when it loads the file, unless the class is registered and its module already
-  imported. The finder handles modules that were merged into others: the module that it returns has the names
-  of the current one.
+* `find_old_modules` loads models that earlier versions saved, and finds modules for scripts by their former
+  names. A ``.keras`` file names each class by its module, which Keras imports when it loads the file, unless
+  the class is registered and its module already imported. The finder handles modules that were merged into
+  others: the module that it returns has the names of the current one.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
 from gmeta.core.imports import load_lazily
-from gmeta.core.semantic_ids import SemanticIds
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.spec import HistorySpec
@@ -28,6 +27,7 @@ _MOVED = {
     "PrepareSummary": "gmeta.preprocess.summary",
     "RebuildSummary": "gmeta.preprocess.history.rebuild",
     "RqVae": "gmeta.preprocess.item_codes",
+    "SemanticIds": "gmeta.core.semantic_ids",
     "SimulatorConfig": "gmeta.preprocess.synthetic.user_law",
     "UserHistories": "gmeta.preprocess.synthetic.user_simulator",
     "UserSimulator": "gmeta.preprocess.synthetic.user_simulator",
@@ -50,7 +50,6 @@ __all__ = [
     "ColumnSpec",
     "HistorySpec",
     "PrepareConfig",
-    "SemanticIds",
     "SyntheticConfig",
     "TableSpec",
     "cooccurrence_vectors",
