@@ -210,9 +210,7 @@ class ShardedCheckpoint(StepCallback):
         self._sums, self.results_before = read_metrics(metrics) if self._before else ({}, {})
         return self._epochs
 
-    def return_to(
-        self, model: tf.keras.Model, checkpoint: Path, keep: Sequence[tf.Variable] = ()
-    ) -> None:
+    def return_to(self, model: tf.keras.Model, checkpoint: Path, keep: Sequence[tf.Variable] = ()) -> None:
         """Load an earlier checkpoint in the course of training, keep some variables, and save.
 
         Between two calls of `fit`: after bad data, weights and rows are those of the checkpoint again, while a

@@ -34,9 +34,10 @@ from gmeta.core.files import write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.step import StepCallback
-from gmeta.experiment.online.online_model import LOG_ODDS, OnlineConfig, OnlineModel
+from gmeta.experiment.online.online_model import OnlineConfig, OnlineModel
 from gmeta.export import Publisher
 from gmeta.io import StreamPosition
+from gmeta.io.streams.late_labels import CORRECTS, LOG_ODDS
 from gmeta.io.streams.stream import Stream
 from gmeta.metrics.guard import Decision, Guard
 from gmeta.metrics.progressive import Window

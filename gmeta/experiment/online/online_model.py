@@ -13,15 +13,14 @@ from gmeta.core.settings import parse_duration
 from gmeta.export.signature import Signature
 from gmeta.initializers import Normal
 from gmeta.io import join, stream
+from gmeta.io.streams.late_labels import LOG_ODDS, WEIGHT
 from gmeta.io.streams.records import Format
-from gmeta.io.streams.stream import NEVER, Stream
+from gmeta.io.streams.stream import Stream
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import DCN
 from gmeta.optimizers import Adagrad
 from gmeta.policies import TTL
 
-LOG_ODDS = "log_odds"
-WEIGHT = "weight"
 _USERS = ("user", "user_id", "userid", "uid")
 _START = 0.05  # deviation of initial rows
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from gmeta.io.streams.late_labels import LabelJoin
+from gmeta.io.streams.late_labels import LabelJoin, added_columns
 from gmeta.io.streams.merge import Reader
 from gmeta.io.streams.records import Columns, Format, Ints, Rows, StreamCounts, arrow_schema, event_times
 
@@ -130,7 +130,5 @@ class Described:
         schema = arrow_schema(self.sources[0].columns)
         if self.joining is None:
             return schema
-        extra = [(self.joining.label, pa.float32()), ("weight", pa.float32())]
-        if self.joining.negatives < 1:
-            extra.append(("log_odds", pa.float32()))
-        return pa.schema([*schema, *(pa.field(name, kind) for name, kind in extra)])
+        extra = [self.joining.label, *added_columns(self.joining.negatives, self.joining.corrections)]
+        return pa.schema([*schema, *(pa.field(name, pa.float32()) for name in extra)])

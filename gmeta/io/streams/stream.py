@@ -13,6 +13,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.settings import parse_duration, parse_size
 from gmeta.io.streams.folder_log import FolderLog
+from gmeta.io.streams.late_labels import WEIGHT
 from gmeta.io.streams.message_logs import parse_url
 from gmeta.io.streams.position import StreamPosition, StreamReader
 from gmeta.io.streams.records import SECOND, UNITS, Columns, Format, StreamCounts, check_columns, tensor_specs
@@ -69,7 +70,7 @@ class Stream(Described):
         """
         whole_number("batch_size", batch_size, least=1)
         if self.joining is not None:
-            label, weight = label or self.joining.label, weight or "weight"
+            label, weight = label or self.joining.label, weight or WEIGHT
         for what, name in (("label", label), ("weight", weight)):
             if name is not None and name not in self.schema.names:
                 raise ConfigError(
@@ -81,7 +82,9 @@ class Stream(Described):
             start.gather_ranks()
             start._reader.end()
         if event_time in self.schema.names:
-            raise ConfigError(f"stream: event_time={event_time!r} is a column of the stream: name it otherwise")
+            raise ConfigError(
+                f"stream: event_time={event_time!r} is a column of the stream: name it otherwise"
+            )
         reader = StreamReader(self, batch_size, start, remainder, event_time)
         specs = tensor_specs(reader.schema)
         taken = [name for name in (label, weight) if name is not None]
@@ -231,7 +234,8 @@ def join(
       spill: The folder of these files. None: a temporary one.
 
     Returns:
-      The stream of examples: the exposures' columns, `label` and ``weight``, all float32.
+      The stream of examples: the exposures' columns, then, in float32, `label`, ``weight``, with `negatives`
+      ``log_odds``, and with `corrections` ``corrects``, which is 1 for rows that correct a negative.
 
     Raises:
       ConfigError: A column is missing, or an argument is out of range.
