@@ -23,7 +23,7 @@ PACKAGES = [".".join(path.parts) for path in FOLDERS if not {"testing", "cli"} &
 PACKAGES += ["gmeta.optimizers"]
 PUBLIC = {
     "gmeta": "Pipeline init",
-    "gmeta.callbacks": "AdaptationCurve StepTimes",
+    "gmeta.callbacks": "AdaptationCurve ProgressiveEvaluation StepTimes",
     "gmeta.checkpoint": "ShardedCheckpoint export_table import_table",
     "gmeta.export": "Publisher export_model",
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",

@@ -78,6 +78,7 @@ EXTRAS = {
     "jinja2": "report",
     "cloudpickle": "workers",
     "optuna": "tune",
+    "prometheus_client": "online",
 }
 """Package -> the extra that installs it."""
 

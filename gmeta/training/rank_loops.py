@@ -178,6 +178,7 @@ class RunsOnRanks:
                 return super().fit(**own)  # type: ignore[misc]
             except BaseException:  # of Ctrl-C too
                 self._drop_accumulated()
+                self.observe(None)  # type: ignore[attr-defined]
                 raise
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
