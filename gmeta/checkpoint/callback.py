@@ -213,9 +213,8 @@ class ShardedCheckpoint(StepCallback):
     def return_to(self, model: tf.keras.Model, checkpoint: Path, keep: Sequence[tf.Variable] = ()) -> None:
         """Load an earlier checkpoint in the course of training, keep some variables, and save.
 
-        Between two calls of `fit`: after bad data, weights and rows are those of the checkpoint again, while a
-        position in the data stays. Steps are counted on, so the save, which counts as one step, is the latest
-        checkpoint.
+        Call it between two calls of `fit`. After bad data, weights and rows are those of the checkpoint again,
+        while a position in the data stays. The save counts as a step, so it is the latest checkpoint.
 
         Args:
           model: The model that `fit` trained.

@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": "Score the rows of new files with a run.",
     "semantic-ids": "Make codes of items out of their vectors, for generative retrieval.",
     "export": "Write a trained model for TensorFlow Serving.",
+    "publish": "Publish the model of a run on a stream for servers.",
     "deliver": "Send a published model's changes to servers.",
     "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
     "tables": "Export tables of a checkpoint for NumPy, pandas and other stores.",

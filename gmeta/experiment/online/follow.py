@@ -6,9 +6,9 @@
   RUN/checkpoints/       weights, rows, the position in the stream, and the metrics so far, all of one moment
   RUN/progress.json      the progressive metrics by window
 
-Each batch is evaluated before it is trained. When a rule on the metrics says so, training ends, or weights and rows
-return to the last checkpoint before the metrics broke, while the position stays: the rows since then are not trained
-again, because they would break the metrics again.
+Each batch is evaluated before it is trained. If the metrics break a rule, training ends, or weights and
+rows return to the last checkpoint before that, while the position stays: the rows since then are not trained
+again, because they would break the rule again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def load_config(run: Path) -> OnlineConfig:
         raise DataError(
             "no training on a stream has begun here",
             path=run,
-            advice="begin one by `gmeta train --follow SOURCE`",
+            advice="begin one: gmeta train --follow SOURCE",
         ) from None
 
 
@@ -90,8 +90,8 @@ def begin(run: Path, given: OnlineConfig, follow: bool) -> tuple[OnlineConfig, S
         inferred = value is None and name in ("columns", "features", "users")
         if value != old.get(name) and not inferred:
             raise ConfigError(
-                f"{run} began with {name} = {old.get(name)!r}, and {value!r} is given: give the same, or another "
-                "folder to --run"
+                f"{run} began with {name} = {old.get(name)!r}, and {value!r} is given: give the same, or "
+                "another folder to --run"
             )
     return config, config.open(follow)
 
@@ -215,8 +215,8 @@ class Following:
                 self._monitor.note_decision(decision)
             if decision.action == "stop":
                 raise GmetaError(
-                    f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}, and start again by "
-                    "the same command"
+                    f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; the same "
+                    "command continues"
                 )
             self._fall_back(decision)
 
@@ -228,8 +228,8 @@ class Following:
         good = [path for path in self.saving.store.checkpoints() if step_of(path) <= begin]
         if not good:
             raise GmetaError(
-                f"training stopped by a rule: {decision.reason}; no checkpoint from before that is kept: give a "
-                "longer window, or a shorter checkpoint_every"
+                f"training stopped by a rule: {decision.reason}; no checkpoint from before that is kept: "
+                "give a longer window, or a shorter checkpoint_every"
             )
         kept = [*self.model.reading.variables, *self.model.progress.variables]
         self.saving.return_to(self.model, good[-1], kept)
@@ -282,7 +282,7 @@ class _Count(StepCallback):
 
 @contextmanager
 def _stops_on_signals(model: OnlineModel) -> Iterator[None]:
-    """End the training after its step, with a checkpoint, at SIGINT or SIGTERM; a second one ends the process."""
+    """At SIGINT or SIGTERM, end the training after its step and save; a second one ends the process."""
     before: dict[int, Any] = {}
 
     def stop(number: int, _: Any) -> None:
@@ -290,8 +290,8 @@ def _stops_on_signals(model: OnlineModel) -> Iterator[None]:
         model.stop_training = True
         model.reading.stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, stop)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        before[each] = signal.signal(each, stop)
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -187,8 +187,8 @@ class OnlineModel(DCN):
     """
 
     def __init__(self, config: OnlineConfig) -> None:
-        assert config.columns is not None and config.features is not None
-        kinds = {name: config.columns[name] for name in config.features}
+        columns = config.columns or {}
+        kinds = {name: columns[name] for name in config.features or ()}
         eviction = None if config.ttl is None else TTL(seconds=parse_duration(config.ttl, "ttl"))
 
         def feature(name: str, kind: str) -> FeatureConfig:
@@ -199,8 +199,8 @@ class OnlineModel(DCN):
                 optimizer=Adagrad(config.rows_rate),
                 eviction=eviction,
             )
-            combiner = "sqrtn" if kind.endswith("[]") else None
-            return FeatureConfig(name, table, combiner, hash=kind.startswith("string"))
+            hashes = kind.startswith("string")
+            return FeatureConfig(name, table, "sqrtn" if kind.endswith("[]") else None, hash=hashes)
 
         ids = {name: kind for name, kind in kinds.items() if not kind.startswith("float")}
         self.numbers = [name for name in kinds if name not in ids]

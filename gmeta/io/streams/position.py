@@ -25,13 +25,13 @@ _VERSION = 1
 
 
 class StreamPosition(Position):
-    """The position in a stream: what is trained, and all that waits, as variables that a checkpoint stores.
+    """The position in a stream: what is trained, and all that waits, as variables of a checkpoint.
 
-    Make it an attribute of the model, and pass it to `gmeta.io.streams.stream.Stream.batches`. `gmeta.models.Model.fit` counts the
-    steps that are trained, at any depth of a pipeline. ``ShardedCheckpoint`` and ``BackupAndRestore`` save
-    it: the place in each partition, the exposures that wait for their outcomes, and the rows that were read
-    and not trained. Training continues with the next row, on any number of ranks, and each row is trained
-    once. In your own loop, call ``trained()`` after each step, and `gather_ranks` before you save.
+    Make it an attribute of the model, and pass it to `batches` of a stream. `gmeta.models.Model.fit` counts
+    the steps that are trained, at any depth of a pipeline. ``ShardedCheckpoint`` and ``BackupAndRestore``
+    save it: the place in each partition, the exposures that wait for their outcomes, and the rows that were
+    read and not trained. Training continues with the next row, on any number of ranks, and each row is
+    trained once. In your own loop, call ``trained()`` after each step, and `gather_ranks` before you save.
 
     Attributes:
       step: () int64 variable, the number of trained steps.
@@ -105,8 +105,8 @@ class StreamReader:
       of: The stream.
       batch_size: Rows of a rank's batch.
       position: The position; None: each iteration begins at the beginning.
-      remainder: As in `gmeta.io.streams.stream.Stream.batches`.
-      event_time: As in `gmeta.io.streams.stream.Stream.batches`.
+      remainder: As in `Stream.batches`.
+      event_time: As in `Stream.batches`.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ class Stream(Described):
           weight: The column of weights; of a join, its own. None: no weights. It requires a label.
           start: The position to continue from; it counts what was trained. None: the beginning, at each
             iteration.
-          remainder: Whether the last rows of a stream that ends make a smaller batch. If not, they wait, with
-            `start`, for further rows.
+          remainder: Whether the last rows of a stream that ends make a smaller batch. If not, they wait for
+            further rows, if there is a `start`.
           event_time: The name of a further feature, the event times in int64 microseconds; of a join, those of
             exposures. None: there is none.
 
