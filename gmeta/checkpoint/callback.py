@@ -213,8 +213,8 @@ class ShardedCheckpoint(StepCallback):
     def return_to(self, model: tf.keras.Model, checkpoint: Path, keep: Sequence[tf.Variable] = ()) -> None:
         """Load an earlier checkpoint in the course of training, keep some variables, and save.
 
-        Call it between two calls of `fit`. After bad data, weights and rows are those of the checkpoint again,
-        while a position in the data stays. The save counts as a step, so it is the latest checkpoint.
+        Call it between two calls of `fit`. After bad data, weights and rows are those of the checkpoint
+        again, while a position in the data stays. The save counts as a step, so it is the latest checkpoint.
 
         Args:
           model: The model that `fit` trained.
@@ -324,8 +324,8 @@ class ShardedCheckpoint(StepCallback):
         if position is not None and position.counts_groups:
             if not held:
                 raise ConfigError(
-                    f"the data begin at a {type(position).__name__} that the checkpoint doesn't hold: make it "
-                    "an attribute of the model, before the model is restored"
+                    f"the data begin at a {type(position).__name__} that the checkpoint doesn't hold: make "
+                    "it an attribute of the model, before the model is restored"
                 )
             return data
         policy = data.options().experimental_distribute.auto_shard_policy

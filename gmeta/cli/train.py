@@ -130,7 +130,13 @@ def command(
                 )
         where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
         follow(
-            followed, run_path, settings, where, publish=publish, metrics_port=metrics_port, until_end=until_end
+            followed,
+            run_path,
+            settings,
+            where,
+            publish=publish,
+            metrics_port=metrics_port,
+            until_end=until_end,
         )
         return
     if budget is not None:

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
+from gmeta.core.row_formats import RowDtype
 from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
 from gmeta.experiment.next_item.generative import SearchScorer, check_answer
@@ -222,6 +223,7 @@ def export_catalogue(
     version: int | None = None,
     k: int = 20,
     leave_out_seen: bool | None = None,
+    row_dtype: RowDtype = "float32",
 ) -> Exported:
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
@@ -242,6 +244,7 @@ def export_catalogue(
       version: None: one more than the highest existing version.
       k: The number of items of an answer.
       leave_out_seen: Whether to leave out the items of a history; None: as in the run's measurement.
+      row_dtype: How the model holds rows; the ``dtype`` of `gmeta.export.export_model`.
 
     Raises:
       ConfigError: There is no such method or seed, the version exists, or the catalogue, or the beam of a
@@ -304,6 +307,7 @@ def export_catalogue(
         folder,
         signatures={"recommend": Signature(answer, inputs)},
         text_ids=False,
+        dtype=row_dtype,
     )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
+from gmeta.core.row_formats import RowDtype
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.ranking.baselines import Linear, Scorer
 from gmeta.experiment.ranking.bilinear import LEAST, NEAREST, Bilinear, Drift
@@ -171,6 +172,7 @@ def export_ranking(
     method: str | None = None,
     seed: int | None = None,
     version: int | None = None,
+    row_dtype: RowDtype = "float32",
 ) -> Exported:
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
@@ -185,6 +187,7 @@ def export_ranking(
       method: Which method or baseline; None: the best in validation.
       seed: Which of its seeds; None: the first.
       version: None: one more than the highest existing version.
+      row_dtype: How the model holds rows; the ``dtype`` of `gmeta.export.export_model`.
 
     Raises:
       ConfigError: There is no such method or seed, or the version exists.
@@ -215,7 +218,10 @@ def export_ranking(
 
     held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer)]
     return export_model(
-        HeldModels(held, "ranking"), folder, signatures={"predict": Signature(answer, inputs)}
+        HeldModels(held, "ranking"),
+        folder,
+        signatures={"predict": Signature(answer, inputs)},
+        dtype=row_dtype,
     )
 
 

@@ -57,8 +57,8 @@ class Stream(Described):
             iteration.
           remainder: Whether the last rows of a stream that ends make a smaller batch. If not, they wait for
             further rows, if there is a `start`.
-          event_time: The name of a further feature, the event times in int64 microseconds; of a join, those of
-            exposures. None: there is none.
+          event_time: The name of a further feature, the event times in int64 microseconds; of a join, those
+            of exposures. None: there is none.
 
         Returns:
           A dataset of features, or of (features, label), or (features, label, weight). Features are column ->
