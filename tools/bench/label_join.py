@@ -9,6 +9,7 @@ has a text as key, two int64 and three floats; a push has 16,384 exposures. The 
 dict by key, and a heap of deadlines, a row at a time, which takes and returns the same RecordBatches.
 
 events         rows of the log a second; all rows in memory, and all but 32 MiB of them in files
+processor      seconds of processor time for a million rows of the log, which other programs disturb less
 memory         the process' own memory that it takes to have so many open, files excluded
 index, rows    what the join itself counts of it; files are counted apart
 state          its bytes, and the time to take it and to restore it
@@ -171,10 +172,15 @@ def main() -> None:
     events = float(np.mean([sum(len(push.keys) for push in one) for one in rounds]))
     decided: dict[str, list[Any]] = {name: [] for name in joins}
 
+    processor: dict[str, list[float]] = {name: [] for name in joins}
+
     def run(name: str) -> Any:
-        return lambda number: decided[name].append(
-            [joins[name].push(*push).num_rows for push in rounds[number]]
-        )
+        def push(number: int) -> None:
+            start = time.process_time()
+            decided[name].append([joins[name].push(*push).num_rows for push in rounds[number]])
+            processor[name].append(time.process_time() - start)
+
+        return push
 
     seconds = interleave({name: run(name) for name in joins}, rounds=options.rounds)
     assert decided["memory"] == decided["files"] == decided[PEER]
@@ -188,10 +194,12 @@ def main() -> None:
     restoring = time.perf_counter() - start
     assert again.finish() == joins["files"].finish()
     path = f"label_join/open{opened}"
+    work = {name: float(np.median(own[WARM_UP:])) * 1e6 / events for name, own in processor.items()}
     results = []
     for name, own in stats.items():
         results += [
             Result(f"{path}/{name}/events", events / seconds[name], "/s", PEER, events / seconds[PEER]),
+            Result(f"{path}/{name}/processor", work[name], "s/1M events", PEER, work[PEER]),
             Result(f"{path}/{name}/memory", took[name], "B", PEER, took[PEER]),
             Result(f"{path}/{name}/index", own.index_bytes, "B"),
             Result(f"{path}/{name}/rows", own.memory_bytes, "B"),
