@@ -1,7 +1,7 @@
-"""Reading logs that grow, and the labels that arrive after what they label.
+"""Endless data: logs that grow, their rows in order of time, late labels, and the position in all of it.
 
-`late_labels` joins exposures with their outcomes in event time, and `exposure_rows` keeps the rows of the
-exposures that wait, in memory and in files.
+`stream` describes what is read, from the `sources` in `folder_log` and `message_logs`, whose rows `records`
+parses. `merge` puts the rows of partitions in order of time, `late_labels` joins exposures with their
+outcomes (the index is in `open_exposures`, the rows in `exposure_rows`), and `position` reads, and holds
+where.
 """
-
-__all__: list[str] = []

@@ -27,6 +27,7 @@ from gmeta.io.streams.open_exposures import (
     kind_of_key,
 )
 
+WEIGHT, LOG_ODDS, CORRECTS = "weight", "log_odds", "corrects"
 _LONGEST = 2**61  # microseconds; sums of spans stay within int64
 _FORMAT = 1
 
@@ -75,6 +76,12 @@ class JoinCounts:
     spilled_bytes: int
 
 
+def added_columns(negatives: float, corrections: int) -> list[str]:
+    """Return the columns of the output after the label."""
+    sampled, corrected = [LOG_ODDS] * (negatives < 1), [CORRECTS] * (corrections > 0)
+    return [WEIGHT, *sampled, *corrected]
+
+
 class LabelJoin:
     """Labels exposures by outcomes that arrive later, such as impressions by clicks.
 
@@ -100,7 +107,8 @@ class LabelJoin:
     ``log(1 - p) - log(p) = -z``, and the gradient -1 with regard to the logit ``z``, whatever ``p`` is. It is
     what turns the gradient ``p`` of the negative, at the same weights, into the ``p - 1`` of the positive.
     But the loss of a batch with corrections has no lower bound, and its metrics can leave their range: choose
-    ``within`` such that corrections are rare, and don't train on a batch of corrections repeatedly.
+    ``within`` such that corrections are rare, and don't train on a batch of corrections repeatedly. With
+    ``corrections``, the column ``corrects`` is 1 for these two rows, whose example the model has trained on.
 
     Sampling: ``negatives = r`` keeps a negative if a hash of its key is below ``r``, so reruns and all ranks
     keep the same ones. Positives are all kept, so the odds among the examples are ``1 / r`` times the true
@@ -173,7 +181,7 @@ class LabelJoin:
         if not 0 < self._negatives <= 1:
             raise ConfigError(f"LabelJoin: negatives must be above 0 and at most 1, got {negatives!r}")
         self._outcome = outcome
-        self._added = [label, "weight", *(["log_odds"] if self._negatives < 1 else [])]
+        self._added = [label, *added_columns(self._negatives, corrections)]
         if len(set(self._added)) < len(self._added):
             raise ConfigError(f"LabelJoin: label={label!r} is the name of another column of the output")
         self._memory = whole_number("LabelJoin: memory", memory)
@@ -425,12 +433,16 @@ class LabelJoin:
         if count:
             columns = self._rows.take(decided.rows).columns
         self._rows.release(decided.released)
-        offsets = np.full(count, -math.log(self._negatives), np.float32)
-        added = [decided.labels, decided.weights, offsets][: len(self._added)]
+        back = decided.weights < 0  # the positive follows
+        added = {
+            self._added[0]: decided.labels,
+            WEIGHT: decided.weights,
+            LOG_ODDS: np.full(count, -math.log(self._negatives), np.float32),
+            CORRECTS: (back | np.append(False, back)[:count]).astype(np.float32),
+        }
         fields = [pa.field(name, pa.float32()) for name in self._added]
-        return pa.RecordBatch.from_arrays(
-            [*columns, *map(pa.array, added)], schema=pa.schema([*schema, *fields])
-        )
+        own = [pa.array(added[name]) for name in self._added]
+        return pa.RecordBatch.from_arrays([*columns, *own], schema=pa.schema([*schema, *fields]))
 
 
 _EXPOSURE_NAMES = ["fingerprint", "time", "part", "status"]
