@@ -29,7 +29,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import explain_write_errors, lock_file, write_atomically
+from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.core.step import StepCallback
@@ -100,7 +101,9 @@ class Publisher(StepCallback):
         only it needs.
       journal: About how many removed ids a table records between two deltas, 8 bytes each. If there are
         more, a SavedModel is published.
-      export: Arguments for `export_model`, such as ``label``.
+      dtype: How servers and deltas hold rows: ``"float32"``, ``"bfloat16"`` or ``"int8"``, as for
+        `export_model`. Deltas shrink as the tables do.
+      export: Other arguments for `export_model`, such as ``label``.
 
     Attributes:
       listeners: Functions that are called with what was published, or with None if nothing had changed.
@@ -108,8 +111,8 @@ class Publisher(StepCallback):
         are published. 0 before the first one.
 
     Raises:
-      ConfigError: A time is invalid; there are several ranks; the folder belongs to another model; or as
-        for `export_model`.
+      ConfigError: A time or ``dtype`` is invalid; there are several ranks; the folder belongs to another
+        model, or has rows of another dtype; or as for `export_model`.
       GmetaError: Another publisher uses the folder, or it can't be written.
 
     Example:
@@ -128,6 +131,7 @@ class Publisher(StepCallback):
         dense_every: str = "10m",
         base_every: str = "1d",
         journal: int = 1_000_000,
+        dtype: RowDtype = "float32",
         export: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -140,6 +144,9 @@ class Publisher(StepCallback):
         self._dense_every = parse_duration(dense_every, "dense_every")
         self._base_every = parse_duration(base_every, "base_every")
         self._export = dict(export or {})
+        if "dtype" in self._export:
+            raise ConfigError("export has 'dtype', which deltas need too: give Publisher(..., dtype=...)")
+        self._dtype: RowDtype = RowFormat(dtype, 1).dtype
         self._has_base = False  # made in this process, and no removal was missed since
         self._since: dict[str, int] = {}  # table -> its step at the last publication
         self._removed: dict[str, list[Ints]] = {}  # keys that its journal has returned since then
@@ -165,11 +172,16 @@ class Publisher(StepCallback):
         """The stream's layout; the model is built before the first publication."""
         file = self.folder / STREAM
         if not file.exists():
-            layout = layout_of(self._published, uuid.uuid4().hex)
+            layout = layout_of(self._published, uuid.uuid4().hex, self._dtype)
             layout.save(file)
             return layout
         held = Layout.load(file)
-        if held != layout_of(self._published, held.stream):
+        if held.rows != self._dtype:
+            raise ConfigError(
+                f"{self.folder} has rows of {held.rows}: continue it with dtype={held.rows!r}, "
+                "or name another folder"
+            )
+        if held != layout_of(self._published, held.stream, self._dtype):
             raise ConfigError(f"{self.folder} has the deltas of another model: name another folder")
         return held
 
@@ -202,13 +214,17 @@ class Publisher(StepCallback):
         weights = {
             name: variable.numpy() for name, variable in dense_weights(self._published).items() if dense
         }
-        delta = Delta(self._version, self._version + 1, tables, weights)
+        _check_finite(tables)
+        packed = {
+            name: replace(change, rows=self._layout.format_of(name).encode(change.rows))
+            for name, change in tables.items()
+        }
+        delta = Delta(self._version, self._version + 1, packed, weights)
         rows, removed = (
             sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
         )
         if not rows + removed + len(weights):
             return self._done(now, None)
-        _check_finite(delta)
         _check_weights(self._published if dense else None)
         path = self.folder / DELTAS / f"{delta.version:012d}.delta"
         data = delta.encode(self._layout)
@@ -242,6 +258,7 @@ class Publisher(StepCallback):
             self._published,
             self.folder / MODEL / str(version),
             updates=Updates(self._layout, version),
+            dtype=self._dtype,
             **self._export,
         )
         for table in self._tables:
@@ -350,8 +367,8 @@ def _own(named: Any, change: TableChange) -> TableChange:
     return TableChange(rows["keys"], rows["rows"], removed["keys"])
 
 
-def _check_finite(delta: Delta) -> None:
-    for name, change in delta.tables.items():
+def _check_finite(tables: Mapping[str, TableChange]) -> None:
+    for name, change in tables.items():
         bad = ~np.isfinite(change.rows).all(axis=1)
         if bad.any():
             raise NotFiniteError(
