@@ -11,7 +11,7 @@ memory    what a session of stock TensorFlow takes when it loads and serves the 
 request   median of a request for 1,000 rows; the models are asked in turn
 delta     bytes of a delta that has a hundredth of the rows
 
-With --run, a run of `gmeta train --for ranking` is measured on its test rows, by what its exports compute:
+With --run, the models of `gmeta train --for ranking` are measured on its test rows, by what exports compute:
 the mean of AUC and log loss over its seeds, and ``spread``, the standard deviation; ``difference`` is the
 mean over seeds of the difference from float32.
 """
@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
+from gmeta.experiment.results.metrics import auc
 from gmeta.export import Publisher, export_model
 from gmeta.ops.table.portable_tables import portable_ops
 
@@ -92,32 +93,39 @@ def sizes(rows: int, rounds: int, folder: Path) -> list[Result]:
 
 def quality(run: Path) -> list[Result]:
     """Measure a run's methods with rows of each dtype."""
-    from gmeta.experiment.ranking.measured import Results
-    from gmeta.experiment.ranking.runs import load_ranking
+    from gmeta.experiment.ranking.examples import Parts
+    from gmeta.experiment.ranking.models import ModelScorer, load_best
     from gmeta.experiment.runs.run_folder import RunFolder
 
-    trained = load_ranking(RunFolder(run))
+    held = RunFolder(run)
+    config, data = held.load()
+    parts = Parts.read(config, data, "raise")
     results = []
-    for method in trained.config.methods:
-        scores = {}
-        for dtype in DTYPES:
-            scores[dtype] = []
-            for scorer in trained.methods[method].values():
-                with portable_ops(dtype=dtype):
-                    scores[dtype].append(scorer.scores(trained.parts.test))
-        measured = Results(trained, scores, {}).metrics
-        for metric, unit in (("auc", ""), ("logloss", "nats")):
-            exact = [each[metric] for each in measured["float32"]]
+    for method, settings in config.methods.items():
+        found: dict[str, dict[str, list[float]]] = {"auc": {}, "logloss": {}}
+        for seed in config.seeds:
+            model = load_best(method, settings, seed, parts=parts, folder=held.training(method, seed))
             for dtype in DTYPES:
-                values = [each[metric] for each in measured[dtype]]
-                away = [value - right for value, right in zip(values, exact, strict=True)]
+                with portable_ops(dtype=dtype):
+                    logits = ModelScorer(model, parts.encoding).scores(parts.test)
+                for metric, value in measure(parts.test.labels, logits).items():
+                    found[metric].setdefault(dtype, []).append(value)
+        for metric, by_dtype in found.items():
+            for dtype, values in by_dtype.items():
                 name = f"row_dtypes/{metric}/{method}/{dtype}"
-                results.append(Result(name, statistics.mean(values), unit))
-                results.append(Result(f"{name}/spread", statistics.stdev(values), unit))
+                away = np.subtract(values, by_dtype["float32"])
+                results.append(Result(name, statistics.mean(values), ""))
+                results.append(Result(f"{name}/spread", statistics.stdev(values), ""))
                 if dtype != "float32":
-                    results.append(Result(f"{name}/difference", statistics.mean(away), unit))
-                    results.append(Result(f"{name}/difference/spread", statistics.stdev(away), unit))
+                    results.append(Result(f"{name}/difference", float(away.mean()), ""))
+                    results.append(Result(f"{name}/difference/spread", float(away.std(ddof=1)), ""))
     return results
+
+
+def measure(labels: np.ndarray, logits: np.ndarray) -> dict[str, float]:
+    """Return the AUC and the log loss."""
+    losses = np.logaddexp(0, np.where(labels > 0, -logits, logits))
+    return {"auc": auc(labels, logits, 1.0), "logloss": float(losses.mean())}
 
 
 def main() -> None:
