@@ -105,6 +105,11 @@ class Publisher(StepCallback):
         `export_model`. Deltas shrink as the tables do.
       export: Other arguments for `export_model`, such as ``label``.
 
+    Attributes:
+      listeners: Functions that are called with what was published, or with None if nothing had changed.
+      covered: The time of the last publication, in seconds since 1970: all rows that were trained before it
+        are published. 0 before the first one.
+
     Raises:
       ConfigError: A time or ``dtype`` is invalid; there are several ranks; the folder belongs to another
         model, or has rows of another dtype; or as for `export_model`.
@@ -148,6 +153,8 @@ class Publisher(StepCallback):
         self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers already have
         self._own_journals: set[str] = set()  # tables whose journal this publisher started, not a checkpoint
         self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
+        self.listeners: list[Callable[[Published | None], Any]] = []
+        self.covered = 0.0
         with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         lock = ExitStack()
@@ -198,7 +205,7 @@ class Publisher(StepCallback):
         """
         if not self._has_base or not all(bool(table.journal_whole()) for table in self._tables):
             return self.publish_base()
-        start = time.perf_counter()
+        start, now = time.perf_counter(), time.time()
         steps = {table.name: int(table.step()) for table in self._tables}
         found = {table.name: self._changes(table) for table in self._tables}
         tables = {
@@ -217,7 +224,7 @@ class Publisher(StepCallback):
             sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
         )
         if not rows + removed + len(weights):
-            return None
+            return self._done(now, None)
         _check_weights(self._published if dense else None)
         path = self.folder / DELTAS / f"{delta.version:012d}.delta"
         data = delta.encode(self._layout)
@@ -232,7 +239,8 @@ class Publisher(StepCallback):
                 self._version, self._has_base = delta.version, False
             raise
         self._note("delta", *(["dense"] if dense else []))
-        return Published(delta.version, path, rows, removed, len(data), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return self._done(now, Published(delta.version, path, rows, removed, len(data), seconds))
 
     def publish_base(self) -> Published:
         """Publish a SavedModel, which servers load as a new version.
@@ -241,7 +249,7 @@ class Publisher(StepCallback):
           NotFiniteError: As for `publish`.
           GmetaError: The SavedModel can't be written.
         """
-        start = time.perf_counter()
+        start, now = time.perf_counter(), time.time()
         version = self._version + 1
         for table in self._tables:  # before rows are read, so that no later removal is missed
             self._start(table)
@@ -259,7 +267,16 @@ class Publisher(StepCallback):
         self._version, self._has_base = version, True
         self._note("delta", "dense", "base")
         self._clean()
-        return Published(version, exported.folder, exported.rows, 0, 0, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        done = Published(version, exported.folder, exported.rows, 0, 0, seconds)
+        self._done(now, done)
+        return done
+
+    def _done(self, covered: float, published: Published | None) -> Published | None:
+        self.covered = covered
+        for listener in self.listeners:
+            listener(published)
+        return published
 
     def _note(self, *kinds: str) -> None:
         self._times |= dict.fromkeys(kinds, time.monotonic())
