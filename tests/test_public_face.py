@@ -29,7 +29,7 @@ PUBLIC = {
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (
         "After AfterSteps ArrowSource Balance FeatureSource FetchPolicy Flag HBaseSource HistoryStore "
-        "ReadOptions ReadingPosition RocksDBSource ScaledPool SequenceCost ServedPosition distribute "
+        "ReadOptions ReadingPosition RecentHistories RocksDBSource ScaledPool SequenceCost ServedPosition distribute "
         "groups join_features late rows sequences tasks write_predictions"
     ),
     "gmeta.layers": (

@@ -19,7 +19,7 @@ import pyarrow as pa
 from gmeta.core.collectives.place import RankPlace
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.texts import TEXT
+from gmeta.core.texts import TEXT, hash_text
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.generative import check_answer
@@ -28,7 +28,7 @@ from gmeta.experiment.next_item.runs import Trained, load_catalogue
 from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trained import CHOSEN
-from gmeta.preprocess.plan.column_values import hash_text, is_text
+from gmeta.preprocess.plan.column_values import is_text
 
 USERS = 4096
 """Users in a part."""
