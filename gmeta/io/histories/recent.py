@@ -167,6 +167,10 @@ class RecentHistories:
         self._read = [*dict.fromkeys([*self.history, self._form.time])]
         group, chosen = manifest.find(self._read)
         self._floats = [column.dtype == "float32" for column in chosen]
+        self._float_columns = sum(self._floats[: len(self.history)]), sum(self._floats)
+        self._no_tail = {
+            each.name: np.empty(0, np.float32 if each.dtype == "float32" else np.int64) for each in chosen
+        }
         described = np.array([[each.number, self._places[each.name]] for each in chosen], np.int64)
         is_float = np.array([column.dtype == "float32" for column in self._form.words], np.int64)
         self._handle = self._library.gmeta_recent_new(
@@ -389,11 +393,9 @@ class RecentHistories:
         raise self._damage(fault, out, int(users[out[0]]))
 
     def _fill(self, sizes: Any, heads: int) -> NDArray[np.int64]:
-        words = heads
-        for number, is_float in enumerate(self._floats):
-            of_tail = sizes[1]
-            of_history = sizes[0] if number < len(self.history) else 0
-            words += ((of_history + 1) // 2 + (of_tail + 1) // 2) if is_float else of_history + of_tail
+        history, tail, floats = sizes[0], sizes[1], self._float_columns
+        words = heads + history * (len(self.history) - floats[0]) + tail * (len(self._read) - floats[1])
+        words += (history + 1) // 2 * floats[0] + (tail + 1) // 2 * floats[1]
         block = np.empty(words, np.int64)
         self._library.gmeta_recent_take(self._handle, sizes[2], block.__array_interface__["data"][0])
         return block
@@ -402,19 +404,27 @@ class RecentHistories:
         self, block: NDArray[np.int64], at: int, events: int, tail: int
     ) -> tuple[dict[str, Values], dict[str, Values]]:
         """Return the history's columns and the tail's, which the block has from a place on."""
-        found: list[dict[str, Values]] = []
-        for names, size in ((self.history, events), (self._read, tail)):
-            own: dict[str, Values] = {}
-            for name, is_float in zip(names, self._floats, strict=False):
-                if is_float:
-                    end = at + (size + 1) // 2
-                    own[name] = block[at:end].view(np.float32)[:size]
-                else:
-                    end = at + size
-                    own[name] = block[at:end]
-                at = end
-            found.append(own)
-        return found[0], found[1]
+        history: dict[str, Values] = {}
+        at = self._cut(block, at, self.history, events, history)
+        if not tail:
+            return history, dict(self._no_tail)
+        own: dict[str, Values] = {}
+        self._cut(block, at, self._read, tail, own)
+        return history, own
+
+    def _cut(
+        self, block: NDArray[np.int64], at: int, names: Sequence[str], size: int, out: dict[str, Values]
+    ) -> int:
+        """Add columns of `size` values to `out`, which the block has from a place on; return their end."""
+        for name, is_float in zip(names, self._floats, strict=False):
+            if is_float:
+                end = at + (size + 1) // 2
+                out[name] = block[at:end].view(np.float32)[:size]
+            else:
+                end = at + size
+                out[name] = block[at:end]
+            at = end
+        return at
 
     def _damage(self, fault: int, out: Any, user: int) -> DataError:
         shard = int(user_shards(np.array([user]), self._segments.shards)[0])
