@@ -1,27 +1,27 @@
-"""What freshness is worth: the AUC of replicas that get a model's rows and weights each minute, hour, day or never.
+"""What freshness is worth: the AUC of replicas that get rows and weights each minute, hour or day, or never.
 
-    python tools/bench/freshness.py --json FILE
+    python tools/bench/freshness.py --maml 1 --json FILE
 
 A generated log of clicks drifts (`gmeta.preprocess.synthetic.drifting_clicks`). The model of `gmeta train
 --follow` trains on it, the events of each minute of event time in one step. After a day of warm-up, replicas
 take the model's rows and weights at the beginning of each of their periods, and predict the events until the
-next; so every event is predicted before any training on it. Day 1 is the warm-up, and metrics are of day 3:
+next; so every event is predicted before any training on it. Metrics are of day 3:
 
-minute .. day   the replica's period
-never           the model at the end of the warm-up
+minute .. day   the period of the replica
+never           the model at the end of day 1
 oracle          the true probabilities, the best possible
 
-The predictions of a period are computed in the model itself at the period's beginning, which equals a replica
-with the model's rows and weights of that moment: `tests/tools/test_freshness_bench.py` compares them with a
-session of stock TensorFlow that applies a publisher's deltas.
+The predictions of a period are computed in the model itself at the beginning of the period. They equal those
+of a replica with the rows and weights of that moment: `tests/tools/test_freshness_bench.py` compares them
+with a session of stock TensorFlow that applies a publisher's deltas.
 
-With --maml, an MLP of the same features is trained by MAML too, one step for the users of each minute: the support
-is a user's last events before the minute, the query those of the minute. ``adapt`` predicts after the
-inner step on the user's last events before that minute, ``plain`` without it; ``joint`` is the same MLP without
-an inner loop, trained on the same events.
+With --maml, an MLP of the same features is trained by MAML too, one step for the users of each minute. The
+support is a user's last events before the minute, the query those of the minute. ``adapt`` predicts after an
+inner step on the user's last events before the minute of the request, ``plain`` without it; ``joint`` is the
+same MLP trained without an inner loop, on the same queries.
 
 auc, log_loss, normalised_entropy    means over seeds; ``spread`` is the standard deviation
-above_day                            the AUC minus that of ``day`` of the same seed, and its spread
+above_day                            the AUC minus that of ``day`` with the same seed
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,15 @@ from gmeta.experiment.online.follow import build
 from gmeta.experiment.online.online_model import OnlineConfig
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
-from gmeta.metrics.progressive import ProgressiveMetrics
 from gmeta.models import MetaModel
 from gmeta.optimizers import Adagrad
-from gmeta.preprocess.synthetic.drifting_clicks import MINUTES_OF_DAY, DriftConfig, click_minutes
+from gmeta.preprocess.synthetic.drifting_clicks import MINUTES_OF_DAY, DriftConfig
+from support.drifting_log import FEATURES, METRICS, Floats, Log, measure
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from harness import Result, parser, report, write
 
-Floats = npt.NDArray[Any]
-FEATURES = ("user", "item", "topic")
 PERIODS: Mapping[str, int | None] = {
     "minute": 1,
     "10 minutes": 10,
@@ -61,40 +59,6 @@ KEPT = 16
 """A user's last events, the support."""
 STALE = ("minute", "day")
 """The replicas with and without adaptation."""
-METRICS = ("auc", "log_loss", "normalised_entropy")
-
-
-class Log:
-    """A whole log, with the place at which each minute begins.
-
-    Args:
-      config: The settings.
-    """
-
-    def __init__(self, config: DriftConfig) -> None:
-        minutes = [*click_minutes(config)]
-        self.begins = np.cumsum([0, *(len(minute["ts"]) for minute in minutes)])
-        self.columns: dict[str, Floats] = {
-            name: np.concatenate([minute[name] for minute in minutes]) for name in minutes[0]
-        }
-        self.minutes = len(minutes)
-
-    def rows(self, first: int, last: int) -> slice:
-        """Return the places of the events from one minute until another."""
-        return slice(self.begins[first], self.begins[min(last, self.minutes)])
-
-    def features(self, rows: slice) -> dict[str, Floats]:
-        """Return what a model reads of some events."""
-        return {name: self.columns[name][rows] for name in FEATURES}
-
-
-def measure(log: Log, scores: Floats, first: int, last: int) -> dict[str, float]:
-    """Compute the metrics of predicted probabilities of the events from one minute until another."""
-    rows = log.rows(first, last)
-    metrics = ProgressiveMetrics(len(scores) + 1, max_rows=len(scores) + 1)
-    metrics.update(log.columns["click"][rows], scores[rows])
-    found = metrics.current()
-    return {name: getattr(found, name) for name in METRICS}
 
 
 def replay(
@@ -198,7 +162,7 @@ class Recent:
         taken = np.concatenate([*known, np.arange(rows.start, rows.stop)])
         before = sum(map(len, known))
         offsets = np.cumsum([0, *map(len, known)])
-        support = [np.arange(a, b) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        support = [np.arange(a, b) for a, b in pairwise(offsets)]
         batch = {
             "features": {name: log.columns[name][taken] for name in FEATURES},
             "label": log.columns["click"][taken],

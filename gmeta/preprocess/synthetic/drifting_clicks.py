@@ -1,26 +1,27 @@
-"""A synthetic log of clicks whose tastes and items drift, so that a model loses quality while it isn't updated.
+"""A synthetic log of clicks whose tastes and items drift, so that a model that isn't updated loses quality.
 
-A new item appears every few minutes. It is shown often while it is young: the number of its impressions halves
-every few hours. Each event shows one item to one user, and the user clicks with the probability p::
+A new item appears every few minutes. It is shown often while it is young: the number of its impressions
+halves every few hours. Each event shows one item to one user, and the user clicks with the probability p::
 
     logit p = b + trend_k(t) + a_i(t) + strength <u(t), v_i(t)> / sqrt(d),      v_i(t) = w_k + o_i(t)
 
 =========  =============================================================================================
 i, k       item and its topic
 u(t)       taste of the user, d numbers
-w_k        topic's vector, which is constant
-o_i(t)     the item's own vector, half of v_i's variance
+w_k        vector of the topic, which is constant
+o_i(t)     the item's own vector, with half of the variance of v_i
 a_i(t)     appeal of the item
 trend_k    appeal of the topic, the same for all users
 =========  =============================================================================================
 
-u, o, a and trend are stationary Gaussian random walks in event time (Ornstein-Uhlenbeck processes): from one
-minute to the next, ``x <- r x + sqrt(1 - r^2) s n`` with n ~ N(0, 1) and r = exp(-1 minute / tau), so that the
-correlation of x(t) and x(t + h) is exp(-h / tau) and the deviation is always s. The rate of events follows the
-time of day.
+u, o, a and trend are stationary Gaussian random walks in event time (Ornstein-Uhlenbeck processes): from
+one minute to the next, ``x <- r x + sqrt(1 - r^2) s n`` with n ~ N(0, 1) and r = exp(-1 minute / tau). So
+the correlation of x(t) and x(t + h) is exp(-h / tau), and the deviation is always s. The rate of events
+follows the time of day.
 
-The log contains the true probabilities (``p_click``), so the quality of the best possible ranking is known. The
-data are a function of the settings and of NumPy's generator; another version of NumPy may draw other data.
+The log contains the true probabilities (``p_click``), so the quality of the best possible ranking is known.
+The data are a function of the settings and of NumPy's generator; another version of NumPy may draw other
+data.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ def click_minutes(config: DriftConfig | None = None) -> Iterator[Columns]:
       config: The settings; None: the defaults.
 
     Yields:
-      The events of a minute by their times, of which there may be none: ``user``, ``item``, ``topic`` and ``ts``
-      (int64, microseconds since 1970), ``click`` and ``p_click`` (float32).
+      The events of a minute, in the order of their times; there may be none. Columns of (events,): ``user``,
+      ``item``, ``topic`` and ``ts`` (microseconds since 1970) in int64, ``click`` and ``p_click`` in float32.
 
     Example:
       >>> minute = next(click_minutes(DriftConfig(events=600)))
