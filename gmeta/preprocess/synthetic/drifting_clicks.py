@@ -9,7 +9,7 @@ halves every few hours. Each event shows one item to one user, and the user clic
 i, k       item and its topic
 u(t)       taste of the user, d numbers
 w_k        vector of the topic, which is constant
-o_i(t)     the item's own vector, with half of the variance of v_i
+o_i(t)     the item's own vector, with the share ``own`` of the variance of v_i
 a_i(t)     appeal of the item
 trend_k    appeal of the topic, the same for all users
 =========  =============================================================================================
@@ -61,6 +61,7 @@ class DriftConfig:
       day: The rate of events is ``1 - day cos(2 pi t / 24 h)`` times its mean.
       click: b.
       strength: The deviation of a user's liking of an item.
+      own: The share of an item's vector that its topic doesn't determine, of the variance.
       appeal: The deviation of a_i.
       trend: The deviation of trend_k.
       taste_hours: tau of tastes, in hours.
@@ -74,20 +75,21 @@ class DriftConfig:
     seed: int = 0
     hours: int = 48
     events: int = 6000
-    users: int = 2000
+    users: int = 1000
     topics: int = 16
     dim: int = 4
     items: int = 150
     appears: int = 5
-    fades: float = 4.0
+    fades: float = 8.0
     day: float = 0.5
     click: float = -1.8
-    strength: float = 1.0
+    strength: float = 1.2
+    own: float = 0.3
     appeal: float = 0.6
     trend: float = 0.4
-    taste_hours: float = 48.0
+    taste_hours: float = 96.0
     item_hours: float = 24.0
-    trend_hours: float = 12.0
+    trend_hours: float = 24.0
 
     def __post_init__(self) -> None:
         for name in ("hours", "events", "users", "topics", "dim", "items", "appears"):
@@ -99,8 +101,9 @@ class DriftConfig:
             if finite_number(f"drifting clicks: {name}", getattr(self, name)) < 0:
                 raise ConfigError(f"drifting clicks: {name} must be 0 or more, got {getattr(self, name)}")
         finite_number("drifting clicks: click", self.click)
-        if not 0 <= finite_number("drifting clicks: day", self.day) <= 1:
-            raise ConfigError(f"drifting clicks: day is a share from 0 to 1, got {self.day}")
+        for name in ("day", "own"):
+            if not 0 <= finite_number(f"drifting clicks: {name}", getattr(self, name)) <= 1:
+                raise ConfigError(f"drifting clicks: {name} must be from 0 to 1, got {getattr(self, name)}")
 
 
 class Walk:
@@ -158,9 +161,9 @@ def click_minutes(config: DriftConfig | None = None) -> Iterator[Columns]:
     topic = rng.integers(0, config.topics, items)
     popularity = np.exp(0.5 * rng.standard_normal(items))
     activity = np.exp(rng.standard_normal(config.users)).cumsum()
-    of_topic = math.sqrt(0.5) * rng.standard_normal((config.topics, config.dim))
+    of_topic = math.sqrt(1 - config.own) * rng.standard_normal((config.topics, config.dim))
     taste = Walk(rng, (config.users, config.dim), 1.0, config.taste_hours)
-    own = Walk(rng, (items, config.dim), math.sqrt(0.5), config.item_hours)
+    own = Walk(rng, (items, config.dim), math.sqrt(config.own), config.item_hours)
     appeal = Walk(rng, (items,), config.appeal, config.item_hours)
     trend = Walk(rng, (config.topics,), config.trend, config.trend_hours)
     for minute in range(minutes):
