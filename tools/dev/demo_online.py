@@ -60,6 +60,8 @@ SETTINGS = (
     f"features={json.dumps(FEATURES)}",
     'window="6h"',
     "batch_size=128",
+    "learning_rate=0.003",
+    "rows_rate=0.2",
     'publish_every="1s"',
     'dense_every="1s"',
 )
