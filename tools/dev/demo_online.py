@@ -34,7 +34,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gmeta.core.files import write_atomically
-from gmeta.export.delivery import catch_up
+from gmeta.export.delivery import Server, catch_up
 from gmeta.export.model_deltas import MODEL, deltas_in, models_in
 from gmeta.preprocess.synthetic.drifting_clicks import MINUTES_OF_DAY, DriftConfig
 from support.drifting_log import FEATURES, METRICS, Floats, Log, measure
@@ -69,21 +69,21 @@ _QUIET = 4.0  # seconds without a delta, after which training waits for events
 _LONGEST = 300.0  # seconds to wait for the training
 
 
-class Replica:
-    """A session of stock TensorFlow, with the interface that `gmeta.export.delivery.catch_up` needs.
+class Replica(Server):
+    """A session of stock TensorFlow in place of a server's REST interface.
 
     Args:
       model: The folder of a SavedModel.
     """
 
     def __init__(self, model: Path) -> None:
-        self.url = str(model)
+        super().__init__(str(model))
         self._session = tf.compat.v1.Session(graph=tf.Graph())
         with self._session.graph.as_default():
             loaded = tf.compat.v1.saved_model.load(self._session, ["serve"], str(model))
         self._signatures = loaded.signature_def
 
-    def _ask(self, name: str, **inputs: object) -> Floats:
+    def _run(self, name: str, **inputs: object) -> Floats:
         signature = self._signatures[name]
         feed = {signature.inputs[key].name: value for key, value in inputs.items()}
         output = "click" if "click" in signature.outputs else next(iter(signature.outputs))
@@ -91,15 +91,15 @@ class Replica:
 
     def version(self) -> int:
         """Return the version that is served."""
-        return int(self._ask("delta_version"))
+        return int(self._run("delta_version"))
 
     def apply(self, delta: bytes) -> int:
         """Apply a delta, and return the version that is served then."""
-        return int(self._ask("apply_delta", delta_bytes=delta))
+        return int(self._run("apply_delta", delta_bytes=delta))
 
     def predict(self, features: Mapping[str, Floats]) -> Floats:
         """Return the probability of a click for each event."""
-        return self._ask("predict", **features)
+        return self._run("predict", **features)
 
 
 class Serving:
@@ -124,7 +124,7 @@ class Serving:
         rows = self._log.rows(first, last)
         for name, replica in self._replicas.items():
             if first >= self._due[name]:
-                catch_up(self._online, replica, lambda _: None)  # type: ignore[arg-type]
+                catch_up(self._online, replica, lambda _: None)
                 self._due[name] = self._next(PERIODS[name], first)
                 self.refreshes[name] += 1
             self.scores[name][rows] = replica.predict(self._log.features(rows))

@@ -48,11 +48,11 @@ def draw(
     left.axhline(best, color="#222222", linestyle=":", linewidth=1)
     left.text(0, best, f"true probabilities: {best:.3f}", fontsize=8, va="bottom")
     left.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    left.margins(x=0.12, y=0.12)
+    left.margins(x=0.17, y=0.12)
     left.set_title("AUC of the last day, by the time between refreshes", fontsize=9.5)
     right.set_title("AUC of each hour of that day", fontsize=9.5)
     right.set_xlabel("hour")
-    right.legend(fontsize=8, loc="lower left", ncols=3)
+    figure.legend(*right.get_legend_handles_labels(), fontsize=8, loc="outside lower right", ncols=len(names))
     for axis in (left, right):
         axis.grid(alpha=0.3)
         axis.tick_params(labelsize=8)
