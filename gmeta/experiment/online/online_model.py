@@ -177,9 +177,12 @@ class OnlineConfig:
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class OnlineModel(DCN):
-    """DCN-v2 on the raw columns of a stream: ids of any range, texts by their hashes, and numbers.
+    r"""DCN-v2 on the raw columns of a stream: ids of any range, texts by their hashes, and numbers.
 
-    A number x counts as sign(x) log(1 + abs(x)), and a gap as 0. The bias of sampled negatives, ``log_odds``,
+    .. math:: \hat y = \sigma(\sum_f w_{x_f} + g(v_{x_1}, \dots, v_{x_n}, z))
+
+    A row holds an id's weight w, which learns from its first events on, and its vector v; g is the network of
+    `gmeta.models.DCN`. A number x counts as sign(x) log(1 + abs(x)), and a gap as 0. The bias of sampled negatives, ``log_odds``,
     is added to the logit in training alone.
 
     Args:
@@ -197,7 +200,7 @@ class OnlineModel(DCN):
         def feature(name: str, kind: str) -> FeatureConfig:
             table = TableConfig(
                 name,
-                config.dim,
+                1 + config.dim,
                 initializer=Normal(0.0, _START),
                 optimizer=Adagrad(config.rows_rate),
                 eviction=eviction,
@@ -225,7 +228,10 @@ class OnlineModel(DCN):
             number = tf.cast(inputs[name], tf.float32)
             number = tf.where(tf.math.is_finite(number), number, 0.0)
             scaled[name] = tf.sign(number) * tf.math.log1p(tf.abs(number))
-        logits: tf.Tensor = super().call({**inputs, **scaled}, training=training)
+        rows = self.collection({feature.name: inputs[feature.name] for feature in self.collection.features})
+        vectors = {name: row[..., 1:] for name, row in rows.items()}
+        logits: tf.Tensor = self.network({**vectors, **scaled}, training=training)
+        logits += tf.add_n([row[..., :1] for row in rows.values()])
         if training and LOG_ODDS in inputs:
             logits += inputs[LOG_ODDS][:, tf.newaxis]
         return logits
