@@ -50,7 +50,7 @@ def follow(
     config, stream = begin(run, given, follow=not until_end)
     monitor = None
     if metrics_port is not None and world().rank == 0:
-        from gmeta.callbacks.online_monitor import OnlineMonitor
+        from gmeta.experiment.online.monitor import OnlineMonitor
 
         monitor = OnlineMonitor()
         port = monitor.serve(metrics_port)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gmeta.callbacks.online_monitor import OnlineMonitor, parse_address
+from gmeta.experiment.online.monitor import OnlineMonitor, parse_address
 from gmeta.core.errors import ConfigError
 from gmeta.export.publisher import Published
 from gmeta.metrics.guard import Guard

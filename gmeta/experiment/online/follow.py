@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.callbacks.online_monitor import OnlineMonitor
-from gmeta.callbacks.progressive_evaluation import ProgressiveEvaluation
+from gmeta.experiment.online.monitor import OnlineMonitor
+from gmeta.training.progressive_evaluation import ProgressiveEvaluation
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.checkpoint.store import step_of
 from gmeta.core import collectives
@@ -121,6 +121,9 @@ def build(config: OnlineConfig) -> OnlineModel:
     model.reading = StreamPosition()
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
+    # A checkpoint restores, and a publisher describes, weights and moments that are there.
+    model(model.example(), training=False)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 

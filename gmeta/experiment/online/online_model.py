@@ -181,9 +181,9 @@ class OnlineModel(DCN):
 
     .. math:: \hat y = \sigma(\sum_f w_{x_f} + g(v_{x_1}, \dots, v_{x_n}, z))
 
-    A row holds an id's weight w, which learns from its first events on, and its vector v; g is the network of
-    `gmeta.models.DCN`. A number x counts as sign(x) log(1 + abs(x)), and a gap as 0. The bias of sampled negatives, ``log_odds``,
-    is added to the logit in training alone.
+    A row holds an id's weight w, which learns from its first events on, and its vector v; g is the network
+    of `gmeta.models.DCN`. A number x counts as sign(x) log(1 + abs(x)), and a gap as 0. The bias of sampled
+    negatives, ``log_odds``, is added to the logit in training alone.
 
     Args:
       config: Completed settings.
@@ -235,6 +235,17 @@ class OnlineModel(DCN):
         if training and LOG_ODDS in inputs:
             logits += inputs[LOG_ODDS][:, tf.newaxis]
         return logits
+
+    def example(self) -> dict[str, Any]:
+        """Return inputs of one sample, all zero."""
+        ids = tf.zeros([1], tf.int64)
+        found: dict[str, Any] = {}
+        for name, kind in self.kinds.items():
+            if name in self.numbers:
+                found[name] = tf.zeros([1])
+            else:
+                found[name] = tf.RaggedTensor.from_row_lengths(ids, [1]) if kind.endswith("[]") else ids
+        return found
 
     def signature(self) -> Signature:
         """Return the exported model's request: the columns, to the probability and the logit of the label."""
