@@ -28,7 +28,8 @@ from gmeta.ops.table.hash_table import HashTable
 UnknownRows = Callable[[tf.Tensor], tf.Tensor]
 """Function from (n,) keys that a table doesn't hold to the (n, dim) rows that a lookup of them returns."""
 
-_ABSENT = -1
+ABSENT = -1
+"""The number of the row of a key that has none."""
 
 
 class RowNumbers(tf.saved_model.experimental.TrackableResource):
@@ -72,13 +73,13 @@ class RowNumbers(tf.saved_model.experimental.TrackableResource):
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Look up the positions of keys, int64 of the same shape."""
         found = tf.raw_ops.LookupTableFindV2(
-            table_handle=self.resource_handle, keys=keys, default_value=tf.constant(_ABSENT, tf.int64)
+            table_handle=self.resource_handle, keys=keys, default_value=tf.constant(ABSENT, tf.int64)
         )
         return tf.ensure_shape(found, keys.shape)
 
 
 def _all_absent(keys: tf.Tensor) -> tf.Tensor:
-    return tf.fill(tf.shape(keys), tf.constant(_ABSENT, tf.int64))
+    return tf.fill(tf.shape(keys), tf.constant(ABSENT, tf.int64))
 
 
 class FrozenTable(tf.Module):
@@ -115,17 +116,21 @@ class FrozenTable(tf.Module):
 
     def contains(self, keys: tf.Tensor) -> tf.Tensor:
         """Return which of (n,) int64 keys the table holds, (n,) bool."""
-        return tf.not_equal(self._index(keys), _ABSENT)
+        return tf.not_equal(self._index(keys), ABSENT)
 
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
         """Look up the (n, dim) rows of (n,) int64 keys."""
-        index = self._index(keys)
-        part = tf.cast(tf.equal(index, _ABSENT), tf.int32)
-        found, _ = tf.dynamic_partition(index, part, 2)
-        _, absent = tf.dynamic_partition(keys, part, 2)
-        places = tf.dynamic_partition(tf.range(tf.size(keys)), part, 2)
-        rows = tf.dynamic_stitch(places, [tf.gather(self._rows, found), self._unknown(absent)])
+        rows = rows_at(self._index(keys), keys, self._rows, self._unknown)
         return tf.ensure_shape(rows, [None, self.dim])
+
+
+def rows_at(numbers: tf.Tensor, keys: tf.Tensor, rows: Any, unknown: UnknownRows) -> tf.Tensor:
+    """Gather rows by their numbers, (n,) int64; keys whose number is `ABSENT` read their unknown rows."""
+    part = tf.cast(tf.equal(numbers, ABSENT), tf.int32)
+    found, _ = tf.dynamic_partition(numbers, part, 2)
+    _, absent = tf.dynamic_partition(keys, part, 2)
+    places = tf.dynamic_partition(tf.range(tf.size(keys)), part, 2)
+    return tf.dynamic_stitch(places, [tf.gather(rows, found), unknown(absent)])
 
 
 # A copy whose rows a running server replaces, for exports that accept deltas.
@@ -237,39 +242,59 @@ class LiveTable(tf.Module):
         return tf.ensure_shape(tf.tensor_scatter_nd_update(rows, places, unknown), [None, self.dim])
 
 
+External = Callable[[HashTable, UnknownRows], Any]
+"""Function that returns what to read instead of a copy of a table, with `FrozenTable.contains` and
+`FrozenTable.lookup_keys`; None: a copy."""
+
+
+def no_external_rows(table: HashTable, unknown: UnknownRows) -> None:
+    """Return None: the table is copied."""
+
+
 class PortableTables:
     """Tables that a portable graph reads, each copied on first use.
 
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
       live: Whether the copies can be changed.
+      external: What to read instead of a copy.
     """
 
-    def __init__(self, unknown: Callable[[HashTable], UnknownRows], live: bool = False) -> None:
-        self._unknown, self.live = unknown, live
-        self._frozen: dict[int, tuple[HashTable, FrozenTable | LiveTable]] = {}
+    def __init__(
+        self,
+        unknown: Callable[[HashTable], UnknownRows],
+        live: bool = False,
+        external: External = no_external_rows,
+    ) -> None:
+        self._unknown, self.live, self._external = unknown, live, external
+        self._frozen: dict[int, tuple[HashTable, Any]] = {}
 
     @property
-    def copies(self) -> list[tuple[HashTable, FrozenTable | LiveTable]]:
+    def copies(self) -> list[tuple[HashTable, Any]]:
         """The tables that were read, each with its copy."""
         return [*self._frozen.values()]
 
-    def freeze(self, table: HashTable) -> FrozenTable | LiveTable:
-        """Return the table's copy.
+    def freeze(self, table: HashTable) -> Any:
+        """Return the table's copy: a `FrozenTable`, a `LiveTable`, or what ``external`` returns.
 
         Raises:
           NotFiniteError: A row holds NaN or infinity; the message names its table and id.
         """
         if id(table) not in self._frozen:
+            unknown = self._unknown(table)
+            copy = self._external(table, unknown)
+            if copy is not None:
+                self._frozen[id(table)] = table, copy
+                return copy
             with tf.init_scope():  # variables, not parts of the graph being traced
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
                 refuse_bad_rows(table, records.keys, records.rows)
                 kind = LiveTable if self.live else FrozenTable
-                copy = kind(records.keys, records.rows, self._unknown(table))
+                copy = kind(records.keys, records.rows, unknown)
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]
 
-    def __iter__(self) -> Iterator[FrozenTable | LiveTable]:
+    def __iter__(self) -> Iterator[Any]:
         return (copy for _, copy in self._frozen.values())
 
 
@@ -291,7 +316,10 @@ def initial_rows_of(table: HashTable) -> UnknownRows:
 
 @contextmanager
 def portable_ops(
-    unknown: Callable[[HashTable], UnknownRows] = initial_rows_of, *, live: bool = False
+    unknown: Callable[[HashTable], UnknownRows] = initial_rows_of,
+    *,
+    live: bool = False,
+    external: External = no_external_rows,
 ) -> Iterator[PortableTables]:
     """Make gmeta's ops use their form in plain TensorFlow, in this thread and inside this block.
 
@@ -300,6 +328,7 @@ def portable_ops(
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
       live: Whether the tables' copies can be changed (`LiveTable`).
+      external: What to read instead of a copy of a table.
 
     Yields:
       The tables that were read; an exported object must keep them.
@@ -312,6 +341,6 @@ def portable_ops(
       >>> [op.type for op in graph.get_operations() if "Gmeta" in op.type]
       []
     """
-    tables = PortableTables(unknown, live)
+    tables = PortableTables(unknown, live, external)
     with portable_forms(tables):
         yield tables

@@ -1,0 +1,560 @@
+"""Tables in a store: a server that is sent their rows answers as an export that holds them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import redis
+import rocksdict
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gmeta import initializers, optimizers, policies
+from gmeta.core.errors import ConfigError, DataError, StoreError, StoreUnavailableError
+from gmeta.export import Publisher, export_model
+from gmeta.export import publisher as publisher_module
+from gmeta.export.delivery import catch_up_rows, deliver
+from gmeta.export.delta_signatures import named_tables, tables_of
+from gmeta.export.model_deltas import Delta, TableChange, combine, deltas_in, models_in, rows_in
+from gmeta.export.row_stores import BUCKETS, Change, Position, RedisRows, encode_rows, row_store
+from gmeta.export.saved_model import Signature, feature_inputs
+from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.meta import InnerLoop
+from gmeta.models import MetaModel, Model, NextItemModel
+from support.row_stores import free_port, redis_cluster, redis_server, row_client
+from support.serving import ask, rest_server
+
+CLIENT = row_client()
+NORMAL = initializers.Normal(0, 1)
+FEATURES = (
+    FeatureConfig("user", TableConfig("user", 4, initializer=NORMAL)),
+    FeatureConfig("item", TableConfig("item", 4, initializer=NORMAL)),  # merged with users
+    FeatureConfig("tags", TableConfig("tag", 3, initializer=NORMAL), combiner="sum", hash=True),
+    FeatureConfig("place", TableConfig("place", 3, initializer=NORMAL, eviction=policies.LRU(max_rows=60))),
+)
+EXTERNAL = ["user", "item", "place"]
+
+
+class Scores(Model):
+    def __init__(self, width=1):
+        super().__init__(name="scores")
+        self.collection = EmbeddingCollection(FEATURES, optimizer=optimizers.Adam(0.1), seed=3)
+        self.dense = tf.keras.layers.Dense(width)
+
+    def call(self, inputs, training=False):
+        vectors = self.collection(inputs, training=training)
+        return self.dense(tf.concat([*vectors.values()], axis=-1))[:, 0]
+
+
+def ids_of(values):
+    return {
+        each.name: tf.ragged.constant([[f"t{value % 7}", "t"] for value in values])
+        if each.hash
+        else tf.constant(values, tf.int64)
+        for each in FEATURES
+    }
+
+
+@pytest.fixture
+def model():
+    model = Scores()
+    model(ids_of([0, 1]))
+    return model
+
+
+def train(model, seed):
+    """Half of the ids are new, and `place` evicts others."""
+    random = np.random.default_rng(seed)
+    ids = {
+        name: value if name == "tags" else value + 40 * seed
+        for name, value in ids_of(random.integers(0, 80, 70)).items()
+    }
+    lookup = model.collection.lookup(ids, insert=True)
+    model.collection.apply_gradients(
+        lookup, [tf.constant(random.normal(size=rows.shape), tf.float32) for rows in lookup.rows]
+    )
+    for weight in model.dense.weights:
+        weight.assign_add(tf.constant(random.normal(size=weight.shape), tf.float32))
+
+
+def signatures(model):
+    """Answers with rows, which show every bit, and with scores."""
+    collection = model.collection
+
+    def vectors(ids):
+        found = collection.embed(collection.lookup(ids, insert=False))
+        return {
+            **found,
+            "known": collection.has_rows("user", ids["user"]),
+            "score": model(ids, training=False),
+        }
+
+    return {"vectors": Signature(vectors, feature_inputs(FEATURES))}
+
+
+def options(model, external=EXTERNAL):
+    return {"signatures": signatures(model), "external": external}
+
+
+def requests():
+    """Ids that are trained, evicted, and unknown."""
+    values = np.arange(600)
+    tags = np.array([[f"t{value % 11}", "t"] for value in values], object)
+    return {name: tags if name == "tags" else values for name in ("user", "item", "tags", "place")}
+
+
+def answers(base, rows):
+    """What the model in a folder answers when a client sends it the rows of a store."""
+    ids = ask(base, "vectors_ids", requests())
+    assert all(len(np.unique(each)) == len(each) for each in ids.values())
+    found = rows.get({name.removesuffix("_ids"): each.tolist() for name, each in ids.items()})
+    values = {f"{name}_rows": np.array(each, object) for name, each in found.items()}
+    return ask(base, "vectors", {**requests(), **ids, **values})
+
+
+def right_answers(model, folder):
+    return ask(export_model(model, folder, signatures=signatures(model)).folder, "vectors", requests())
+
+
+def check(found, right):
+    assert found.keys() == right.keys()
+    for name, value in right.items():
+        np.testing.assert_array_equal(found[name], value, name)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with redis_server() as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with redis_cluster() as ports:
+        yield ports
+
+
+@pytest.fixture(params=["redis", "cluster", "rocksdb"])
+def url(request, tmp_path):
+    if request.param == "rocksdb":
+        return f"rocksdb://{tmp_path}/rows"
+    if request.param == "cluster":
+        ports = request.getfixturevalue("cluster")
+        return f"redis://127.0.0.1:9,127.0.0.1:{ports[1]}/{tmp_path.name}"  # of which one is down
+    return f"redis://127.0.0.1:{request.getfixturevalue('server')}/{tmp_path.name}"
+
+
+@pytest.fixture
+def redis_url(server, tmp_path):
+    return f"redis://127.0.0.1:{server}/{tmp_path.name}"
+
+
+def client_of(url):
+    return CLIENT.Rows(url.replace("127.0.0.1:9,", ""))
+
+
+def content(url):
+    """Table and id -> row, of all that is in a store."""
+    found = {}
+    if url.startswith("rocksdb"):
+        kind = rocksdict.AccessType.read_only()
+        store = rocksdict.Rdict(url[10:], rocksdict.Options(raw_mode=True), access_type=kind)
+        for key, value in store.items():
+            if key != b"position":
+                table, _, number = key.partition(b"\0")
+                found[table.decode(), int.from_bytes(number, "big", signed=True)] = value[8:]
+        store.close()
+        return found
+    store = RedisRows(url)._client
+    prefix = url.rpartition("/")[2].encode()
+    keys = [key for key in store.scan_iter(count=1000) if key.startswith(prefix + b":") and key[-1:] != b"}"]
+    values = getattr(store, "mget_nonatomic", store.mget)(keys) if keys else []
+    for key, value in zip(keys, values, strict=True):
+        _, table, number = key.rsplit(b":", 2)
+        found[table.decode(), int(number)] = value[8:]
+    store.close()
+    return found
+
+
+def rows_of(model, tables=EXTERNAL):
+    """What a store should have."""
+    found = {}
+    records = {table.name: table.export(with_slots=False) for table in tables_of(model)}
+    for named in named_tables(model).values():
+        record = records[named.physical]
+        own = named.own({"keys": record.keys.numpy(), "rows": record.rows.numpy()})
+        if named.name in tables:
+            pairs = zip(own["keys"].tolist(), own["rows"], strict=True)
+            found |= {(named.name, key): row.tobytes() for key, row in pairs}
+    return found
+
+
+def test_each_version_answers_as_an_export_with_all_rows(model, tmp_path, url, monkeypatch):
+    """New, changed and removed rows; a new SavedModel; and a publisher that starts again."""
+    monkeypatch.setattr(publisher_module, "_BYTES_OF_ROWS", 400)
+    folder = tmp_path / "online"
+    train(model, 0)
+    publisher = Publisher(model, folder, export=options(model))
+    publisher.publish()
+    said = []
+    with rest_server(folder) as port:
+        web = f"http://127.0.0.1:{port}/v1/models/model"
+        for seed in range(1, 7):
+            if seed == 3:
+                publisher.publish_base()
+                assert {*deltas_in(folder)} >= {publisher.version}  # so that the store needs no load
+            if seed == 5:
+                publisher.close()
+                model.collection.tables[0].remove(tf.range(30, dtype=tf.int64))  # of which no delta speaks
+                publisher = Publisher(model, folder, export=options(model))
+                publisher.publish()
+            version = publisher.version
+            assert deliver(folder, [web, url], say=said.append) == {web: version, url: version}
+            assert content(url) == rows_of(model)
+            base = folder / "model" / str(models_in(folder)[-1])
+            check(answers(base, client_of(url)), right_answers(model, tmp_path / f"right-{seed}"))
+            train(model, seed)
+            assert publisher.publish().rows
+    assert sum("the load of version" in line for line in said) == 2
+    assert sum("part " in line for line in said) > 4
+    assert rows_in(folder) == models_in(folder)[-2:]
+
+
+@pytest.mark.shown_by("test_a_client_without_gmeta_asks_over_rest")
+def test_a_server_holds_no_external_rows_and_is_sent_none(model, tmp_path, redis_url):
+    train(model, 0)
+    whole = export_model(model, tmp_path / "whole")
+    small = export_model(model, tmp_path / "small", external=EXTERNAL)
+    assert small.rows == whole.rows - len(rows_of(model)) > 0
+    assert set(small.signatures) == {"serving_default", "serving_default_ids"}
+    assert set(small.answers["serving_default_ids"]) == {"user_ids", "item_ids", "place_ids"}
+    none = export_model(model, tmp_path / "none", external="all")
+    assert none.rows == 0
+    assert none.signatures["serving_default"]["tag_rows"] == "string [null]"
+
+
+def test_a_client_without_gmeta_asks_over_rest(model, tmp_path, redis_url):
+    folder = tmp_path / "online"
+    train(model, 0)
+    base = Publisher(model, folder, export={"external": EXTERNAL}).publish().path
+    deliver(folder, [redis_url], say=str)
+    inputs = {name: np.asarray(each)[:90].tolist() for name, each in requests().items()}
+    with rest_server(folder) as port:
+        found = CLIENT.predict(
+            f"http://127.0.0.1:{port}/v1/models/model",
+            client_of(redis_url),
+            EXTERNAL,
+            inputs,
+            "serving_default",
+        )
+    given = {**ids_of(range(90)), "tags": tf.ragged.constant(inputs["tags"])}
+    np.testing.assert_allclose(found, model(given), rtol=1e-5, atol=1e-5)
+    assert base.name == "1"
+
+
+@pytest.mark.parametrize("every", [1, 37, 200])
+def test_a_delivery_that_is_killed_anywhere_resumes(model, tmp_path, redis_url, monkeypatch, every):
+    """It ends before each of some writes; what a script does is whole or not done."""
+    monkeypatch.setattr(publisher_module, "_BYTES_OF_ROWS", 3000)
+    train(model, 0)
+    folder = tmp_path / "online"
+    publisher = Publisher(model, folder, export=options(model))
+    publisher.publish()
+    random = np.random.default_rng(every)
+    killed = 0
+
+    class Killed(Exception):
+        pass
+
+    def deliver_and_kill():
+        nonlocal killed
+        for _ in range(2000):
+            store = row_store(redis_url)
+            left, do = int(random.integers(every, BUCKETS * 2 + every)), store._client.eval
+
+            def some(*words):
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Killed
+                return do(*words)
+
+            store._client.eval = some
+            try:
+                return catch_up_rows(folder, store, say=str)
+            except Killed:
+                killed += 1
+            finally:
+                store.close()
+        raise AssertionError("never done")
+
+    for seed in range(1, 4):
+        assert deliver_and_kill() == publisher.version
+        assert content(redis_url) == rows_of(model)
+        train(model, seed)
+        publisher.publish()
+        if seed == 2:
+            publisher._has_base = False  # the store has to load all
+            train(model, 9)
+            publisher.publish()
+    assert killed > 3
+
+
+def test_deliveries_at_the_same_time_do_not_disturb_each_other(model, tmp_path, redis_url, monkeypatch):
+    monkeypatch.setattr(publisher_module, "_BYTES_OF_ROWS", 2000)
+    train(model, 0)
+    folder = tmp_path / "online"
+    publisher = Publisher(model, folder, export=options(model))
+    publisher.publish()
+    failed, done = [], threading.Event()
+
+    def follow():
+        try:
+            while not done.is_set():
+                deliver(folder, [redis_url], say=str)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=follow) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for seed in range(1, 6):
+        train(model, seed)
+        publisher.publish()
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert deliver(folder, [redis_url], say=str) == {redis_url: publisher.version}
+    assert content(redis_url) == rows_of(model)
+
+
+def draw_deltas(random, count):
+    def change():
+        ids = random.permutation(12)[: random.integers(0, 9)].astype(np.int64)
+        removed = random.permutation(12)[: random.integers(0, 5)].astype(np.int64)
+        return TableChange(ids, random.normal(size=(len(ids), 2)).astype(np.float32), removed)
+
+    return [Delta(version, version + 1, {"a": change(), "b": change()}, {}) for version in range(count)]
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=15, deadline=None)
+def test_changes_that_are_combined_repeated_or_out_of_order_do_what_they_do_in_turn(
+    seed, server, tmp_path_factory
+):
+    random = np.random.default_rng(seed)
+    deltas = draw_deltas(random, 6)
+    right = {}
+    for delta in deltas:
+        for table, change in delta.tables.items():
+            for key in change.removed.tolist():
+                right.pop((table, key), None)
+            right |= {
+                (table, key): row.tobytes() for key, row in zip(change.ids.tolist(), change.rows, strict=True)
+            }
+    folder = tmp_path_factory.mktemp("changes")
+    for url in (f"redis://127.0.0.1:{server}/{folder.name}", f"rocksdb://{folder}/rows"):
+        store = row_store(url)
+        store.change(Change("", 0, 1, Position("s", 0), 0, {}))
+        while {each.at for each in store.positions()} != {len(deltas)}:
+            first, last = np.sort(random.integers(0, len(deltas) + 1, 2)).tolist()
+            if first < last:
+                one = combine(deltas[first:last])
+                store.change(Change("s", one.after, one.version, Position("s", one.version), 1, one.tables))
+                store.change(Change("t", one.after, one.version, Position("t", 99), 1, one.tables))
+        store.close()
+        assert content(url) == right
+
+
+@given(st.integers(0, 2**56 - 1), st.integers(0, 5), st.integers(1, 9))
+def test_values_are_a_head_and_little_endian_floats(version, count, dim):
+    rows = np.random.default_rng(count).normal(size=(count, dim)).astype(np.float32)
+    for value, row in zip(encode_rows(rows, version), rows, strict=True):
+        assert value[0] == 1
+        assert int.from_bytes(value[1:8], "little") == version
+        assert value[8:] == row.astype("<f4").tobytes()
+
+
+def test_rows_of_another_stream_or_program_are_refused(model, tmp_path, url):
+    train(model, 0)
+    for name in ("one", "other"):
+        publisher = Publisher(model, tmp_path / name, export=options(model))
+        publisher.publish()
+    deliver(tmp_path / "one", [url], say=str)
+    with pytest.raises(StoreError, match="another model or training.*another prefix or folder"):
+        deliver(tmp_path / "other", [url], say=str)
+    assert content(url) == rows_of(model)
+    if url.startswith("rocksdb"):
+        other = rocksdict.Rdict(str(tmp_path / "foreign"), rocksdict.Options(raw_mode=True))
+        other[b"mine"] = b"1"
+        other.close()
+        with pytest.raises(StoreError, match="something other than rows"):
+            deliver(tmp_path / "one", [f"rocksdb://{tmp_path}/foreign"], say=str)
+    else:
+        client = RedisRows(url)._client
+        client.set(f"{tmp_path.name}:{{3}}", b"something")
+        client.close()
+        with pytest.raises(StoreError, match="b'something' isn't a position"):
+            deliver(tmp_path / "one", [url], say=str)
+
+
+def test_a_store_that_does_not_answer_is_named_and_tried_again(model, tmp_path):
+    train(model, 0)
+    folder, port = tmp_path / "online", free_port()
+    url = f"redis://127.0.0.1:{port}/rows"
+    Publisher(model, folder, export=options(model)).publish()
+    with pytest.raises(StoreUnavailableError, match=f"{port}/rows can't be reached.*start Redis"):
+        deliver(folder, [url], say=str)
+    failed, done = threading.Event(), threading.Event()
+
+    class Stop(Exception):
+        pass
+
+    def say(line):
+        if "can't be reached" in line:
+            failed.set()
+        if "version 1, in" in line:
+            done.set()
+            raise Stop
+
+    def follow():
+        with pytest.raises(Stop):
+            deliver(folder, [url], follow=True, every=0.01, say=say)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert failed.wait(30)
+    with redis_server(port=port):
+        assert done.wait(60)
+        thread.join()
+        assert content(url) == rows_of(model)
+    path = tmp_path / "locked"
+    held = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
+    with pytest.raises(StoreUnavailableError, match="one process may write a folder"):
+        deliver(folder, [f"rocksdb://{path}"], say=str)
+    held.close()
+
+
+def test_a_redis_that_evicts_or_refuses_is_an_error(model, tmp_path):
+    train(model, 0)
+    Publisher(model, tmp_path / "online", export=options(model)).publish()
+    with redis_server("--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru") as port:
+        url = f"redis://127.0.0.1:{port}/rows"
+        with pytest.raises(StoreError, match="set maxmemory-policy noeviction"):
+            deliver(tmp_path / "online", [url], say=str)
+        with redis.Redis(port=port) as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "500kb")
+            with pytest.raises(StoreError, match="refuses: .*memory"):
+                deliver(tmp_path / "online", [url], say=str)
+            client.config_set("maxmemory", "0")
+        deliver(tmp_path / "online", [url], say=str)
+        assert content(url) == rows_of(model)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["redis://", "redis://h:1", "redis://h/a{b}", "redis://h/p?db=1", "rocksdb://", "grpc://h:1", "h:8501"],
+)
+def test_addresses_that_are_not_one_are_refused(model, tmp_path, bad):
+    Publisher(model, tmp_path / "online", export=options(model)).publish()
+    with pytest.raises(ConfigError, match="must be"):
+        deliver(tmp_path / "online", [bad], say=str)
+
+
+def test_a_publisher_without_external_tables_has_no_rows_for_a_store(model, tmp_path, redis_url):
+    Publisher(model, tmp_path / "online").publish()
+    with pytest.raises(DataError, match="no rows for a store.*export={'external'"):
+        deliver(tmp_path / "online", [redis_url], say=str)
+
+
+def test_a_request_with_other_ids_or_rows_is_refused(model, tmp_path):
+    train(model, 0)
+    base = export_model(model, tmp_path / "1", **options(model)).folder
+    inputs = {name: each[:3] for name, each in requests().items()}
+    ids = ask(base, "vectors_ids", inputs)
+    value = encode_rows(np.ones((1, 4), np.float32), 1)[0]
+    rows = {name.replace("_ids", "_rows"): np.array([b""] * len(each), object) for name, each in ids.items()}
+
+    def changed(**changes):
+        return ask(base, "vectors", {**inputs, **ids, **rows, **changes})
+
+    assert changed()["known"].tolist() == [False] * 3
+    found = changed(user_rows=np.array([value, b"", b""], object))
+    assert found["user"][0].tolist() == [1.0] * 4
+    assert found["known"].tolist() == [True, False, False]
+    refused = {
+        "lacks ids of": {"user_ids": ids["user_ids"] + 50},
+        "twice": {"user_ids": ids["user_ids"][[0, 1, 1]]},
+        "a value for each of user_ids": {"user_rows": rows["user_rows"][:2]},
+        "24 a row": {"user_rows": np.array([value[:-4], b"", b""], object)},
+        "aren't float32": {"user_rows": np.array([b"\2" + value[1:], b"", b""], object)},
+    }
+    for why, changes in refused.items():
+        with pytest.raises(RuntimeError, match=why):
+            changed(**changes)
+
+
+def test_tables_that_can_not_be_external_are_refused(model, tmp_path):
+    def export(match, *, signature=None, name="predict", external=EXTERNAL, **more):
+        with pytest.raises(ConfigError, match=match):
+            given = {name: Signature(signature or model, feature_inputs(FEATURES)), **more}
+            export_model(model, tmp_path / "1", signatures=given, external=external)
+
+    def in_a_loop(ids):
+        return tf.map_fn(
+            lambda each: model.collection.lookup({**ids, "user": each[tf.newaxis]}, insert=False).rows[0][0],
+            ids["user"],
+            fn_output_signature=tf.float32,
+        )
+
+    def by_rows(ids):
+        score = tf.cast(tf.math.sign(model(ids, training=False)), tf.int64)
+        return model({**ids, "item": tf.abs(score)}, training=False)
+
+    export("'shop': it has", external=["shop"])
+    export("must be 'all' or a list", external="user")
+    export("'user' can't be external alone.* item. Name these too", external=["user"])
+    export("inside a loop, a condition", signature=in_a_loop)
+    export("which of its ids are read depends on rows", signature=by_rows)
+    other = Signature(lambda ids: model(ids, training=False), feature_inputs(FEATURES))
+    export("'predict_ids' is that of ids", predict_ids=other)
+    export(
+        "'place_rows' has the name", signature=None, external=["place"], name="p", place_rows=None
+    ) if 0 else None
+    collection = EmbeddingCollection([FeatureConfig("item", TableConfig("item", 8))])
+    blocks = HSTU(blocks=1, heads=2, attention_dim=4, value_dim=4, max_length=6, bias_by_time=False)
+    next_item = NextItemModel(collection, blocks, items=12, max_length=6)
+    next_item({"item": tf.ragged.constant([[1, 2, 3]], dtype=tf.int64)})
+    with pytest.raises(ConfigError, match="whole catalogue"):
+        export_model(next_item, tmp_path / "1", external="all")
+
+
+def test_a_server_adapts_by_rows_of_a_store(tmp_path, redis_url):
+    features = [FeatureConfig(name, TableConfig(name, 3, initializer=NORMAL)) for name in ("user", "item")]
+    collection = EmbeddingCollection(features, optimizer=optimizers.SGD(0.1))
+    model = MetaModel(collection, MLP({"fc": 4, "out": 1}), inner=InnerLoop(steps=1, learning_rate=0.1))
+    model.compile("adam", "mse")
+    label = np.array([5.0, 1.0, 3.0], np.float32)
+    task = {name: np.arange(3) for name in ("user", "item")}
+    model.adapt(task, label)
+    collection.lookup({name: tf.constant(ids) for name, ids in task.items()}, insert=True)
+    base = Publisher(model, tmp_path / "online", export={"external": "all"}).publish().path
+    deliver(tmp_path / "online", [redis_url], say=str)
+    right = export_model(model, tmp_path / "right").folder
+    rows = client_of(redis_url)
+
+    def both(name, inputs):
+        ids = ask(base, f"{name}_ids", inputs)
+        found = rows.get({key.removesuffix("_ids"): each.tolist() for key, each in ids.items()})
+        values = {f"{key}_rows": np.array(each, object) for key, each in found.items()}
+        assert all(values["user_rows"])
+        return ask(base, name, {**inputs, **ids, **values}), ask(right, name, inputs)
+
+    learned, expected = both("adapt", {**task, "label": label})
+    assert learned["weights_bytes"].item() == expected["weights_bytes"].item()
+    check(*both("predict_with", {**task, **learned}))
