@@ -327,7 +327,7 @@ def _given(
         words = tf.reshape(tf.io.decode_raw(tf.identity(stored), tf.int32), [-1, HEAD // 4 + dim])
     kind = tf.debugging.Assert(
         tf.reduce_all(tf.equal(tf.bitwise.bitwise_and(words[:, 0], 0xFF), FLOAT32)),
-        [f"{names} have rows of another dtype than float32, which a newer version of gmeta has stored: export by it"],
+        [f"{names} have rows of another dtype than float32, which a newer version of gmeta has stored"],
     )
     with tf.control_dependencies([kind]):
         rows = tf.bitcast(words[:, HEAD // 4 :], tf.float32)

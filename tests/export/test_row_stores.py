@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -18,7 +20,16 @@ from gmeta.export import Publisher, export_model
 from gmeta.export import publisher as publisher_module
 from gmeta.export.delivery import catch_up_rows, deliver
 from gmeta.export.delta_signatures import named_tables, tables_of
-from gmeta.export.model_deltas import Delta, TableChange, combine, deltas_in, models_in, rows_in
+from gmeta.export.model_deltas import (
+    STREAM,
+    Delta,
+    Layout,
+    TableChange,
+    combine,
+    deltas_in,
+    models_in,
+    rows_in,
+)
 from gmeta.export.row_stores import BUCKETS, Change, Position, RedisRows, encode_rows, row_store
 from gmeta.export.saved_model import Signature, feature_inputs
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
@@ -32,7 +43,7 @@ NORMAL = initializers.Normal(0, 1)
 FEATURES = (
     FeatureConfig("user", TableConfig("user", 4, initializer=NORMAL)),
     FeatureConfig("item", TableConfig("item", 4, initializer=NORMAL)),  # merged with users
-    FeatureConfig("tags", TableConfig("tag", 3, initializer=NORMAL), combiner="sum", hash=True),
+    FeatureConfig("tags", TableConfig("tag", 3), combiner="sum", hash=True),
     FeatureConfig("place", TableConfig("place", 3, initializer=NORMAL, eviction=policies.LRU(max_rows=60))),
 )
 EXTERNAL = ["user", "item", "place"]
@@ -58,11 +69,15 @@ def ids_of(values):
     }
 
 
-@pytest.fixture
-def model():
+def make():
     model = Scores()
     model(ids_of([0, 1]))
     return model
+
+
+@pytest.fixture
+def model():
+    return make()
 
 
 def train(model, seed):
@@ -86,22 +101,19 @@ def signatures(model):
 
     def vectors(ids):
         found = collection.embed(collection.lookup(ids, insert=False))
-        return {
-            **found,
-            "known": collection.has_rows("user", ids["user"]),
-            "score": model(ids, training=False),
-        }
+        score = model.dense(tf.concat([*found.values()], axis=-1))
+        return {**found, "known": collection.has_rows("user", ids["user"]), "score": score}
 
     return {"vectors": Signature(vectors, feature_inputs(FEATURES))}
 
 
-def options(model, external=EXTERNAL):
-    return {"signatures": signatures(model), "external": external}
+def options(model):
+    return {"signatures": signatures(model), "external": EXTERNAL}
 
 
 def requests():
     """Ids that are trained, evicted, and unknown."""
-    values = np.arange(600)
+    values = np.arange(300)
     tags = np.array([[f"t{value % 11}", "t"] for value in values], object)
     return {name: tags if name == "tags" else values for name in ("user", "item", "tags", "place")}
 
@@ -123,6 +135,34 @@ def check(found, right):
     assert found.keys() == right.keys()
     for name, value in right.items():
         np.testing.assert_array_equal(found[name], value, name)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A publisher's folder at six times, with what a store then has: Table and id -> row."""
+    folder = tmp_path_factory.mktemp("published")
+    model, found = make(), []
+    options = {"external": EXTERNAL}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publisher_module, "_BYTES_OF_ROWS", 400)
+        publisher = Publisher(model, folder / "online", export=options)
+        for seed in range(6):
+            train(model, seed)
+            if seed == 2:
+                publisher.publish_base()
+                assert publisher.version in deltas_in(folder / "online")  # a store needs no load
+            elif seed == 4:
+                publisher.close()
+                model.collection.tables[0].remove(tf.range(130, dtype=tf.int64))  # which no delta has
+                publisher = Publisher(model, folder / "online", export=options)
+                publisher.publish()
+                assert publisher.version not in deltas_in(folder / "online")
+            else:
+                assert publisher.publish().rows
+            found.append((shutil.copytree(folder / "online", folder / str(seed)), rows_of(model)))
+        assert rows_in(folder / "online") == models_in(folder / "online")[-2:]
+        publisher.close()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -192,39 +232,45 @@ def rows_of(model, tables=EXTERNAL):
     return found
 
 
-def test_each_version_answers_as_an_export_with_all_rows(model, tmp_path, url, monkeypatch):
-    """New, changed and removed rows; a new SavedModel; and a publisher that starts again."""
-    monkeypatch.setattr(publisher_module, "_BYTES_OF_ROWS", 400)
-    folder = tmp_path / "online"
+def test_each_version_answers_as_an_export_with_all_rows(model, tmp_path, redis_url):
+    """A server takes the other tables and the weights; of the rows, the client gets what a store has."""
     train(model, 0)
+    folder = tmp_path / "online"
     publisher = Publisher(model, folder, export=options(model))
-    publisher.publish()
-    said = []
+    base = publisher.publish().path
     with rest_server(folder) as port:
         web = f"http://127.0.0.1:{port}/v1/models/model"
-        for seed in range(1, 7):
-            if seed == 3:
-                publisher.publish_base()
-                assert {*deltas_in(folder)} >= {publisher.version}  # so that the store needs no load
-            if seed == 5:
-                publisher.close()
-                model.collection.tables[0].remove(tf.range(30, dtype=tf.int64))  # of which no delta speaks
-                publisher = Publisher(model, folder, export=options(model))
-                publisher.publish()
+        for seed in (1, 2):
             version = publisher.version
-            assert deliver(folder, [web, url], say=said.append) == {web: version, url: version}
-            assert content(url) == rows_of(model)
-            base = folder / "model" / str(models_in(folder)[-1])
-            check(answers(base, client_of(url)), right_answers(model, tmp_path / f"right-{seed}"))
+            assert deliver(folder, [web, redis_url], say=str) == {web: version, redis_url: version}
+            check(answers(base, client_of(redis_url)), right_answers(model, tmp_path / f"right-{seed}"))
             train(model, seed)
-            assert publisher.publish().rows
+            assert publisher.publish().removed
+
+
+def test_a_store_has_the_rows_of_each_version(published, url):
+    """New, changed and removed rows; a new SavedModel; and a publisher that starts again."""
+    said = []
+    for folder, rows in published:
+        (version,) = deliver(folder, [url], say=said.append).values()
+        assert version == max([*models_in(folder), *deltas_in(folder)])
+        assert content(url) == rows
     assert sum("the load of version" in line for line in said) == 2
     assert sum("part " in line for line in said) > 4
-    assert rows_in(folder) == models_in(folder)[-2:]
+    rows = published[-1][1]
+    ids = {table: [key for name, key in rows if name == table] + [10**9] for table in EXTERNAL}
+    found = client_of(url).get(ids)
+    for table, of in ids.items():
+        assert [value[8:] for value in found[table]] == [rows.get((table, key), b"") for key in of]
 
 
-@pytest.mark.shown_by("test_a_client_without_gmeta_asks_over_rest")
-def test_a_server_holds_no_external_rows_and_is_sent_none(model, tmp_path, redis_url):
+def test_a_store_that_missed_versions_gets_them(published, url):
+    for place in (1, 3, 5):
+        deliver(published[place][0], [url], say=str)
+        assert content(url) == published[place][1]
+
+
+def test_a_server_holds_no_external_rows(model, tmp_path):
     train(model, 0)
     whole = export_model(model, tmp_path / "whole")
     small = export_model(model, tmp_path / "small", external=EXTERNAL)
@@ -239,97 +285,73 @@ def test_a_server_holds_no_external_rows_and_is_sent_none(model, tmp_path, redis
 def test_a_client_without_gmeta_asks_over_rest(model, tmp_path, redis_url):
     folder = tmp_path / "online"
     train(model, 0)
-    base = Publisher(model, folder, export={"external": EXTERNAL}).publish().path
+    Publisher(model, folder, export={"external": EXTERNAL}).publish()
     deliver(folder, [redis_url], say=str)
     inputs = {name: np.asarray(each)[:90].tolist() for name, each in requests().items()}
     with rest_server(folder) as port:
-        found = CLIENT.predict(
-            f"http://127.0.0.1:{port}/v1/models/model",
-            client_of(redis_url),
-            EXTERNAL,
-            inputs,
-            "serving_default",
-        )
+        server = f"http://127.0.0.1:{port}/v1/models/model"
+        found = CLIENT.predict(server, client_of(redis_url), EXTERNAL, inputs, "serving_default")
     given = {**ids_of(range(90)), "tags": tf.ragged.constant(inputs["tags"])}
     np.testing.assert_allclose(found, model(given), rtol=1e-5, atol=1e-5)
-    assert base.name == "1"
 
 
-@pytest.mark.parametrize("every", [1, 37, 200])
-def test_a_delivery_that_is_killed_anywhere_resumes(model, tmp_path, redis_url, monkeypatch, every):
+@pytest.mark.parametrize("every", [1, 60, 200])
+def test_a_delivery_that_is_killed_anywhere_resumes(published, redis_url, every):
     """It ends before each of some writes; what a script does is whole or not done."""
-    monkeypatch.setattr(publisher_module, "_BYTES_OF_ROWS", 3000)
-    train(model, 0)
-    folder = tmp_path / "online"
-    publisher = Publisher(model, folder, export=options(model))
-    publisher.publish()
     random = np.random.default_rng(every)
     killed = 0
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
-    def deliver_and_kill():
+    def deliver_and_kill(folder):
         nonlocal killed
-        for _ in range(2000):
-            store = row_store(redis_url)
-            left, do = int(random.integers(every, BUCKETS * 2 + every)), store._client.eval
+        store = row_store(redis_url)
+        left, do = int(random.integers(every, BUCKETS * 2 + every)), store._client.eval
 
-            def some(*words):
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise Killed
-                return do(*words)
+        def some(*words):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KilledError
+            return do(*words)
 
-            store._client.eval = some
-            try:
-                return catch_up_rows(folder, store, say=str)
-            except Killed:
-                killed += 1
-            finally:
-                store.close()
-        raise AssertionError("never done")
-
-    for seed in range(1, 4):
-        assert deliver_and_kill() == publisher.version
-        assert content(redis_url) == rows_of(model)
-        train(model, seed)
-        publisher.publish()
-        if seed == 2:
-            publisher._has_base = False  # the store has to load all
-            train(model, 9)
-            publisher.publish()
-    assert killed > 3
-
-
-def test_deliveries_at_the_same_time_do_not_disturb_each_other(model, tmp_path, redis_url, monkeypatch):
-    monkeypatch.setattr(publisher_module, "_BYTES_OF_ROWS", 2000)
-    train(model, 0)
-    folder = tmp_path / "online"
-    publisher = Publisher(model, folder, export=options(model))
-    publisher.publish()
-    failed, done = [], threading.Event()
-
-    def follow():
+        store._client.eval = some
         try:
-            while not done.is_set():
-                deliver(folder, [redis_url], say=str)
+            return catch_up_rows(folder, store, say=str)
+        except KilledError:
+            killed += 1
+            return None
+        finally:
+            store.close()
+
+    for folder, rows in published:
+        assert any(deliver_and_kill(folder) for _ in range(2000))
+        assert content(redis_url) == rows
+    assert killed > 10
+
+
+def test_deliveries_at_the_same_time_do_not_disturb_each_other(published, redis_url):
+    """Each of another state of the folder, as on machines that copy it."""
+    failed = []
+
+    def follow(seed):
+        random = np.random.default_rng(seed)
+        try:
+            for place in np.sort(random.integers(0, len(published), 10)).tolist():
+                with suppress(DataError):  # the store is further than this folder
+                    deliver(published[place][0], [redis_url], say=str)
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=follow) for _ in range(3)]
+    threads = [threading.Thread(target=follow, args=(seed,)) for seed in range(3)]
     for thread in threads:
         thread.start()
-    for seed in range(1, 6):
-        train(model, seed)
-        publisher.publish()
-    done.set()
     for thread in threads:
         thread.join()
     assert failed == []
-    assert deliver(folder, [redis_url], say=str) == {redis_url: publisher.version}
-    assert content(redis_url) == rows_of(model)
+    deliver(published[-1][0], [redis_url], say=str)
+    assert content(redis_url) == published[-1][1]
 
 
 def draw_deltas(random, count):
@@ -379,39 +401,38 @@ def test_values_are_a_head_and_little_endian_floats(version, count, dim):
         assert value[8:] == row.astype("<f4").tobytes()
 
 
-def test_rows_of_another_stream_or_program_are_refused(model, tmp_path, url):
-    train(model, 0)
-    for name in ("one", "other"):
-        publisher = Publisher(model, tmp_path / name, export=options(model))
-        publisher.publish()
-    deliver(tmp_path / "one", [url], say=str)
-    with pytest.raises(StoreError, match="another model or training.*another prefix or folder"):
-        deliver(tmp_path / "other", [url], say=str)
-    assert content(url) == rows_of(model)
+def test_rows_of_another_stream_or_program_are_refused(published, tmp_path, url):
+    folder, rows = published[0]
+    deliver(folder, [url], say=str)
+    other = shutil.copytree(folder, tmp_path / "other")
+    layout = Layout.load(other / STREAM)
+    Layout("other", layout.tables, layout.dense).save(other / STREAM)
+    with pytest.raises(StoreError, match=r"another model or training.*another prefix or folder"):
+        deliver(other, [url], say=str)
+    assert content(url) == rows
     if url.startswith("rocksdb"):
-        other = rocksdict.Rdict(str(tmp_path / "foreign"), rocksdict.Options(raw_mode=True))
-        other[b"mine"] = b"1"
-        other.close()
+        store = rocksdict.Rdict(str(tmp_path / "foreign"), rocksdict.Options(raw_mode=True))
+        store[b"mine"] = b"1"
+        store.close()
         with pytest.raises(StoreError, match="something other than rows"):
-            deliver(tmp_path / "one", [f"rocksdb://{tmp_path}/foreign"], say=str)
+            deliver(folder, [f"rocksdb://{tmp_path}/foreign"], say=str)
     else:
         client = RedisRows(url)._client
         client.set(f"{tmp_path.name}:{{3}}", b"something")
         client.close()
         with pytest.raises(StoreError, match="b'something' isn't a position"):
-            deliver(tmp_path / "one", [url], say=str)
+            deliver(folder, [url], say=str)
 
 
-def test_a_store_that_does_not_answer_is_named_and_tried_again(model, tmp_path):
-    train(model, 0)
-    folder, port = tmp_path / "online", free_port()
+def test_a_store_that_does_not_answer_is_named_and_tried_again(published, tmp_path):
+    folder, rows = published[0]
+    port = free_port()
     url = f"redis://127.0.0.1:{port}/rows"
-    Publisher(model, folder, export=options(model)).publish()
-    with pytest.raises(StoreUnavailableError, match=f"{port}/rows can't be reached.*start Redis"):
+    with pytest.raises(StoreUnavailableError, match=rf"{port}/rows can't be reached.*start Redis"):
         deliver(folder, [url], say=str)
     failed, done = threading.Event(), threading.Event()
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def say(line):
@@ -419,19 +440,19 @@ def test_a_store_that_does_not_answer_is_named_and_tried_again(model, tmp_path):
             failed.set()
         if "version 1, in" in line:
             done.set()
-            raise Stop
+            raise StopError
 
     def follow():
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             deliver(folder, [url], follow=True, every=0.01, say=say)
 
     thread = threading.Thread(target=follow)
     thread.start()
-    assert failed.wait(30)
+    assert failed.wait(60)
     with redis_server(port=port):
         assert done.wait(60)
         thread.join()
-        assert content(url) == rows_of(model)
+        assert content(url) == rows
     path = tmp_path / "locked"
     held = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
     with pytest.raises(StoreUnavailableError, match="one process may write a folder"):
@@ -439,37 +460,36 @@ def test_a_store_that_does_not_answer_is_named_and_tried_again(model, tmp_path):
     held.close()
 
 
-def test_a_redis_that_evicts_or_refuses_is_an_error(model, tmp_path):
-    train(model, 0)
-    Publisher(model, tmp_path / "online", export=options(model)).publish()
+def test_a_redis_that_evicts_or_refuses_is_an_error(published):
+    folder, rows = published[0]
     with redis_server("--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru") as port:
         url = f"redis://127.0.0.1:{port}/rows"
         with pytest.raises(StoreError, match="set maxmemory-policy noeviction"):
-            deliver(tmp_path / "online", [url], say=str)
+            deliver(folder, [url], say=str)
         with redis.Redis(port=port) as client:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "500kb")
-            with pytest.raises(StoreError, match="refuses: .*memory"):
-                deliver(tmp_path / "online", [url], say=str)
+            with pytest.raises(StoreError, match=r"refuses: .*memory"):
+                deliver(folder, [url], say=str)
             client.config_set("maxmemory", "0")
-        deliver(tmp_path / "online", [url], say=str)
-        assert content(url) == rows_of(model)
+        deliver(folder, [url], say=str)
+        assert content(url) == rows
 
 
 @pytest.mark.parametrize(
     "bad",
     ["redis://", "redis://h:1", "redis://h/a{b}", "redis://h/p?db=1", "rocksdb://", "grpc://h:1", "h:8501"],
 )
-def test_addresses_that_are_not_one_are_refused(model, tmp_path, bad):
-    Publisher(model, tmp_path / "online", export=options(model)).publish()
-    with pytest.raises(ConfigError, match="must be"):
-        deliver(tmp_path / "online", [bad], say=str)
+def test_addresses_that_are_not_one_are_refused(published, bad):
+    with pytest.raises(ConfigError, match=r"must (be|begin)"):
+        deliver(published[0][0], [bad], say=str)
 
 
-def test_a_publisher_without_external_tables_has_no_rows_for_a_store(model, tmp_path, redis_url):
-    Publisher(model, tmp_path / "online").publish()
-    with pytest.raises(DataError, match="no rows for a store.*export={'external'"):
-        deliver(tmp_path / "online", [redis_url], say=str)
+def test_a_publisher_without_external_tables_has_no_rows_for_a_store(published, tmp_path, redis_url):
+    folder = shutil.copytree(published[0][0], tmp_path / "other")
+    shutil.rmtree(folder / "rows")
+    with pytest.raises(DataError, match=r"no rows for a store.*export=\{'external'"):
+        deliver(folder, [redis_url], say=str)
 
 
 def test_a_request_with_other_ids_or_rows_is_refused(model, tmp_path):
@@ -492,7 +512,7 @@ def test_a_request_with_other_ids_or_rows_is_refused(model, tmp_path):
         "twice": {"user_ids": ids["user_ids"][[0, 1, 1]]},
         "a value for each of user_ids": {"user_rows": rows["user_rows"][:2]},
         "24 a row": {"user_rows": np.array([value[:-4], b"", b""], object)},
-        "aren't float32": {"user_rows": np.array([b"\2" + value[1:], b"", b""], object)},
+        "another dtype than float32": {"user_rows": np.array([b"\2" + value[1:], b"", b""], object)},
     }
     for why, changes in refused.items():
         with pytest.raises(RuntimeError, match=why):
@@ -501,8 +521,8 @@ def test_a_request_with_other_ids_or_rows_is_refused(model, tmp_path):
 
 def test_tables_that_can_not_be_external_are_refused(model, tmp_path):
     def export(match, *, signature=None, name="predict", external=EXTERNAL, **more):
+        given = {name: Signature(signature or model, feature_inputs(FEATURES)), **more}
         with pytest.raises(ConfigError, match=match):
-            given = {name: Signature(signature or model, feature_inputs(FEATURES)), **more}
             export_model(model, tmp_path / "1", signatures=given, external=external)
 
     def in_a_loop(ids):
@@ -523,9 +543,15 @@ def test_tables_that_can_not_be_external_are_refused(model, tmp_path):
     export("which of its ids are read depends on rows", signature=by_rows)
     other = Signature(lambda ids: model(ids, training=False), feature_inputs(FEATURES))
     export("'predict_ids' is that of ids", predict_ids=other)
-    export(
-        "'place_rows' has the name", signature=None, external=["place"], name="p", place_rows=None
-    ) if 0 else None
+    shown = {"place_rows": tf.TensorSpec([None], tf.float32), **feature_inputs(FEATURES)}
+    with pytest.raises(ConfigError, match="input 'place_rows' has the name"):
+        export_model(
+            model,
+            tmp_path / "1",
+            signatures={"p": Signature(model, shown)},
+            external=["place"],
+            text_ids=False,
+        )
     collection = EmbeddingCollection([FeatureConfig("item", TableConfig("item", 8))])
     blocks = HSTU(blocks=1, heads=2, attention_dim=4, value_dim=4, max_length=6, bias_by_time=False)
     next_item = NextItemModel(collection, blocks, items=12, max_length=6)

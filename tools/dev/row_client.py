@@ -50,7 +50,9 @@ class Rows:
 
     def _keys(self, table: str, ids: np.ndarray) -> list[bytes]:
         if self._prefix is None:
-            return [table.encode() + b"\0" + place.tobytes() for place in ids.astype(">i8")]
+            return [
+                table.encode() + b"\0" + number.to_bytes(8, "big", signed=True) for number in ids.tolist()
+            ]
         buckets = (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(57)
         pairs = zip(buckets.tolist(), ids.tolist(), strict=True)
         return [f"{self._prefix}:{{{bucket}}}:{table}:{number}".encode() for bucket, number in pairs]
