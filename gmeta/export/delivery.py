@@ -273,7 +273,7 @@ def deliver(
       say: Called with sentences on what was sent, and on what failed.
 
     Returns:
-      Server or store -> its version.
+      Server or store -> its version. A store's address is without its password.
 
     Raises:
       ConfigError: An address is neither a server's nor a store's, or a store's package isn't installed.
@@ -287,7 +287,10 @@ def deliver(
                 raise ConfigError(
                     f"{url} must begin with http:// (a server), redis:// or rocksdb:// (a store of rows)"
                 )
-            targets[url] = Server(url) if store is None else stack.enter_context(closing(store))
+            if store is None:
+                targets[url] = Server(url)
+            else:
+                targets[store.url] = stack.enter_context(closing(store))
         return _deliver(folder, targets, follow, every, say)
 
 

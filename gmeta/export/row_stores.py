@@ -116,10 +116,13 @@ class RowStore(ABC):
 
     Args:
       url: Its address.
+
+    Attributes:
+      url: The address without a password.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = re.sub(r"(//[^/@]*:)[^/@]*@", r"\1***@", url)
 
     @abstractmethod
     def positions(self) -> set[Position]:
@@ -204,17 +207,18 @@ class RedisRows(RowStore):
     def _client(self) -> Any:
         """The connection; the nodes of a cluster are found from any one that answers."""
         library, failed = self._library, None
+        limits = {"socket_connect_timeout": 10, "socket_timeout": 60}
         for host in self._hosts:
             try:
-                client = library.Redis.from_url(self._account + host)
+                client = library.Redis.from_url(self._account + host, **limits)
                 if client.info("cluster").get("cluster_enabled"):
                     client.close()
-                    client = library.RedisCluster.from_url(self._account + host)
+                    client = library.RedisCluster.from_url(self._account + host, **limits)
                 elif len(self._hosts) > 1:
                     raise StoreError(f"{self.url}: {host} isn't a node of a cluster: name one server")
                 self._check_eviction(client)
                 return client
-            except (library.exceptions.ConnectionError, library.exceptions.TimeoutError, OSError) as error:
+            except self._unavailable as error:
                 failed = error
         raise failed or AssertionError
 
@@ -227,17 +231,27 @@ class RedisRows(RowStore):
                     "row reads as an untrained id's: set maxmemory-policy noeviction"
                 )
 
+    @property
+    def _unavailable(self) -> tuple[type[Exception], ...]:
+        found = self._library.exceptions
+        return (
+            found.ConnectionError,
+            found.TimeoutError,
+            found.ClusterError,
+            found.RedisClusterException,
+            OSError,
+        )
+
     @contextmanager
     def _explain(self) -> Iterator[None]:
-        found = self._library.exceptions
         try:
             yield
-        except (found.ConnectionError, found.TimeoutError, found.ClusterError, OSError) as error:
+        except self._unavailable as error:
             self.close()
             raise StoreUnavailableError(
                 f"{self.url} can't be reached: {first_line(error)}; start Redis, or check the address"
             ) from error
-        except found.RedisError as error:
+        except self._library.exceptions.RedisError as error:
             raise StoreError(f"{self.url} refuses: {first_line(error)}") from error
 
     def positions(self) -> set[Position]:

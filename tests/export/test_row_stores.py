@@ -81,7 +81,7 @@ def model():
 
 
 def train(model, seed):
-    """Half of the ids are new, and `place` evicts others."""
+    """A step by gradients that a seed draws; half of its ids are new."""
     random = np.random.default_rng(seed)
     ids = {
         name: value if name == "tags" else value + 40 * seed
@@ -158,7 +158,8 @@ def published(tmp_path_factory):
                 publisher.publish()
                 assert publisher.version not in deltas_in(folder / "online")
             else:
-                assert publisher.publish().rows
+                model.collection.tables[0].remove(tf.range(10 * seed, dtype=tf.int64))  # some users
+                assert publisher.publish().removed or seed == 0
             found.append((shutil.copytree(folder / "online", folder / str(seed)), rows_of(model)))
         assert rows_in(folder / "online") == models_in(folder / "online")[-2:]
         publisher.close()
@@ -245,6 +246,7 @@ def test_each_version_answers_as_an_export_with_all_rows(model, tmp_path, redis_
             assert deliver(folder, [web, redis_url], say=str) == {web: version, redis_url: version}
             check(answers(base, client_of(redis_url)), right_answers(model, tmp_path / f"right-{seed}"))
             train(model, seed)
+            model.collection.tables[0].remove(tf.range(50, dtype=tf.int64))  # some users
             assert publisher.publish().removed
 
 
@@ -264,6 +266,7 @@ def test_a_store_has_the_rows_of_each_version(published, url):
         assert [value[8:] for value in found[table]] == [rows.get((table, key), b"") for key in of]
 
 
+@pytest.mark.shown_by("test_a_store_has_the_rows_of_each_version")
 def test_a_store_that_missed_versions_gets_them(published, url):
     for place in (1, 3, 5):
         deliver(published[place][0], [url], say=str)
@@ -285,16 +288,18 @@ def test_a_server_holds_no_external_rows(model, tmp_path):
 def test_a_client_without_gmeta_asks_over_rest(model, tmp_path, redis_url):
     folder = tmp_path / "online"
     train(model, 0)
-    Publisher(model, folder, export={"external": EXTERNAL}).publish()
+    Publisher(model, folder, export={"external": "all"}).publish()
     deliver(folder, [redis_url], say=str)
+    tables = [*EXTERNAL, "tag"]
     inputs = {name: np.asarray(each)[:90].tolist() for name, each in requests().items()}
     with rest_server(folder) as port:
         server = f"http://127.0.0.1:{port}/v1/models/model"
-        found = CLIENT.predict(server, client_of(redis_url), EXTERNAL, inputs, "serving_default")
+        found = CLIENT.predict(server, client_of(redis_url), tables, inputs, "serving_default")
     given = {**ids_of(range(90)), "tags": tf.ragged.constant(inputs["tags"])}
     np.testing.assert_allclose(found, model(given), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.shown_by(case="60")
 @pytest.mark.parametrize("every", [1, 60, 200])
 def test_a_delivery_that_is_killed_anywhere_resumes(published, redis_url, every):
     """It ends before each of some writes; what a script does is whole or not done."""
@@ -430,6 +435,8 @@ def test_a_store_that_does_not_answer_is_named_and_tried_again(published, tmp_pa
     url = f"redis://127.0.0.1:{port}/rows"
     with pytest.raises(StoreUnavailableError, match=rf"{port}/rows can't be reached.*start Redis"):
         deliver(folder, [url], say=str)
+    with pytest.raises(StoreUnavailableError, match=r"me:\*\*\*@127"):
+        deliver(folder, [url.replace("127", "me:secret@127")], say=str)
     failed, done = threading.Event(), threading.Event()
 
     class StopError(Exception):
