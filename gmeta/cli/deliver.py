@@ -24,7 +24,7 @@ from gmeta.core.settings import parse_duration
     multiple=True,
     required=True,
     metavar="URL",
-    help="A server's model, such as http://host:8501/v1/models/my_model, or a store of external rows, such as "
+    help="A server's model, such as http://host:8501/v1/models/my_model, or a store of rows, such as "
     "redis://host:6379/prefix or rocksdb:///folder; may be repeated.",
 )
 @click.option("--follow", is_flag=True, help="Wait for more deltas and for servers, until Ctrl-C.")

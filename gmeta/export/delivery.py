@@ -170,7 +170,7 @@ def catch_up_rows(folder: Path, store: RowStore, say: Say = print) -> int:
         else:
             tables = _external(sent, external_in(folder, sent.version))
             to = Position(own, sent.version)
-            store.change(Change(own, sent.after, sent.version, to, sent.version, tables))
+            store.change(Change(own, sent.after, sent.version, to, sent.version, layout.rows, tables))
             done = f"version {sent.version}"
         before, held = held, store.positions()
         if held == before:
@@ -188,20 +188,29 @@ def _load(folder: Path, layout: Layout, store: RowStore, held: Set[Position]) ->
             advice="publish with Publisher(..., export={'external': [tables]})",
         )
     version, own = versions[-1], str(layout.fingerprint)
+    loads = [int(each.stream.partition("/")[2] or 0) for each in held]
+    if max(loads) > version:
+        raise DataError(
+            f"{store.url} is being loaded with version {max(loads)}, and the newest here is {version}",
+            path=folder,
+            advice="deliver from the folder that the publisher writes",
+        )
     load = f"{own}/{version}"
     parts = parts_in(folder, version)
     loaded = [each for each in held if each.stream == own and each.at >= version]
     if behind := [each for each in held if each.stream != load and each not in loaded]:
         for each in behind:
-            store.change(Change(each.stream, each.at, each.at + 1, Position(load, 0), version, {}))
+            store.change(
+                Change(each.stream, each.at, each.at + 1, Position(load, 0), version, layout.rows, {})
+            )
         return f"the load of version {version} begins"
     at = min(each.at for each in held if each.stream == load)
     if at < len(parts):
         tables = _external(_read(parts[at], layout), external_in(folder, version))
-        store.change(Change(load, at, at + 1, Position(load, at + 1), version, tables))
+        store.change(Change(load, at, at + 1, Position(load, at + 1), version, layout.rows, tables))
         return f"part {at + 1} of {len(parts)} of version {version}"
     store.sweep(version)
-    store.change(Change(load, at, at + 1, Position(own, version), version, {}))
+    store.change(Change(load, at, at + 1, Position(own, version), version, layout.rows, {}))
     return f"version {version}"
 
 

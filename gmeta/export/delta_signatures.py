@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.merged_tables import NamedTable, tables_by_full_name
+from gmeta.core.row_formats import RowDtype
 from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, SIZE, VERSION, Layout
 from gmeta.export.signature import Signature
 from gmeta.ops import HashTable
@@ -37,6 +38,11 @@ class Updates:
         self._layout, self._version = layout, version
         self.resources: list[Any] = []  # the exported object must keep these
 
+    @property
+    def rows(self) -> RowDtype:
+        """The dtype of the rows in the deltas."""
+        return self._layout.rows
+
     def signatures(
         self, model: tf.keras.Model, copies: PortableTables, read: Sequence[tf.Variable]
     ) -> dict[str, Signature]:
@@ -52,7 +58,7 @@ class Updates:
             at export, such as a catalogue's vectors, a table of another model, or a weight that the layout
             lacks.
         """
-        if layout_of(model, self._layout.stream) != self._layout:
+        if layout_of(model, self._layout.stream, self._layout.rows) != self._layout:
             raise ConfigError(
                 f"{model.name} has other tables and weights than its stream of deltas: build it, by a call "
                 "on a batch, before it is published"
@@ -129,8 +135,8 @@ def _of_metrics(model: tf.keras.Model) -> set[Any]:
     return {variable.ref() for metric in model.metrics for variable in metric.variables}
 
 
-def layout_of(model: tf.keras.Model, stream: str) -> Layout:
-    """Describe a model for a stream of deltas.
+def layout_of(model: tf.keras.Model, stream: str, rows: RowDtype = "float32") -> Layout:
+    """Describe a model for a stream of deltas, which have rows of a dtype.
 
     Raises:
       ConfigError: Rows of a table cool down to float16 without being used, or a weight holds text.
@@ -152,6 +158,7 @@ def layout_of(model: tf.keras.Model, stream: str) -> Layout:
             name: (tuple(variable.shape.as_list()), variable.dtype.name)
             for name, variable in dense_weights(model).items()
         },
+        rows,
     )
 
 
@@ -245,16 +252,17 @@ class Apply:
         has = words[HEAD + 2 * tables : HEAD + 2 * tables + dense]
         place = tf.constant(HEAD + 2 * tables + dense, tf.int64)
         done: list[Any] = []
-        for number, (name, dim) in enumerate(layout.tables.items()):
+        for number, name in enumerate(layout.tables):
+            form = layout.format_of(name)
             rows, removed = counts[number, 0], counts[number, 1]
             middle = place + removed
-            end = middle + rows + (rows * dim + 1) // 2
+            end = middle + rows + (rows * form.width + 1) // 2
             if name in self._tables:
                 named, table = self._tables[name]
                 prefix = tf.constant(named.prefix, tf.int64)
                 with tf.control_dependencies([table.remove(words[place:middle] | prefix)]):
-                    values = tf.reshape(tf.bitcast(words[middle + rows : end], tf.float32), [-1])
-                    values = tf.reshape(values[: rows * dim], tf.stack([rows, dim]))
+                    values = tf.reshape(tf.bitcast(words[middle + rows : end], form.kind), [-1])
+                    values = tf.reshape(values[: rows * form.width], tf.stack([rows, form.width]))
                     done.append(_upsert(table, words[middle : middle + rows] | prefix, values))
             place = end
         for number, (name, (shape, dtype)) in enumerate(layout.dense.items()):

@@ -23,11 +23,12 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.merged_tables import NamedTable, find_table, tables_by_full_name
+from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.export.delta_signatures import tables_of
-from gmeta.export.row_stores import FLOAT32, HEAD
+from gmeta.export.row_stores import DTYPES, HEAD
 from gmeta.export.signature import Signature, wire_names
 from gmeta.ops import HashTable
-from gmeta.ops.table.portable_tables import ABSENT, UnknownRows, rows_at
+from gmeta.ops.table.portable_tables import NO_ROW, UnknownRows, decode_rows, rows_at
 
 External: TypeAlias = "Literal['all'] | Collection[str]"
 """Names of the tables whose rows are external; ``"all"``: every table of the model."""
@@ -77,11 +78,14 @@ class ExternalRows:
     Args:
       model: The model.
       external: As for `gmeta.export.export_model`.
+      dtype: The dtype of rows in the store.
       features: The names of its features, which inputs for rows may not have.
     """
 
-    def __init__(self, model: tf.keras.Model, external: External, features: Collection[str]) -> None:
-        self._model, self._features = model.name, features
+    def __init__(
+        self, model: tf.keras.Model, external: External, dtype: RowDtype, features: Collection[str]
+    ) -> None:
+        self._model, self._dtype, self._features = model.name, dtype, features
         self.names = external_names(model, external)
         found = tables_by_full_name({table.name: table.merged_keys for table in tables_of(model)})
         self._parts: dict[str, dict[str, NamedTable]] = {}  # physical table -> its tables, by sent name
@@ -132,6 +136,7 @@ class ExternalRows:
 
     def _takes_rows(self, signature: Signature, dims: Mapping[str, int]) -> Signature:
         parts = {physical: self._parts[physical] for physical in dims}
+        formats = {physical: RowFormat(self._dtype, dim) for physical, dim in dims.items()}
         rows = _inputs(parts)
         if taken := sorted(rows.keys() & {*signature.inputs, *self._features}):
             raise ConfigError(
@@ -140,7 +145,7 @@ class ExternalRows:
             )
 
         def answer(inputs: dict[str, Any]) -> Any:
-            self.request = Brought(parts, dims, inputs)
+            self.request = Brought(parts, formats, inputs)
             try:
                 return signature.function({key: inputs[key] for key in signature.inputs})
             finally:
@@ -263,17 +268,18 @@ class Brought:
 
     Args:
       parts: Physical table -> the tables in it, by the names that clients use.
-      dims: Physical table -> the width of its rows.
+      formats: Physical table -> the format of its rows.
       inputs: The request's inputs.
     """
 
     def __init__(
         self,
         parts: Mapping[str, Mapping[str, NamedTable]],
-        dims: Mapping[str, int],
+        formats: Mapping[str, RowFormat],
         inputs: Mapping[str, tf.Tensor],
     ) -> None:
-        self._given = {table: _given(of, dims[table], inputs) for table, of in parts.items()}
+        self._formats = formats
+        self._given = {table: _given(of, formats[table], inputs) for table, of in parts.items()}
 
     def _places(self, table: ExternalTable, keys: tf.Tensor) -> tf.Tensor:
         given, numbers, _ = self._given[table.table]
@@ -294,17 +300,22 @@ class Brought:
 
     def lookup(self, table: ExternalTable, keys: tf.Tensor) -> tf.Tensor:
         """Return the rows of keys."""
-        return rows_at(self._places(table, keys), keys, self._given[table.table][2], table.unknown)
+        form, words = self._formats[table.table], self._given[table.table][2]
+
+        def read(numbers: tf.Tensor) -> tf.Tensor:
+            return decode_rows(form, tf.gather(words, numbers))
+
+        return rows_at(self._places(table, keys), keys, read, table.unknown)
 
     def contains(self, table: ExternalTable, keys: tf.Tensor) -> tf.Tensor:
         """Return which keys the store holds."""
-        return tf.not_equal(self._places(table, keys), ABSENT)
+        return tf.not_equal(self._places(table, keys), NO_ROW)
 
 
 def _given(
-    tables: Mapping[str, NamedTable], dim: int, inputs: Mapping[str, tf.Tensor]
+    tables: Mapping[str, NamedTable], form: RowFormat, inputs: Mapping[str, tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the keys of a physical table in a request, the number of each key's row, and the rows."""
+    """Return the keys of a physical table in a request, the number of each key's row, and the rows' words."""
     keys, values = [], []
     for name, named in tables.items():
         ids, rows = inputs[f"{name}_ids"], inputs[f"{name}_rows"]
@@ -320,16 +331,16 @@ def _given(
     stored = tf.boolean_mask(stored, found)
     names = " and ".join(f"{name}_rows" for name in tables)
     whole = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(tf.strings.length(stored), HEAD + 4 * dim)),
-        [f"{names} must be the bytes that gmeta deliver stored, {HEAD + 4 * dim} a row"],
+        tf.reduce_all(tf.equal(tf.strings.length(stored), HEAD + 4 * form.width)),
+        [f"{names} must be the bytes that gmeta deliver stored, {HEAD + 4 * form.width} a row"],
     )
     with tf.control_dependencies([whole]):
-        words = tf.reshape(tf.io.decode_raw(tf.identity(stored), tf.int32), [-1, HEAD // 4 + dim])
+        words = tf.reshape(tf.io.decode_raw(tf.identity(stored), tf.int32), [-1, HEAD // 4 + form.width])
     kind = tf.debugging.Assert(
-        tf.reduce_all(tf.equal(tf.bitwise.bitwise_and(words[:, 0], 0xFF), FLOAT32)),
-        [f"{names} have rows of another dtype than float32, which a newer version of gmeta has stored"],
+        tf.reduce_all(tf.equal(tf.bitwise.bitwise_and(words[:, 0], 0xFF), DTYPES[form.dtype])),
+        [f"{names} must be rows of {form.dtype}, as those of the publisher that wrote this model"],
     )
     with tf.control_dependencies([kind]):
-        rows = tf.bitcast(words[:, HEAD // 4 :], tf.float32)
-    numbers = tf.where(found, tf.cumsum(tf.cast(found, tf.int64)) - 1, ABSENT)
+        rows = tf.bitcast(words[:, HEAD // 4 :], form.kind)
+    numbers = tf.where(found, tf.cumsum(tf.cast(found, tf.int64)) - 1, NO_ROW)
     return tf.concat(keys, 0), numbers, rows

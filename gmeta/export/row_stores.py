@@ -2,9 +2,9 @@
 
 A value is the row of an id::
 
-    8 bytes   little-endian: the lowest byte is the dtype, 1 for float32; the others are the version that
-              wrote the row
-    4 dim     the row, little-endian float32
+    8 bytes   little-endian: the lowest byte is the dtype, 1 float32, 2 bfloat16, 3 int8; the others are the
+              version that wrote the row
+    4 width   the row in this format (`gmeta.core.row_formats`), little-endian; for float32, its numbers
 
 Redis has a key for each row, in one of 128 buckets, and a key with the position of each bucket::
 
@@ -40,12 +40,13 @@ import numpy.typing as npt
 
 from gmeta.core.errors import ConfigError, StoreError, StoreUnavailableError, first_line
 from gmeta.core.imports import import_for
+from gmeta.core.row_formats import RowDtype
 from gmeta.export.model_deltas import Ints, TableChange
 
 HEAD = 8
 """The number of bytes before a row."""
-FLOAT32 = 1
-"""The dtype of a row."""
+DTYPES: Mapping[RowDtype, int] = {"float32": 1, "bfloat16": 2, "int8": 3}
+"""The dtype of rows -> the byte that stands for it."""
 BUCKETS = 128
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SWEPT_AT_ONCE = 1000
@@ -88,6 +89,7 @@ class Change:
       until: One past the last.
       to: The position after the change.
       version: The version to note in its rows.
+      dtype: The dtype of its rows.
       tables: Table -> its changed rows, by the names of stores.
     """
 
@@ -96,6 +98,7 @@ class Change:
     until: int
     to: Position
     version: int
+    dtype: RowDtype
     tables: Mapping[str, TableChange]
 
     def fits(self, held: Position) -> bool:
@@ -103,10 +106,11 @@ class Change:
         return held.stream == self.stream and self.after <= held.at < self.until
 
 
-def encode_rows(rows: npt.NDArray[np.float32], version: int) -> list[bytes]:
-    """Return the values of (n, dim) rows."""
-    values = np.empty(len(rows), [("head", "<u8"), ("row", "<f4", (rows.shape[1],))])
-    values["head"], values["row"] = version << 8 | FLOAT32, rows
+def encode_rows(rows: npt.NDArray[Any], dtype: RowDtype, version: int) -> list[bytes]:
+    """Return the values of (n, width) rows of a format."""
+    values = np.empty(len(rows), [("head", "<u8"), ("row", "<i4", (rows.shape[1],))])
+    values["head"] = version << 8 | DTYPES[dtype]
+    values["row"] = np.ascontiguousarray(rows).view(np.int32)
     size, data = values.dtype.itemsize, values.tobytes()
     return [data[place : place + size] for place in range(0, len(data), size)]
 
@@ -273,7 +277,7 @@ class RedisRows(RowStore):
             for bucket, key in self._keys(table, of.removed):
                 gone[bucket].append(key)
             for (bucket, key), row in zip(
-                self._keys(table, of.ids), encode_rows(of.rows, change.version), strict=True
+                self._keys(table, of.ids), encode_rows(of.rows, change.dtype, change.version), strict=True
             ):
                 keys[bucket].append(key)
                 rows[bucket].append(row)
@@ -373,7 +377,7 @@ class RocksDBRows(RowStore):
             for table, of in change.tables.items():
                 for key in _rocksdb_keys(table, of.removed):
                     batch.delete(key)
-                values = encode_rows(of.rows, change.version)
+                values = encode_rows(of.rows, change.dtype, change.version)
                 for key, value in zip(_rocksdb_keys(table, of.ids), values, strict=True):
                     batch.put(key, value)
             batch.put(_POSITION, change.to.stored)

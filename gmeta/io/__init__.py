@@ -4,28 +4,23 @@
 - `tasks` returns task batches for meta-learning. `After` and `Flag` choose the query rows.
 - `sequences` returns users' histories and exposures.
 - `groups` returns the groups from which all of these are made.
-- `ReadOptions` configures them. `AfterSteps`, `ReadingPosition` and `ServedPosition` set where reading
-  begins, and `Balance` and `SequenceCost` distribute equal work to all ranks.
+- `ReadOptions` configures them. `AfterSteps` and `ReadingPosition` set where reading begins, and `Balance`
+  and `SequenceCost` distribute equal work to all ranks.
 - `HistoryStore` rebuilds users' histories as of a given time, and `late` returns the batches of `sequences`
   with histories from such a store.
 - `write_predictions` writes predictions for all rows of a split to Arrow files; any number of ranks can
   resume it.
+- `stream` reads a log that grows, such as a topic of Kafka, and `join` labels exposures by their later
+  outcomes; `StreamPosition` is the position in both.
 - `distribute` makes workers read (`gmeta workers`), and `ScaledPool` starts as many as training needs.
-- `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
+- `join_features` adds features from a source (`gmeta.io.features`): in memory, in RocksDB or in HBase.
 
 `reader_stats` counts data that was read, skipped or bad, and reduces TensorFlow's errors to one line.
 """
 
 from gmeta.core.imports import load_lazily
 from gmeta.io.cuts.task_split import After, Flag
-from gmeta.io.features import (
-    ArrowSource,
-    FeatureSource,
-    FetchPolicy,
-    HBaseSource,
-    RocksDBSource,
-    join_features,
-)
+from gmeta.io.features import ArrowSource, HBaseSource, RocksDBSource, join_features
 from gmeta.io.histories.late_reader import late
 from gmeta.io.histories.store import HistoryStore
 from gmeta.io.predictions.write import write_predictions
@@ -35,20 +30,24 @@ from gmeta.io.readers.group_reader import groups
 from gmeta.io.readers.position import ReadingPosition
 from gmeta.io.readers.read_options import AfterSteps, ReadOptions
 from gmeta.io.readers.row_reader import rows
-from gmeta.io.service.pieces import ServedPosition
 from gmeta.io.service.served_epochs import distribute
 from gmeta.io.service.worker_pool import ScaledPool
+from gmeta.io.streams.position import StreamPosition
+from gmeta.io.streams.stream import join, stream
 
 _MOVED = {
     "EpochPiece": "gmeta.io.readers.read_options:OneEpoch",
     "EpochPlan": "gmeta.io.readers.epoch",
+    "FeatureSource": "gmeta.io.features",
     "FetchCounts": "gmeta.io.features.cells",
+    "FetchPolicy": "gmeta.io.features",
     "OneEpoch": "gmeta.io.readers.read_options",
     "Predictions": "gmeta.io.predictions.plan",
     "ReaderCounts": "gmeta.io.reader_stats",
     "ReaderStats": "gmeta.io.reader_stats",
     "ReadingTime": "gmeta.io.readers.read_options",
     "SequenceSplit": "gmeta.io.cuts.sequence_split",
+    "ServedPosition": "gmeta.io.service.pieces",
     "Start": "gmeta.io.readers.read_options",
     "TaskChoice": "gmeta.io.cuts.task_choice",
     "Waiting": "gmeta.io.readers.read_options",
@@ -67,8 +66,6 @@ __all__ = [
     "AfterSteps",
     "ArrowSource",
     "Balance",
-    "FeatureSource",
-    "FetchPolicy",
     "Flag",
     "HBaseSource",
     "HistoryStore",
@@ -77,13 +74,15 @@ __all__ = [
     "RocksDBSource",
     "ScaledPool",
     "SequenceCost",
-    "ServedPosition",
+    "StreamPosition",
     "distribute",
     "groups",
+    "join",
     "join_features",
     "late",
     "rows",
     "sequences",
+    "stream",
     "tasks",
     "write_predictions",
 ]

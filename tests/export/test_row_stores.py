@@ -127,8 +127,9 @@ def answers(base, rows):
     return ask(base, "vectors", {**requests(), **ids, **values})
 
 
-def right_answers(model, folder):
-    return ask(export_model(model, folder, signatures=signatures(model)).folder, "vectors", requests())
+def right_answers(model, folder, dtype):
+    exported = export_model(model, folder, signatures=signatures(model), dtype=dtype)
+    return ask(exported.folder, "vectors", requests())
 
 
 def check(found, right):
@@ -233,18 +234,22 @@ def rows_of(model, tables=EXTERNAL):
     return found
 
 
-def test_each_version_answers_as_an_export_with_all_rows(model, tmp_path, redis_url):
+@pytest.mark.shown_by(case="float32")
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_each_version_answers_as_an_export_with_all_rows(model, tmp_path, redis_url, dtype):
     """A server takes the other tables and the weights; of the rows, the client gets what a store has."""
     train(model, 0)
     folder = tmp_path / "online"
-    publisher = Publisher(model, folder, export=options(model))
+    publisher = Publisher(model, folder, dtype=dtype, export=options(model))
     base = publisher.publish().path
     with rest_server(folder) as port:
         web = f"http://127.0.0.1:{port}/v1/models/model"
         for seed in (1, 2):
             version = publisher.version
             assert deliver(folder, [web, redis_url], say=str) == {web: version, redis_url: version}
-            check(answers(base, client_of(redis_url)), right_answers(model, tmp_path / f"right-{seed}"))
+            check(
+                answers(base, client_of(redis_url)), right_answers(model, tmp_path / f"right-{seed}", dtype)
+            )
             train(model, seed)
             model.collection.tables[0].remove(tf.range(50, dtype=tf.int64))  # some users
             assert publisher.publish().removed
@@ -386,13 +391,15 @@ def test_changes_that_are_combined_repeated_or_out_of_order_do_what_they_do_in_t
     folder = tmp_path_factory.mktemp("changes")
     for url in (f"redis://127.0.0.1:{server}/{folder.name}", f"rocksdb://{folder}/rows"):
         store = row_store(url)
-        store.change(Change("", 0, 1, Position("s", 0), 0, {}))
+        store.change(Change("", 0, 1, Position("s", 0), 0, "float32", {}))
         while {each.at for each in store.positions()} != {len(deltas)}:
             first, last = np.sort(random.integers(0, len(deltas) + 1, 2)).tolist()
             if first < last:
                 one = combine(deltas[first:last])
-                store.change(Change("s", one.after, one.version, Position("s", one.version), 1, one.tables))
-                store.change(Change("t", one.after, one.version, Position("t", 99), 1, one.tables))
+                store.change(
+                    Change("s", one.after, one.version, Position("s", one.version), 1, "float32", one.tables)
+                )
+                store.change(Change("t", one.after, one.version, Position("t", 99), 1, "float32", one.tables))
         store.close()
         assert content(url) == right
 
@@ -400,7 +407,7 @@ def test_changes_that_are_combined_repeated_or_out_of_order_do_what_they_do_in_t
 @given(st.integers(0, 2**56 - 1), st.integers(0, 5), st.integers(1, 9))
 def test_values_are_a_head_and_little_endian_floats(version, count, dim):
     rows = np.random.default_rng(count).normal(size=(count, dim)).astype(np.float32)
-    for value, row in zip(encode_rows(rows, version), rows, strict=True):
+    for value, row in zip(encode_rows(rows, "float32", version), rows, strict=True):
         assert value[0] == 1
         assert int.from_bytes(value[1:8], "little") == version
         assert value[8:] == row.astype("<f4").tobytes()
@@ -445,7 +452,7 @@ def test_a_store_that_does_not_answer_is_named_and_tried_again(published, tmp_pa
     def say(line):
         if "can't be reached" in line:
             failed.set()
-        if "version 1, in" in line:
+        if ": version 1, in" in line:
             done.set()
             raise StopError
 
@@ -504,7 +511,7 @@ def test_a_request_with_other_ids_or_rows_is_refused(model, tmp_path):
     base = export_model(model, tmp_path / "1", **options(model)).folder
     inputs = {name: each[:3] for name, each in requests().items()}
     ids = ask(base, "vectors_ids", inputs)
-    value = encode_rows(np.ones((1, 4), np.float32), 1)[0]
+    value = encode_rows(np.ones((1, 4), np.float32), "float32", 1)[0]
     rows = {name.replace("_ids", "_rows"): np.array([b""] * len(each), object) for name, each in ids.items()}
 
     def changed(**changes):
@@ -519,7 +526,7 @@ def test_a_request_with_other_ids_or_rows_is_refused(model, tmp_path):
         "twice": {"user_ids": ids["user_ids"][[0, 1, 1]]},
         "a value for each of user_ids": {"user_rows": rows["user_rows"][:2]},
         "24 a row": {"user_rows": np.array([value[:-4], b"", b""], object)},
-        "another dtype than float32": {"user_rows": np.array([b"\2" + value[1:], b"", b""], object)},
+        "must be rows of float32": {"user_rows": np.array([b"\2" + value[1:], b"", b""], object)},
     }
     for why, changes in refused.items():
         with pytest.raises(RuntimeError, match=why):
