@@ -29,8 +29,8 @@ PUBLIC = {
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (
         "After AfterSteps ArrowSource Balance Flag HBaseSource HistoryStore ReadOptions ReadingPosition "
-        "RocksDBSource ScaledPool SequenceCost distribute groups join_features late rows sequences tasks "
-        "write_predictions"
+        "RecentHistories RocksDBSource ScaledPool SequenceCost StreamPosition distribute groups join "
+        "join_features late rows sequences stream tasks write_predictions"
     ),
     "gmeta.layers": "EmbeddingCollection FeatureConfig FuXi HSTU MLP MMoE TableConfig record_lookups",
     "gmeta.losses": "MultiTaskBCE SampledSoftmax",

@@ -52,7 +52,7 @@ from gmeta.core.row_formats import RowDtype
     type=click.Choice(["float32", "bfloat16", "int8"]),
     default="float32",
     show_default=True,
-    help="Of the rows in the model: bfloat16 takes half the bytes; int8, with a scale a row, a quarter.",
+    help="Of the model's rows: bfloat16 takes half the bytes; int8, with a scale a row, about a quarter.",
 )
 @click.option(
     "--stale",

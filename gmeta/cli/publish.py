@@ -93,12 +93,14 @@ def command(run_path: Path, folder: Path) -> None:
     from gmeta.experiment.online.follow import build, load_config
     from gmeta.export import Publisher
 
-    model = build(load_config(run_path))
+    config = load_config(run_path)
+    model = build(config)
     saving = ShardedCheckpoint(run_path / "checkpoints")
     saving.restore(model)
     if not saving.batches:
         raise ConfigError(f"{run_path} has no checkpoint yet: let `gmeta train --follow` save one")
-    publisher = Publisher(model, folder, export={"signatures": {"predict": model.signature()}})
+    export = {"signatures": {"predict": model.signature()}}
+    publisher = Publisher(model, folder, dtype=config.row_dtype, export=export)
     published = publisher.publish()
     publisher.close()
     if published is not None:

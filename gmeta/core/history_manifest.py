@@ -52,6 +52,7 @@ BIRTH = "born"
 
 CURRENT, NEXT, DROPPING, GENERATIONS = "CURRENT", "NEXT", "DROPPING", "generations"
 FORMAT, VERSION = "gmeta-histories", 2
+DROPPED_INPUTS, _INPUTS_FORMAT, _INPUTS_VERSION = "dropped-inputs.json", "gmeta-history-inputs", 1
 
 
 @dataclass(frozen=True)
@@ -374,6 +375,64 @@ def shard_files(folder: Any, shard: int) -> tuple[Any, Any]:
     return folder / f"shard-{shard:05d}.events", folder / f"shard-{shard:05d}.index"
 
 
+def read_index(store: Path, manifest: HistoryManifest, shard: int) -> bytes:
+    """Read the index of a shard.
+
+    Raises:
+      DataError: It is missing, or doesn't match the manifest.
+    """
+    path = shard_files(generation_folder(store, manifest.generation), shard)[1]
+    try:
+        data: bytes = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"can't read it: {error.strerror}", path=path) from error
+    if hashlib.sha256(data).hexdigest() != manifest.shards[shard].index_sha256:
+        raise DataError(
+            "its SHA-256 isn't the one in the manifest",
+            path=path,
+            advice="restore the file, or take another generation",
+        )
+    return data
+
+
 def user_shards(users: NDArray[np.int64], shards: int) -> NDArray[np.int64]:
     """Return the shard of each user: shards are equal ranges of the users' hashes (`splitmix64`)."""
     return range_of(splitmix64(users.astype(np.uint64)), shards)
+
+
+# Files whose events a store has, although the generations that they made are gone.
+
+
+@dataclass(frozen=True)
+class DroppedInputs(SealedManifest):
+    """The files from which dropped generations were made: their events may still be in the store.
+
+    Attributes:
+      digests: Their digests, ascending.
+    """
+
+    digests: tuple[str, ...]
+
+    def _body(self) -> dict[str, Any]:
+        return {"format": _INPUTS_FORMAT, "version": _INPUTS_VERSION, "digests": list(self.digests)}
+
+
+def dropped_inputs(store: Path) -> frozenset[str]:
+    """Return the digests of dropped generations' files that no other generation has.
+
+    Raises:
+      DataError: The file of digests is damaged.
+    """
+    path, advice = store / DROPPED_INPUTS, "restore the file: without it, files may be appended twice"
+    if not path.exists():
+        return frozenset()
+    value = load_manifest_file(
+        path, _INPUTS_FORMAT, _INPUTS_VERSION, advice=advice, older="use the gmeta that wrote it"
+    )
+    try:
+        found = DroppedInputs(tuple(text(one, "a digest") for one in items(value["digests"], "digests")))
+    except (KeyError, ValueError) as error:
+        raise DataError(" ".join(str(error).split()), path=path, advice=advice) from error
+    if found.digest != value.get("digest"):
+        raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
+    return frozenset(found.digests)

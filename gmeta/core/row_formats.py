@@ -30,6 +30,9 @@ ABSENT = 0x7FC07FC0
 
 _MOST = 127
 _TINY = np.finfo(np.float32).tiny
+_LARGEST_SCALE = np.nextafter(
+    np.finfo(np.float32).max / np.float32(_MOST), np.float32(0)
+)  # times 127 is finite
 _LARGEST_BFLOAT16 = np.uint32(0x7F7F0000)
 _ROWS_AT_A_TIME = 65536
 
@@ -86,6 +89,7 @@ class RowFormat:
 
 def _pack_int8(rows: Floats, words: Words) -> None:
     scales = np.abs(rows).max(axis=1, initial=0, keepdims=True) / np.float32(_MOST)
+    scales = np.minimum(scales, _LARGEST_SCALE)
     scales[scales < _TINY] = 0  # a server may flush subnormal numbers to zero
     numbers = np.rint(rows / np.where(scales > 0, scales, np.float32(np.inf)))
     words[:, :1] = scales.view(np.int32)

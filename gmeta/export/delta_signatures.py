@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.merged_tables import NamedTable, tables_by_full_name
+from gmeta.core.position import positions_in
 from gmeta.core.row_formats import RowDtype
 from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, SIZE, VERSION, Layout
 from gmeta.export.signature import Signature
@@ -82,7 +83,7 @@ class Updates:
             {
                 variable.name
                 for variable in read
-                if variable.ref() not in {*known, *_of_metrics(model)} and _changes(variable)
+                if variable.ref() not in {*known, *_state(model)} and _changes(variable)
             }
         )
         if strange:
@@ -117,11 +118,11 @@ def named_tables(model: tf.keras.Model) -> dict[str, NamedTable]:
 
 
 def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
-    """Return a model's weights, without the state of metrics, by name; equal names are numbered in order."""
+    """Return a model's weights by name, without state that no answer needs; equal names are numbered."""
     found: dict[str, tf.Variable] = {}
-    metrics = _of_metrics(model)
+    state = _state(model)
     for variable in model.weights:
-        if variable.ref() in metrics:
+        if variable.ref() in state or not variable.shape.is_fully_defined():
             continue
         name, number = variable.name, 1
         while name in found:
@@ -130,9 +131,10 @@ def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
     return found
 
 
-def _of_metrics(model: tf.keras.Model) -> set[Any]:
-    """Return references to the variables of metrics, which Keras counts among weights and no answer needs."""
-    return {variable.ref() for metric in model.metrics for variable in metric.variables}
+def _state(model: tf.keras.Model) -> set[Any]:
+    """Return references to the variables of metrics and positions, which Keras counts among weights."""
+    parts = [*model.metrics, *positions_in(model)]
+    return {variable.ref() for part in parts for variable in part.variables}
 
 
 def layout_of(model: tf.keras.Model, stream: str, rows: RowDtype = "float32") -> Layout:

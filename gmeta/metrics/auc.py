@@ -144,7 +144,7 @@ def auc_of_groups(
 
     Args:
       groups: (n,) integers.
-      scores: (n,) finite floats.
+      scores: (n,) finite floats, of which the order as float32 counts.
       positive: (n,) floats, the weights a of positive samples, 0 for others.
       negative: (n,) floats, the weights b of negative ones.
 
@@ -157,7 +157,9 @@ def auc_of_groups(
       >>> auc_of_groups(*map(np.array, columns))
       (array([1., 0.]), array([2., 0.]))
     """
-    order = np.argsort(scores, kind="stable")
+    scores = np.asarray(scores, np.float32) + np.float32(0)  # without -0, which has other bits than 0
+    bits = scores.view(np.uint32)
+    order = _order(np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)))
     if len(groups) and groups.min() != groups.max():
         order = order[np.argsort(groups[order], kind="stable")]
     group, score = groups[order], scores[order]
@@ -175,6 +177,13 @@ def auc_of_groups(
         np.divide(won, positives * negatives, out=np.zeros_like(won), where=both),
         np.where(both, positives + negatives, 0.0),
     )
+
+
+def _order(codes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the stable order of codes below 2**32; sorting values is faster than sorting their places."""
+    keys = (codes.astype(np.uint64) << np.uint64(32)) | np.arange(len(codes), dtype=np.uint64)
+    keys.sort()
+    return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
 def _begins(changes: npt.NDArray[np.bool_], length: int) -> npt.NDArray[np.int64]:

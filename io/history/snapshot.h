@@ -212,7 +212,15 @@ class Snapshot {
                           (HasBounds(times_, place.events, place.first, place.last) &&
                            HasBounds(births_, place.events, place.born_first, place.born_last));
     if (!is_meant) return StripeFault::kOther;
-    for (size_t c = 0; c < columns.size(); ++c) add(columns[c], &values_[c]);
+    const auto events = static_cast<ptrdiff_t>(place.events);
+    for (size_t c = 0; c < columns.size(); ++c) {
+      if (columns[c] >= kFirstOwn) {
+        add(columns[c], &values_[c]);
+      } else {  // it is decoded already
+        const std::vector<int64_t>& own = columns[c] == kTime ? times_ : births_;
+        values_[c].insert(values_[c].end(), own.end() - events, own.end());
+      }
+    }
     return fault;
   }
 

@@ -25,10 +25,8 @@
 //                waiting outcome 40, 4, and 11 to 23. It stays that of the most there were.
 //   Rows         A row is released when no later output can need it: with its positive, when a
 //                negative was closed for good, or when a closed exposure is forgotten.
-//   Fingerprints Two of n known keys have the same fingerprint with probability n^2 / 2^65: three
-//   in
-//                a hundred million for a million keys. The later exposure is then taken for a
-//                repetition. Keys of one integer never collide.
+//   Fingerprints A key has the fingerprint of one of n other known keys with probability n / 2^64.
+//                Its exposure is then taken for a repetition. Keys of one integer never collide.
 
 #ifndef GMETA_IO_JOIN_OPEN_EXPOSURES_H_
 #define GMETA_IO_JOIN_OPEN_EXPOSURES_H_

@@ -151,7 +151,8 @@ def test_a_server_with_rows_of_few_bits_reads_what_an_export_of_them_does(model,
     answer = ask_all(requests)[-1]
     export_model(model, tmp_path / "whole", dtype=dtype, **vectors(model))
     whole = ask(tmp_path / "whole", "vectors", asked())
-    for name, table in named_tables(model).items():
+    for full, table in named_tables(model).items():
+        name = full.rpartition("/")[2]
         (physical,) = (each for each in tables_of(model) if each.name == table.physical)
         held = physical.contains(asked()[name] | table.prefix).numpy()
         right = expected(model)[name]

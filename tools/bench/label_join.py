@@ -158,7 +158,7 @@ def main() -> None:
     options.add_argument("--open", type=int, default=1_000_000, help="open exposures (%(default)s)")
     options = options.parse_args()
     opened = 40_000 if options.smoke else options.open
-    given = {"key": ["request"], "within": HOUR, "lateness": LATENESS}
+    given: dict[str, Any] = {"key": ["request"], "within": HOUR, "lateness": LATENESS}
     joins: dict[str, Any] = {
         "memory": LabelJoin(**given),
         "files": LabelJoin(**given, memory=(opened << 5)),

@@ -4,8 +4,8 @@
     python tools/bench/progressive.py --json FILE
 
 A click model of two features (100,000 users, 10,000 items, rows 16 wide, a network of 64 and 32) trains on
-batches, with `gmeta.callbacks.ProgressiveEvaluation` and without it, which is the peer. With dropout, the step
-makes a forward pass more.
+batches, with `gmeta.callbacks.ProgressiveEvaluation` and without it, which is the peer. With dropout, the
+step makes a forward pass more.
 
 step          a step of training, with windows of 100,000 samples
 window        the end of a window of a million samples of 100,000 users
@@ -17,7 +17,7 @@ import time
 
 import gmeta
 from gmeta.callbacks import ProgressiveEvaluation
-from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.metrics.progressive import ProgressiveMetrics
 from gmeta.models import Model
 
@@ -33,7 +33,9 @@ def made(dropout: float) -> Model:
     inputs = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "item")}
     features = [FeatureConfig(name, dim=16) for name in inputs]
     vectors = EmbeddingCollection(features, optimizer=gmeta.optimizers.Adam(1e-3))(inputs)
-    x = MLP([64, 32])(tf.concat([*vectors.values()], axis=-1))
+    x = tf.concat([*vectors.values()], axis=-1)
+    for units in (64, 32):
+        x = tf.keras.layers.Dense(units, activation="relu")(x)
     x = tf.keras.layers.Dropout(dropout)(x) if dropout else x
     model = Model(inputs, tf.keras.layers.Dense(1)(x))
     model.compile("adam", tf.keras.losses.BinaryCrossentropy(from_logits=True))

@@ -172,6 +172,7 @@ class Following:
                 every=config.publish_every,
                 dense_every=config.dense_every,
                 base_every=config.base_every,
+                dtype=config.row_dtype,
                 export={"signatures": {"predict": self.model.signature()}},
             )
             if monitor is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.row_formats import RowDtype
 from gmeta.core.settings import parse_duration
 from gmeta.export.signature import Signature
 from gmeta.initializers import Normal
@@ -80,6 +81,7 @@ class OnlineConfig:
       publish_every: The time between deltas.
       dense_every: The time between deltas with dense weights.
       base_every: The time between SavedModels.
+      row_dtype: How servers hold rows; the ``dtype`` of `gmeta.export.Publisher`.
       seed: The seed of initial weights and rows.
     """
 
@@ -107,6 +109,7 @@ class OnlineConfig:
     publish_every: str = "10s"
     dense_every: str = "1m"
     base_every: str = "1d"
+    row_dtype: RowDtype = "float32"
     seed: int = 0
 
     @property

@@ -44,6 +44,11 @@ class ExposureRows:
         return sum(segment.bytes for segment in self._segments if not segment.in_file)
 
     @property
+    def index_bytes(self) -> int:
+        """Bytes of the rows' numbers, in memory."""
+        return sum(segment.ids.nbytes + segment.alive.nbytes for segment in self._segments)
+
+    @property
     def spilled_bytes(self) -> int:
         """Bytes of the columns in files."""
         return sum(segment.bytes for segment in self._segments if segment.in_file)
@@ -107,9 +112,10 @@ class ExposureRows:
         firsts = np.array([segment.ids[0] for segment in self._segments])
         of = np.searchsorted(firsts, ids, side="right") - 1
         order = np.argsort(of.astype(np.uint16) if len(firsts) < 2**16 else of, kind="stable")
-        ends = np.cumsum(np.bincount(of, minlength=len(firsts)))
-        for number in np.unique(of):
-            positions = order[(ends[number - 1] if number else 0) : ends[number]]
+        counts = np.bincount(of, minlength=len(firsts))
+        ends = np.cumsum(counts)
+        for number in np.flatnonzero(counts):
+            positions = order[ends[number] - counts[number] : ends[number]]
             segment = self._segments[number]
             yield segment, positions, segment.places(ids[positions])
 

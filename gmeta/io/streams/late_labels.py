@@ -117,9 +117,10 @@ class LabelJoin:
 
     Memory: of each known exposure 56 to 68 bytes of index, and its row while an output can need it. Rows
     beyond ``memory`` go to files, mapped into memory; the system reads and drops their pages. A waiting
-    outcome takes 55 to 67 bytes. Keys are compared by 64-bit fingerprints: two of n known keys of texts or
-    several columns are alike with probability ``n**2 / 2**65``, 3e-8 for a million. The later exposure is
-    then dropped as a repetition.
+    outcome takes 55 to 67 bytes. Keys are compared by 64-bit fingerprints: a key of texts or several columns
+    is taken for one of n other known keys with probability ``n / 2**64``, 5e-14 for a million. Then its
+    exposure is dropped as a repetition, or its outcome goes to the other's exposure. Keys of one integer are
+    never confused.
 
     Args:
       key: The columns that an exposure and its outcomes have in common: integers or texts. All rows of a key
@@ -262,10 +263,9 @@ class LabelJoin:
         """The counters."""
         counts = asdict(self._open.counts)
         del counts["next_row"]
-        rows = self._rows
-        return JoinCounts(
-            **counts, bad=self._bad, memory_bytes=rows.memory_bytes, spilled_bytes=rows.spilled_bytes
-        )
+        counts["index_bytes"] += self._rows.index_bytes
+        sizes = {"memory_bytes": self._rows.memory_bytes, "spilled_bytes": self._rows.spilled_bytes}
+        return JoinCounts(**counts, **sizes, bad=self._bad)
 
     def state(self) -> bytes:
         """Return everything that later output depends on, with the rows in files, but without the counters.
@@ -429,7 +429,7 @@ class LabelJoin:
 
     def _examples(self, decided: Decided, schema: pa.Schema) -> pa.RecordBatch:
         count = len(decided.rows)
-        columns = [pa.array([], field.type) for field in schema]
+        columns = [pa.nulls(0, field.type) for field in schema]
         if count:
             columns = self._rows.take(decided.rows).columns
         self._rows.release(decided.released)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.native import load_op_library
@@ -60,13 +61,13 @@ class HasClock:
         """The noted steps and their times in microseconds, (n, 2) int64; None in a table without a clock."""
         return None if self._times is None else self._times.pairs.read_value()
 
-    def set_step_times(self, pairs: Iterable[int] | tf.Tensor) -> None:
-        """Replace `step_times`, for example by saved ones; a table without a clock has no use for them.
+    def set_step_times(self, pairs: npt.ArrayLike | tf.Tensor) -> None:
+        """Replace `step_times` by saved ones; does nothing in a table without a clock.
 
         Without pairs, all rows count as used at the next update.
         """
         if self._times is not None:
-            self._times.pairs.assign(tf.reshape(tf.cast([*pairs] or tf.zeros([0]), tf.int64), [-1, 2]))
+            self._times.pairs.assign(np.reshape(np.asarray(pairs, np.int64), (-1, 2)))
 
     def _sweep(self: Any, updated: tf.Operation | None) -> tf.Operation | None:
         """Note the time of an update, and sweep the shards whose turn has come."""

@@ -8,15 +8,17 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.history_manifest import HistoryManifest, HistoryShard, current_generation
+from gmeta.core.event_file import is_event_file
+from gmeta.core.history_manifest import HistoryManifest, HistoryShard, current_generation, dropped_inputs
 from gmeta.core.schema import check_on_bad
 from gmeta.preprocess.config import Progress, no_progress
-from gmeta.preprocess.history.example_sets import dropped_inputs
+from gmeta.preprocess.history.event_source import EventSource
 from gmeta.preprocess.history.generation import Generation, generations, new_generation, settle_or_warn
 from gmeta.preprocess.history.shard_reader import as_words
 from gmeta.preprocess.history.shard_writer import (
@@ -33,8 +35,11 @@ from gmeta.preprocess.plan.column_types import unit_of
 from gmeta.preprocess.source import BadRecords, Columns, single
 from gmeta.preprocess.table_spec import CsvForm, TableSpec
 from gmeta.preprocess.tables.prepared_source import PreparedSource, is_prepared
-from gmeta.preprocess.tables.table_files import holds_records, refuse_equal
+from gmeta.preprocess.tables.table_files import find_files, holds_records, refuse_equal
 from gmeta.preprocess.tables.table_source import TableSource
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 # An append in three steps that every engine takes: plan it, write its shards, finish its generation.
 #
@@ -319,6 +324,22 @@ class AppendSummary:
 Data = str | os.PathLike[str]
 
 
+def _open(
+    store: Path,
+    files: Sequence[Data],
+    spec: HistorySpec,
+    connection: DuckDBPyConnection,
+    *,
+    prepared: bool,
+) -> PreparedSource | EventSource | TableSource:
+    if prepared:
+        return PreparedSource(files, spec.table())
+    paths = [file.path for file in find_files(files, spec.table())]
+    if is_event_file(paths[0]):
+        return EventSource(paths, store)
+    return TableSource(files, spec.table(), connection)
+
+
 def append_history(
     store: Data,
     data: Data | Sequence[Data],
@@ -340,7 +361,8 @@ def append_history(
     Args:
       store: The store's folder; it is made by the first append.
       data: Files, folders or patterns of CSV, Parquet or JSON lines; or prepared data sets, or splits of
-        them such as ``"clicks/train"``, whose rows are events.
+        them such as ``"clicks/train"``, whose rows are events; or files that `gmeta.io.RecentHistories`
+        wrote.
       spec: The description of the columns; the first append of tables needs it. None: the spec of the first
         append or, in the first append, the task, the time and all columns of a prepared data set.
       watermark: A time before which no more events are expected. None: after the latest event so far.
@@ -374,11 +396,7 @@ def append_history(
         spec = HistorySpec.of_prepared(files[0])
     chosen = choose_spec(store, spec)
     with closing(duckdb_engine.connect(memory_limit or memory.default_limit())) as connection:
-        source = (
-            PreparedSource(files, chosen.table())
-            if prepared
-            else TableSource(files, chosen.table(), connection)
-        )
+        source = _open(store, files, chosen, connection, prepared=prepared)
         paths = [file.path for file in source.files]
         refuse_equal(paths, lambda path: prepared or holds_records(path, chosen.csv))
         plan = plan_append(store, chosen, source.spec, watermark)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.event_file import is_event_file
 from gmeta.core.history_manifest import HistoryManifest, shard_files, user_shards
 from gmeta.core.schema import check_on_bad
 from gmeta.core.settings import from_mapping, to_mapping
@@ -115,12 +116,14 @@ class AppendJob(TableInput):
 
 
 def refuse_prepared(data: Sequence[str | os.PathLike[str]]) -> None:
-    """Refuse prepared data sets, which workers of a cluster don't read.
+    """Refuse prepared data sets and files of events, which workers of a cluster don't read.
 
     Raises:
-      ConfigError: One of the inputs is a prepared data set.
+      ConfigError: One of the inputs is one of them.
     """
     for path in data:
+        if is_event_file(path):
+            raise ConfigError(f"{path} has events of a store: append it with --engine duckdb")
         if is_prepared(path):
             raise ConfigError(f"{path} is a prepared data set: append it with --engine duckdb")
 

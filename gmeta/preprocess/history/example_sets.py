@@ -20,12 +20,18 @@ from typing import Any
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, lock_file, sync
-from gmeta.core.history_manifest import HistoryManifest, generation_folder, newest_generation
+from gmeta.core.history_manifest import (
+    DROPPED_INPUTS,
+    DroppedInputs,
+    HistoryManifest,
+    dropped_inputs,
+    generation_folder,
+    newest_generation,
+)
 from gmeta.core.json_values import (
     FILE_NAME,
     SealedManifest,
     folder_name,
-    items,
     load_manifest_file,
     text,
     whole,
@@ -212,8 +218,6 @@ def _load(path: Path) -> ExampleSet:
 
 # Drops generations of a store that nothing needs.
 
-_INPUTS, _FORMAT, _VERSION = "dropped-inputs.json", "gmeta-history-inputs", 1
-
 
 def drop_generations(store: str | os.PathLike[str], numbers: Collection[int]) -> None:
     """Remove generations of a store that no other generation needs.
@@ -251,38 +255,5 @@ def drop_generations(store: str | os.PathLike[str], numbers: Collection[int]) ->
         stay = {digest for number in set(there) - doomed for digest in manifests[number].inputs.values()}
         gone = {digest for number in doomed - cut for digest in manifests[number].inputs.values()} - stay
         if gone:
-            DroppedInputs(tuple(sorted(gone | dropped_inputs(store)))).save(store, _INPUTS)
+            DroppedInputs(tuple(sorted(gone | dropped_inputs(store)))).save(store, DROPPED_INPUTS)
         remove_generations(store, doomed)
-
-
-@dataclass(frozen=True)
-class DroppedInputs(SealedManifest):
-    """The files from which dropped generations were made: their events may still be in the store.
-
-    Attributes:
-      digests: Their digests, ascending.
-    """
-
-    digests: tuple[str, ...]
-
-    def _body(self) -> dict[str, Any]:
-        return {"format": _FORMAT, "version": _VERSION, "digests": list(self.digests)}
-
-
-def dropped_inputs(store: Path) -> frozenset[str]:
-    """Return the digests of dropped generations' files that no other generation has.
-
-    Raises:
-      DataError: The file of digests is damaged.
-    """
-    path, advice = store / _INPUTS, "restore the file: without it, files may be appended twice"
-    if not path.exists():
-        return frozenset()
-    value = load_manifest_file(path, _FORMAT, _VERSION, advice=advice, older="use the gmeta that wrote it")
-    try:
-        found = DroppedInputs(tuple(text(one, "a digest") for one in items(value["digests"], "digests")))
-    except (KeyError, ValueError) as error:
-        raise DataError(" ".join(str(error).split()), path=path, advice=advice) from error
-    if found.digest != value.get("digest"):
-        raise DataError("its digest doesn't match its content: it was edited", path=path, advice=advice)
-    return frozenset(found.digests)

@@ -8,7 +8,6 @@ generation that it didn't commit is removed by the next process that writes to t
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -33,6 +32,7 @@ from gmeta.core.history_manifest import (
     generation_folder,
     is_generation_name,
     newest_generation,
+    read_index,
     shard_files,
     user_shards,
 )
@@ -79,16 +79,7 @@ class Generation:
           DataError: The index is missing, or doesn't match the manifest.
         """
         path = shard_files(generation_folder(self.store, self.manifest.generation), shard)[1]
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"can't read it: {error.strerror}", path=path) from error
-        if hashlib.sha256(data).hexdigest() != self.manifest.shards[shard].index_sha256:
-            raise DataError(
-                "its SHA-256 isn't the one in the manifest",
-                path=path,
-                advice="restore the file, or take another generation",
-            )
+        data = read_index(self.store, self.manifest, shard)
         return ShardReader(data, self.files(shard), where=str(path))
 
     def is_deleted(self, user: int, generation: int | None = None) -> bool:

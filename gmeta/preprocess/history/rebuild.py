@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gmeta.core.data_manifest import hash_text
 from gmeta.core.errors import ConfigError
 from gmeta.core.history_manifest import HistoryManifest, user_shards
 from gmeta.preprocess.config import Progress, no_progress
@@ -19,7 +20,6 @@ from gmeta.preprocess.history.generation import Generation, generations, new_gen
 from gmeta.preprocess.history.shard_reader import PLACE, REQUEST, ShardReader, as_words
 from gmeta.preprocess.history.shard_writer import Deletions, Kept, write_stripes
 from gmeta.preprocess.history.spec import EVENTS, HistorySpec
-from gmeta.preprocess.plan.column_values import hash_text
 from gmeta.preprocess.table_spec import ColumnSpec
 
 # Another form for the events of a store: added or removed columns, other groups, shards and stripes.

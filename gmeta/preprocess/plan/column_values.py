@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from gmeta.core.data_manifest import hash_text
 from gmeta.core.errors import ConfigError, first_line
 from gmeta.preprocess.source import TIME, WHOLE_NUMBER, Reason
 from gmeta.preprocess.table_spec import GAP, TIME_UNITS, ColumnSpec, Role, parse_comparison
@@ -64,20 +64,6 @@ class Parsed(NamedTuple):
 
     values: NDArray[Any]
     faults: list[ColumnFault]
-
-
-def hash_text(text: str) -> int:
-    """Hash a text: return the last 8 bytes of the MD5 of its UTF-8, little endian, as a signed number.
-
-    DuckDB's ``md5_number_lower(text)`` gives the same bits.
-
-    Example:
-      >>> hash_text("abc")
-      8250560606382298838
-    """
-    return int.from_bytes(
-        hashlib.md5(text.encode(), usedforsecurity=False).digest()[8:], "little", signed=True
-    )
 
 
 def numbers(given: pa.Array, column: ColumnSpec, hashed: bool, role: Role = "feature") -> Parsed:

@@ -28,12 +28,12 @@ rows_strategy = hnp.arrays(
     elements=st.one_of(
         st.floats(-2, 2, width=32, allow_subnormal=False),
         st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False, width=32),
-        st.sampled_from([0.0, -0.0, 2e-38, 127.0, 0.5, 1.5, 2.5, -63.5, float(LARGEST), -float(LARGEST)]),
+        st.sampled_from([0.0, -0.0, 2.0**-125, 127.0, 0.5, 1.5, 2.5, -63.5, float(LARGEST), -float(LARGEST)]),
     ),
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(rows=rows_strategy, dtype=st.sampled_from(["float32", "bfloat16", "int8"]))
 @example(rows=np.zeros((2, 3), np.float32), dtype="int8")
 @example(rows=np.float32([[127, 0.5, 1.5, -2.5]]), dtype="int8")

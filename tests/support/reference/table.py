@@ -84,6 +84,7 @@ def read_as(rows: Floats, dtype: str) -> Floats:
     read = rows.copy()
     for row in read if dtype == "int8" else ():
         scale = np.float32(max(abs(float(x)) for x in row)) / np.float32(127)
+        scale = min(scale, np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0)))
         normal = scale >= np.finfo(np.float32).tiny
         row[:] = [np.float32(round(float(x / scale))) * scale if normal else 0 for x in row]  # half to even
     return read
