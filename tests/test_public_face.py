@@ -29,8 +29,8 @@ PUBLIC = {
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (
         "After AfterSteps ArrowSource Balance FeatureSource FetchPolicy Flag HBaseSource HistoryStore "
-        "ReadOptions ReadingPosition RecentHistories RocksDBSource ScaledPool SequenceCost ServedPosition distribute "
-        "groups join_features late rows sequences tasks write_predictions"
+        "ReadOptions ReadingPosition RecentHistories RocksDBSource ScaledPool SequenceCost ServedPosition "
+        "distribute groups join_features late rows sequences tasks write_predictions"
     ),
     "gmeta.layers": (
         "EmbeddingCollection FeatureConfig FuXi HSTU MLP MMoE SequenceBlock SequenceStack TableConfig "

@@ -1,7 +1,7 @@
 """What a ranker waits for at `gmeta.io.RecentHistories`, and whether what it logs is rebuilt.
 
     python tools/bench/recent_histories.py
-    python tools/bench/recent_histories.py --snapshots 1000000 --json FILE
+    python tools/bench/recent_histories.py --parts check --snapshots 1000000 --json FILE
 
 A store of 5,000 users with 300 events each in the mean, three columns and the time, which the page cache has;
 20 more events of each user are recent. Two peers hold all events of all users in memory: lists of tuples in a
@@ -129,7 +129,7 @@ def speed(folder: Path, base: dict[str, np.ndarray], users: int, rounds: int, co
     for place, which in enumerate(("p50", "p99")):
         own = {name: took[key][place] if key in took else None for name, key in PEERS.items()}
         results += against(
-            f"recent/histories/histories/snapshot/one/{which}", "us", took["gmeta"][place], own
+            f"recent/histories/snapshot/one/{which}", "us", took["gmeta"][place], own
         )
     results.append(Result("recent/histories/snapshot/batch", took["batch"][0] / BATCH, "us"))
     event = {"ts": NOW, "item": 7, "action": 2, "price": 0.5}
@@ -143,14 +143,14 @@ def speed(folder: Path, base: dict[str, np.ndarray], users: int, rounds: int, co
         for place, which in enumerate(("p50", "p99")):
             own = {name: took[key][place] * 1000 if key in took else None for name, key in PEERS.items()}
             results += against(
-                f"recent/histories/histories/append/{where}/{which}", "ns", took[where][place] * 1000, own
+                f"recent/histories/append/{where}/{which}", "ns", took[where][place] * 1000, own
             )
     for name, one in (("memory", plain), ("journal", journal)):
         batch = draw(random, random.integers(0, users, 1000), np.full(1000, NOW))
         call = functools.partial(one.append_many, batch["user"], columns_of(batch))
         took = percentiles({"many": lambda _, call=call: call()}, 20, rounds)
         results.append(
-            Result(f"recent/histories/histories/append_many/{name}", 1e9 / took["many"][0], "events/s")
+            Result(f"recent/histories/append_many/{name}", 1e9 / took["many"][0], "events/s")
         )
     if redis:
         redis.close()
@@ -275,9 +275,17 @@ def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
     options.add_argument("--users", type=int, default=5000, help="users in the store (%(default)s)")
+    options.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("speed", "check"),
+        default=["speed", "check"],
+        help="what to run (%(default)s)",
+    )
+    options.add_argument("--calls", type=int, default=2000, help="calls of a round (%(default)s)")
     options.add_argument("--snapshots", type=int, default=200_000, help="snapshots to check (%(default)s)")
     options = options.parse_args()
-    users, snapshots, count = options.users, options.snapshots, 2000
+    users, snapshots, count = options.users, options.snapshots, options.calls
     if options.smoke:
         users, snapshots, count = 60, 2000, 100
     random = np.random.default_rng(0)
@@ -288,7 +296,8 @@ def main() -> None:
         base = draw(random, random.integers(0, users, users * EACH), times)
         pq.write_table(pa.table(base), folder / "base.parquet")
         append_history(folder / "store", folder / "base.parquet", HistorySpec("user", "ts"))
-        results = speed(folder, base, users, options.rounds, count) + check(folder, users, snapshots)
+        results = speed(folder, base, users, options.rounds, count) if "speed" in options.parts else []
+        results += check(folder, users, snapshots) if "check" in options.parts else []
     report(f"{users:,} users of {EACH} events, and {RECENT} recent ones", results, options.json)
 
 
